@@ -73,15 +73,28 @@ class _StructTypeInfo(TypeInformation):
 
         kinds = set(map(type, values))
         parts = self._parts(values, kinds)
+        if not self.field_types:
+            return pa.array([None if v is None else {} for v in values], type=self.arrow_type)
+        return self.of_columns(parts, [v is None for v in values] if type(None) in kinds else None)
+
+    def of_columns(self, columns: Iterable[Sequence[Any]], missing: Sequence[bool] | None = None) -> pa.Array:
+        """Builds a column from the values of each field.
+
+        Args:
+            columns: The values of each field; there is at least one field.
+            missing: Whether each value is None. Default: none is.
+
+        Raises:
+            TypeMismatchError: A value does not fit; the message names the field and the value.
+        """
+        import pyarrow as pa
+
         children = []
-        for name, field_type, part in zip(self.field_names, self.field_types, parts, strict=True):
+        for name, field_type, part in zip(self.field_names, self.field_types, columns, strict=True):
             try:
                 children.append(field_type.to_arrow(part))
             except TypeMismatchError as e:
                 raise TypeMismatchError(f"field '{name}': {e}") from e
-        missing = [v is None for v in values] if type(None) in kinds else None
-        if not children:
-            return pa.array([None if v is None else {} for v in values], type=self.arrow_type)
         mask = None if missing is None else pa.array(missing, type=pa.bool_())
         return pa.StructArray.from_arrays(children, fields=self._fields, mask=mask)
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from sys import getrefcount
-from typing import Any
+from types import GeneratorType
+from typing import Any, cast
 
 import numpy as np
+import pyarrow as pa
 
-from dagster_flinkpy.common.typeinfo import TypeInformation
-from dagster_flinkpy.common.types import Row
+from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation
+from dagster_flinkpy.common.types import Row, row_class, rows_of
 from dagster_flinkpy.datastream.output_tag import OutputTag
 from dagster_flinkpy.errors import TypeMismatchError, shorten
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
-from dagster_flinkpy.runtime.shuffle.copies import ALONE, copied, flat_rows, unchanging_types
+from dagster_flinkpy.runtime.shuffle.copies import PASSED, copied, flat_rows, plain_row, unchanging_types
 
 __all__ = ["Collector"]
 
@@ -28,7 +31,7 @@ class Collector:
     """Gathers the records that user functions yield and sends them in batches.
 
     Mutable values are copied, because a function may yield a value that it keeps in state and changes with the next
-    record.
+    record. Of rows with fields that cannot change, only the fields are kept.
 
     Args:
         context: The context in which the operator runs.
@@ -40,45 +43,77 @@ class Collector:
         self._types: dict[str | None, TypeInformation] = {None: vertex.output_type, **dict(vertex.side_outputs)}
         self._values: dict[str | None, list[Any]] = {tag: [] for tag in self._types}
         self._timestamps: dict[str | None, list[int]] = {tag: [] for tag in self._types}
-        self._main, self._main_timestamps = self._values[None], self._timestamps[None]
+        self._main = self._values[None]
         self._unread: set[str] = set()
         self._unchanging, self._flat = unchanging_types(vertex.output_type), flat_rows(vertex.output_type)
+        self.timestamps = self._timestamps[None]
+        """The timestamps of the main output. Who adds to ``fields`` adds one per row."""
+        self.fields: list[Any] = []
+        """The fields of the last rows of the main output, row by row."""
+        self.rows: frozenset[type] = frozenset()
+        """The classes of rows of which only the fields are kept."""
+        self.fields_of: Callable[[Any], Iterable[Any]] = iter
+        """Returns the fields of such a row."""
+        plain = plain_row(vertex.output_type)
+        if plain is not None and plain._width:
+            self.rows = frozenset({plain, row_class(None, plain._width)})
+            self.fields_of = cast("property", plain._values).fget  # type: ignore[assignment]
 
     def collect(self, results: Iterable[Any] | None, timestamp: int) -> None:
         """Takes records, or pairs of output tag and record for side outputs. All get the same timestamp."""
         if results is None:
             return
+        for result in results if type(results) is GeneratorType else self._each(results):
+            if type(result) in self.rows:
+                self.fields.extend(self.fields_of(result))
+                self.timestamps.append(timestamp)
+            else:
+                self.collect_one(result, timestamp)
+
+    def _each(self, results: Iterable[Any]) -> Iterable[Any]:
+        """Returns the records that a function returned."""
         try:
             if isinstance(results, _SINGLE):
                 raise TypeError("a record, not several")
-            each = iter(results)
+            return iter(results)
         except TypeError:
             uid = self._context.vertex.uid
             raise TypeMismatchError(
                 f"a function of operator {uid!r} returned {shorten(repr(results), 200)}, of type "
                 f"{type(results).__name__}, instead of records: `yield` them, or return a list of them"
             ) from None
-        for result in each:
-            if type(result) is tuple and len(result) == 2 and isinstance(result[0], OutputTag):
-                self.collect_side(result[0].tag_id, result[1], timestamp)
-            else:
-                kind = type(result)
-                alone = kind in self._unchanging or (kind in self._flat and getrefcount(result) <= ALONE)
-                self._main.append(result if alone else copied(result))
-                self._main_timestamps.append(timestamp)
 
     def collect_each(self, results: Iterable[Any], timestamps: Iterable[int]) -> None:
         """Takes records, or pairs of output tag and record, each with its own timestamp; None is no record."""
         times = iter(timestamps)
-        take, take_timestamp = self._main.append, self._main_timestamps.append
+        rows, fields_of, take, take_timestamp = self.rows, self.fields_of, self.fields.extend, self.timestamps.append
         for result in results:
-            timestamp, kind = next(times), type(result)
-            if kind is tuple and len(result) == 2 and isinstance(result[0], OutputTag):
-                self.collect_side(result[0].tag_id, result[1], timestamp)
-            elif result is not None:
-                alone = kind in self._unchanging or (kind in self._flat and getrefcount(result) <= ALONE)
-                take(result if alone else copied(result))
+            timestamp = next(times)
+            if type(result) in rows:
+                take(fields_of(result))
                 take_timestamp(timestamp)
+            elif result is not None:
+                self.collect_one(result, timestamp)
+
+    def collect_one(self, result: Any, timestamp: int) -> None:
+        """Takes a record, or a pair of output tag and record."""
+        kind = type(result)
+        if kind is tuple and len(result) == 2 and isinstance(result[0], OutputTag):
+            self.collect_side(result[0].tag_id, result[1], timestamp)
+            return
+        if self.fields:
+            self._make_rows()
+        alone = kind in self._unchanging or (kind in self._flat and getrefcount(result) <= PASSED)
+        self._main.append(result if alone else copied(result))
+        self.timestamps.append(timestamp)
+
+    def _make_rows(self) -> None:
+        """Turns the fields into rows, because records of another kind follow them."""
+        kind = cast("RowTypeInfo", self._types[None])
+        width = len(kind.field_types)
+        columns = [self.fields[i::width] for i in range(width)]
+        self._main.extend(rows_of(kind.field_names, columns, len(columns[0])))
+        self.fields.clear()
 
     def collect_side(self, tag: str, value: Any, timestamp: int) -> None:
         """Takes a record for a side output; drops it if nothing reads that output."""
@@ -96,12 +131,27 @@ class Collector:
 
     def flush(self) -> None:
         """Sends all gathered records."""
+        column = self._take_column() if self.fields else None
         for tag, values in self._values.items():
-            if values:
+            if self._timestamps[tag]:
                 timestamps = np.array(self._timestamps[tag], dtype=np.int64)
-                batch = StreamBatch(
-                    self._types[tag], timestamps, values=list(values), producer=self._context.vertex.uid
-                )
-                values.clear()
                 self._timestamps[tag].clear()
+                producer = self._context.vertex.uid
+                if column is not None and tag is None:
+                    batch = StreamBatch(self._types[tag], timestamps, column=column, producer=producer)
+                else:
+                    batch = StreamBatch(self._types[tag], timestamps, values=list(values), producer=producer)
+                    values.clear()
                 self._context.emit(tag, batch)
+
+    def _take_column(self) -> pa.Array | None:
+        """Returns the rows as a column, or None if there are other records, too, or a field has another type."""
+        kind = cast("RowTypeInfo", self._types[None])
+        if not self._main:
+            width = len(kind.field_types)
+            with suppress(TypeMismatchError):  # whoever reads the rows raises it
+                column = kind.of_columns([self.fields[i::width] for i in range(width)])
+                self.fields.clear()
+                return column
+        self._make_rows()
+        return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
+from types import GeneratorType
 from typing import Any, cast
 
 import numpy as np
@@ -266,13 +267,26 @@ class KeyedProcessOperator(KeyedOperator):
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
         function, records = self._inputs[input_index], self.touch(batch)
-        keys, collect, record = self.backend.key_context, self.collector.collect, self._record
+        keys, collector, record = self.backend.key_context, self.collector, self._record
+        rows, fields_of, take, take_timestamp = (
+            collector.rows,
+            collector.fields_of,
+            collector.fields.extend,
+            collector.timestamps.append,
+        )
         value: Any = UNKNOWN
         try:
             for keys.slot, value, record.time in records:
                 results = function(value, record)
-                if results is not None:
-                    collect(results, record.time)
+                if type(results) is not GeneratorType:
+                    collector.collect(results, record.time)
+                    continue
+                for result in results:
+                    if type(result) in rows:
+                        take(fields_of(result))
+                        take_timestamp(record.time)
+                    else:
+                        collector.collect_one(result, record.time)
         except USER_EXCEPTIONS as e:
             raise self.user_error(e, called(function), key=keys.current_key(), value=value) from e
         self.collector.flush()

@@ -16,10 +16,12 @@ from dagster_flinkpy.common.time import Instant
 from dagster_flinkpy.common.typeinfo import BasicTypeInfo, RowTypeInfo, TupleTypeInfo, TypeInformation
 from dagster_flinkpy.common.types import Row, row_class
 
-__all__ = ["ALONE", "copied", "flat_rows", "plain_row", "unchanging_types"]
+__all__ = ["ALONE", "PASSED", "copied", "flat_rows", "plain_row", "unchanging_types"]
 
 ALONE = 1 if sys.version_info >= (3, 14) else 2
 """The result of ``getrefcount`` for a value that one local variable holds. Since Python 3.14 arguments are borrowed."""
+PASSED = 1 if sys.version_info >= (3, 14) else 3
+"""The same for an argument that is held by a local variable of the caller, too."""
 
 _NUMBERS = frozenset({bool, int, float, complex, decimal.Decimal})
 _TIMES = frozenset({datetime.date, datetime.datetime, datetime.time, datetime.timedelta, Instant})
