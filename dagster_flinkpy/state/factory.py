@@ -39,6 +39,8 @@ from dagster_flinkpy.state.ttl import (
     TtlMapTable,
     TtlReducingState,
     TtlRules,
+    TtlSlotState,
+    TtlSlotTable,
     TtlValueState,
 )
 
@@ -116,6 +118,8 @@ def make_state(
             return PaneListState(PaneListTable(*where, kind, **types))
         return KeyedListState(ListTable(*where, kind, **types))
     if rules is not None:
+        if kind == "VALUE" and namespace_type is None:
+            return TtlSlotState(TtlSlotTable(*where, kind, **types), rules)
         return _with_ttl(descriptor, TtlCellTable(*where, kind, **types), rules)
     if kind == "VALUE" and namespace_type is None:
         return make_slot_state(SlotTable(*where, kind, **types))

@@ -13,7 +13,8 @@ from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.datastream.state import ValueState
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.state.keys import KeySlots
-from dagster_flinkpy.state.tables import OverlayTable
+from dagster_flinkpy.state.runs import Match
+from dagster_flinkpy.state.tables import Indices, OverlayTable
 
 __all__ = ["KeyedSlotState", "SlotTable", "make_slot_state"]
 
@@ -36,8 +37,12 @@ class SlotTable(OverlayTable):
         self.values.extend([None] * len(keys.column))
         self.changed.extend([False] * len(keys.column))
         for match, slots, deleted, _ in self._find(keys):
-            for slot, gone, value in zip(slots, deleted, self._stored_values(match), strict=True):
-                self.values[slot] = None if gone else value
+            self._take(match, slots, deleted)
+
+    def _take(self, match: Match, slots: list[int], deleted: list[bool]) -> None:
+        """Takes stored rows, of which some may be tombstones."""
+        for slot, gone, value in zip(slots, deleted, self._stored_values(match), strict=True):
+            self.values[slot] = None if gone else value
 
     def clear(self) -> None:
         self.values.clear()
@@ -45,12 +50,20 @@ class SlotTable(OverlayTable):
 
     def _changes(self) -> pa.Table | None:
         slots = np.flatnonzero(np.array(self.changed, dtype=np.bool_))
-        all_ = len(slots) == len(self.values)
-        values = self.values if all_ else list(map(self.values.__getitem__, slots.tolist()))
-        return self._delta(slots, self._columns(values), list(map(is_, values, repeat(None))))
+        columns = {name: _items_at(items, slots) for name, items in self._by_slot().items()}
+        return self._delta(slots, columns, list(map(is_, columns["value"], repeat(None))))
+
+    def _by_slot(self) -> dict[str, list[Any]]:
+        """Returns the columns, with an item for each slot."""
+        return {"value": self.values}
 
     def _written(self) -> None:
         self.changed[:] = [False] * len(self.changed)
+
+
+def _items_at(items: list[Any], slots: Indices) -> list[Any]:
+    """Returns the items of some slots, which are in ascending order."""
+    return items if len(slots) == len(items) else list(map(items.__getitem__, slots.tolist()))
 
 
 class KeyedSlotState(ValueState[Any]):

@@ -17,7 +17,7 @@ from dagster_flinkpy.state.keys import KeyCodec, KeySlots, TouchedKeys
 from dagster_flinkpy.state.layout import APPEND, TableLayout, check_key_like, to_json
 from dagster_flinkpy.state.runs import Match, RunFiles, Runs
 
-__all__ = ["CellTable", "OverlayTable"]
+__all__ = ["CellTable", "Indices", "OverlayTable"]
 
 Indices = npt.NDArray[np.int64]
 

@@ -12,9 +12,11 @@ from typing import Any
 from dagster_flinkpy.datastream.base_functions import BaseAggregateFunction, BaseReduceFunction
 from dagster_flinkpy.datastream.state import AggregatingState, ListState, ReducingState, ValueState
 from dagster_flinkpy.datastream.state_ttl import StateTtlConfig
+from dagster_flinkpy.state.keys import KeySlots
 from dagster_flinkpy.state.list_table import TtlListTable
 from dagster_flinkpy.state.map_table import MapTable
 from dagster_flinkpy.state.runs import Match
+from dagster_flinkpy.state.slot_table import KeyedSlotState, SlotTable
 from dagster_flinkpy.state.states import KeyedMapState
 from dagster_flinkpy.state.tables import CellTable
 
@@ -26,6 +28,8 @@ __all__ = [
     "TtlMapTable",
     "TtlReducingState",
     "TtlRules",
+    "TtlSlotState",
+    "TtlSlotTable",
     "TtlValueState",
 ]
 
@@ -40,7 +44,8 @@ class TtlRules:
 
     def __init__(self, config: StateTtlConfig, now: Callable[[], int]) -> None:
         self.now = now
-        self._ttl = config.ttl_millis
+        self.ttl = config.ttl_millis
+        """Milliseconds until a value that is written expires."""
         self.on_read = config.get_update_type() is StateTtlConfig.UpdateType.OnReadAndWrite
         """Whether reading state restarts its time to live."""
         self.return_expired = (
@@ -50,7 +55,7 @@ class TtlRules:
 
     def expiry(self) -> int:
         """Returns the time at which a value that is written now expires."""
-        return self.now() + self._ttl
+        return self.now() + self.ttl
 
 
 def _read(values: Sequence[Any], match: Match) -> list[Any]:
@@ -78,6 +83,33 @@ class TtlCellTable(CellTable):
 
     def _columns(self, values: list[Any]) -> dict[str, list[Any]]:
         return _columns(values)
+
+
+class TtlSlotTable(SlotTable):
+    """The value of each slot, with the time at which it expires."""
+
+    ttl = True
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.expires: list[Any] = []
+        """The time at which the value of each slot expires; None if there is no value."""
+
+    def load(self, keys: KeySlots) -> None:
+        self.expires.extend([None] * len(keys.column))
+        super().load(keys)
+
+    def _take(self, match: Match, slots: list[int], deleted: list[bool]) -> None:
+        super()._take(match, slots, deleted)
+        for slot, expires in zip(slots, match.run.take("expires_at", match.rows).to_pylist(), strict=True):
+            self.expires[slot] = expires
+
+    def clear(self) -> None:
+        super().clear()
+        self.expires.clear()
+
+    def _by_slot(self) -> dict[str, list[Any]]:
+        return {**super()._by_slot(), "expires_at": self.expires}
 
 
 class TtlMapTable(MapTable):
@@ -148,6 +180,46 @@ class TtlValueState(_TtlCellState, ValueState[Any]):
             self.table.remove()
         else:
             self._put(value)
+
+
+class TtlSlotState(KeyedSlotState):
+    """One value per key without namespaces, which expires. Most programs use it for each record."""
+
+    def __init__(self, table: TtlSlotTable, rules: TtlRules) -> None:
+        super().__init__(table)
+        self._expires, self._rules = table.expires, rules
+        self._now, self._ttl, self._on_read = rules.now, rules.ttl, rules.on_read
+        assert table.value_type is not None
+        self._name_fields = table.value_type.name_fields if table.value_type.names_fields else None
+
+    def value(self) -> Any:
+        value = super().value()
+        if value is not None:
+            slot, now = self._keys.slot, self._now()
+            if self._expires[slot] <= now:
+                self.clear()
+                return value if self._rules.return_expired else None
+            if self._on_read:
+                self._expires[slot] = now + self._ttl
+                self._changed[slot] = True
+        return value
+
+    def update(self, value: Any) -> None:
+        if value is None:
+            self.clear()
+            return
+        slot = self._keys.slot
+        try:
+            self._values[slot] = value if self._name_fields is None else self._name_fields(value)
+        except TypeError:
+            self.table.require_key()
+            raise
+        self._expires[slot] = self._now() + self._ttl
+        self._changed[slot] = True
+
+    def clear(self) -> None:
+        super().clear()
+        self._expires[self._keys.slot] = None
 
 
 class TtlReducingState(_TtlCellState, ReducingState[Any]):

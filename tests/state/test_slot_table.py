@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import pytest
 
+from dagster_flinkpy.common.time import Time
 from dagster_flinkpy.common.typeinfo import Types
-from dagster_flinkpy.datastream.state import ValueStateDescriptor
+from dagster_flinkpy.common.types import Row
+from dagster_flinkpy.datastream.state import StateTtlConfig, ValueStateDescriptor
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 from dagster_flinkpy.state.slot_table import KeyedSlotState
+from dagster_flinkpy.state.ttl import TtlSlotState
 from tests.state.conftest import MakeBackend, touch
 
 VALUE = ValueStateDescriptor("v", Types.LONG())
@@ -60,3 +63,43 @@ def test_a_value_of_another_type_is_no_missing_key(make_backend: MakeBackend) ->
     assert state.value() == "x"
     with pytest.raises(TypeMismatchError, match=r"state 'v' of key 1.*'x'"):
         backend.snapshot()
+
+
+def test_values_that_expire_are_written_once(make_backend: MakeBackend) -> None:
+    descriptor = ValueStateDescriptor("v", Types.ROW_NAMED(["n"], [Types.LONG()]))
+    descriptor.enable_time_to_live(StateTtlConfig.new_builder(Time.hours(1)).build())
+    backend = make_backend(key_type=Types.LONG())
+    state = backend.get_state(descriptor)
+    assert isinstance(state, TtlSlotState)
+    keys = list(range(10))
+    touch(backend, Types.LONG(), keys)
+    for key in keys:
+        backend.set_current_key(key)
+        assert state.value() is None
+        state.update(Row(key))
+        assert state.value().n == key
+    backend = make_backend(backend.snapshot(), key_type=Types.LONG())
+    state = backend.get_state(descriptor)
+    touch(backend, Types.LONG(), [*keys, 10])
+    for key in (3, 10):
+        backend.set_current_key(key)
+        state.clear()
+    backend.set_current_key(4)
+    state.update(None)
+    backend.set_current_key(5)
+    state.update(Row(50))
+    snapshot = backend.snapshot()
+    assert backend.statistics.delta_rows == 3
+    assert backend.snapshot() == snapshot
+    backend = make_backend(snapshot, key_type=Types.LONG())
+    state = backend.get_state(descriptor)
+    values = []
+    for key in [*keys, 10]:
+        backend.set_current_key(key)
+        value = state.value()
+        values.append(value and value.n)
+    assert values == [0, 1, 2, None, None, 50, 6, 7, 8, 9, None]
+    backend.flush()
+    for use in (state.value, lambda: state.update(Row(2)), lambda: state.update(None), state.clear):
+        with pytest.raises(ConfigurationError, match="no current key"):
+            use()
