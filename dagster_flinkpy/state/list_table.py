@@ -11,84 +11,107 @@ import pyarrow as pa
 from dagster_flinkpy.state.keys import KeySlots
 from dagster_flinkpy.state.layout import APPEND
 from dagster_flinkpy.state.runs import Match
-from dagster_flinkpy.state.tables import OverlayTable
+from dagster_flinkpy.state.tables import NamedCells, OverlayTable
 
 __all__ = ["ListTable", "TtlListTable"]
 
 
 class ListTable(OverlayTable):
-    """A non-empty list per cell. Adding elements neither reads nor rewrites the stored ones."""
+    """A non-empty list per cell. Adding elements neither reads nor rewrites the stored ones.
+
+    A cell that is a slot indexes a list, which takes less work per record than a dict.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._lists: dict[Any, list[Any]] = {}
-        """The stored list of each cell; one that was replaced has none."""
-        self.added: dict[Any, list[Any]] = {}
-        """Elements of each cell that are not in storage; they follow the stored list."""
+        self.stored: Any = NamedCells() if self.namespaced else []
+        """The stored list of each cell, or None, also for one that was replaced. Call :meth:`read` before reading."""
+        self.added: Any = NamedCells() if self.namespaced else []
+        """Elements of each cell that are not in storage, or None; they follow the stored list."""
+        self.lists = 0
+        """The number of lists in ``stored`` and ``added``."""
+        self.named = self.value_type is not None and self.value_type.names_fields
+        """Whether elements get field names."""
+        self.unread: list[KeySlots] = []
+        """Touched keys whose stored lists are not in ``stored`` yet."""
         self._replaced: set[Any] = set()
         """Cells whose list in storage no longer counts; their whole list is in ``added``."""
-        self._unread: list[KeySlots] = []
-        """Touched keys whose stored lists are not in ``_lists`` yet."""
 
     @property
     def size(self) -> int:
-        return len(self._lists) + len(self.added)
+        return self.lists
 
     def elements(self, cell: Any) -> list[Any]:
         """Returns a copy of the list of a cell."""
-        self._read()
-        return [*self._lists.get(cell, ()), *self.added.get(cell, ())]
-
-    def is_empty(self, cell: Any) -> bool:
-        """Returns whether a cell has no element."""
-        if self._unread:
-            self._read()
-        return cell not in self.added and cell not in self._lists
+        if self.unread:
+            self.read()
+        stored, added = self.stored[cell], self.added[cell]
+        if stored is None:
+            return [] if added is None else added[:]
+        both: list[Any] = stored[:] if added is None else stored + added
+        return both
 
     def extend(self, cell: Any, elements: list[Any]) -> None:
         """Adds elements, at least one, to the list of a cell."""
-        self._name_fields(elements)
-        known = self.added.get(cell)
+        if self.named:
+            self._name_fields(elements)
+        known = self.added[cell]
         if known is None:
             self.added[cell] = elements
+            self.lists += 1
         else:
             known.extend(elements)
 
     def replace(self, cell: Any, elements: list[Any]) -> None:
         """Sets the list of a cell, which must have at least one element."""
-        self._name_fields(elements)
-        self._lists.pop(cell, None)
+        if self.named:
+            self._name_fields(elements)
+        if self.unread or self.stored[cell] is not None:  # A stored list that was not read is replaced unseen.
+            self._replaced.add(cell)
+            self._forget(self.stored, cell)
+        if self.added[cell] is None:
+            self.lists += 1
         self.added[cell] = elements
-        self._replaced.add(cell)
 
     def remove(self, cell: Any) -> None:
         """Drops the list of a cell."""
-        if not self.is_empty(cell):
-            self._lists.pop(cell, None)
-            self.added.pop(cell, None)
+        if self.unread:
+            self.read()
+        if self.stored[cell] is not None:
             self._replaced.add(cell)
+        self.drop(cell)
 
-    def drop(self, cell: Any, *, stored: bool) -> None:
-        """Drops the list of a cell. One of which nothing can be in storage leaves no tombstone."""
-        if stored:
-            self.remove(cell)
-        else:
-            self._lists.pop(cell, None)
-            self.added.pop(cell, None)  # A tombstone of an earlier list of the cell stays.
+    def drop(self, cell: Any) -> None:
+        """Drops the list of a cell of which nothing can be in storage. A tombstone of an earlier list stays."""
+        self._forget(self.stored, cell)
+        self._forget(self.added, cell)
+
+    def _forget(self, part: Any, cell: Any) -> None:
+        if part[cell] is not None:
+            self.lists -= 1
+            if self.namespaced:
+                del part[cell]
+            else:
+                part[cell] = None
 
     def load(self, keys: KeySlots) -> None:
-        self._unread.append(keys)
+        if not self.namespaced:
+            self.stored.extend([None] * len(keys.column))
+            self.added.extend([None] * len(keys.column))
+        self.unread.append(keys)
 
     def clear(self) -> None:
-        self._lists.clear()
+        self.stored.clear()
         self.added.clear()
         self._replaced.clear()
-        self._unread.clear()
+        self.unread.clear()
+        self.lists = 0
 
-    def _read(self) -> None:
-        while self._unread:
+    def read(self) -> None:
+        """Reads the stored lists of all touched keys."""
+        while self.unread:
             stored: dict[Any, list[Any] | None] = {}
-            for match, _, deleted, cells in self._find(self._unread[-1]):
+            for match, _, deleted, cells in self._find(self.unread[-1]):
                 rows = zip(cells, deleted, match.appends().tolist(), self._stored_values(match), strict=True)
                 for cell, gone, append, elements in rows:
                     known = stored.get(cell) if append else None
@@ -99,30 +122,40 @@ class ListTable(OverlayTable):
             for cell, found in stored.items():
                 if cell in self._replaced:
                     continue
-                if found is None:
-                    self._lists.pop(cell, None)
-                else:
-                    self._lists[cell] = found
-            self._unread.pop()
+                self._forget(self.stored, cell)
+                if found is not None:
+                    self.stored[cell] = found
+                    self.lists += 1
+            self.unread.pop()
 
     def _changes(self) -> pa.Table | None:
-        emptied = [cell for cell in self._replaced if cell not in self.added]
-        lists = [*self.added.values(), *repeat(None, len(emptied))]
-        columns: dict[str, list[Any]] = self._columns(lists)
-        if len(self.added) + len(emptied) > len(self._replaced):
-            columns[APPEND] = [cell not in self._replaced for cell in self.added] + [False] * len(emptied)
-        return self._delta([*self.added, *emptied], columns, [elements is None for elements in lists])
+        cells, lists = [], []
+        for cell, elements in self._each_added():
+            cells.append(cell)
+            lists.append(elements)
+        appends = [cell not in self._replaced for cell in cells]
+        emptied = [cell for cell in self._replaced if self.added[cell] is None]
+        columns: dict[str, list[Any]] = self._columns([*lists, *repeat(None, len(emptied))])
+        if any(appends):
+            columns[APPEND] = [*appends, *repeat(False, len(emptied))]
+        deleted = [*repeat(False, len(lists)), *repeat(True, len(emptied))]
+        return self._delta([*cells, *emptied], columns, deleted)
 
     def _written(self) -> None:
         # For a cell that was not read, this is only a part of its list.
-        for cell, elements in self.added.items():
-            known = self._lists.get(cell)
+        for cell, elements in self._each_added():
+            known = self.stored[cell]
             if known is None:
-                self._lists[cell] = elements
+                self.stored[cell] = elements
+                self.lists += 1
             else:
                 known.extend(elements)
-        self.added.clear()
+            self._forget(self.added, cell)
         self._replaced.clear()
+
+    def _each_added(self) -> list[tuple[Any, list[Any]]]:
+        each = self.added.items() if self.namespaced else enumerate(self.added)
+        return [(cell, elements) for cell, elements in each if elements is not None]
 
     def _name_fields(self, elements: list[Any]) -> None:
         assert self.value_type is not None

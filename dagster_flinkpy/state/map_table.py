@@ -9,19 +9,12 @@ from typing import Any
 import pyarrow as pa
 
 from dagster_flinkpy.state.keys import KeyCodec, KeySlots
-from dagster_flinkpy.state.tables import OverlayTable
+from dagster_flinkpy.state.tables import NamedCells, OverlayTable
 
 __all__ = ["MapTable"]
 
 Entries = dict[Any, Any]
 """Values by the dict key of the map key."""
-
-
-class _NamedCells(dict[Any, Any]):
-    """The entries of each pair of slot and namespace; None where there are none."""
-
-    def __missing__(self, cell: Any) -> None:
-        return None
 
 
 class MapTable(OverlayTable):
@@ -35,9 +28,9 @@ class MapTable(OverlayTable):
         assert self.map_key_type is not None and self.value_type is not None
         self.codec = KeyCodec(self.map_key_type)
         """The codec of the map keys."""
-        self.stored: Any = _NamedCells() if self.namespaced else []
+        self.stored: Any = NamedCells() if self.namespaced else []
         """The entries of each cell that are in storage, or None. Only the methods write to it."""
-        self.changed: Any = _NamedCells() if self.namespaced else []
+        self.changed: Any = NamedCells() if self.namespaced else []
         """The entries of each cell that are not in storage yet, or None; they replace those in ``stored``."""
         self.rows = 0
         """The number of entries in ``stored`` and ``changed``; who adds one counts it."""

@@ -124,47 +124,71 @@ class _ListState(ListState[Any]):
         return self.state.snapshot({"value": self._values})
 
 
-class _BroadcastState(BroadcastState[Any, Any]):
-    """A map that is entirely in memory (Flink: ``HeapBroadcastState``)."""
+class _Entries:
+    """Reads the entries of broadcast state, which are entirely in memory (Flink: ``HeapBroadcastState``).
 
-    def __init__(self, state: _OperatorState, restored: OperatorStateHandle | None, key_type: TypeInformation) -> None:
-        self.state = state
-        self._encode = KeyCodec(key_type).encode
-        self._entries: dict[Any, tuple[Any, Any]] = {}
-        if restored is not None:
-            columns = state.read(restored)
-            for key, value in zip(columns["key"], columns["value"], strict=True):
-                self._entries[self._encoded(key)] = (key, value)
+    Args:
+        name: The name of the state.
+        codec: The codec of the keys.
+        entries: The values by dict key.
+    """
+
+    def __init__(self, name: str, codec: KeyCodec, entries: dict[Any, Any]) -> None:
+        self._name, self._codec, self._encode, self._entries = name, codec, codec.encode, entries
+
+    def get(self, key: Any) -> Any:
+        """Returns the value of an entry, or None."""
+        if self._encode is not None:
+            key = self._encode(key)
+        try:
+            return self._entries.get(key)
+        except TypeError as error:
+            raise self._misuse(key, error) from error
+
+    def contains(self, key: Any) -> bool:
+        """Returns whether there is an entry with this key."""
+        return self._encoded(key) in self._entries
+
+    def items(self) -> Iterable[tuple[Any, Any]]:
+        """Returns all entries."""
+        return list(zip(self.keys(), self._entries.values(), strict=True))
+
+    def keys(self) -> Iterable[Any]:
+        """Returns the keys of all entries."""
+        return list(self._codec.decode_all(list(self._entries)))
+
+    def values(self) -> Iterable[Any]:
+        """Returns the values of all entries."""
+        return list(self._entries.values())
+
+    def is_empty(self) -> bool:
+        """Returns whether there is no entry."""
+        return not self._entries
 
     def _encoded(self, key: Any) -> Any:
         encoded = key if self._encode is None else self._encode(key)
         try:
             hash(encoded)
         except TypeError as error:
-            raise UnsupportedKeyTypeError(f"key {key!r} of broadcast state {self.state.name!r}: {error}") from error
+            raise self._misuse(key, error) from error
         return encoded
 
-    def get(self, key: Any) -> Any:
-        entry = self._entries.get(self._encoded(key))
-        return None if entry is None else entry[1]
+    def _misuse(self, key: Any, error: TypeError) -> UnsupportedKeyTypeError:
+        return UnsupportedKeyTypeError(f"key {key!r} of broadcast state {self._name!r}: {error}")
 
-    def contains(self, key: Any) -> bool:
-        return self._encoded(key) in self._entries
 
-    def items(self) -> Iterable[tuple[Any, Any]]:
-        return list(self._entries.values())
+class _BroadcastState(_Entries, BroadcastState[Any, Any]):
+    """Broadcast state for reading and writing."""
 
-    def keys(self) -> Iterable[Any]:
-        return [key for key, _ in self._entries.values()]
-
-    def values(self) -> Iterable[Any]:
-        return [value for _, value in self._entries.values()]
-
-    def is_empty(self) -> bool:
-        return not self._entries
+    def __init__(self, state: _OperatorState, restored: OperatorStateHandle | None, key_type: TypeInformation) -> None:
+        super().__init__(state.name, KeyCodec(key_type), {})
+        self.state = state
+        if restored is not None:
+            columns = state.read(restored)
+            self._entries.update(zip(self._codec.encode_all(columns["key"]), columns["value"], strict=True))
 
     def put(self, key: Any, value: Any) -> None:
-        self._entries[self._encoded(key)] = (key, value)
+        self._entries[self._encoded(key)] = value
         self.state.changed()
 
     def put_all(self, dict_value: dict[Any, Any]) -> None:
@@ -172,41 +196,26 @@ class _BroadcastState(BroadcastState[Any, Any]):
             self.put(key, value)
 
     def remove(self, key: Any) -> None:
-        if self._entries.pop(self._encoded(key), None) is not None:
+        encoded = self._encoded(key)
+        if encoded in self._entries:
+            del self._entries[encoded]
             self.state.changed()
 
     def clear(self) -> None:
         self._entries.clear()
         self.state.changed()
 
+    def read_only(self) -> _ReadOnlyBroadcastState:
+        """Returns a view that cannot be written."""
+        return _ReadOnlyBroadcastState(self._name, self._codec, self._entries)
+
     def snapshot(self) -> OperatorStateHandle:
         """Stores the state and returns its handle."""
         return self.state.snapshot({"key": list(self.keys()), "value": list(self.values())})
 
 
-class _ReadOnlyBroadcastState(ReadOnlyBroadcastState[Any, Any]):
+class _ReadOnlyBroadcastState(_Entries, ReadOnlyBroadcastState[Any, Any]):
     """The read-only view for the side that is not broadcast."""
-
-    def __init__(self, state: BroadcastState[Any, Any], name: str) -> None:
-        self._state, self._name = state, name
-
-    def get(self, key: Any) -> Any:
-        return self._state.get(key)
-
-    def contains(self, key: Any) -> bool:
-        return self._state.contains(key)
-
-    def items(self) -> Iterable[tuple[Any, Any]]:
-        return self._state.items()
-
-    def keys(self) -> Iterable[Any]:
-        return self._state.keys()
-
-    def values(self) -> Iterable[Any]:
-        return self._state.values()
-
-    def is_empty(self) -> bool:
-        return self._state.is_empty()
 
     def clear(self) -> None:
         raise ConfigurationError(
@@ -266,7 +275,7 @@ class OperatorStateBackend(OperatorStateStore):
         last = self._last.get(descriptor.name)
         if last is None or last[0] is not descriptor:
             state = self._declared_broadcast(descriptor)
-            last = self._last[descriptor.name] = descriptor, state, _ReadOnlyBroadcastState(state, descriptor.name)
+            last = self._last[descriptor.name] = descriptor, state, state.read_only()
         return last
 
     def _declared_broadcast(self, descriptor: MapStateDescriptor) -> _BroadcastState:

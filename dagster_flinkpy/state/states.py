@@ -87,28 +87,39 @@ class KeyedListState(ListState[Any]):
 
     def __init__(self, table: ListTable) -> None:
         self.table = table
-        self._added, self._keys, self._namespaced = table.added, table.keys, table.namespaced
-        kind = table.value_type
-        self._names_fields = kind is not None and kind.names_fields
+        self._stored, self._added, self._unread = table.stored, table.added, table.unread
+        self._keys, self._namespaced, self._named = table.keys, table.namespaced, table.named
 
     def set_current_namespace(self, namespace: Any) -> None:
         """Sets the namespace for later accesses."""
         self.table.set_current_namespace(namespace)
 
     def clear(self) -> None:
-        self.table.remove(self.table.cell)
+        cell = self._keys.slot
+        if self._namespaced or cell is None:
+            cell = self.table.cell
+        if self._unread or self._stored[cell] is not None or self._added[cell] is not None:
+            self.table.remove(cell)
 
     def get(self) -> list[Any]:
-        return self.table.elements(self.table.cell)
+        cell = self._keys.slot
+        if self._namespaced or cell is None:
+            cell = self.table.cell
+        if self._unread:
+            self.table.read()
+        stored, added = self._stored[cell], self._added[cell]
+        if stored is None:
+            return [] if added is None else added[:]
+        both: list[Any] = stored[:] if added is None else stored + added
+        return both
 
     def add(self, value: Any) -> None:
         cell = self._keys.slot
-        if self._names_fields or self._namespaced or cell is None:
-            self.table.extend(self.table.cell, [value])
-            return
-        added = self._added.get(cell)
-        if added is None:
-            self._added[cell] = [value]
+        if self._namespaced or cell is None:
+            cell = self.table.cell
+        added = self._added[cell]
+        if added is None or self._named:
+            self.table.extend(cell, [value])
         else:
             added.append(value)
 

@@ -17,9 +17,16 @@ from dagster_flinkpy.state.keys import KeyCodec, KeySlots, TouchedKeys
 from dagster_flinkpy.state.layout import APPEND, TableLayout, check_key_like, to_json
 from dagster_flinkpy.state.runs import Match, RunFiles, Runs
 
-__all__ = ["CellTable", "Indices", "OverlayTable"]
+__all__ = ["CellTable", "Indices", "NamedCells", "OverlayTable"]
 
 Indices = npt.NDArray[np.int64]
+
+
+class NamedCells(dict[Any, Any]):
+    """What each pair of slot and namespace has; None where there is nothing. A list does the same for slots alone."""
+
+    def __missing__(self, cell: Any) -> None:
+        return None
 
 
 class OverlayTable(ABC):

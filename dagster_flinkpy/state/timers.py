@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -117,6 +117,16 @@ class TimerQueue(TimerTable[tuple[int, Any, Any]]):
         self._added: list[tuple[Any, _Timer]] = []  # A heap of those registered while firing, with their places.
         self._dropped: set[_Timer] = set()  # Those deleted while firing.
         self._looked_at = 0  # Changes that do not concern the timers that fire.
+
+    def times_to(self, timestamp: int) -> Iterator[int]:
+        """Fires the timers up to a time like :meth:`advance_to`, and yields their times. Timers have no namespaces."""
+        keys, log = self.keys, self._log_times
+        for time, _, _ in self.advance_to(timestamp):
+            yield time
+            # If no timer has changed in the meantime, the next one is what was found first.
+            while self._due and self._looked_at == len(log) and not self._added and not self._dropped:
+                time, keys.slot = self._due.pop()
+                yield time
 
     def _next(self, timestamp: int) -> tuple[int, Any, Any] | None:
         if timestamp != self._firing:

@@ -218,6 +218,31 @@ def test_elements_of_several_types_are_one_list(make_backend: MakeBackend) -> No
     assert [(row.a, row.b) for row in state.get()] == [(1, None), (2**40, "b"), (3, "c")]
 
 
+def test_a_list_that_was_never_stored_leaves_no_tombstone(make_backend: MakeBackend) -> None:
+    backend = make_backend(key_type=Types.LONG())
+    state = backend.get_state(LIST)
+    for key in range(4):
+        backend.set_current_key(key)
+        state.add(key)
+        if key == 1:
+            state.update([])
+        elif key == 2:
+            state.update([9])
+            state.clear()
+    assert (state.table.size, backend.snapshot().rows) == (2, 2)
+    for key in (0, 3):
+        backend.set_current_key(key)
+        assert (state.get(), list(state)) == ([key], [key])
+        state.clear()
+        assert state.get() == []
+    state.add(5)
+    assert state.table.size == 1
+    snapshot = backend.snapshot()
+    backend = make_backend(KeyedSnapshot.from_json(snapshot.to_json()), key_type=Types.LONG())
+    state = backend.get_state(LIST)
+    assert [(key, state.get()) for key in backend.keys("l")] == [(3, [5])]
+
+
 def test_a_wrong_element_is_named(make_backend: MakeBackend) -> None:
     backend = make_backend(key_type=Types.LONG())
     backend.set_current_key(7)

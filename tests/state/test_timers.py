@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -189,9 +190,10 @@ STEP = st.tuples(st.lists(CHANGE, max_size=8), st.integers(0, 12), st.lists(CHAN
     namespaces=st.booleans(),
     small=st.booleans(),
     at_once=st.sampled_from([1, 65_536]),
+    only_times=st.booleans(),
 )
 def test_timers_fire_like_those_of_a_sorted_set(
-    make_backend: MakeBackend, steps: Any, namespaces: bool, small: bool, at_once: int
+    make_backend: MakeBackend, steps: Any, namespaces: bool, small: bool, at_once: int, only_times: bool
 ) -> None:
     """Each timer that fires changes another one, maybe one that is due, too, or one that has fired."""
     options: dict[str, Any] = {"key_type": Types.STRING(), "overlay_rows": 0 if small else 1_000_000}
@@ -207,12 +209,17 @@ def test_timers_fire_like_those_of_a_sorted_set(
         (timers.register if register else timers.delete)(time)
         (model.add if register else model.discard)((time, PLACES[key], (window, 9) if namespaces else None))
 
+    def due(until: int) -> Iterator[tuple[int, Any, Any]]:
+        if namespaces or not only_times:
+            return timers.advance_to(until)
+        return ((time, backend.key_context.current_key(), None) for time in timers.times_to(until))
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timer_table, "LOAD_TIMERS", at_once)
         for changes, until, while_firing, restore in steps:
             for each in changes:
                 change(*each)
-            for time, key, window in timers.advance_to(until):
+            for time, key, window in due(until):
                 assert backend.key_context.current_key() == key
                 first = min(model)
                 assert (time, PLACES[key], window) == first

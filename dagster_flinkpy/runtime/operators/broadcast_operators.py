@@ -43,36 +43,48 @@ class _Time(ABC):
         return watermark
 
 
-class _ReadOnlyContext(RecordContext, _Time):
+class _Reading(_Time):
+    """Adds broadcast state for reading to a context."""
+
+    _backend: OperatorStateBackend
+    _state: ReadOnlyBroadcastState[Any, Any]
+    _descriptor: MapStateDescriptor | None = None
+    """The descriptor of the state that was requested last: functions ask for it with each record."""
+
+    def get_broadcast_state(self, state_descriptor: MapStateDescriptor) -> ReadOnlyBroadcastState[Any, Any]:
+        """Returns broadcast state for reading."""
+        if state_descriptor is not self._descriptor:
+            self._state = self._backend.get_read_only_broadcast_state(state_descriptor)
+            self._descriptor = state_descriptor
+        return self._state
+
+
+class _ReadOnlyContext(RecordContext, _Reading):
     """The context of a record of the stream that is not broadcast."""
 
     def __init__(self, timer_service: UnkeyedTimerService, backend: OperatorStateBackend) -> None:
         super().__init__(timer_service)
         self._backend = backend
 
-    def get_broadcast_state(self, state_descriptor: MapStateDescriptor) -> ReadOnlyBroadcastState[Any, Any]:
-        """Returns broadcast state for reading."""
-        return self._backend.get_read_only_broadcast_state(state_descriptor)
 
-
-class _Context(_ReadOnlyContext):
+class _Context(RecordContext, _Time):
     """The context of a record of the broadcast stream."""
+
+    def __init__(self, timer_service: UnkeyedTimerService, backend: OperatorStateBackend) -> None:
+        super().__init__(timer_service)
+        self._backend = backend
 
     def get_broadcast_state(self, state_descriptor: MapStateDescriptor) -> BroadcastState[Any, Any]:
         """Returns broadcast state for reading and writing."""
         return self._backend.get_broadcast_state(state_descriptor)
 
 
-class _KeyedReadOnlyContext(KeyedContext, _Time):
+class _KeyedReadOnlyContext(KeyedContext, _Reading):
     """The context of a record of the keyed stream, or of a timer."""
 
     def __init__(self, timer_service: KeyedTimerService, keys: TouchedKeys, backend: OperatorStateBackend) -> None:
         super().__init__(timer_service, keys)
         self._backend = backend
-
-    def get_broadcast_state(self, state_descriptor: MapStateDescriptor) -> ReadOnlyBroadcastState[Any, Any]:
-        """Returns broadcast state for reading."""
-        return self._backend.get_read_only_broadcast_state(state_descriptor)
 
 
 class _KeyedSideContext(_Context):

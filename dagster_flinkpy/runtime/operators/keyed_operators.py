@@ -292,22 +292,23 @@ class KeyedProcessOperator(KeyedOperator):
         self.collector.flush()
 
     def on_watermark(self, watermark: int) -> None:
-        self._fire(self.due_timers(watermark), TimeDomain.EVENT_TIME)
+        if self._has_keys:
+            self._fire(self.timers.times_to(watermark), TimeDomain.EVENT_TIME)
 
     def on_processing_time(self, now: int) -> None:
-        self._fire(self.due_processing_timers(now), TimeDomain.PROCESSING_TIME)
+        if self._has_keys and self._processing_timers is not None:
+            self._fire(self._processing_timers.times_to(now - 1), TimeDomain.PROCESSING_TIME)
 
-    def _fire(self, timers: Iterable[tuple[int, Any, Any]], domain: TimeDomain) -> None:
+    def _fire(self, times: Iterator[int], domain: TimeDomain) -> None:
         on_timer, collect, record = self.function.on_timer, self.collector.collect, self._record
         record.domain = domain
-        for timestamp, key, _ in timers:
-            record.time = timestamp
+        for record.time in times:
             try:
-                results = on_timer(timestamp, record)
+                results = on_timer(record.time, record)
                 if results is not None:
-                    collect(results, timestamp)
+                    collect(results, record.time)
             except USER_EXCEPTIONS as e:
-                raise self.user_error(e, "on_timer()", key=key) from e
+                raise self.user_error(e, "on_timer()", key=self.backend.key_context.current_key()) from e
         self.collector.flush()
 
 

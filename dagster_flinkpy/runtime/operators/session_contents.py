@@ -56,7 +56,11 @@ class _Elements(SessionContents):
             self._table.extend((session.slot, session.state_window), elements)
 
     def drop(self, session: Session) -> None:
-        self._table.drop((session.slot, session.state_window), stored=session.stored is not None)
+        cell = session.slot, session.state_window
+        if session.stored is None:
+            self._table.drop(cell)
+        else:
+            self._table.remove(cell)
 
 
 class _Values(SessionContents):

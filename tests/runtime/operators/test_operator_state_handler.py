@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from dagster_flinkpy.errors import (
     RestoreError,
     StateSchemaError,
     TypeMismatchError,
+    UnsupportedKeyTypeError,
     UserFunctionError,
 )
 from dagster_flinkpy.state.handles import DistributionMode, OperatorStateHandle
@@ -383,6 +385,44 @@ def test_broadcast_state_is_one_for_equal_descriptors(tmp_path: Path) -> None:
     with pytest.raises(StateSchemaError, match=r"was BROADCAST of .*LONG.* and is now declared"):
         state.get_broadcast_state(MapStateDescriptor("rules", Types.LONG(), Types.STRING()))
     assert state.get_read_only_broadcast_state(rules).get(1) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "same"),
+    [
+        (Types.LONG(), [2, 1], 2),
+        (Types.DOUBLE(), [0.0, -0.0, 1.5], -0.0),
+        (Types.BIG_DEC(), [Decimal("1.10"), Decimal("1.1")], Decimal("1.1")),
+        (Types.TUPLE([Types.LONG(), Types.STRING()]), [(1, "a"), (1, None)], (1, None)),
+        (Types.ROW_NAMED(["a"], [Types.LONG()]), [Row(a=2), Row(a=1)], Row(1)),
+    ],
+)
+def test_keys_of_broadcast_state(tmp_path: Path, kind: TypeInformation, keys: list[Any], same: Any) -> None:
+    rules = MapStateDescriptor("rules", kind, Types.LONG())
+    store = backend(tmp_path)
+    state, view = store.get_broadcast_state(rules), store.get_read_only_broadcast_state(rules)
+    for i, key in enumerate(keys):
+        state.put(key, i)
+    for each in (state, view, backend(tmp_path, store.snapshot()).get_read_only_broadcast_state(rules)):
+        assert list(map(repr, each.keys())) == list(map(repr, keys))
+        assert list(each.values()) == [each.get(key) for key in keys] == list(range(len(keys)))
+        assert list(each.items()) == list(zip(each.keys(), each.values(), strict=True))
+        assert each.contains(same) and not each.is_empty()
+    last = view.get(same)
+    state.remove(same)
+    assert view.get(same) is None and last not in view.values() and not view.contains(same)
+    state.clear()
+    assert view.is_empty()
+
+
+@pytest.mark.parametrize("read", ["get", "contains"])
+def test_a_key_of_broadcast_state_that_is_none_is_named(tmp_path: Path, read: str) -> None:
+    store = backend(tmp_path)
+    view = store.get_read_only_broadcast_state(MapStateDescriptor("rules", Types.LONG(), Types.LONG()))
+    with pytest.raises(UnsupportedKeyTypeError, match=r"key \[1\] of broadcast state 'rules'"):
+        getattr(view, read)([1])
+    with pytest.raises(ConfigurationError, match="can only be written in process_broadcast_element"):
+        view.clear()
 
 
 def test_a_list_is_what_lists_are(tmp_path: Path) -> None:
