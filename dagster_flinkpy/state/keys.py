@@ -19,6 +19,7 @@ from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.errors import UnsupportedKeyTypeError
 from dagster_flinkpy.key_hashes import StructAs, java_hash_code, java_hash_codes
 from dagster_flinkpy.state.int_index import IntIndex
+from dagster_flinkpy.state.integer_rows import IntegerRowIndex, has_integer_rows
 from dagster_flinkpy.state.layout import SortKeys, equal_rows, hashes_of
 
 __all__ = ["KeyCodec", "KeySlots", "TouchedKeys", "hash_keys"]
@@ -199,6 +200,7 @@ class TouchedKeys:
         self._parts: list[KeySlots] = []
         self._index = IntIndex()  # Numbers the integer keys, or the hashes, of the slots that `find` has seen.
         self._first_slots: list[npt.NDArray[np.int64]] = []  # By these numbers: the first slot with the hash.
+        self._rows: IntegerRowIndex | None = None  # The slots of keys of several integers, instead.
         self._indexed = 0  # Slots that it has seen.
         self._sharing: dict[Hashable, int] = {}  # The slots of dict keys that share their hash with an earlier key.
 
@@ -232,6 +234,7 @@ class TouchedKeys:
     def bind(self, key_type: TypeInformation) -> None:
         """Sets the type of the keys."""
         self.key_type = key_type
+        self._rows = IntegerRowIndex() if has_integer_rows(key_type.arrow_type) else None
         self.codec = KeyCodec(key_type)
 
     def add(self, keys: Sequence[Any], column: pa.Array[Any], sort_keys: SortKeys) -> tuple[list[int], KeySlots | None]:
@@ -286,16 +289,21 @@ class TouchedKeys:
             column: The keys; may repeat.
             hashes: Their Java hash codes.
         """
-        known = self.all()
-        if known is None:
+        if not self._parts:
             return np.full(len(column), -1, dtype=np.int64)
-        fresh = slice(self._indexed, len(known.column))
-        self._indexed = len(known.column)
+        if self._rows is not None:
+            for part in self._not_indexed():
+                self._rows.add(part)
+            return self._rows.find(column)
         if pa.types.is_integer(column.type):
             # Distinct integers are numbered in the order of their slots, so the number is the slot.
-            if fresh.start < fresh.stop:
-                self._index.add(known.column.slice(fresh.start).to_numpy().astype(np.int64))
+            for part in self._not_indexed():
+                self._index.add(part.to_numpy().astype(np.int64))
             return self._index.find(column.to_numpy().astype(np.int64, copy=False))
+        known = self.all()
+        assert known is not None
+        fresh = slice(self._indexed, len(known.column))
+        self._indexed = len(known.column)
         if fresh.start < fresh.stop:
             _, first = self._index.add(hashes_of(known.sort_keys[fresh]).astype(np.int64))
             self._first_slots.append(first + fresh.start)
@@ -315,6 +323,16 @@ class TouchedKeys:
             others = rows[~same]
             slots[others] = [self._sharing.get(key, -1) for key in self._encode(column.take(pa.array(others)))]
         return slots
+
+    def _not_indexed(self) -> list[pa.Array[Any]]:
+        """Returns the keys that `find` has not seen, and notes that it has."""
+        parts = []
+        for part in reversed(self._parts):
+            if part.first + len(part.column) <= self._indexed:
+                break
+            parts.append(part.column.slice(max(self._indexed - part.first, 0)))
+        self._indexed = len(self.sort_keys)
+        return parts[::-1]
 
     def _encode(self, column: pa.Array[Any]) -> Sequence[Any]:
         """Returns the dict keys of a column of keys."""
@@ -359,6 +377,8 @@ class TouchedKeys:
         self._parts.clear()
         self._encoded.clear()
         self._index.clear()
+        if self._rows is not None:
+            self._rows = IntegerRowIndex()
         self._first_slots.clear()
         self._indexed = 0
         self._sharing.clear()

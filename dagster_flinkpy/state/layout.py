@@ -24,6 +24,7 @@ from dagster_flinkpy.common.typeinfo import (
 )
 from dagster_flinkpy.errors import UnsupportedKeyTypeError
 from dagster_flinkpy.state.handles import Json, RunHandle, StateKind, TableSnapshot
+from dagster_flinkpy.state.integer_rows import has_integer_rows, integer_rows, mixed
 
 __all__ = [
     "APPEND",
@@ -218,6 +219,12 @@ def distinct_rows(column: pa.Array[Any]) -> tuple[Indices, Indices]:
 
     Values are equal as in :func:`equal_rows`.
     """
+    if has_integer_rows(column.type):
+        fields = integer_rows(column)
+        codes = pa.array(mixed(fields)).dictionary_encode().indices.to_numpy().astype(np.int64)
+        first = _firsts(codes)
+        if all(np.array_equal(field[first[codes]], field) for field in fields):  # no rows share a hash
+            return first, codes
     codes = np.zeros(len(column), dtype=np.int64)
     for i, leaf in enumerate(_leaves(column)):
         encoded = leaf.dictionary_encode(null_encoding="encode")
@@ -225,9 +232,14 @@ def distinct_rows(column: pa.Array[Any]) -> tuple[Indices, Indices]:
             # Renumbered after each leaf, so that numbers stay small.
             encoded = pa.array(codes * len(encoded.dictionary) + encoded.indices.to_numpy()).dictionary_encode()
         codes = encoded.indices.to_numpy().astype(np.int64)
-    first = np.zeros(int(codes.max()) + 1 if len(codes) else 0, dtype=np.int64)
+    return _firsts(codes), codes
+
+
+def _firsts(codes: Indices) -> Indices:
+    """Returns the first row of each code."""
+    first: Indices = np.zeros(int(codes.max()) + 1 if len(codes) else 0, dtype=np.int64)
     first[codes[::-1]] = np.arange(len(codes))[::-1]
-    return first, codes
+    return first
 
 
 def sort_order(sort_keys: SortKeys, identity: list[pa.Array[Any]]) -> Indices:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import datetime
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.key_hashes import key_groups_of_hashes
+from dagster_flinkpy.state import integer_rows, layout
 from dagster_flinkpy.state.keys import TouchedKeys, hash_keys
 from dagster_flinkpy.state.layout import distinct_rows, make_sort_keys
 
@@ -36,3 +41,64 @@ def test_a_key_is_found_by_its_value(batches):
         for each in strings:
             expected.setdefault(each, len(expected))
     assert keys.slots == expected
+
+
+PAIRS = st.lists(st.tuples(st.none() | st.integers(-3, 3), st.none() | st.booleans()), max_size=20)
+PAIR = Types.TUPLE([Types.LONG(), Types.BOOLEAN()])
+
+
+@pytest.mark.parametrize("few_hashes", [False, True])
+@given(batches=st.lists(PAIRS, max_size=6))
+def test_a_row_of_integers_is_found_by_its_fields(few_hashes, batches):
+    """Also if many rows share a hash."""
+    with pytest.MonkeyPatch.context() as patched:
+        if few_hashes:
+            for module in (integer_rows, layout):
+                patched.setattr(module, "mixed", lambda fields: fields[0] % 2)
+        keys, expected = TouchedKeys(), dict[Any, int]()
+        keys.bind(PAIR)
+        for pairs in batches:
+            column = PAIR.to_arrow(pairs)
+            hashes = hash_keys(PAIR, column)
+            sort_keys = make_sort_keys(key_groups_of_hashes(hashes, 128), hashes)
+            assert keys.find(column, hashes).tolist() == [expected.get(each, -1) for each in pairs]
+            fresh = np.array([i for i, each in enumerate(pairs) if each not in expected], dtype=np.int64)
+            first, codes = distinct_rows(column.take(pa.array(fresh)))
+            assert [pairs[i] for i in fresh[first][codes]] == [pairs[i] for i in fresh]
+            fresh = fresh[first]
+            if len(fresh):
+                keys.append(column.take(pa.array(fresh)), sort_keys[fresh])
+            for each in pairs:
+                expected.setdefault(each, len(expected))
+        assert keys.slots == expected
+        keys.clear()
+        assert keys.find(PAIR.to_arrow([(1, True)]), hash_keys(PAIR, PAIR.to_arrow([(1, True)]))).tolist() == [-1]
+
+
+FIELDS = [
+    (Types.INT(), st.integers(-2, 2)),
+    (Types.SQL_DATE(), st.dates(datetime.date(1969, 12, 30), datetime.date(1970, 1, 3))),
+    (Types.SQL_TIME(), st.sampled_from([datetime.time(0), datetime.time(1)])),
+    (Types.SQL_TIMESTAMP(), st.sampled_from([datetime.datetime(1969, 1, 1), datetime.datetime(2026, 1, 1)])),
+    (Types.BYTE(), st.integers(-2, 2)),
+]
+
+
+@given(rows=st.lists(st.none() | st.tuples(*(st.none() | values for _, values in FIELDS)), max_size=30))
+def test_rows_of_times_are_rows_of_integers(rows):
+    kind = Types.TUPLE([field for field, _ in FIELDS])
+    column = kind.to_arrow(rows)
+    assert integer_rows.has_integer_rows(column.type)
+    first, codes = distinct_rows(column)
+    distinct = list(dict.fromkeys(rows))
+    assert [rows[i] for i in first] == distinct
+    assert [distinct[code] for code in codes] == rows
+    index = integer_rows.IntegerRowIndex()
+    index.add(column.take(pa.array(first)))
+    assert index.find(column).tolist() == codes.tolist()
+
+
+def test_other_rows_are_not_rows_of_integers():
+    for kind in (Types.STRING(), Types.DOUBLE(), Types.BIG_DEC(), PAIR):
+        assert not integer_rows.has_integer_rows(Types.TUPLE([Types.LONG(), kind]).arrow_type)
+    assert not integer_rows.has_integer_rows(Types.LONG().arrow_type)
