@@ -38,10 +38,12 @@ class _ColumnState(BatchState):
         self._tables: dict[str, tuple[ValueStateDescriptor, ColumnTable]] = {}
         self._keys: KeyColumn | None = None
         self._slots: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        self._others: tuple[Any, npt.NDArray[np.int64]] | None = None
+        """Other keys, and their slots: a function often reads and writes the same ones."""
 
     def select(self, keys: KeyColumn) -> None:
         """Selects the keys of a batch."""
-        self._keys = keys
+        self._keys, self._others = keys, None
         self._slots = touch_keys(self._backend, keys)
 
     def lookup(self, descriptor: ValueStateDescriptor, keys: pa.Array[Any]) -> pa.Array[Any]:
@@ -75,10 +77,14 @@ class _ColumnState(BatchState):
             raise ConfigurationError(f"operator {self._uid!r}: state can only be used in process_batch()")
         if keys is bound.column:
             return self._slots
+        if self._others is not None and keys is self._others[0]:
+            return self._others[1]
         column = fit_column(keys, bound.type_info, f"operator {self._uid!r}, the keys of state {descriptor.name!r}")
         if column.null_count:
             raise TypeMismatchError(f"operator {self._uid!r}: a key of state {descriptor.name!r} is None")
-        return self._backend.touch_column(column, hash_keys(bound.type_info, column), beside=True)
+        slots = self._backend.touch_column(column, hash_keys(bound.type_info, column), beside=True)
+        self._others = (keys, slots)
+        return slots
 
 
 def fit_column(column: Any, kind: TypeInformation, what: str) -> pa.Array[Any]:
