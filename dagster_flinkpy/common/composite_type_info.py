@@ -242,24 +242,26 @@ class ListTypeInfo(TypeInformation):
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
         import pyarrow as pa
 
-        for v in values:
-            if (
-                v is not None
-                and type(v) is not list
-                and (not isinstance(v, Collection) or isinstance(v, (str, Mapping)))
-            ):
-                raise TypeMismatchError(f"declared a list, produced {v!r}, which is {type(v).__name__}")
-        flat = [e for v in values if v is not None for e in v]
-        offsets = _offsets_of([None if v is None else len(v) for v in values])
+        if set(map(type, values)) - {list, type(None)}:
+            for v in values:
+                if v is not None and (not isinstance(v, Collection) or isinstance(v, (str, Mapping))):
+                    raise TypeMismatchError(f"declared a list, produced {v!r}, which is {type(v).__name__}")
+        lists = [v for v in values if v is not None]
+        flat = list(itertools.chain.from_iterable(lists))
+        missing = len(lists) < len(values)
+        offsets = _offsets_of([None if v is None else len(v) for v in values] if missing else list(map(len, lists)))
         return pa.ListArray.from_arrays(offsets, self.elem_type.to_arrow(flat), type=self.arrow_type)
 
     def from_arrow(self, column: pa.Array) -> list[Any]:
         lists = cast("pa.ListArray", column)
-        offsets = lists.offsets.to_pylist()
-        base = offsets[0] if offsets else 0
-        flat = self.elem_type.from_arrow(lists.values.slice(base, (offsets[-1] if offsets else 0) - base))
-        valid = lists.is_valid().to_pylist()
-        return [flat[offsets[i] - base : offsets[i + 1] - base] if ok else None for i, ok in enumerate(valid)]
+        if not len(lists):
+            return []
+        ends = lists.offsets.to_numpy()
+        flat = self.elem_type.from_arrow(lists.values.slice(ends[0], ends[-1] - ends[0]))
+        listed: list[Any] = [flat[start:end] for start, end in itertools.pairwise((ends - ends[0]).tolist())]
+        for i in _null_positions(column):
+            listed[i] = None
+        return listed
 
     def to_json(self) -> Json:
         return {"type": self._name, "element": self.elem_type.to_json()}
@@ -327,5 +329,7 @@ def _offsets_of(lengths: Sequence[int | None]) -> pa.Array:
     """Returns list offsets with nulls for missing lists, as Arrow's ``from_arrays`` expects them."""
     import pyarrow as pa
 
+    if None not in lengths:
+        return pa.array(list(itertools.accumulate(cast("Sequence[int]", lengths), initial=0)), type=pa.int32())
     ends = list(itertools.accumulate((n or 0 for n in lengths), initial=0))
     return pa.array([None if n is None else ends[i] for i, n in enumerate(lengths)] + [ends[-1]], type=pa.int32())

@@ -193,9 +193,14 @@ class TtlSlotState(KeyedSlotState):
         self._name_fields = table.value_type.name_fields if table.value_type.names_fields else None
 
     def value(self) -> Any:
-        value = super().value()
+        slot = self._keys.slot
+        try:
+            value = self._values[slot]
+        except TypeError:
+            self.table.require_key()
+            raise
         if value is not None:
-            slot, now = self._keys.slot, self._now()
+            now = self._now()
             if self._expires[slot] <= now:
                 self.clear()
                 return value if self._rules.return_expired else None
