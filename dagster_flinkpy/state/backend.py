@@ -40,8 +40,9 @@ from dagster_flinkpy.state.layout import (
 from dagster_flinkpy.state.operator_state import INLINE_BELOW
 from dagster_flinkpy.state.runs import RunFiles
 from dagster_flinkpy.state.schema_evolution import ALLOWED, can_evolve, stored_key_type
-from dagster_flinkpy.state.session_table import SessionTable, SessionValues
+from dagster_flinkpy.state.session_table import SessionTable
 from dagster_flinkpy.state.session_timers import SessionTimers
+from dagster_flinkpy.state.session_values import SessionValues
 from dagster_flinkpy.state.tables import OverlayTable
 from dagster_flinkpy.state.timers import TimerQueue
 from dagster_flinkpy.storage import ObjectStore

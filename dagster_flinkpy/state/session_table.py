@@ -1,268 +1,370 @@
-"""Windows that merge, such as sessions: the windows in flight of each key."""
+"""Windows that merge, such as sessions: the windows in flight of each key, in columns."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Sequence
-from operator import attrgetter
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
+from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.state.cell_columns import Cells, grown
 from dagster_flinkpy.state.keys import KeySlots
+from dagster_flinkpy.state.layout import distinct_rows
 from dagster_flinkpy.state.tables import OverlayTable
-from dagster_flinkpy.state.time_order import MAX_TIME
+from dagster_flinkpy.state.time_order import MAX_TIME, MIN_TIME
 
-__all__ = ["Session", "SessionTable", "SessionValues", "Timers", "Window", "stored_part"]
+__all__ = ["SessionTable", "delta_of_sessions", "stored_windows", "window_column"]
 
-Window = tuple[int, int]
-"""Start and end in milliseconds."""
-Timers = tuple[Window, tuple[int, ...]]
-"""The window of timers, and their times."""
+Mask = npt.NDArray[np.bool_]
 
-
-class _Stored:
-    """What storage has of a session."""
-
-    __slots__ = ("timers", "value", "window")
-
-    def __init__(self) -> None:
-        self.window: Window | None = None
-        """The window under which it is stored; None if its window is not stored."""
-        self.timers: Timers | None = None
-        """The timers that storage may have."""
-        self.value = False
-        """Whether storage has the current value."""
+_SPARE_SESSIONS = 65_536
+"""Compaction waits until there are this many sessions more than twice those in use."""
 
 
-class Session:
-    """A window in flight of one key."""
+_NUMBERS = (
+    *("slot", "start", "end", "state_start", "state_end", "older", "due"),
+    *("stored_start", "stored_end", "timers_start", "timers_end"),
+)
+_FLAGS = (
+    *("live", "fired", "changed", "stored"),
+    *("timers_changed", "timers_stored", "timers_fired", "value_changed", "value_stored"),
+)
 
-    __slots__ = ("due", "end", "fired", "live", "slot", "start", "state_window", "stored", "value")
 
-    def __init__(self, slot: int, start: int, end: int, state_window: Window) -> None:
-        self.slot, self.start, self.end = slot, start, end
-        self.state_window = state_window
-        """The namespace of its contents."""
-        self.value: Any = None
-        """The reduced value or the accumulator."""
-        self.live = True
-        self.due: int | None = None
-        """The end of the window for which the timers are registered."""
-        self.fired: int | None = None
-        """The end of the window when it last fired. With this end, it has no more timer to fire."""
-        self.stored: _Stored | None = None
-        """None if storage has nothing of it."""
+class _Follower(Protocol):
+    """Has something for each session."""
 
-    @property
-    def window(self) -> Window:
-        """Start and end in milliseconds."""
-        return self.start, self.end
+    def grow(self, size: int) -> None:
+        """Makes room for so many sessions."""
+
+    def keep(self, cells: Cells, numbers: Cells) -> None:
+        """Keeps some sessions only. ``numbers`` are the new numbers by the former ones, or -1."""
 
 
 class SessionTable(OverlayTable):
     """The windows in flight. It is stored like the map state of ``MergingWindowSet``: from window to state window.
 
+    Each session has a number, its *cell*. The sessions of a key do not touch each other.
+
     Args:
         lateness: Allowed lateness in milliseconds.
     """
+
+    slot: Cells
+    start: Cells
+    end: Cells
+    state_start: Cells
+    """The state window is the namespace of the contents."""
+    state_end: Cells
+    older: Cells
+    """The next older session of the key. Negative if it has none; one that is not live counts as none."""
+    due: Cells
+    """The end of the window for which the timers are registered; ``MIN_TIME`` if they are not."""
+    live: Mask
+    fired: Mask
+    """Whether the session has fired with its present end, so that it has no more timer to fire."""
+    changed: Mask
+    """Whether the window may differ from the stored one."""
+    stored: Mask
+    stored_start: Cells
+    stored_end: Cells
+    timers_changed: Mask
+    """Whether the timers may differ from the stored ones."""
+    timers_stored: Mask
+    timers_fired: Mask
+    """Whether the timer at the last millisecond is not among the stored ones."""
+    timers_start: Cells
+    timers_end: Cells
+    value_changed: Mask
+    value_stored: Mask
+    """Whether storage has a value, perhaps a former one."""
 
     def __init__(self, *args: Any, lateness: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.lateness = lateness
         """Allowed lateness in milliseconds."""
-        self.by_slot: list[list[Session] | None] = []
-        """The sessions of each key, in order of time; None if it has none. They do not touch each other."""
-        self.has_values = False
-        """Whether sessions have values, which :class:`SessionValues` stores."""
-        self._changed: dict[Session, None] = {}
-        self._live = 0
+        self.followers: list[_Follower] = []
+        """The timers and values."""
+        self.clear()
 
     @property
     def size(self) -> int:
-        return self._live + len(self._changed)
+        return self._size
 
-    @property
-    def changed(self) -> Iterable[Session]:
-        """The sessions that differ from what storage has, and some that do not."""
-        return self._changed
+    def clear(self) -> None:
+        self._size = self._compacted = 0
+        self.newest: Cells = np.full(1, -1, dtype=np.int64)
+        """By slot: the newest session; negative, or one that is not live, if there is none."""
+        for name in _NUMBERS:
+            setattr(self, name, np.zeros(1, dtype=np.int64))
+        for name in _FLAGS:
+            setattr(self, name, np.zeros(1, dtype=np.bool_))
 
-    def over_at(self, session: Session) -> int:
-        """Returns the time at which a session is dropped, at most the greatest possible time."""
-        return min(session.end - 1 + self.lateness, MAX_TIME)
+    def over_at(self, cells: Cells) -> Cells:
+        """Returns the times at which sessions are dropped, at most the greatest possible time."""
+        return self.over(self.end[cells])
 
-    def timers(self, session: Session) -> Timers | None:
-        """Returns the timers of a session, or None if it is not in flight."""
-        if not session.live:
-            return None
-        times = () if session.fired == session.end else (session.end - 1,)
-        over = self.over_at(session)
-        return session.window, ((*times, over) if over < MAX_TIME and over not in times else times)
+    def over(self, ends: Cells) -> Cells:
+        """Returns the times at which sessions with these ends are dropped."""
+        return np.where(ends - 1 > MAX_TIME - self.lateness, MAX_TIME, ends - 1 + self.lateness)
 
-    def begin(self, slot: int, start: int, end: int, index: int | None = None) -> Session:
-        """Adds a session of a key, after those with a lower index; by default as the last one."""
-        session = Session(slot, start, end, (start, end))
-        self._live += 1
-        sessions = self.by_slot[slot]
-        if sessions is None:
-            self.by_slot[slot] = [session]
-        else:
-            sessions.insert(len(sessions) if index is None else index, session)
-        return session
+    # --- sessions ----------------------------------------------------------------------------------------------------
 
-    def mark(self, sessions: dict[Session, None]) -> None:
+    def begin(self, slots: Cells | int, starts: Cells | int, ends: Cells | int, count: int) -> int:
+        """Adds sessions, which must be linked, and returns the first of their numbers."""
+        first, self._size = self._size, self._size + count
+        if self._size > len(self.live):
+            for name in (*_NUMBERS, *_FLAGS):
+                setattr(self, name, grown(getattr(self, name), self._size, 0))
+            for follower in self.followers:
+                follower.grow(len(self.live))
+        added = slice(first, self._size)
+        self.slot[added], self.start[added], self.end[added] = slots, starts, ends
+        self.state_start[added], self.state_end[added] = starts, ends
+        self.older[added], self.due[added], self.live[added] = -1, MIN_TIME, True
+        return first
+
+    def end_all(self, cells: Cells) -> None:
+        """Ends sessions."""
+        self.retire(cells)
+        # Nearly always, the oldest sessions of a key end first.
+        for slot in set(self.slot[cells[self._alive(self.older[cells]) >= 0]].tolist()):
+            self.link(slot, self.chain(slot, ended=True))
+
+    def retire(self, cells: Cells) -> None:
+        """Ends sessions of keys that are linked anew, or whose older sessions have ended."""
+        self.live[cells] = False
+        self.mark(cells)
+
+    def mark(self, cells: Cells) -> None:
         """Marks sessions as changed."""
-        self._changed.update(sessions)
-        for session in sessions:
-            if session.stored is not None:
-                session.stored.value = False
+        self.changed[cells] = self.timers_changed[cells] = self.value_changed[cells] = True
 
-    def find(self, slot: int, window: Window) -> Session | None:
-        """Returns the session of a key that is in flight as this window."""
-        sessions = self.by_slot[slot] or []
-        i = bisect_left(sessions, window[0], key=_start)
-        return sessions[i] if i < len(sessions) and sessions[i].window == window else None
+    def join(self, slots: Cells, starts: Cells, ends: Cells, passed: float) -> tuple[Cells, Cells]:
+        """Adds windows to the newest sessions of their keys, in order, or begins newer ones.
 
-    def end(self, ended: Sequence[Session]) -> None:
-        """Removes sessions."""
-        by_slot = self.by_slot
-        for session in ended:
-            sessions = by_slot[session.slot]
-            assert sessions is not None
-            if len(sessions) == 1:
-                by_slot[session.slot] = None
-            else:
-                sessions.remove(session)
-        self.taken_out(ended)
+        Keys with a window that is older than the newest session, or ends too early, are left out.
 
-    def taken_out(self, ended: Sequence[Session]) -> None:
-        """Marks sessions as removed that were taken out of :attr:`by_slot`."""
-        self._live -= len(ended)
-        changed = self._changed
-        for session in ended:
-            session.live = False
-            if session.stored is None:
-                changed.pop(session, None)
-            else:
-                session.stored.value = False
-                changed[session] = None
+        Args:
+            slots: The slot of each window; may repeat.
+            starts: The start of each window.
+            ends: The end of each window.
+            passed: Windows with an end up to this time are left out.
+
+        Returns:
+            The session of each window, -1 for those left out; and these sessions without repetitions.
+        """
+        found = np.full(len(slots), -1, dtype=np.int64)
+        rows = np.argsort(slots, kind="stable")
+        slots, starts, ends = slots[rows], starts[rows], ends[rows]
+        while len(rows):
+            first = np.concatenate([[True], slots[1:] != slots[:-1]])  # Of each key.
+            newest = self._alive(self.newest[slots])
+            newest_end = np.where(newest >= 0, self.end[newest], MIN_TIME)
+            keys = np.cumsum(first) - 1
+            reach = _running_max(np.maximum(ends, newest_end), keys)  # The end of the newest session by then.
+            before = np.concatenate([newest_end[:1], reach[:-1]])
+            before[first] = newest_end[first]
+            begins = starts > before
+            opens = np.flatnonzero(begins | first)
+            numbers = np.cumsum(begins | first) - 1
+            new = begins[opens]
+            cells = newest[opens]
+            left_out = starts < np.where(new, starts[opens], self.start[cells])[numbers]
+            left_out |= ends <= passed
+            if left_out.any():
+                kept = ~np.bincount(keys, weights=left_out).astype(np.bool_)[keys]
+                rows, slots, starts, ends = rows[kept], slots[kept], starts[kept], ends[kept]
+                continue
+            reached = reach[np.concatenate([opens[1:], [len(rows)]]) - 1]
+            begun = int(new.sum())
+            number = self.begin(slots[opens[new]], starts[opens[new]], reached[new], begun)
+            cells[new] = np.arange(number, number + begun)
+            older = np.where(first[opens], newest[opens], np.concatenate([[-1], cells[:-1]]))
+            self.older[cells[new]] = older[new]
+            self._set_ends(cells[~new], reached[~new])
+            self.newest[slots[opens]] = cells  # The last one of each key counts.
+            self.mark(cells)
+            found[rows] = cells[numbers]
+            return found, cells
+        return found, rows
+
+    def move(self, cell: int, start: int, end: int) -> None:
+        """Sets the window of a session, which contains its former one."""
+        if start < self.start.item(cell):
+            if self.stored.item(cell):
+                self.due[cell] = MIN_TIME  # The stored timers are those of the former window.
+            self.start[cell] = start
+        if end > self.end.item(cell):
+            self.fired[cell] = False
+            self.end[cell] = end
+
+    def _set_ends(self, cells: Cells, ends: Cells) -> None:
+        self.fired[cells] &= ends == self.end[cells]
+        self.end[cells] = ends
+
+    def chain(self, slot: int, *, ended: bool = False) -> list[int]:
+        """Returns the sessions of a key, in order of time; with ``ended``, also those behind one that has ended."""
+        found = []
+        cell = self.newest.item(slot)
+        while cell >= 0 and (ended or self.live.item(cell)):
+            if self.live.item(cell):
+                found.append(cell)
+            cell = self.older.item(cell)
+        return found[::-1]
+
+    def link(self, slot: int, chain: list[int]) -> None:
+        """Sets the sessions of a key, in order of time."""
+        cells = np.array([-1, *chain], dtype=np.int64)
+        self.older[cells[1:]] = cells[:-1]
+        self.newest[slot] = cells[-1]
+
+    def at(self, slots: Cells, times: Cells) -> Cells:
+        """Returns the newest session of each key that starts at a time or before it; -1 if there is none."""
+        cells = self._alive(self.newest[slots])
+        while len(later := np.flatnonzero((cells >= 0) & (self.start[cells] > times))):
+            cells[later] = self._alive(self.older[cells[later]])
+        return cells
+
+    def _alive(self, cells: Cells) -> Cells:
+        return np.where((cells >= 0) & self.live[cells], cells, -1)
+
+    def compact(self) -> None:
+        """Numbers the sessions anew if most of them have ended."""
+        if self._size < 2 * self._compacted + _SPARE_SESSIONS:
+            return
+        used = self.live | self.stored | self.timers_stored | self.value_stored
+        cells = np.flatnonzero(used)
+        self._compacted = len(cells)
+        if 2 * len(cells) >= self._size:
+            return
+        numbers = np.full(len(used), -1, dtype=np.int64)
+        numbers[cells] = np.arange(len(cells))
+        for name in (*_NUMBERS, *_FLAGS):
+            setattr(self, name, grown(getattr(self, name)[cells], len(cells) + 1, 0))
+        self.older = np.where(self.older >= 0, numbers[self.older], -1)
+        self.newest = np.where(self.newest >= 0, numbers[self.newest], -1)
+        self._size = len(cells)
+        for follower in self.followers:
+            follower.keep(cells, numbers)
+            follower.grow(len(self.live))
+
+    # --- storage -----------------------------------------------------------------------------------------------------
 
     def load(self, keys: KeySlots) -> None:
         assert self.map_key_type is not None
-        self.by_slot.extend([None] * len(keys.column))
-        found: dict[int, dict[Window, Window]] = {}
-        for match, slots, deleted, _ in self._find(keys):
-            windows = self.map_key_type.from_arrow(match.run.take("map_key", match.rows))
-            rows = zip(slots, windows, self._stored_values(match), deleted, strict=True)
-            for slot, window, state_window, gone in rows:
-                known = found.setdefault(slot, {})
-                if gone:
-                    known.pop(window, None)
-                else:
-                    known[window] = state_window
-        for slot, known in found.items():
-            if known:
-                self.by_slot[slot] = [self._restored(slot, *item) for item in sorted(known.items())]
-                self._live += len(known)
-
-    def _restored(self, slot: int, window: Window, state_window: Window) -> Session:
-        session = Session(slot, *window, state_window)
-        session.due = session.end
-        session.stored = _Stored()
-        session.stored.window, session.stored.timers, session.stored.value = window, self.timers(session), True
-        return session
-
-    def clear(self) -> None:
-        self._live = 0
-        self.by_slot.clear()
-        self._changed.clear()
-
-    def written(self) -> None:
-        """Forgets the changes that this table, the timers and the values have written."""
-        self._changed = {session: None for session in self._changed if not self._is_written(session)}
-
-    def _is_written(self, session: Session) -> bool:
-        stored = session.stored
-        if stored is None or stored.timers != self.timers(session):
-            return False
-        return (stored.value or not self.has_values) and stored.window == (session.window if session.live else None)
+        self.newest = grown(self.newest, keys.first + len(keys.column), -1)
+        slots, starts, ends, state_windows = stored_windows(self, keys, "map_key")
+        count = len(slots)
+        number = self.begin(slots, starts, ends, count)
+        added = slice(number, number + count)
+        self.state_start[added], self.state_end[added] = _bounds(state_windows)
+        self.due[added] = self.stored_end[added] = self.timers_end[added] = ends
+        self.stored_start[added] = self.timers_start[added] = starts
+        self.stored[added] = self.timers_stored[added] = True
+        cells = np.arange(number, number + count)
+        self.older[cells[1:]] = np.where(slots[1:] == slots[:-1], cells[:-1], -1)
+        self.newest[slots] = cells  # The last one of each key counts.
 
     def _changes(self) -> pa.Table | None:
-        put: dict[tuple[int, Window], Window] = {}
-        gone: dict[tuple[int, Window], None] = {}
-        for session in self._changed:
-            before = None if session.stored is None else session.stored.window
-            now = session.window if session.live else None
-            if now is not None and now != before:
-                put[session.slot, now] = session.state_window
-            if before is not None and now != before:
-                gone[session.slot, before] = None
-        gone = {row: None for row in gone if row not in put}
-        rows = [*put, *gone]
-        state_windows: list[Any] = [*put.values(), *[None] * len(gone)]
-        columns: dict[str, list[Any]] = {"map_key": [window for _, window in rows], "value": state_windows}
-        return self._delta([slot for slot, _ in rows], columns, [False] * len(put) + [True] * len(gone))
+        changed = np.flatnonzero(self.changed & (self.live | self.stored))
+        live, stored = self.live[changed], self.stored[changed]
+        same = live & stored
+        same &= self.start[changed] == self.stored_start[changed]
+        same &= self.end[changed] == self.stored_end[changed]
+        put, gone = changed[live & ~same], changed[stored & ~same]
+        starts = np.concatenate([self.start[put], self.stored_start[gone]])
+        ends = np.concatenate([self.end[put], self.stored_end[gone]])
+        cells = np.concatenate([put, gone])
+        kind: Any = self.map_key_type
+        columns = {
+            "map_key": window_column(kind, starts, ends),
+            "value": window_column(kind, self.state_start[cells], self.state_end[cells]),
+        }
+        return delta_of_sessions(self, self.slot[cells], columns, len(put), ("map_key",))
 
     def _written(self) -> None:
-        for session in self._changed:
-            stored_part(session).window = session.window if session.live else None
-        self.written()
+        changed = np.flatnonzero(self.changed)
+        self.stored[changed] = self.live[changed]
+        self.stored_start[changed], self.stored_end[changed] = self.start[changed], self.end[changed]
+        self.changed[changed] = False
 
 
-class SessionValues(OverlayTable):
-    """The reduced values or accumulators of sessions. They are stored in the same form as those of a CellTable.
+def stored_windows(table: OverlayTable, keys: KeySlots, name: str) -> tuple[Cells, Cells, Cells, pa.Array[Any]]:
+    """Returns the stored rows of some keys that have a window in a column.
+
+    Returns:
+        Slots, starts, ends and values, in order of slot and start.
+    """
+    matches = list(table._matches(keys))
+    if not matches:
+        none = np.zeros(0, dtype=np.int64)
+        return none, none, none, table.layout.local_schema.empty_table().column("value").combine_chunks()
+    slots = np.concatenate([match.wanted for match in matches]) + keys.first
+    windows = [_bounds(match.run.take(name, match.rows)) for match in matches]
+    starts, ends = (np.concatenate([window[i] for window in windows]) for i in (0, 1))
+    deleted = [match.run.take("deleted", match.rows).to_numpy(zero_copy_only=False) for match in matches]
+    values = pa.concat_arrays([match.run.take("value", match.rows) for match in matches])
+    order = np.lexsort((ends, starts, slots))  # Stable, so that the row of the newest run is the last of its equals.
+    ordered = [column[order] for column in (slots, starts, ends)]
+    last = np.ones(len(order), dtype=np.bool_)
+    last[:-1] = np.any([column[1:] != column[:-1] for column in ordered], axis=0)
+    kept = order[last & ~np.concatenate(deleted)[order]]
+    return slots[kept], starts[kept], ends[kept], values.take(pa.array(kept))
+
+
+def delta_of_sessions(
+    table: OverlayTable, slots: Cells, columns: dict[str, pa.Array[Any]], put: int, identity: Sequence[str]
+) -> pa.Table | None:
+    """Builds the table of changed rows.
 
     Args:
-        sessions: The windows in flight. Their table must be declared before this one.
+        table: The table that is written.
+        slots: The slot of each row.
+        columns: The other columns.
+        put: How many rows are put. The rows after them are tombstones; a tombstone of a row that is put is left out.
+        identity: The columns that, with the key, identify a row.
     """
-
-    def __init__(self, *args: Any, sessions: SessionTable, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._sessions = sessions
-        sessions.has_values = True
-
-    @property
-    def size(self) -> int:
-        return 0  # The sessions have them.
-
-    def load(self, keys: KeySlots) -> None:
-        found: dict[tuple[int, Window], Any] = {}
-        for match, _, deleted, cells in self._find(keys):
-            for cell, gone, value in zip(cells, deleted, self._stored_values(match), strict=True):
-                found[cell] = None if gone else value
-        for slot in {slot for slot, _ in found}:
-            for session in self._sessions.by_slot[slot] or ():
-                session.value = found.get((slot, session.state_window))
-
-    def clear(self) -> None:
-        """Does nothing: the values go with their sessions."""
-
-    def _changes(self) -> pa.Table | None:
-        put = {
-            (session.slot, session.state_window): session.value
-            for session in self._sessions.changed
-            if session.live and session.value is not None and not (session.stored is not None and session.stored.value)
-        }
-        gone = {
-            (session.slot, session.state_window): None
-            for session in self._sessions.changed
-            if session.stored is not None and not (session.live and session.value is not None)
-        }
-        gone = {cell: None for cell in gone if cell not in put}
-        values = [*put.values(), *gone.values()]
-        return self._delta([*put, *gone], {"value": values}, [False] * len(put) + [True] * len(gone))
-
-    def _written(self) -> None:
-        for session in self._sessions.changed:
-            stored_part(session).value = True
-        self._sessions.written()
+    keys = table.keys.all()
+    if not len(slots) or keys is None:
+        return None
+    rows = np.arange(len(slots))
+    if 0 < put < len(rows):
+        parts = [pa.array(slots), *(columns[name] for name in identity)]
+        rows, _ = distinct_rows(pa.StructArray.from_arrays(parts, names=["slot", *identity]))
+        slots = slots[rows]
+    deleted = rows >= put
+    arrays = {name: column.take(pa.array(rows)) for name, column in columns.items()}
+    if "value" in arrays:
+        arrays["value"] = arrays["value"].take(pa.array(np.arange(len(rows)), mask=deleted))
+    arrays |= {
+        "sort_key": pa.array(keys.sort_keys[slots]),
+        "key": keys.column.take(pa.array(slots)),
+        "deleted": pa.array(deleted),
+    }
+    schema = table.layout.local_schema
+    return pa.table([arrays[name] for name in schema.names], schema=schema)
 
 
-def stored_part(session: Session) -> _Stored:
-    """Returns what storage has of a session, to change it."""
-    if session.stored is None:
-        session.stored = _Stored()
-    return session.stored
+def window_column(kind: TypeInformation, starts: Cells, ends: Cells) -> pa.Array[Any]:
+    """Returns windows as a column of their type."""
+    return pa.StructArray.from_arrays([pa.array(starts), pa.array(ends)], fields=list(kind.arrow_type))
 
 
-_start = attrgetter("start")
+def _bounds(windows: Any) -> tuple[Cells, Cells]:
+    """Returns the starts and ends of a column of windows; null has any."""
+    starts, ends = (column.fill_null(0).to_numpy() for column in windows.flatten())
+    return starts, ends
+
+
+def _running_max(values: Cells, groups: Cells) -> Cells:
+    """Returns for each position the greatest value of its group so far; groups are in order."""
+    order = np.argsort(values, kind="stable")
+    ranks = np.empty(len(values), dtype=np.int64)
+    ranks[order] = np.arange(len(values))
+    offsets = groups * len(values)
+    running = np.maximum.accumulate(ranks + offsets) - offsets
+    return values[order[running]]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Iterable, Sequence
-from itertools import repeat
-from operator import attrgetter, sub
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,22 +10,20 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
-from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.state.cell_columns import Cells
 from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.state.keys import TouchedKeys
 from dagster_flinkpy.state.layout import hashes_of
 from dagster_flinkpy.state.runs import RunFiles
-from dagster_flinkpy.state.session_table import Session, SessionTable, Timers, Window, stored_part
+from dagster_flinkpy.state.session_table import SessionTable, delta_of_sessions, window_column
 from dagster_flinkpy.state.time_order import MAX_TIME, MIN_TIME
 from dagster_flinkpy.state.time_parts import TimeParts, Times, Values
 from dagster_flinkpy.state.timer_table import TimerTable
 
 __all__ = ["SessionTimers"]
 
-_slot, _end, _live = attrgetter("slot"), attrgetter("end"), attrgetter("live")
 
-
-class SessionTimers(TimerTable[tuple[list[int], list[Session]]]):
+class SessionTimers(TimerTable[tuple[Times, Cells]]):
     """The timers of sessions: at the last millisecond, and when late records are no longer accepted.
 
     They are stored in the same form as those of :class:`TimerQueue`, and fire in the same order. They fire many at a
@@ -57,117 +52,120 @@ class SessionTimers(TimerTable[tuple[list[int], list[Session]]]):
         make_room: Callable[[], None],
         touch: Callable[[pa.Array[Any], npt.NDArray[np.int32]], npt.NDArray[np.int64]],
     ) -> None:
-        self._parts = TimeParts(np.object_, _by_time)
+        self._due = TimeParts(np.int64, _by_time)
         super().__init__(keys, files, handles, name, namespace_type=namespace_type, make_room=make_room)
         self._type = namespace_type
         self._sessions, self._touch = sessions, touch
+        sessions.followers.append(self)
 
-    def register(self, sessions: Iterable[Session]) -> None:
+    def register(self, cells: Cells) -> None:
         """Registers the timers of sessions with a new end. The timers of their former windows are deleted.
 
-        Raises:
-            ConfigurationError: The end of a session is not a 64-bit int.
+        Args:
+            cells: The sessions, without repetitions.
         """
-        for session in sessions:
-            end = session.end
-            if session.due == end or not session.live:
-                continue
-            if end - 1 > MAX_TIME:
-                raise ConfigurationError(
-                    f"a session would end at {end}, but times must be 64-bit ints, in milliseconds"
-                )
-            session.due = end
-            if session.fired != end:
-                self._fresh_times.append(end - 1)
-                self._fresh.append(session)
-            if self._sessions.lateness and (over := self._sessions.over_at(session)) < MAX_TIME:
-                self._fresh_times.append(over)
-                self._fresh.append(session)
+        sessions = self._sessions
+        cells = cells[sessions.live[cells] & (sessions.due[cells] != sessions.end[cells])]
+        sessions.due[cells] = sessions.end[cells]
+        waiting = cells[~sessions.fired[cells]]
+        self._add(sessions.end[waiting] - 1, waiting)
+        if sessions.lateness:
+            over = sessions.over_at(cells)
+            self._add(over[over < MAX_TIME], cells[over < MAX_TIME])
 
-    def fired(self, session: Session) -> None:
-        """Notes that a session has fired."""
-        session.fired = session.end
-        if self._sessions.lateness:
-            self._sessions.mark({session: None})
-            if session.stored is not None:  # Perhaps with another allowed lateness.
-                session.due = None
-                self.register((session,))
+    def fired(self, cells: Cells) -> None:
+        """Notes that sessions have fired, but are not over."""
+        sessions = self._sessions
+        sessions.fired[cells] = sessions.timers_changed[cells] = True
+        stored = cells[sessions.timers_stored[cells]]  # Perhaps with another allowed lateness.
+        sessions.due[stored] = MIN_TIME
+        self.register(stored)
+
+    def _add(self, times: Times, cells: Cells) -> None:
+        if len(times):
+            self._due.add(times, cells)
 
     @property
     def size(self) -> int:
-        return len(self._fresh) + len(self._parts)
+        return len(self._due)
+
+    def grow(self, size: int) -> None:
+        """Makes room for so many sessions, which takes nothing."""
+
+    def keep(self, cells: Cells, numbers: Cells) -> None:
+        """Keeps the timers of some sessions only. ``numbers`` are their new numbers by the former ones, or -1."""
+        times, kept = self._due.take(MAX_TIME)
+        kept = numbers[kept]
+        self._add(times[kept >= 0], kept[kept >= 0])
 
     def clear(self) -> None:
         super().clear()
-        self._fresh_times = array("q")
-        self._fresh: list[Session] = []
-        self._parts.clear()
+        self._due.clear()
 
-    def _next(self, timestamp: int) -> tuple[list[int], list[Session]] | None:
-        if self._fresh:
-            sessions = np.empty(len(self._fresh), dtype=object)
-            sessions[:] = self._fresh
-            self._parts.add(np.array(self._fresh_times, dtype=np.int64), sessions)
-            self._fresh_times, self._fresh = array("q"), []
+    def _next(self, timestamp: int) -> tuple[Times, Cells] | None:
         if timestamp < MIN_TIME:
             return None
-        times, sessions = self._parts.take(timestamp)
-        times, sessions = self._existing(times, sessions)
-        slots = np.fromiter(map(_slot, sessions.tolist()), dtype=np.int64, count=len(sessions))
-        order, tied = self._order(times, slots, lambda i: sessions[i].window)
-        due = times[order].tolist(), sessions[order].tolist()
+        sessions = self._sessions
+        times, cells = self._due.take(timestamp)
+        # Timers were deleted if their session has ended or has another end.
+        exist = times == sessions.end[cells] - 1
+        if sessions.lateness:
+            exist |= times == sessions.over_at(cells)
+        exist &= sessions.live[cells]
+        times, cells = times[exist], cells[exist]
+        starts, ends = sessions.start[cells], sessions.end[cells]
+        order, tied = self._order(times, sessions.slot[cells], lambda i: (int(starts[i]), int(ends[i])))
+        times, cells = times[order], cells[order]
         if tied:  # A session may be due twice.
-            pairs = dict.fromkeys(zip(*due, strict=True))
-            due = [time for time, _ in pairs], [session for _, session in pairs]
-        return due if len(times) else None
-
-    def _existing(self, times: Times, sessions: Values) -> tuple[Times, Values]:
-        """Leaves out timers that were deleted, because their session ended or has another end."""
-        listed = sessions.tolist()
-        live = np.fromiter(map(_live, listed), dtype=np.bool_, count=len(listed))
-        last = np.fromiter(map(sub, map(_end, listed), repeat(1)), dtype=np.int64, count=len(listed))
-        exist = times == last
-        if lateness := self._sessions.lateness:
-            exist |= times == np.where(last > MAX_TIME - lateness, MAX_TIME, last + lateness)
-        exist &= live
-        return times[exist], sessions[exist]
+            once = np.ones(len(times), dtype=np.bool_)
+            once[1:] = (times[1:] != times[:-1]) | (cells[1:] != cells[:-1])
+            times, cells = times[once], cells[once]
+        return (times, cells) if len(times) else None
 
     def _changes(self) -> pa.Table | None:
-        put: set[tuple[int, Window, int]] = set()
-        gone: set[tuple[int, Window, int]] = set()
-        for session in self._sessions.changed:
-            now = _rows(session, self._sessions.timers(session))
-            before = _rows(session, None if session.stored is None else session.stored.timers)
-            # When a stored session fires, the allowed lateness may be another one than when it was stored.
-            put |= now if session.fired == session.end else now - before
-            gone |= before - now
-        gone -= put
-        rows = [*put, *gone]
-        slots = np.array([slot for slot, _, _ in rows], dtype=np.int64)
-        times = np.array([time for _, _, time in rows], dtype=np.int64)
-        windows = self._type.to_arrow([window for _, window, _ in rows])
-        return self._table(slots, times, windows, np.arange(len(rows)) >= len(put))
+        sessions = self._sessions
+        changed = np.flatnonzero(sessions.timers_changed & (sessions.live | sessions.timers_stored))
+        live, stored, fired = sessions.live[changed], sessions.timers_stored[changed], sessions.fired[changed]
+        same = live & stored
+        same &= sessions.start[changed] == sessions.timers_start[changed]
+        same &= sessions.end[changed] == sessions.timers_end[changed]
+        # When a stored session fires, the allowed lateness may be another one than when it was stored.
+        same &= ~fired
+        put, gone = changed[live & ~same], changed[stored & ~same]
+        rows = [
+            self._rows(put, sessions.start[put], sessions.end[put], sessions.fired[put]),
+            self._rows(gone, sessions.timers_start[gone], sessions.timers_end[gone], sessions.timers_fired[gone]),
+        ]
+        slots, starts, ends, times = (np.concatenate(pair) for pair in zip(*rows, strict=True))
+        columns = {"namespace": window_column(self._type, starts, ends), "time": pa.array(times)}
+        return delta_of_sessions(self, slots, columns, len(rows[0][0]), ("namespace", "time"))
+
+    def _rows(self, cells: Cells, starts: Cells, ends: Cells, fired: npt.NDArray[np.bool_]) -> tuple[Cells, ...]:
+        """Returns slots, starts, ends and times of the timers of sessions with some windows."""
+        over = self._sessions.over(ends)
+        at_end = np.flatnonzero(~fired)
+        later = np.flatnonzero((over < MAX_TIME) & (fired | (over != ends - 1)))
+        rows = np.concatenate([at_end, later])
+        times = np.concatenate([ends[at_end] - 1, over[later]])
+        return self._sessions.slot[cells[rows]], starts[rows], ends[rows], times
 
     def _written(self) -> None:
         super()._written()
-        for session in self._sessions.changed:
-            stored_part(session).timers = self._sessions.timers(session)
-        self._sessions.written()
+        sessions = self._sessions
+        changed = np.flatnonzero(sessions.timers_changed)
+        sessions.timers_stored[changed] = sessions.live[changed]
+        sessions.timers_fired[changed] = sessions.fired[changed]
+        sessions.timers_start[changed], sessions.timers_end[changed] = sessions.start[changed], sessions.end[changed]
+        sessions.timers_changed[changed] = False
 
     def _fill(self, table: pa.Table) -> None:
         slots = self._touch(table.column("key").combine_chunks(), hashes_of(table.column("sort_key").to_numpy()))
-        windows = self._type.from_arrow(table.column("namespace").combine_chunks())
-        for slot, window, time in zip(slots.tolist(), windows, table.column("time").to_pylist(), strict=True):
-            session = self._sessions.find(slot, window)
-            if session is not None:  # It may have changed in the meantime.
-                self._fresh_times.append(time)
-                self._fresh.append(session)
+        starts, ends = (column.to_numpy() for column in table.column("namespace").combine_chunks().flatten())
+        cells = self._sessions.at(slots, starts)
+        same = (cells >= 0) & (self._sessions.start[cells] == starts) & (self._sessions.end[cells] == ends)
+        self._add(table.column("time").to_numpy()[same], cells[same])  # The others have changed in the meantime.
 
 
-def _rows(session: Session, timers: Timers | None) -> set[tuple[int, Window, int]]:
-    return set() if timers is None else {(session.slot, timers[0], time) for time in timers[1]}
-
-
-def _by_time(times: Times, sessions: Values) -> tuple[Times, Values]:
+def _by_time(times: Times, cells: Values) -> tuple[Times, Values]:
     order = np.argsort(times)
-    return times[order], sessions[order]
+    return times[order], cells[order]

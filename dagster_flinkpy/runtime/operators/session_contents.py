@@ -3,126 +3,159 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from dagster_flinkpy.common.typeinfo import TypeInformation
+import numpy as np
+
 from dagster_flinkpy.datastream.functions import AggregateFunction, ReduceFunction
 from dagster_flinkpy.datastream.operator_specs import WindowSpec, as_callable
+from dagster_flinkpy.state.cell_columns import Cells
 from dagster_flinkpy.state.list_table import ListTable
-from dagster_flinkpy.state.session_table import Session
+from dagster_flinkpy.state.session_table import SessionTable
+from dagster_flinkpy.state.session_values import SessionValues
 
 __all__ = ["SessionContents", "session_contents"]
 
 
 class SessionContents(ABC):
-    """Reads and changes the contents of the sessions of the current key."""
+    """Reads and changes the contents of sessions, which are given by number."""
 
     @abstractmethod
-    def add(self, session: Session, value: Any) -> None:
-        """Adds a record."""
+    def add_each(self, slots: Sequence[int], cells: Sequence[int], values: Iterable[Any]) -> None:
+        """Adds records to sessions, in order.
+
+        Args:
+            slots: The slot of each session, which becomes the current key.
+            cells: The sessions; may repeat.
+            values: A record for each of them.
+        """
 
     @abstractmethod
-    def result(self, session: Session) -> Any:
-        """Returns what a session has when it fires; None if nothing."""
+    def get_each(self, slots: Sequence[int], cells: Cells) -> Iterator[Any]:
+        """Yields what each session has when it fires, or None, while its slot is the current key."""
 
     @abstractmethod
-    def merge(self, session: Session, other: Session) -> None:
+    def merge(self, cell: int, other: int) -> None:
         """Moves the contents of another session, which ends, to a session."""
 
-    def drop(self, session: Session) -> None:  # noqa: B027 - values end with their session
-        """Forgets the contents of a session, which ends."""
+    @abstractmethod
+    def drop(self, cells: Cells) -> None:
+        """Forgets the contents of sessions, which end."""
 
 
 class _Elements(SessionContents):
     """All elements.
 
     Args:
+        sessions: The sessions.
         table: The lists, by slot and state window.
     """
 
-    def __init__(self, table: ListTable) -> None:
-        self._table = table
+    def __init__(self, sessions: SessionTable, table: ListTable) -> None:
+        self._sessions, self._table = sessions, table
 
-    def add(self, session: Session, value: Any) -> None:
-        self._table.extend((session.slot, session.state_window), [value])
+    def add_each(self, slots: Sequence[int], cells: Sequence[int], values: Iterable[Any]) -> None:
+        extend = self._table.extend
+        for name, value in zip(self._names(np.array(cells, dtype=np.int64)), values, strict=True):
+            extend(name, [value])
 
-    def result(self, session: Session) -> Any:
-        return self._table.elements((session.slot, session.state_window)) or None
+    def get_each(self, slots: Sequence[int], cells: Cells) -> Iterator[Any]:
+        keys, elements = self._table.keys, self._table.elements
+        for keys.slot, name in zip(slots, self._names(cells), strict=True):
+            yield elements(name) or None
 
-    def merge(self, session: Session, other: Session) -> None:
-        elements = self.result(other)
-        self.drop(other)
+    def merge(self, cell: int, other: int) -> None:
+        name, other_name = self._names(np.array([cell, other]))
+        elements = self._table.elements(other_name)
+        self.drop(np.array([other]))
         if elements:
-            self._table.extend((session.slot, session.state_window), elements)
+            self._table.extend(name, elements)
 
-    def drop(self, session: Session) -> None:
-        cell = session.slot, session.state_window
-        if session.stored is None:
-            self._table.drop(cell)
-        else:
-            self._table.remove(cell)
+    def drop(self, cells: Cells) -> None:
+        # Elements are stored with their session.
+        for name, stored in zip(self._names(cells), self._sessions.stored[cells].tolist(), strict=True):
+            if stored:
+                self._table.remove(name)
+            else:
+                self._table.drop(name)
+
+    def _names(self, cells: Cells) -> list[tuple[int, tuple[int, int]]]:
+        """Returns the cells of the list table."""
+        sessions = self._sessions
+        windows = zip(sessions.state_start[cells].tolist(), sessions.state_end[cells].tolist(), strict=True)
+        return list(zip(sessions.slot[cells].tolist(), windows, strict=True))
 
 
 class _Values(SessionContents):
-    """One value, with the names of its fields."""
+    """One value.
 
-    def __init__(self, value_type: TypeInformation) -> None:
-        self._name_fields, self._named = value_type.name_fields, value_type.names_fields
+    Args:
+        table: The values.
+        merge: Merges two values.
+        result: Returns the result of a value.
+    """
 
-    def merge(self, session: Session, other: Session) -> None:
-        if session.value is None:
-            session.value = other.value
-        elif other.value is not None:
-            session.value = self._name_fields(self._merged(session.value, other.value))
+    def __init__(self, table: SessionValues, merge: Callable[[Any, Any], Any], result: Callable[[Any], Any]) -> None:
+        self._table, self._merge, self._result = table, self._named(table, merge), result
 
-    @abstractmethod
-    def _merged(self, value: Any, other: Any) -> Any:
-        """Merges two values."""
+    @staticmethod
+    def _named(table: SessionValues, function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        """Returns a function whose results have the field names of their type."""
+        name_fields = table.value_type.name_fields
+        return (lambda a, b: name_fields(function(a, b))) if table.value_type.names_fields else function
+
+    def get_each(self, slots: Sequence[int], cells: Cells) -> Iterator[Any]:
+        keys, result = self._table.keys, self._result
+        for keys.slot, value in zip(slots, self._table.get(cells), strict=True):
+            yield None if value is None else result(value)  # Not a local variable: the receiver need not copy it.
+
+    def merge(self, cell: int, other: int) -> None:
+        held = self._table.values
+        if held[cell] is None:
+            held[cell] = held[other]
+        elif held[other] is not None:
+            held[cell] = self._merge(held[cell], held[other])
+        held[other] = None
+
+    def drop(self, cells: Cells) -> None:
+        self._table.drop(cells)
 
 
 class _Accumulators(_Values):
-    def __init__(self, function: AggregateFunction, value_type: TypeInformation) -> None:
-        super().__init__(value_type)
-        self._function = function
-        self._create, self._add = function.create_accumulator, function.add
+    def __init__(self, table: SessionValues, function: AggregateFunction) -> None:
+        super().__init__(table, function.merge, function.get_result)
+        self._create, self._add = function.create_accumulator, self._named(table, function.add)
 
-    def add(self, session: Session, value: Any) -> None:
-        held = session.value
-        added = self._add(value, self._create() if held is None else held)
-        session.value = self._name_fields(added) if self._named else added
-
-    def result(self, session: Session) -> Any:
-        return None if session.value is None else self._function.get_result(session.value)
-
-    def _merged(self, value: Any, other: Any) -> Any:
-        return self._function.merge(value, other)
+    def add_each(self, slots: Sequence[int], cells: Sequence[int], values: Iterable[Any]) -> None:
+        keys, held, add, create = self._table.keys, self._table.values, self._add, self._create
+        for keys.slot, cell, value in zip(slots, cells, values, strict=True):
+            stored = held[cell]
+            held[cell] = add(value, create() if stored is None else stored)
 
 
 class _Reduced(_Values):
-    def __init__(self, function: Any, value_type: TypeInformation) -> None:
-        super().__init__(value_type)
-        self._reduce = as_callable(function, ReduceFunction, "reduce")
+    def __init__(self, table: SessionValues, function: Any) -> None:
+        super().__init__(table, as_callable(function, ReduceFunction, "reduce"), lambda value: value)
+        self._name_fields = table.value_type.name_fields
 
-    def add(self, session: Session, value: Any) -> None:
-        held = session.value
-        session.value = self._name_fields(value if held is None else self._reduce(held, value))
-
-    def result(self, session: Session) -> Any:
-        return session.value
-
-    def _merged(self, value: Any, other: Any) -> Any:
-        return self._reduce(value, other)
+    def add_each(self, slots: Sequence[int], cells: Sequence[int], values: Iterable[Any]) -> None:
+        keys, held, reduce, name_fields = self._table.keys, self._table.values, self._merge, self._name_fields
+        for keys.slot, cell, value in zip(slots, cells, values, strict=True):
+            stored = held[cell]
+            held[cell] = name_fields(value) if stored is None else reduce(stored, value)
 
 
-def session_contents(spec: WindowSpec, table: Any) -> SessionContents:
+def session_contents(spec: WindowSpec, sessions: SessionTable, table: Any) -> SessionContents:
     """Returns the contents of sessions.
 
     Args:
         spec: The window spec.
-        table: The lists of elements if the spec has neither a reduction nor an aggregation.
+        sessions: The sessions.
+        table: The values; the lists of elements if the spec has neither a reduction nor an aggregation.
     """
     if spec.aggregate is not None:
-        return _Accumulators(spec.aggregate, spec.accumulator_type)
+        return _Accumulators(table, spec.aggregate)
     if spec.reduce is not None:
-        return _Reduced(spec.reduce, spec.accumulator_type)
-    return _Elements(table)
+        return _Reduced(table, spec.reduce)
+    return _Elements(sessions, table)

@@ -1,16 +1,19 @@
-"""Sessions with the default trigger: the windows of a key are compared directly, and the timers are in columns.
+"""Sessions with the default trigger: a batch is added to the newest sessions of its keys at once.
 
-For each record, Python compares a few times and calls the user's function. State, timers and results are those of
-:class:`MergingWindowOperator`.
+Per record, Python only adds to the contents of a session. Only the records of keys with late or older records are
+compared one by one. State, timers and results are those of :class:`MergingWindowOperator`.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from itertools import starmap
 from math import inf
-from operator import attrgetter
+from operator import length_hint
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
 from dagster_flinkpy.datastream.operator_specs import WindowSpec
@@ -24,13 +27,14 @@ from dagster_flinkpy.datastream.window import (
     ProcessingTimeTrigger,
     TimeWindow,
 )
+from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.runtime.failure import UNKNOWN, USER_EXCEPTIONS
-from dagster_flinkpy.runtime.operators.keyed_operators import EVENT_TIMERS, PROCESSING_TIMERS
+from dagster_flinkpy.runtime.operators.keyed_operators import EVENT_TIMERS, PROCESSING_TIMERS, touch_keys
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.session_contents import session_contents
 from dagster_flinkpy.runtime.operators.window_operator import MERGING_WINDOWS, WindowOperator
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
-from dagster_flinkpy.state.session_table import Session
+from dagster_flinkpy.state.time_order import MAX_TIME
 
 __all__ = ["SessionWindowOperator"]
 
@@ -42,7 +46,8 @@ _ASSIGNERS: dict[type, type] = {
 }
 """The assigners, and their default triggers."""
 
-_start, _end = attrgetter("start"), attrgetter("end")
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 
 class SessionWindowOperator(WindowOperator):
@@ -55,9 +60,8 @@ class SessionWindowOperator(WindowOperator):
 
     def __init__(self, context: OperatorContext, spec: WindowSpec) -> None:
         super().__init__(context, spec)
-        self._held = session_contents(spec, self._contents.table if self._keeps_elements else None)
-        self._touched: dict[Session, None] = {}
-        """Sessions that have changed in this batch."""
+        table = self._contents.table if self._keeps_elements else self._contents
+        self._held = session_contents(spec, self._sessions, table)
 
     @staticmethod
     def has(spec: WindowSpec) -> bool:
@@ -81,84 +85,130 @@ class SessionWindowOperator(WindowOperator):
     # --- records -----------------------------------------------------------------------------------------------------
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
-        records, keys, watermark = self.touch(batch), self.backend.key_context, self.context.watermark
-        assign: Any = self._spec.assigner.assign_windows
-        context, gap, event_time = self._assigner, self._gap_of(batch), self._event_time
-        add, touched = self._held.add, self._touched
-        begin, by_slot = self._sessions.begin, self._sessions.by_slot
-        passed, over = -inf, -inf
-        if event_time:
-            passed = watermark + 1
-            over = inf if watermark == MAX_WATERMARK else passed - self._spec.allowed_lateness
-        session: Session | None
-        value: Any = UNKNOWN
+        slots, sessions = touch_keys(self.backend, self.bind(batch)), self._sessions
+        self.backend.key_context.slot = None  # an error before the first record has no key
+        values = list(batch.each_value())
+        starts, ends = self._windows(batch, slots, values)
+        sessions.compact()
+        passed = self.context.watermark + 1 if self._event_time else -inf
+        cells, touched = sessions.join(slots, starts, ends, passed)
+        joined, others = np.flatnonzero(cells >= 0), np.flatnonzero(cells < 0)
+        left = iter(values if not len(others) else [values[row] for row in joined.tolist()])
         try:
-            for slot, value, timestamp in records:
-                keys.slot = slot
-                start, end = (timestamp, timestamp + gap) if gap else assign(value, timestamp, context)[0]
-                sessions = by_slot[slot]
-                if sessions is None or start > sessions[-1].end:
-                    session = begin(slot, start, end) if end > over else None
-                else:
-                    session = sessions[-1]
-                    if start < session.start:
-                        session = self._place(sessions, start, end, over)
-                    elif end > session.end:
-                        if event_time:
-                            session.end = end
-                        else:
-                            self._move(session, session.start, end)
-                if session is None:
-                    self._skip(value, timestamp)
-                    continue
-                add(session, value)
-                touched[session] = None
-                if session.end <= passed:
-                    session.fired = session.end
-                    self._fire_session(session, timestamp)
-            self._sessions.mark(touched)
-            self._session_timers.register(touched)
+            self._held.add_each(slots[joined].tolist(), cells[joined].tolist(), left)
         except USER_EXCEPTIONS as e:
-            raise self.user_error(e, "window", key=keys.current_key(), value=value) from e
-        touched.clear()
+            raise self._failed(e, values[joined[len(joined) - length_hint(left) - 1]]) from e
+        self._session_timers.register(touched)
+        if len(others):
+            self._add_others(others, slots, starts, ends, batch.timestamps, values)
         self.collector.flush()
 
-    def _gap_of(self, batch: StreamBatch) -> int:
-        """Returns the gap in milliseconds, or 0 if the assigner has to be asked for each record."""
-        assigner = self._spec.assigner
-        if type(assigner) is not EventTimeSessionWindows or (batch.timestamps == NO_TIMESTAMP).any():
-            return 0
-        return assigner.session_gap
+    def _failed(self, error: BaseException, value: Any) -> Exception:
+        return self.user_error(error, "window", key=self.backend.key_context.current_key(), value=value)
 
-    def _place(self, sessions: list[Session], start: int, end: int, over: float) -> Session | None:
+    def _windows(self, batch: StreamBatch, slots: Ints, values: list[Any]) -> tuple[Ints, Ints]:
+        """Returns start and end of the window of each record."""
+        assigner: Any = self._spec.assigner
+        if type(assigner) is EventTimeSessionWindows and not (batch.timestamps == NO_TIMESTAMP).any():
+            if len(slots):
+                self._check_end(int(batch.timestamps.max()) + assigner.session_gap)
+            return batch.timestamps, batch.timestamps + assigner.session_gap
+        keys, assign, context = self.backend.key_context, assigner.assign_windows, self._assigner
+        windows = []
+        value: Any = UNKNOWN
+        try:
+            for keys.slot, value, timestamp in zip(slots.tolist(), values, batch.each_timestamp(), strict=True):
+                windows.append(assign(value, timestamp, context)[0])
+        except USER_EXCEPTIONS as e:
+            raise self._failed(e, value) from e
+        self._check_end(max((end for _, end in windows), default=0))
+        bounds = np.array(windows, dtype=np.int64).reshape(-1, 2)
+        return bounds[:, 0], bounds[:, 1]
+
+    @staticmethod
+    def _check_end(end: int) -> None:
+        if end > MAX_TIME:
+            raise ConfigurationError(f"a session would end at {end}, but times must be 64-bit ints, in milliseconds")
+
+    def _add_others(self, rows: Ints, slots: Ints, starts: Ints, ends: Ints, times: Ints, values: list[Any]) -> None:
+        """Adds records one by one, because they are late, or because not only the newest session of their key counts.
+
+        Args:
+            rows: The positions of these records.
+            slots: The slots of all records.
+            starts: The starts of the windows of all records.
+            ends: The ends of their windows.
+            times: Their timestamps.
+            values: All records.
+        """
+        keys, sessions, held, watermark = self.backend.key_context, self._sessions, self._held, self.context.watermark
+        passed, over = -inf, -inf
+        if self._event_time:
+            passed = watermark + 1
+            over = inf if watermark == MAX_WATERMARK else passed - self._spec.allowed_lateness
+        chains = {slot: sessions.chain(slot) for slot in set(slots[rows].tolist())}
+        touched: dict[int, None] = {}
+        value: Any = UNKNOWN
+        windows = zip(
+            slots[rows].tolist(), starts[rows].tolist(), ends[rows].tolist(), times[rows].tolist(), strict=True
+        )
+        try:
+            for row, (keys.slot, start, end, timestamp) in zip(rows.tolist(), windows, strict=True):
+                value = values[row]
+                cell = self._place(chains[keys.slot], start, end, over, touched)
+                if cell is None:
+                    self._skip(value, timestamp)
+                    continue
+                held.add_each((keys.slot,), (cell,), (value,))
+                touched[cell] = None
+                if sessions.end.item(cell) <= passed:
+                    sessions.fired[cell] = True
+                    self._fire_session(cell, timestamp)
+        except USER_EXCEPTIONS as e:
+            raise self._failed(e, value) from e
+        for slot, chain in chains.items():
+            sessions.link(slot, chain)
+        cells = np.array(list(touched), dtype=np.int64)
+        sessions.mark(cells)
+        self._session_timers.register(cells)
+
+    def _place(self, chain: list[int], start: int, end: int, over: float, touched: dict[int, None]) -> int | None:
         """Adds a window to the sessions of the current key, and merges those that it touches.
+
+        Args:
+            chain: The sessions of the key, in order of time.
+            start: The start of the window.
+            end: The end of the window.
+            over: New sessions with an end up to this time are over.
+            touched: The sessions to which records were added.
 
         Returns:
             The session, or None if the window touches no session and is over.
         """
-        first = bisect_left(sessions, start, key=_end)
-        last = bisect_right(sessions, end, lo=first, key=_start)
+        sessions = self._sessions
+        first = bisect_left(chain, start, key=sessions.end.item)
+        last = bisect_right(chain, end, lo=first, key=sessions.start.item)
         if first == last:
-            slot = self.backend.key_context.slot
-            return self._sessions.begin(slot, start, end, first) if end > over else None
-        session, *others = sessions[first:last]
-        self._move(session, min(start, session.start), max(end, sessions[last - 1].end))
-        del sessions[first + 1 : last]
-        for other in others:
-            self._held.merge(session, other)
-            self._touched.pop(other, None)
-        self._sessions.taken_out(others)
-        return session
+            if end <= over:
+                return None
+            cell = sessions.begin(self.backend.key_context.slot, start, end, 1)
+            chain.insert(first, cell)
+            return cell
+        cell, *others = chain[first:last]
+        sessions.move(cell, min(start, sessions.start.item(cell)), max(end, sessions.end.item(chain[last - 1])))
+        if others:
+            del chain[first + 1 : last]
+            for other in others:
+                self._held.merge(cell, other)
+                touched.pop(other, None)
+            sessions.retire(np.array(others))
+        return cell
 
-    def _move(self, session: Session, start: int, end: int) -> None:
-        """Sets the window of a session."""
-        if not self._event_time and (start, end) != session.window:
-            now = self._assigner.get_current_processing_time()
-            if end - 1 <= now:
-                raise ValueError(f"windows cannot merge into {TimeWindow(start, end)}, which was over at {now}")
-        if start < session.start and session.stored is not None:
-            session.due = None  # The stored timer is that of the former window.
-        session.start, session.end = start, end
+    def _fire_session(self, cell: int, timestamp: int) -> None:
+        """Evaluates a session of the current key."""
+        sessions = self._sessions
+        (contents,) = self._held.get_each((self.backend.key_context.slot,), np.array([cell]))
+        self._fire_with(TimeWindow(sessions.start.item(cell), sessions.end.item(cell)), contents, timestamp)
 
     # --- timers ------------------------------------------------------------------------------------------------------
 
@@ -173,47 +223,43 @@ class SessionWindowOperator(WindowOperator):
     def _advance_to(self, time: int) -> None:
         if not self._has_keys:
             return
-        # The sessions that are due fire and end.
-        together = self._spec.window_function is None and not self._sessions.lateness
+        sessions = self._sessions
         try:
-            for times, sessions in self._session_timers.advance_to(time):
-                if together:
-                    self.collector.collect_each(self._results(sessions), times)
-                    self._sessions.end(sessions)
-                else:
-                    for timestamp, session in zip(times, sessions, strict=True):
-                        self._on_time(timestamp, session)
+            for times, cells in self._session_timers.advance_to(time):
+                # With an allowed lateness, sessions end later than they fire.
+                fires = (times == sessions.end[cells] - 1) & ~sessions.fired[cells]
+                ends = times == sessions.over_at(cells)
+                self._on_times(times, cells, fires, ends)
+                self._session_timers.fired(cells[fires & ~ends])
+                self._held.drop(cells[ends])
+                sessions.end_all(cells[ends])
         except USER_EXCEPTIONS as e:
             raise self.user_error(e, "window function", key=self.backend.key_context.current_key()) from e
         self.collector.flush()
 
-    def _results(self, sessions: list[Session]) -> Iterator[Any]:
-        """Yields the result of each session, while its key is the current one."""
-        keys, result = self.backend.key_context, self._held.result
-        for session in sessions:
-            keys.slot = session.slot
-            yield result(session)
-
-    def _on_time(self, timestamp: int, session: Session) -> None:
-        """Fires or drops a session; with an allowed lateness, it is dropped later than it fires."""
-        self.backend.key_context.slot = session.slot
-        if timestamp == session.end - 1 and session.fired != session.end:
-            self._fire_session(session, timestamp)
-            self._session_timers.fired(session)
-        if timestamp == self._sessions.over_at(session):
-            self._held.drop(session)
-            self._sessions.end((session,))
-            if self._clears:
-                self._end(TimeWindow(session.start, session.end))
-
-    def _fire_session(self, session: Session, timestamp: int) -> None:
-        """Evaluates a session of the current key."""
-        contents = self._held.result(session)
-        if contents is None:
-            return
+    def _on_times(self, times: Ints, cells: Ints, fires: Flags, ends: Flags) -> None:
+        """Evaluates the sessions that fire, and tells the window function which ones end."""
+        keys, sessions = self.backend.key_context, self._sessions
+        results = self._held.get_each(sessions.slot[cells[fires]].tolist(), cells[fires])
         if self._spec.window_function is None:
-            self.collector.collect((contents,), timestamp)
-        else:
-            self._window.current = window = TimeWindow(session.start, session.end)
-            contents = contents if self._keeps_elements else (contents,)
-            self.collector.collect(self._evaluate(self.backend.key_context.current_key(), window, contents), timestamp)
+            self.collector.collect_each(results, times[fires].tolist())
+            return
+        rows = np.flatnonzero(fires | ends) if self._clears else np.flatnonzero(fires)
+        cells = cells[rows]
+        slots, windows = (
+            sessions.slot[cells].tolist(),
+            zip(sessions.start[cells].tolist(), sessions.end[cells].tolist(), strict=True),
+        )
+        for slot, window, time, fire, end in zip(
+            slots,
+            starmap(TimeWindow, windows),
+            times[rows].tolist(),
+            fires[rows].tolist(),
+            ends[rows].tolist(),
+            strict=True,
+        ):
+            if fire:
+                self._fire_with(window, next(results), time)
+            if end and self._clears:
+                keys.slot = slot
+                self._end(window)

@@ -26,6 +26,7 @@ from dagster_flinkpy.datastream.window import (
     SessionWindowTimeGapExtractor,
 )
 from dagster_flinkpy.errors import UserFunctionError
+from dagster_flinkpy.state import session_table
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
 from dagster_flinkpy.state_processor import read_savepoint
 from tests.examples import examples
@@ -150,9 +151,10 @@ def run(graphs: list[Any], folder: Path, turns: list[int], rescale: dict[int, in
 
 @settings(max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    records=st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 60), st.integers(0, 99)), max_size=40),
-    per_epoch=st.integers(1, 15),
-    batch_size=st.integers(1, 9),
+    records=st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 60), st.integers(0, 99)), max_size=60),
+    per_epoch=st.integers(1, 25),
+    batch_size=st.integers(1, 20),
+    disorder=st.sampled_from([1, 1, 4, 100]),
     bound=st.sampled_from([0, 5, 100]),
     assigner=st.sampled_from(sorted(ASSIGNERS)),
     contents=st.sampled_from(sorted(CONTENTS)),
@@ -165,6 +167,7 @@ def test_the_quick_way_fires_and_stores_what_the_general_one_does(
     records: list[tuple[str, int, int]],
     per_epoch: int,
     batch_size: int,
+    disorder: int,
     bound: int,
     assigner: str,
     contents: str,
@@ -174,6 +177,7 @@ def test_the_quick_way_fires_and_stores_what_the_general_one_does(
     full: bool,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
+    records = sorted(records, key=lambda record: record[1] // disorder)
     graphs = []
     for each in ASSIGNERS[assigner]:
         source = events(
@@ -189,6 +193,7 @@ def test_the_quick_way_fires_and_stores_what_the_general_one_does(
 
     expected = outcome([1])
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session_table, "_SPARE_SESSIONS", 0)  # Ended sessions are forgotten soon.
         if full:  # State is written out early, before each batch.
             patch.setattr(ColumnarKeyedStateBackend, "is_full", True)
         assert outcome([0, *turns]) == expected
