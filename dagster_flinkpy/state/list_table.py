@@ -29,7 +29,7 @@ class ListTable(OverlayTable):
         self.added: Any = NamedCells() if self.namespaced else []
         """Elements of each cell that are not in storage, or None; they follow the stored list."""
         self.lists = 0
-        """The number of lists in ``stored`` and ``added``."""
+        """The number of lists in ``stored`` and ``added``; who adds one counts it."""
         self.named = self.value_type is not None and self.value_type.names_fields
         """Whether elements get field names."""
         self.unread: list[KeySlots] = []
@@ -89,7 +89,7 @@ class ListTable(OverlayTable):
     def _forget(self, part: Any, cell: Any) -> None:
         if part[cell] is not None:
             self.lists -= 1
-            if self.namespaced:
+            if type(part) is NamedCells:
                 del part[cell]
             else:
                 part[cell] = None

@@ -118,8 +118,11 @@ class KeyedListState(ListState[Any]):
         if self._namespaced or cell is None:
             cell = self.table.cell
         added = self._added[cell]
-        if added is None or self._named:
+        if self._named:
             self.table.extend(cell, [value])
+        elif added is None:
+            self._added[cell] = [value]
+            self.table.lists += 1
         else:
             added.append(value)
 
@@ -129,10 +132,13 @@ class KeyedListState(ListState[Any]):
             self.table.extend(cell, list(values))
 
     def update(self, values: list[Any]) -> None:
-        if values:
-            self.table.replace(self.table.cell, list(values))
-        else:
+        if not values:
             self.clear()
+            return
+        cell = self._keys.slot
+        if self._namespaced or cell is None:
+            cell = self.table.cell
+        self.table.replace(cell, list(values))
 
     def merge_namespaces(self, target: Any, sources: Iterable[Any]) -> None:
         """Moves the values of the current key from some namespaces to another one."""

@@ -24,6 +24,8 @@ __all__ = ["Collector"]
 
 _SINGLE = (Row, str, bytes, dict)
 """Types whose values can be iterated but are one record each."""
+_SEVERAL = frozenset({GeneratorType, list})
+"""Types whose values are records for certain."""
 _log = logging.getLogger(__name__)
 
 
@@ -63,7 +65,7 @@ class Collector:
         """Takes records, or pairs of output tag and record for side outputs. All get the same timestamp."""
         if results is None:
             return
-        for result in results if type(results) is GeneratorType else self._each(results):
+        for result in results if type(results) in _SEVERAL else self._each(results):
             if type(result) in self.rows:
                 self.fields.extend(self.fields_of(result))
                 self.timestamps.append(timestamp)
