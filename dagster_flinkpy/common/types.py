@@ -36,11 +36,30 @@ class _RowType(type):
         super().__init__(name, bases, members)
 
     def __call__(cls, /, *args: Any, **kwargs: Any) -> Row:
-        if not kwargs:
-            return row_class(None, len(args))._of(args)
-        if args:
+        if args and kwargs:
             raise ValueError("Row takes positional or named fields, not both")
-        return row_class(tuple(kwargs), len(kwargs))._of(kwargs.values())
+        key: tuple[str, ...] | int = (*kwargs,) if kwargs else len(args)
+        try:
+            return _makers[key](kwargs or args)
+        except KeyError:
+            make = _makers[key] = _maker(key)
+            return make(kwargs or args)
+
+
+_REMEMBERED = 1024
+_makers: dict[tuple[str, ...] | int, Callable[[Any], Row]] = {}
+"""What makes a row: of a dict, by its names, or of a sequence, by its length."""
+
+
+def _maker(key: tuple[str, ...] | int) -> Callable[[Any], Row]:
+    if len(_makers) == _REMEMBERED:
+        _makers.clear()
+    if isinstance(key, int):
+        return row_class(None, key)._of
+    # An item of a dict with a constant name is the fastest to read.
+    items = "".join(f"fields[{name!r}], " for name in key)
+    source = f"def f(fields):\n    row = create()\n    ({_targets(len(key))}) = ({items})\n    return row"
+    return _compiled(source, create=row_class(key, len(key))._create)
 
 
 class Row(metaclass=_RowType):
@@ -165,13 +184,6 @@ class Row(metaclass=_RowType):
 
         return row_hash_code(self._row_kind.value, self._values, self._names)
 
-    def __getattr__(self, name: str) -> Any:
-        # Called only for names without a slot. Private names are never fields; copy and pickle look for some.
-        if name.startswith("_") or self._names is None or name not in self._names:
-            known = "only positions, such as row[0]" if self._names is None else ", ".join(map(repr, self._names))
-            raise AttributeError(f"the row has no field {name!r}; it has {known}")
-        return self[name]
-
     def __contains__(self, item: object) -> bool:
         return item in (self._values if self._names is None else self._names)
 
@@ -214,7 +226,7 @@ def rows_of(field_names: tuple[str, ...], columns: Sequence[Sequence[Any]], coun
     return rows
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=_REMEMBERED)
 def row_class(names: tuple[str, ...] | None, width: int, row_kind: RowKind = RowKind.INSERT) -> type[Row]:
     """Returns the class of rows with these names, or none, this number of fields and this kind.
 
@@ -228,10 +240,13 @@ def row_class(names: tuple[str, ...] | None, width: int, row_kind: RowKind = Row
     fields = dict(
         reversed(list(zip(names or (), slots._slots, strict=False)))
     )  # if a name repeats, the first one counts
-    members = {n: vars(slots)[slot] for n, slot in fields.items() if not n.startswith("_") and not hasattr(Row, n)}
+    taken = vars(object) | vars(Row)  # not hasattr(), which would also find the methods of types, such as mro
+    members = {n: vars(slots)[slot] for n, slot in fields.items() if not n.startswith("_") and n not in taken}
     members |= {"_names": names, "_row_kind": row_kind}
     members["_getters"] = slots._getters | {n: attrgetter(slot) for n, slot in fields.items()}
-    return _make_class(slots, members)
+    # With __getattr__, which could say this too, CPython 3.11 would read each attribute six times as slowly.
+    title = "Row without names" if names is None else f"Row({', '.join(map(repr, names))})"
+    return _make_class(title, slots, members)
 
 
 @cache
@@ -245,15 +260,16 @@ def _slots_class(width: int) -> type[Row]:
     members["_getters"] = {i: attrgetter(slots[i]) for i in range(-width, width)}
     members["_set"] = _compiled(f"def f(row, values): ({_targets(width)}) = values")
     members["__iter__"] = _compiled(f"def f(row): return iter(({_targets(width)}))")
-    return _make_class(Row, members)
+    return _make_class("Row", Row, members)
 
 
-def _make_class(base: type[Row], members: dict[str, Any]) -> type[Row]:
-    made = cast("type[Row]", _RowType("Row", (base,), {"__slots__": (), "__module__": __name__, **members}, made=True))
+def _make_class(title: str, base: type[Row], members: dict[str, Any]) -> type[Row]:
+    """Returns a class of rows. The message about an unknown attribute begins with its title."""
+    made = cast("type[Row]", _RowType(title, (base,), {"__slots__": (), "__module__": __name__, **members}, made=True))
     made._create = type.__call__.__get__(made)  # bypasses the metaclass, without a Python call
     if hasattr(made, "_slots"):
-        source = f"def f(values):\n    row = new(kind)\n    ({_targets(made._width)}) = values\n    return row"
-        made._of = staticmethod(_compiled(source, new=object.__new__, kind=made))
+        source = f"def f(values):\n    row = create()\n    ({_targets(made._width)}) = values\n    return row"
+        made._of = staticmethod(_compiled(source, create=made._create))
     return made
 
 

@@ -45,8 +45,8 @@ def test_a_row_of_names_makes_rows() -> None:
 def test_any_keyword_is_a_field() -> None:
     row = Row(self=1, cls=2, mro=3, args=4, kwargs=5)
     assert (row.self, row.cls, row.mro, row.args, row.kwargs) == (1, 2, 3, 4, 5)
-    row = Row(**{"a b": 1, "": 2, "_0": 3, "__class__": 4, "append": 5})
-    assert [row[name] for name in ("a b", "", "_0", "__class__", "append")] == [*row] == [1, 2, 3, 4, 5]
+    row = Row(**{"a b": 1, "": 2, "_0": 3, "__class__": 4, "append": 5, "\0\ud800'": 6})
+    assert [row[name] for name in ("a b", "", "_0", "__class__", "append", "\0\ud800'")] == [*row] == [1, 2, 3, 4, 5, 6]
     assert pickle.loads(pickle.dumps(row)) == row
 
 
@@ -90,9 +90,9 @@ def test_unknown_fields() -> None:
             _ = row.age
         with pytest.raises(ValueError, match="age"):
             row["age"]
-    with pytest.raises(AttributeError, match="it has 'name', 'size'"):
+    with pytest.raises(AttributeError, match=r"'Row\('name', 'size'\)' object has no attribute 'age'"):
         _ = Row(name="Alice", size=2).age
-    with pytest.raises(AttributeError, match="only positions"):
+    with pytest.raises(AttributeError, match="'Row without names' object"):
         _ = Row("Alice").age
         with pytest.raises(ValueError, match="age"):
             row["age"] = 1
