@@ -10,6 +10,7 @@ from types import GeneratorType
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation
@@ -103,11 +104,15 @@ class Collector:
         if kind is tuple and len(result) == 2 and isinstance(result[0], OutputTag):
             self.collect_side(result[0].tag_id, result[1], timestamp)
             return
+        alone = kind in self._unchanging or (kind in self._flat and getrefcount(result) <= PASSED)
+        self.add(result if alone else copied(result))
+        self.timestamps.append(timestamp)
+
+    def add(self, result: Any) -> None:
+        """Takes a record of the main output that nothing changes any more, without its timestamp."""
         if self.fields:
             self._make_rows()
-        alone = kind in self._unchanging or (kind in self._flat and getrefcount(result) <= PASSED)
-        self._main.append(result if alone else copied(result))
-        self.timestamps.append(timestamp)
+        self._main.append(result)
 
     def _make_rows(self) -> None:
         """Turns the fields into rows, because records of another kind follow them."""
@@ -133,18 +138,27 @@ class Collector:
 
     def flush(self) -> None:
         """Sends all gathered records."""
-        column = self._take_column() if self.fields else None
-        for tag, values in self._values.items():
-            if self._timestamps[tag]:
-                timestamps = np.array(self._timestamps[tag], dtype=np.int64)
-                self._timestamps[tag].clear()
-                producer = self._context.vertex.uid
-                if column is not None and tag is None:
-                    batch = StreamBatch(self._types[tag], timestamps, column=column, producer=producer)
-                else:
-                    batch = StreamBatch(self._types[tag], timestamps, values=list(values), producer=producer)
-                    values.clear()
-                self._context.emit(tag, batch)
+        for tag, times in self._timestamps.items():
+            if times:
+                timestamps = np.array(times, dtype=np.int64)
+                times.clear()
+                self._send(tag, timestamps)
+
+    def flush_at(self, timestamps: npt.NDArray[np.int64]) -> None:
+        """Sends the records of the main output, which were taken without their timestamps."""
+        if len(timestamps):
+            self._send(None, timestamps)
+
+    def _send(self, tag: str | None, timestamps: npt.NDArray[np.int64]) -> None:
+        kind, producer = self._types[tag], self._context.vertex.uid
+        column = self._take_column() if tag is None and self.fields else None
+        if column is not None:
+            batch = StreamBatch(kind, timestamps, column=column, producer=producer)
+        else:
+            values = self._values[tag]
+            batch = StreamBatch(kind, timestamps, values=list(values), producer=producer)
+            values.clear()
+        self._context.emit(tag, batch)
 
     def _take_column(self) -> pa.Array | None:
         """Returns the rows as a column, or None if there are other records, too, or a field has another type."""

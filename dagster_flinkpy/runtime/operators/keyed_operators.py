@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from types import GeneratorType
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -332,11 +332,10 @@ class ReduceOperator(KeyedOperator):
         records = zip(self.slots(batch), batch.each_value(), strict=True)
         keys, table = self.backend.key_context, self._state.table
         reduce, held, changed, name_fields = self._reduce, table.values, table.changed, table.value_type.name_fields
-        output_type = self.context.vertex.output_type
-        unchanging, row = unchanging_types(output_type), plain_row(output_type)
         # A function may change the value that state has, so what is sent is a copy, or its fields alone.
-        fields: Any = None if row is None else cast("property", row._values).fget
-        sent: list[Any] = []
+        output_type, collector, sends = self.context.vertex.output_type, self.collector, not self._final_only
+        unchanging, row = unchanging_types(output_type), plain_row(output_type)
+        fields_of, take = collector.fields_of, collector.fields.extend
         value: Any = UNKNOWN
         try:
             for keys.slot, value in records:
@@ -347,20 +346,17 @@ class ReduceOperator(KeyedOperator):
                     name_fields(reduced)
                 held[slot] = reduced
                 changed[slot] = True
-                if self._final_only:
-                    if before is None:
-                        self.timers.register(MAX_WATERMARK)
-                elif type(reduced) is row:
-                    sent.append(fields(reduced))
-                else:
-                    sent.append(reduced if type(reduced) in unchanging else copied(reduced))
+                if sends:
+                    if type(reduced) is row:
+                        take(fields_of(reduced))
+                    else:
+                        collector.add(reduced if type(reduced) in unchanging else copied(reduced))
+                elif before is None:
+                    self.timers.register(MAX_WATERMARK)
         except USER_EXCEPTIONS as e:
             raise self.user_error(e, "reduce()", key=keys.current_key(), value=value) from e
-        if sent:
-            result = StreamBatch(output_type, batch.timestamps, values=sent, producer=self.context.vertex.uid)
-            if row is not None:
-                result = StreamBatch(output_type, batch.timestamps, column=result.column, producer=result.producer)
-            self.context.emit(None, result)
+        if sends:
+            collector.flush_at(batch.timestamps)
 
     def on_watermark(self, watermark: int) -> None:
         for timestamp, _, _ in self.due_timers(watermark):
