@@ -43,6 +43,12 @@ def other_order(one: Any, other: Any) -> Any:
     return Row(value=one["value"] + other["value"], time=other["time"], key=other["key"])
 
 
+def in_turn(one: Any, other: Any) -> Any:
+    key, time, total = other["key"], other["time"], one["value"] + other["value"]
+    forms = Row(key=key, time=time, value=total), Row(key, time, total), Row(value=total, time=time, key=key)
+    return forms[total % len(forms)]
+
+
 def sums(given: list[tuple[str, int, int]]) -> list[tuple[str, int]]:
     totals: dict[str, int] = {}
     expected = []
@@ -58,7 +64,7 @@ def sums(given: list[tuple[str, int, int]]) -> list[tuple[str, int]]:
 def test_a_running_reduction_sends_each_value_as_it_was(
     tmp_path_factory: Any, type_info: Any, given_records: list[tuple[str, int, int]], batch_size: int, chained: bool
 ) -> None:
-    functions = [change, change_other, unnamed] + ([] if type_info is UNNAMED else [other_order])
+    functions = [change, change_other, unnamed] + ([] if type_info is UNNAMED else [other_order, in_turn])
     for function in functions:
         stream = events(environment(), given_records, batch_size=batch_size).map(lambda e: Row(*e), type_info)
         reduced = stream.key_by(lambda e: e[0]).reduce(function)
