@@ -44,8 +44,7 @@ def window_fold_of(spec: WindowSpec) -> ColumnFold | None:
 def local_aggregate_of(spec: OperatorSpec) -> LocalAggregate | None:
     """Returns the first phase of an operator whose results do not show how its records were combined, or None."""
     if isinstance(spec, WindowSpec):
-        # In processing time, a record is in the window of the time at which the operator gets it.
-        fold = window_fold_of(spec) if spec.assigner.is_event_time() else None
+        fold = window_fold_of(spec)
     elif isinstance(spec, ReduceSpec) and (spec.final_only or spec.mini_batch):
         fold = fold_of(spec.function, spec.type_info, spec.type_info)
     elif isinstance(spec, RollingAggregateSpec) and spec.mini_batch:
@@ -54,7 +53,8 @@ def local_aggregate_of(spec: OperatorSpec) -> LocalAggregate | None:
         return None
     if fold is None or not fold.combines:
         return None
-    if not isinstance(spec, WindowSpec):
+    if not isinstance(spec, WindowSpec) or not spec.assigner.is_event_time():
+        # In processing time, a record is in the windows of the time at which the operator gets it.
         return LocalAggregate(fold, None)
     assigner: Any = spec.assigner
     slide = getattr(assigner, "slide", assigner.size)
@@ -71,7 +71,7 @@ class LocalAggregate:
     Args:
         fold: The aggregation.
         slices: Length and offset of the slices, in milliseconds. Records of a slice are in the same windows. None if
-            time does not matter before the end of all input.
+            the times of records do not matter before the end of all input.
     """
 
     def __init__(self, fold: ColumnFold, slices: tuple[int, int] | None) -> None:

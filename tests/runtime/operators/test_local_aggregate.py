@@ -17,11 +17,16 @@ from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK, WatermarkStrategy
 from dagster_flinkpy.datastream import OutputTag, RuntimeExecutionMode
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
-from dagster_flinkpy.datastream.window import SlidingEventTimeWindows, TumblingEventTimeWindows
+from dagster_flinkpy.datastream.window import (
+    SlidingEventTimeWindows,
+    SlidingProcessingTimeWindows,
+    TumblingEventTimeWindows,
+    TumblingProcessingTimeWindows,
+)
 from dagster_flinkpy.errors import TypeMismatchError
 from dagster_flinkpy.runtime.operators import local_aggregate
 from dagster_flinkpy.runtime.operators.local_aggregate import LocalAggregate, local_aggregate_of
-from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
+from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
 from tests.examples import examples
 from tests.runtime.harness import collect_all, random_order
 from tests.runtime.operators.test_aggregate_operators import (
@@ -218,6 +223,18 @@ def test_records_of_a_key_and_slice_become_one():
     assert local.closes == -1
     assert sums(local.take()) == [("a", 3, 4), ("b", 4, 2), ("a", 10, 4), ("b", -1, 5)]
     assert local.take() == [] and local.closes == MAX_WATERMARK
+
+
+def test_in_processing_time_records_of_a_key_become_one():
+    """Whatever their times, or without any."""
+    for assigner in (TumblingProcessingTimeWindows(10), SlidingProcessingTimeWindows(20, 15)):
+        local = local_aggregate_of(windows(assigner=assigner))
+        assert local is not None
+        records = batch(["a", "b", "a"], [3, NO_TIMESTAMP, 99], [1, 2, 3])
+        assert local.takes(records)
+        assert not add(local, records)
+        assert local.closes == MAX_WATERMARK
+        assert sums(local.take()) == [("a", 3, 4), ("b", NO_TIMESTAMP, 2)]
 
 
 def test_it_stops_where_it_does_not_pay():

@@ -1,9 +1,11 @@
-"""Processing-time windows: batch by batch, in columns and record by record give the same results and state."""
+"""Processing-time windows: in two phases, batch by batch, in columns and record by record give the same results and
+state."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ from dagster_flinkpy.runtime.operators.aligned_windows import AlignedWindowOpera
 from dagster_flinkpy.runtime.operators.window_operator import WindowOperator
 from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt, ManualClock, collect_graph, collected
-from tests.runtime.operators.test_aggregate_operators import operator_of, stamped
+from tests.runtime.operators.test_aggregate_operators import one_phase, operator_of, stamped
 from tests.runtime.programs import environment
 
 EVENT = Types.ROW_NAMED(["key", "value"], [Types.STRING(), Types.LONG()])
@@ -55,6 +57,7 @@ class Epoch:
     time: int
     parallelism: int
     operator: Callable[..., Any]
+    two_phases: bool = False
 
 
 def run(graph: Any, epochs: list[Epoch]) -> list[list[Any]]:
@@ -64,7 +67,9 @@ def run(graph: Any, epochs: list[Epoch]) -> list[list[Any]]:
         for epoch in epochs:
             clock.time = epoch.time
             patch.setitem(operator_factory._OPERATORS, WindowSpec, epoch.operator)
-            with HarnessAttempt(graph, Path(folder), clock=clock, parallelism=epoch.parallelism) as attempt:
+            # Only the first operator takes what a sender has combined.
+            phases = nullcontext() if epoch.operator is OPERATORS[0] and epoch.two_phases else one_phase()
+            with phases, HarnessAttempt(graph, Path(folder), clock=clock, parallelism=epoch.parallelism) as attempt:
                 if attempt.restored is not None:
                     attempt.commit_restored()
                 attempt.run_epoch()
@@ -82,7 +87,9 @@ def program(windowed_by: Any, fold: str, records: list[Any]) -> Any:
 @given(
     # Most clocks go on, some are set back.
     epochs=st.lists(
-        st.builds(Epoch, st.integers(0, 60), st.integers(1, 3), st.sampled_from(OPERATORS)), min_size=2, max_size=6
+        st.builds(Epoch, st.integers(0, 60), st.integers(1, 3), st.sampled_from(OPERATORS), st.booleans()),
+        min_size=2,
+        max_size=6,
     ).flatmap(lambda each: st.sampled_from([each, sorted(each, key=lambda epoch: epoch.time)])),
     records=st.lists(st.tuples(st.sampled_from("abcd"), st.integers(-9, 9)), min_size=1, max_size=6 * PER_EPOCH),
     assigner=st.one_of(
