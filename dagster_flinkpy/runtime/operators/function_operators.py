@@ -70,7 +70,7 @@ class MapOperator(FunctionOperator):
         each = map(records.pop, repeat(-1, len(batch)))  # nobody holds a record that was taken, so it needs no copy
         try:
             values = [
-                v if type(v) in unchanging or (type(v) in flat and getrefcount(v) <= ALONE) else copied(v)
+                v if (type(v) in flat and getrefcount(v) <= ALONE) or type(v) in unchanging else copied(v)
                 for v in map(self._map, each)
             ]
         except USER_EXCEPTIONS as e:
