@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -113,26 +114,42 @@ class SessionTable(OverlayTable):
 
     # --- sessions ----------------------------------------------------------------------------------------------------
 
-    def begin(self, slots: Cells | int, starts: Cells | int, ends: Cells | int, count: int) -> int:
-        """Adds sessions, which must be linked, and returns the first of their numbers."""
+    def begin(self, slots: Cells, starts: Cells, ends: Cells) -> Cells:
+        """Adds sessions, which must be linked, and returns their numbers."""
+        first = self._reserve(len(slots))
+        added = slice(first, self._size)
+        self.slot[added], self.start[added], self.end[added] = slots, starts, ends
+        self.state_start[added], self.state_end[added] = starts, ends
+        self.older[added], self.due[added], self.live[added] = -1, MIN_TIME, True
+        return np.arange(first, self._size)
+
+    def begin_one(self, slot: int, start: int, end: int) -> int:
+        """Adds a session, which must be linked, and returns its number. For one, it is several times faster."""
+        cell = self._reserve(1)
+        self.slot[cell] = slot
+        self.start[cell] = self.state_start[cell] = start
+        self.end[cell] = self.state_end[cell] = end
+        self.older[cell] = -1
+        self.due[cell] = MIN_TIME
+        self.live[cell] = True
+        return cell
+
+    def _reserve(self, count: int) -> int:
+        """Makes room for more sessions, and returns the first of their numbers."""
         first, self._size = self._size, self._size + count
         if self._size > len(self.live):
             for name in (*_NUMBERS, *_FLAGS):
                 setattr(self, name, grown(getattr(self, name), self._size, 0))
             for follower in self.followers:
                 follower.grow(len(self.live))
-        added = slice(first, self._size)
-        self.slot[added], self.start[added], self.end[added] = slots, starts, ends
-        self.state_start[added], self.state_end[added] = starts, ends
-        self.older[added], self.due[added], self.live[added] = -1, MIN_TIME, True
         return first
 
     def end_all(self, cells: Cells) -> None:
         """Ends sessions."""
         self.retire(cells)
         # Nearly always, the oldest sessions of a key end first.
-        for slot in set(self.slot[cells[self._alive(self.older[cells]) >= 0]].tolist()):
-            self.link(slot, self.chain(slot, ended=True))
+        slots = set(self.slot[cells[self._alive(self.older[cells]) >= 0]].tolist())
+        self.link({slot: self.chain(slot, ended=True) for slot in slots})
 
     def retire(self, cells: Cells) -> None:
         """Ends sessions of keys that are linked anew, or whose older sessions have ended."""
@@ -180,9 +197,7 @@ class SessionTable(OverlayTable):
                 rows, slots, starts, ends = rows[kept], slots[kept], starts[kept], ends[kept]
                 continue
             reached = reach[np.concatenate([opens[1:], [len(rows)]]) - 1]
-            begun = int(new.sum())
-            number = self.begin(slots[opens[new]], starts[opens[new]], reached[new], begun)
-            cells[new] = np.arange(number, number + begun)
+            cells[new] = self.begin(slots[opens[new]], starts[opens[new]], reached[new])
             older = np.where(first[opens], newest[opens], np.concatenate([[-1], cells[:-1]]))
             self.older[cells[new]] = older[new]
             self._set_ends(cells[~new], reached[~new])
@@ -216,11 +231,16 @@ class SessionTable(OverlayTable):
             cell = self.older.item(cell)
         return found[::-1]
 
-    def link(self, slot: int, chain: list[int]) -> None:
-        """Sets the sessions of a key, in order of time."""
-        cells = np.array([-1, *chain], dtype=np.int64)
+    def link(self, chains: dict[int, list[int]]) -> None:
+        """Sets the sessions of keys, in order of time; those of a key with an empty list stay as they are."""
+        slots = [slot for slot, cells in chains.items() if cells]
+        if not slots:
+            return
+        cells = np.fromiter(chain.from_iterable(chains.values()), dtype=np.int64)
+        stops = np.cumsum([len(chains[slot]) for slot in slots], dtype=np.int64)
         self.older[cells[1:]] = cells[:-1]
-        self.newest[slot] = cells[-1]
+        self.older[cells[np.concatenate([[0], stops[:-1]])]] = -1
+        self.newest[slots] = cells[stops - 1]
 
     def at(self, slots: Cells, times: Cells) -> Cells:
         """Returns the newest session of each key that starts at a time or before it; -1 if there is none."""
@@ -258,14 +278,11 @@ class SessionTable(OverlayTable):
         assert self.map_key_type is not None
         self.newest = grown(self.newest, keys.first + len(keys.column), -1)
         slots, starts, ends, state_windows = stored_windows(self, keys, "map_key")
-        count = len(slots)
-        number = self.begin(slots, starts, ends, count)
-        added = slice(number, number + count)
-        self.state_start[added], self.state_end[added] = _bounds(state_windows)
-        self.due[added] = self.stored_end[added] = self.timers_end[added] = ends
-        self.stored_start[added] = self.timers_start[added] = starts
-        self.stored[added] = self.timers_stored[added] = True
-        cells = np.arange(number, number + count)
+        cells = self.begin(slots, starts, ends)
+        self.state_start[cells], self.state_end[cells] = _bounds(state_windows)
+        self.due[cells] = self.stored_end[cells] = self.timers_end[cells] = ends
+        self.stored_start[cells] = self.timers_start[cells] = starts
+        self.stored[cells] = self.timers_stored[cells] = True
         self.older[cells[1:]] = np.where(slots[1:] == slots[:-1], cells[:-1], -1)
         self.newest[slots] = cells  # The last one of each key counts.
 

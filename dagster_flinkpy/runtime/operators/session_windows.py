@@ -146,7 +146,7 @@ class SessionWindowOperator(WindowOperator):
         if self._event_time:
             passed = watermark + 1
             over = inf if watermark == MAX_WATERMARK else passed - self._spec.allowed_lateness
-        chains = {slot: sessions.chain(slot) for slot in set(slots[rows].tolist())}
+        chains: dict[int, list[int]] = {}
         touched: dict[int, None] = {}
         value: Any = UNKNOWN
         windows = zip(
@@ -155,7 +155,10 @@ class SessionWindowOperator(WindowOperator):
         try:
             for row, (keys.slot, start, end, timestamp) in zip(rows.tolist(), windows, strict=True):
                 value = values[row]
-                cell = self._place(chains[keys.slot], start, end, over, touched)
+                chain = chains.get(keys.slot)
+                if chain is None:
+                    chain = chains[keys.slot] = sessions.chain(keys.slot)
+                cell = self._place(chain, start, end, over, touched) if chain or end > over else None
                 if cell is None:
                     self._skip(value, timestamp)
                     continue
@@ -166,8 +169,7 @@ class SessionWindowOperator(WindowOperator):
                     self._fire_session(cell, timestamp)
         except USER_EXCEPTIONS as e:
             raise self._failed(e, value) from e
-        for slot, chain in chains.items():
-            sessions.link(slot, chain)
+        sessions.link(chains)
         cells = np.array(list(touched), dtype=np.int64)
         sessions.mark(cells)
         self._session_timers.register(cells)
@@ -191,7 +193,7 @@ class SessionWindowOperator(WindowOperator):
         if first == last:
             if end <= over:
                 return None
-            cell = sessions.begin(self.backend.key_context.slot, start, end, 1)
+            cell = sessions.begin_one(self.backend.key_context.slot, start, end)
             chain.insert(first, cell)
             return cell
         cell, *others = chain[first:last]
