@@ -44,7 +44,7 @@ STAGES = (
 
 _OURS = f"{os.sep}dagster_flinkpy{os.sep}"
 _RULES: tuple[tuple[str, tuple[str, ...], str], ...] = (
-    ("runtime/shuffle/wire.py", ("decode_buffer", "rows_of"), "decode"),
+    ("runtime/shuffle/wire.py", ("decode_buffer", "decode_buffers", "_read", "_decode", "rows_of"), "decode"),
     ("runtime/shuffle/wire.py", (), "encode"),
     ("runtime/shuffle/record_writer.py", ("flush_lane", "_send"), "encode"),
     ("runtime/shuffle/record_writer.py", (), "split"),

@@ -82,7 +82,8 @@ class _LiveTask(StageTask):
         return list(self._tasks.values())
 
     def send(self) -> TaskOutput:
-        for task in self._tasks.values():
+        for task in self._entered(self._tasks.values()):
+            task.process_held()
             for output in task.outputs:
                 output.flush()
         return self._output

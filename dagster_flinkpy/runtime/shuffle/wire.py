@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
@@ -36,6 +36,7 @@ __all__ = [
     "TaskOutput",
     "WireRow",
     "decode_buffer",
+    "decode_buffers",
     "encode_buffer",
     "rows_of",
 ]
@@ -177,8 +178,25 @@ def _write(batch: pa.RecordBatch, sink: pa.NativeFile) -> None:
 
 def decode_buffer(payload: pa.Buffer, type_info: TypeInformation) -> StreamBatch:
     """Decodes the records of a BUFFER row, with their keys if the edge is keyed; also those that were combined."""
+    return _decode(_read(payload), type_info)
+
+
+def decode_buffers(payloads: Sequence[pa.Buffer], type_info: TypeInformation) -> Iterator[StreamBatch]:
+    """Decodes BUFFER rows like :func:`decode_buffer`, and joins those that follow each other and have one format."""
+    read = [_read(payload) for payload in payloads]
+    start = 0
+    for i in range(1, len(read) + 1):
+        if i == len(read) or not read[i].schema.equals(read[start].schema, check_metadata=True):
+            yield _decode(pa.concat_batches(read[start:i]) if i > start + 1 else read[start], type_info)
+            start = i
+
+
+def _read(payload: pa.Buffer) -> pa.RecordBatch:
     with pa.ipc.open_stream(payload) as reader:
-        batch = reader.read_next_batch()
+        return reader.read_next_batch()
+
+
+def _decode(batch: pa.RecordBatch, type_info: TypeInformation) -> StreamBatch:
     names, metadata, values = batch.schema.names, batch.schema.metadata or {}, batch.column("value")
     if "timestamp" in names:
         timestamps = batch.column("timestamp").to_numpy()

@@ -27,8 +27,8 @@ from dagster_flinkpy.runtime.operators.stream_operator import StreamOperator
 from dagster_flinkpy.runtime.record_counts import TaskCount
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 from dagster_flinkpy.runtime.shuffle.channel_selectors import upstream_subtasks
-from dagster_flinkpy.runtime.shuffle.record_writer import RecordWriter
-from dagster_flinkpy.runtime.shuffle.wire import Kind, decode_buffer, encode_buffer
+from dagster_flinkpy.runtime.shuffle.record_writer import BUFFER_SIZE, RecordWriter
+from dagster_flinkpy.runtime.shuffle.wire import Kind, decode_buffers, encode_buffer
 from dagster_flinkpy.runtime.task.barrier_handlers import (
     Abort,
     AddToChannelState,
@@ -56,6 +56,8 @@ __all__ = ["Cancelled", "ChainingOutput", "OperatorTask", "Output", "RecordWrite
 
 _IDLE, _ACTIVE = b"\x01", b"\x00"
 _WATERMARK_BYTES = 8
+_JOINED_SIZE = BUFFER_SIZE // 2
+"""The size of small buffers that are processed together, in bytes."""
 
 Channel = tuple[int, int]
 """Id of the edge and index of the upstream subtask."""
@@ -268,6 +270,8 @@ class OperatorTask:
         """Origins that were reported downstream as idle until the next barrier."""
         self._metrics = OperatorIOMetrics()
         self._shuffled = {e.id for e in self._edges.values() if not graph.is_chained(e)}
+        self._held: list[tuple[JobEdge, pa.Buffer]] = []
+        """Buffers of one edge that are processed with the next ones."""
         self._consumed: dict[int, dict[str, str]] = {}
         """Digests of the consumed output, by checkpoint and ``uid/subtask`` of the upstream subtask."""
         self._taken: dict[int, _Taken] = {}
@@ -385,21 +389,39 @@ class OperatorTask:
                 f"last barrier, {last}"
             )
         encoded = isinstance(value, pa.Buffer)
+        if kind is Kind.BUFFER and encoded:
+            self._hold(self._edges[channel[0]], value)
+            return
+        self.process_held()
         if kind is Kind.BUFFER:
-            edge = self._edges[channel[0]]
-            if encoded:
-                if edge.id in self._shuffled:
-                    self._metrics.bytes_in += value.size
-                value = decode_buffer(value, edge.type_info)
-                value.producer = edge.source
-                self._task.count.add(len(value))
-            self._on_records(edge.input_index, value)
+            self._on_records(self._edges[channel[0]].input_index, value)
         elif kind is Kind.LATENCY_MARKER:
             self.on_latency_marker(LatencyMarker.from_bytes(value.to_pybytes()) if encoded else value)
         else:
             origin, what = _decode(kind, value.to_pybytes()) if encoded else value
             for each in [origin] if origin else watermark_origins(self._job.graph, self._edges[channel[0]].source):
                 self._on_event_time(channel, kind, each, what, epoch)
+
+    def _hold(self, edge: JobEdge, payload: pa.Buffer) -> None:
+        """Takes a buffer. Small ones, as many senders send, wait for those that follow, and are processed as one."""
+        if self._held and self._held[0][0] is not edge:
+            self.process_held()
+        self._held.append((edge, payload))
+        if sum(held.size for _, held in self._held) >= _JOINED_SIZE:
+            self.process_held()
+
+    def process_held(self) -> None:
+        """Processes the buffers that wait for others."""
+        if not self._held:
+            return
+        held, self._held = self._held, []
+        edge, payloads = held[0][0], [payload for _, payload in held]
+        if edge.id in self._shuffled:
+            self._metrics.bytes_in += sum(payload.size for payload in payloads)
+        for batch in decode_buffers(payloads, edge.type_info):
+            batch.producer = edge.source
+            self._task.count.add(len(batch))
+            self._on_records(edge.input_index, batch)
 
     def _on_records(self, input_index: int, batch: StreamBatch) -> None:
         self._metrics.records_in += len(batch)
@@ -419,6 +441,7 @@ class OperatorTask:
         store = self._job.job_storage.open()
         for row in read_channel_state(handles, list(self._edges.values()), store, operator=self.vertex.uid):
             self._deliver((row.edge.id, row.channel), Kind(row.kind), row.payload, BEFORE)
+        self.process_held()
 
     # --- time --------------------------------------------------------------------------------------------------------
 
@@ -500,6 +523,7 @@ class OperatorTask:
         The barrier carries a digest of everything that the task has sent. With it, consumers can distinguish two
         attempts of a task that sent different records.
         """
+        self.process_held()
         self.on_processing_time()
         started = time.perf_counter_ns()
         operator_state, raw_keyed = self.context.state.snapshot(checkpoint_id)
