@@ -155,6 +155,9 @@ class LocalAggregate:
 
     def _groups(self, keys: pa.Array[Any], times: Ints) -> tuple[Ints, Ints]:
         """Numbers the pairs of key and slice; returns the number of each row, and the first row of each pair."""
+        if self._slices is None and not _are_dense(keys):
+            first, groups = distinct_rows(keys)
+            return groups, first
         codes = _codes(keys)
         if self._slices is not None:
             length, offset = self._slices
@@ -175,14 +178,19 @@ class LocalAggregate:
         return batches
 
 
+def _are_dense(column: pa.Array[Any]) -> bool:
+    """Returns whether the values are integers of a range that is not much longer than the column."""
+    if not pa.types.is_integer(column.type) or not len(column):
+        return False
+    numbers = column.to_numpy()
+    return int(numbers.max()) - int(numbers.min()) < 4 * len(numbers)
+
+
 def _codes(column: pa.Array[Any]) -> Ints:
     """Returns small numbers that are equal where values are."""
-    if pa.types.is_integer(column.type) and len(column):
-        numbers = column.to_numpy()
-        least = int(numbers.min())
-        if int(numbers.max()) - least < 4 * len(numbers):
-            codes: Ints = (numbers - numbers.dtype.type(least)).astype(np.int64, copy=False)
-            return codes
+    if _are_dense(column):
+        numbers: Ints = column.to_numpy().astype(np.int64, copy=False)  # a difference of bytes may be no byte
+        return numbers - numbers.min()
     return distinct_rows(column)[1]
 
 

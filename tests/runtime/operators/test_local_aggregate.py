@@ -237,6 +237,16 @@ def test_in_processing_time_records_of_a_key_become_one():
         assert sums(local.take()) == [("a", 3, 4), ("b", NO_TIMESTAMP, 2)]
 
 
+@pytest.mark.parametrize(("kind", "bits"), [(Types.BYTE(), 8), (Types.SHORT(), 16)])
+def test_keys_of_the_whole_range_of_a_narrow_type_are_told_apart(kind, bits):
+    local = local_aggregate_of(windows())
+    assert local is not None
+    numbers = [*range(-(2 ** (bits - 1)), 2 ** (bits - 1))]
+    keys = pa.array(numbers * 2, kind.arrow_type)
+    assert not local.add(kind, keys, batch(["a"] * len(keys), [0] * len(keys), [1] * len(keys)))
+    assert sums(local.take()) == [(number, 0, 2) for number in numbers]
+
+
 def test_it_stops_where_it_does_not_pay():
     local = local_aggregate_of(windows())
     assert local is not None
