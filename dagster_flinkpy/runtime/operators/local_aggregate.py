@@ -190,7 +190,8 @@ def _codes(column: pa.Array[Any]) -> Ints:
     """Returns small numbers that are equal where values are."""
     if _are_dense(column):
         numbers: Ints = column.to_numpy().astype(np.int64, copy=False)  # a difference of bytes may be no byte
-        return numbers - numbers.min()
+        codes: Ints = numbers - numbers.min()
+        return codes
     return distinct_rows(column)[1]
 
 
