@@ -272,6 +272,7 @@ class OperatorTask:
         self._shuffled = {e.id for e in self._edges.values() if not graph.is_chained(e)}
         self._held: list[tuple[JobEdge, pa.Buffer]] = []
         """Buffers of one edge that are processed with the next ones."""
+        self._held_bytes = 0
         self._consumed: dict[int, dict[str, str]] = {}
         """Digests of the consumed output, by checkpoint and ``uid/subtask`` of the upstream subtask."""
         self._taken: dict[int, _Taken] = {}
@@ -407,17 +408,18 @@ class OperatorTask:
         if self._held and self._held[0][0] is not edge:
             self.process_held()
         self._held.append((edge, payload))
-        if sum(held.size for _, held in self._held) >= _JOINED_SIZE:
+        self._held_bytes += payload.size
+        if self._held_bytes >= _JOINED_SIZE:
             self.process_held()
 
     def process_held(self) -> None:
         """Processes the buffers that wait for others."""
         if not self._held:
             return
-        held, self._held = self._held, []
-        edge, payloads = held[0][0], [payload for _, payload in held]
+        edge, payloads = self._held[0][0], [payload for _, payload in self._held]
         if edge.id in self._shuffled:
-            self._metrics.bytes_in += sum(payload.size for payload in payloads)
+            self._metrics.bytes_in += self._held_bytes
+        self._held, self._held_bytes = [], 0
         for batch in decode_buffers(payloads, edge.type_info):
             batch.producer = edge.source
             self._task.count.add(len(batch))
