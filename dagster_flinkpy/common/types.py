@@ -35,6 +35,10 @@ class _RowType(type):
     def __init__(cls, name: str, bases: tuple[type, ...], members: dict[str, Any], **_: bool) -> None:
         super().__init__(name, bases, members)
 
+    @property
+    def __name__(cls) -> str:  # type: ignore[override]
+        return "Row"  # Python's message about an unknown attribute has the other name: see _make_class().
+
     def __call__(cls, /, *args: Any, **kwargs: Any) -> Row:
         if args and kwargs:
             raise ValueError("Row takes positional or named fields, not both")
@@ -263,9 +267,12 @@ def _slots_class(width: int) -> type[Row]:
     return _make_class("Row", Row, members)
 
 
+_CLASS = {"__slots__": (), "__module__": __name__, "__qualname__": "Row"}
+
+
 def _make_class(title: str, base: type[Row], members: dict[str, Any]) -> type[Row]:
     """Returns a class of rows. The message about an unknown attribute begins with its title."""
-    made = cast("type[Row]", _RowType(title, (base,), {"__slots__": (), "__module__": __name__, **members}, made=True))
+    made = cast("type[Row]", _RowType(title, (base,), {**_CLASS, **members}, made=True))
     made._create = type.__call__.__get__(made)  # bypasses the metaclass, without a Python call
     if hasattr(made, "_slots"):
         source = f"def f(values):\n    row = create()\n    ({_targets(made._width)}) = values\n    return row"

@@ -27,6 +27,11 @@ def test_positional_fields() -> None:
     assert len(Row()) == 0
 
 
+def test_all_classes_of_rows_have_the_same_name() -> None:
+    for row in (Row("Alice"), Row(name="Alice")):
+        assert (type(row).__name__, type(row).__qualname__) == ("Row", "Row")
+
+
 def test_positional_and_named_fields_do_not_mix() -> None:
     with pytest.raises(ValueError, match="not both"):
         Row("Alice", age=11)
