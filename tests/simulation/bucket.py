@@ -53,6 +53,8 @@ class Bucket:
         """How often a region had restarted when its master knew of a lost segment, by token, region and segment."""
         self.hidden: set[str] = set()
         """Segments that tasks no longer find."""
+        self.put_back: set[str] = set()
+        """Those that were hidden, and that somebody has put back."""
         self.found_lost: Counter[tuple[str, str]] = Counter()
         """How often a run has failed because of a lost segment, by run and segment."""
         self.looked_at = 0

@@ -69,8 +69,9 @@ def put_back(error: NamedSegmentLostError) -> None:
     """Does what the error says: somebody puts the segment back."""
     bucket = here().bucket
     found = {full for full in bucket.hidden if full.removeprefix(f"{JOB}/") in str(error)}
-    there = any(full.removeprefix(f"{JOB}/") in str(error) for full in bucket.objects)
-    if not found and not there:  # another attempt may have found it lost, too, and somebody has put it back
+    bucket.put_back |= found
+    # Another attempt may have found it lost, too, and somebody has put it back.
+    if not any(full.removeprefix(f"{JOB}/") in str(error) for full in bucket.put_back):
         here().report(f"the error names no lost segment: {error}")
     bucket.hidden -= found
     bucket.lost = {each: n for each, n in bucket.lost.items() if each[2] not in found}
