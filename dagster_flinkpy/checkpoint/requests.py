@@ -429,6 +429,6 @@ def outcome_unknown(attempt: int) -> str:
     """
     return (
         f"attempt {attempt} took the request and ended before it answered, so nobody knows whether it was carried out. "
-        "No other attempt carries it out. 'flinkpy checkpoints list' shows the latest checkpoint and the savepoints. "
-        "Ask again if it was not"
+        "No other run carries it out; if its run was only slow, it may still do so. 'flinkpy checkpoints list' shows the "
+        "latest checkpoint and the savepoints. Ask again if it was not"
     )

@@ -338,7 +338,9 @@ class Invariants:
         metadata = done.metadata
         all_read = done.read == SPLITS and not self.scenario.partitioned
         inherited = parent is not None and parent.metadata.end_of_input
-        asked_to = self._asked(metadata).ends_input or metadata.fencing_token in self.requests.draining
+        # A run that goes on with another attempt still stops, also if the asker has given up waiting for it.
+        draining = {self._owners[token] for token in self.requests.draining}
+        asked_to = self._asked(metadata).ends_input or self._owners[metadata.fencing_token] in draining
         drained = metadata.stopped and asked_to
         if metadata.end_of_input and not (all_read or inherited or drained):
             self._fail(f"checkpoint {metadata.checkpoint_id} ends the input after {done.read} splits")
