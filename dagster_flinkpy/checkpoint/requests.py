@@ -428,7 +428,7 @@ def outcome_unknown(attempt: int) -> str:
         attempt: The fencing token of the attempt.
     """
     return (
-        f"attempt {attempt} took the request and ended before it answered, so nobody knows whether it was carried out. "
-        "No other run carries it out; if its run was only slow, it may still do so. 'flinkpy checkpoints list' shows the "
-        "latest checkpoint and the savepoints. Ask again if it was not"
+        f"attempt {attempt} took the request, and its lease ended before it answered, so nobody knows whether it was "
+        "carried out. If its run was only slow, it may still do so; no other run does. 'flinkpy checkpoints list' "
+        "shows the latest checkpoint and the savepoints. Ask again if it was not"
     )
