@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation
 from dagster_flinkpy.connectors.column_types import columns_of
 from dagster_flinkpy.connectors.json_values import to_json_lines
+from dagster_flinkpy.connectors.parquet_encodings import repeating
 from dagster_flinkpy.connectors.staged_files import (
     PART_BYTES,
     StagedFile,
@@ -52,8 +53,8 @@ class _Encoder(ABC):
 
 
 class _ParquetEncoder(_Encoder):
-    def __init__(self, upload: StagedUpload, schema: pa.Schema, types: dict[str, TypeInformation], by: str) -> None:
-        self._writer = pq.ParquetWriter(upload, schema, compression=by)
+    def __init__(self, upload: StagedUpload, first: pa.Table, types: dict[str, TypeInformation], by: str) -> None:
+        self._writer = pq.ParquetWriter(upload, first.schema, compression=by, use_dictionary=repeating(first))
 
     def write(self, table: pa.Table) -> None:
         self._writer.write_table(table, row_group_size=_GROUP_ROWS)
@@ -67,9 +68,9 @@ def _compressed(upload: StagedUpload, compression: str) -> Any:
 
 
 class _CsvEncoder(_Encoder):
-    def __init__(self, upload: StagedUpload, schema: pa.Schema, types: dict[str, TypeInformation], by: str) -> None:
+    def __init__(self, upload: StagedUpload, first: pa.Table, types: dict[str, TypeInformation], by: str) -> None:
         self._out = _compressed(upload, by)
-        self._writer = csv.CSVWriter(self._out, schema, write_options=_CSV)
+        self._writer = csv.CSVWriter(self._out, first.schema, write_options=_CSV)
 
     def write(self, table: pa.Table) -> None:
         self._writer.write_table(table)
@@ -80,7 +81,7 @@ class _CsvEncoder(_Encoder):
 
 
 class _JsonEncoder(_Encoder):
-    def __init__(self, upload: StagedUpload, schema: pa.Schema, types: dict[str, TypeInformation], by: str) -> None:
+    def __init__(self, upload: StagedUpload, first: pa.Table, types: dict[str, TypeInformation], by: str) -> None:
         self._out = _compressed(upload, by)
         self._types = types
 
@@ -91,7 +92,7 @@ class _JsonEncoder(_Encoder):
         self._out.close()
 
 
-_ENCODERS: dict[str, Callable[[StagedUpload, pa.Schema, dict[str, TypeInformation], str], _Encoder]] = {
+_ENCODERS: dict[str, Callable[[StagedUpload, pa.Table, dict[str, TypeInformation], str], _Encoder]] = {
     "parquet": _ParquetEncoder,
     "csv": _CsvEncoder,
     "json": _JsonEncoder,
@@ -103,13 +104,14 @@ class _OpenFile:
 
     Args:
         upload: Where it goes.
-        encoder: Begins the file.
+        begin: Begins the file; takes its first rows, which it does not write.
         sort_by: Columns to sort by.
     """
 
-    def __init__(self, upload: StagedUpload, encoder: Callable[[StagedUpload], _Encoder], sort_by: list[Any]) -> None:
+    def __init__(self, upload: StagedUpload, begin: Callable[[pa.Table], _Encoder], sort_by: list[Any]) -> None:
         self.upload = upload
-        self._begin, self._encoder = encoder, None if sort_by else encoder(upload)
+        self._begin = begin
+        self._encoder: _Encoder | None = None
         self._sort_by = sort_by
         self._group: list[pa.RecordBatch] = []
         self._rows = 0
@@ -133,8 +135,10 @@ class _OpenFile:
         if self.group_rows:
             table = pa.Table.from_batches(self._group)
             self._rows += table.num_rows
+            if self._sort_by:
+                table = table.sort_by(self._sort_by)
             if self._encoder is None:
-                table, self._encoder = table.sort_by(self._sort_by), self._begin(self.upload)
+                self._encoder = self._begin(table)
             self._encoder.write(table)
         self._group, self.group_rows, self.group_bytes = [], 0, 0
 
@@ -231,7 +235,7 @@ class TableWriter(CommittingSinkWriter):
         encoder = _ENCODERS[self._sink.file_format]
         return _OpenFile(
             upload,
-            lambda upload: encoder(upload, self._file_schema, self._types, self._sink.compression),
+            lambda first: encoder(upload, first, self._types, self._sink.compression),
             self._sort_by,
         )
 

@@ -135,9 +135,9 @@ def test_the_folder_of_a_dagster_partition_comes_first_and_is_replaced(tmp_path:
 @pytest.mark.parametrize("sort_by", [[], ["n"]])
 def test_a_full_file_is_followed_by_another(tmp_path: Path, kind: Callable[..., TableSink], sort_by: list[str]) -> None:
     sink = kind(str(tmp_path), max_file_bytes=2000, sort_by=sort_by)
-    keys = commit(sink, [[("DE", FIRST, n) for n in range(start, start + 50)] for start in range(0, 500, 50)])
+    keys = commit(sink, [[("DE", FIRST, n) for n in range(start, start + 500)] for start in range(0, 5000, 500)])
     assert len(keys) >= 2
-    assert all_rows(tmp_path) == list(range(500))
+    assert all_rows(tmp_path) == list(range(5000))
 
 
 @pytest.mark.parametrize("kind", SINKS)
