@@ -126,6 +126,17 @@ def test_the_error_names_operator_and_record(
     assert ("must not end its process" in message) == ("Mute" not in said)
 
 
+@pytest.mark.parametrize("operator", [as_map, as_filter, as_flat_map, as_keyed_process])
+@pytest.mark.parametrize("key", ["a", "b"])
+def test_next_without_a_default_is_an_error_and_not_the_end_of_the_batch(
+    tmp_path: Path, operator: Callable[..., DataStream], key: str
+) -> None:
+    error = fail(tmp_path, lambda stream: operator(stream, at(key, lambda: next(iter(())))))
+    assert isinstance(error, UserFunctionError)
+    assert error.value is not None and f"key='{key}'" in error.value
+    assert "StopIteration" in str(error)
+
+
 def test_a_key_selector_that_ends_its_process_is_named(tmp_path: Path) -> None:
     error = fail(tmp_path, lambda stream: as_key_by(stream, at("b", lambda: sys.exit())))
     assert "key_by in front of operator 'it', subtask 0, raised SystemExit" in str(error)

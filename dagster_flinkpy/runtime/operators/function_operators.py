@@ -53,6 +53,12 @@ class FunctionOperator(StreamOperator):
     def close(self) -> None:
         self.close_function(self.function)
 
+    def check_count(self, results: int, function: str, batch: StreamBatch) -> None:
+        """Raises an error if there are not as many results as records: a StopIteration only ends Python's ``map``."""
+        if results < len(batch):
+            error = StopIteration("perhaps of next() without a default")
+            raise self.user_error(error, function, value=batch.value_at(results))
+
 
 class MapOperator(FunctionOperator):
     """Maps each record to another record."""
@@ -75,6 +81,7 @@ class MapOperator(FunctionOperator):
             ]
         except USER_EXCEPTIONS as e:
             raise self.user_error(e, "map()", value=batch.value_at(len(batch) - len(records) - 1)) from e
+        self.check_count(len(values), "map()", batch)
         self.context.emit(None, StreamBatch(vertex.output_type, batch.timestamps, values=values, producer=vertex.uid))
 
 
@@ -90,9 +97,10 @@ class FilterOperator(FunctionOperator):
         function, records = self._filter, batch.values
         each = iter(records)
         try:
-            mask = np.fromiter(map(truth, map(function, each)), dtype=np.bool_, count=len(batch))
+            mask = np.fromiter(map(truth, map(function, each)), dtype=np.bool_)
         except USER_EXCEPTIONS as e:
             raise self.user_error(e, "filter()", value=last_taken(records, each)) from e
+        self.check_count(len(mask), "filter()", batch)
         if mask.all():
             self.context.emit(None, batch)
         elif mask.any():

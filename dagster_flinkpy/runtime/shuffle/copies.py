@@ -34,16 +34,20 @@ _KEPT = frozenset({"BOOLEAN", "BYTE", "SHORT", "INT", "LONG", "DOUBLE", "STRING"
 
 def unchanging_types(type_info: TypeInformation) -> frozenset[type]:
     """Returns the Python types whose values need no copy as records of this type."""
-    basic = isinstance(type_info, TupleTypeInfo) and all(isinstance(t, BasicTypeInfo) for t in type_info.field_types)
-    return _WITH_TUPLE if basic else _UNCHANGING
+    flat = isinstance(type_info, TupleTypeInfo) and all(map(_is_unchanging, type_info.field_types))
+    return _WITH_TUPLE if flat else _UNCHANGING
 
 
 def flat_rows(type_info: TypeInformation) -> frozenset[type]:
     """Returns the row types whose values need no copy as records of this type if nothing else refers to them."""
-    if not isinstance(type_info, RowTypeInfo) or not all(isinstance(t, BasicTypeInfo) for t in type_info.field_types):
+    if not isinstance(type_info, RowTypeInfo) or not all(map(_is_unchanging, type_info.field_types)):
         return frozenset()
     width = len(type_info.field_types)
     return frozenset({row_class(None, width), row_class(type_info.field_names, width)})
+
+
+def _is_unchanging(type_info: TypeInformation) -> bool:
+    return isinstance(type_info, BasicTypeInfo) and type_info.name != "BYTES"  # which may be a bytearray
 
 
 def plain_row(type_info: TypeInformation) -> type[Row] | None:

@@ -115,6 +115,25 @@ def test_a_function_that_keeps_and_changes_records_changes_none_that_was_sent(
     assert [row[1:] for row in rows if row[0] == "changed"] == [(k, t + 2, v) for k, t, v in expected]
 
 
+class OneBuffer(MapFunction):
+    """Returns the same bytes for each record, changed."""
+
+    def __init__(self, make: Any) -> None:
+        self._make, self._buffer = make, bytearray(b"-")
+
+    def map(self, value: Any) -> Any:
+        self._buffer[:] = str(value.value).encode()
+        return self._make(value.time, self._buffer)
+
+
+@pytest.mark.parametrize("make", [Row, lambda *fields: fields])
+def test_bytes_that_a_function_changes_later_are_sent_as_they_were(tmp_path: Path, make: Any) -> None:
+    fields = [Types.LONG(), Types.PRIMITIVE_ARRAY(Types.BYTE())]
+    kind = Types.ROW(fields) if make is Row else Types.TUPLE(fields)
+    rows = collect_all(events(environment(), [("a", 1, 1), ("b", 2, 22)]).map(OneBuffer(make), kind), tmp_path)
+    assert list(map(tuple, rows)) == [(1, b"1"), (2, b"22")]
+
+
 @pytest.mark.parametrize("make", [lambda e: Row(*e), tuple])
 def test_an_error_of_a_map_names_the_record(tmp_path: Path, make: Any) -> None:
     def fails(event: Any) -> Any:
