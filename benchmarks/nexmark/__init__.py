@@ -1,8 +1,9 @@
 """Nexmark: the queries of an auction site, beside Flink SQL and Spark. https://github.com/nexmark/nexmark.
 
 Each query is a job from Parquet files to nowhere, or to Parquet files with ``--output``. What a run of a tenth of the
-events takes is subtracted, so that what a job takes to start does not count; both come after a run with all events, to
-warm up, on each side. CPU time counts more than the clock: it means the same while other work runs on the machine.
+events takes is subtracted, so that what a job takes to start does not count; both come after a run to warm up, with all
+events or the tenth if that is long enough, on each side. CPU time counts more than the clock: it means the same while
+other work runs on the machine.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 SHARE = 10
 """The run that is subtracted has one in so many events."""
+WARM = 500_000
+"""Events that are enough to warm up."""
 OPEN = 20_000
 """Milliseconds at the end of the events in which windows may be open."""
 
@@ -73,15 +76,16 @@ def run(
         folder = input or Path(scratch) / "events"
         generator.write(folder / "few", generator.Events(few))
         generator.write(folder / "all", generator.Events(events))
+        warm = folder / ("few" if few >= WARM else "all")
         ours: dict[str, Used] = {}
         for name in names:
             out = None if output is None else output / name
-            program.run(name, folder / "all", plain)  # warms up
+            program.run(name, warm, plain)
             less = program.used(partial(program.run, name, folder / "few", plain))
             ours[name] = program.used(partial(program.run, name, folder / "all", whole, out)) - less
             yield from _rates(name, "", events - few, ours[name], asdict(whole) | {"events": events})
         for peer, of_batch in files.items():
-            yield from _beside(peer, ours, folder, parallelism, of_batch, events, few, output)
+            yield from _beside(peer, ours, folder, warm, parallelism, of_batch, events, few, output)
 
 
 def _peers(names: Sequence[str]) -> list[Peer]:
@@ -95,6 +99,7 @@ def _beside(
     peer: Peer,
     ours: dict[str, Used],
     folder: Path,
+    warm: Path,
     parallelism: int,
     files: int | None,
     events: int,
@@ -105,11 +110,11 @@ def _beside(
     from benchmarks.nexmark.queries import QUERIES
 
     names, ratios = [name for name in ours if name in peer.sql], []
-    measured = peer.used(names, folder / "few", folder / "all", parallelism, files)
+    measured = peer.used(names, warm, folder / "few", folder / "all", parallelism, files)
     tuning = dict(peer.settings)
     if peer.in_batches:
         tuning["files of a table per micro-batch"] = "all" if files is None else str(files)
-    for name, (less, more) in zip(names, measured, strict=True):
+    for name, less, more in measured:
         theirs, stateful = more - less, QUERIES[name].stateful
         yield from _rates(name, f"{peer.name}_", events - few, theirs, tuning)
         bar, cpu_ratio = f">= {peer.bar}" if stateful else "", theirs.cpu_seconds / ours[name].cpu_seconds

@@ -149,6 +149,7 @@ FLINK_SQL = Peer(
         **flink.sql_settings("hashmap"),
         "table.optimizer.distinct-agg.split.enabled": "true",
         "taskmanager.memory.task.heap.size": "4g",
+        "JVM_ARGS": "-Xmx8g",
     },
     in_batches=False,
     bar=1,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
@@ -66,15 +68,21 @@ class Peer:
         return files
 
     def used(
-        self, names: Sequence[str], few: Path, all_: Path, parallelism: int, files_per_batch: int | None
-    ) -> Iterator[tuple[Used, Used]]:
-        """Yields what each query takes for few and for all events, after a run with all to warm up.
+        self, names: Sequence[str], warm: Path, few: Path, all_: Path, parallelism: int, files_per_batch: int | None
+    ) -> Iterator[tuple[str, Used, Used]]:
+        """Yields what each query takes for few and for all events, after a run to warm up.
 
-        All run in one process. There are no checkpoints but what a micro-batch needs.
+        All run in one process; another one goes on after a query that fails, which is told and left out. There are no
+        checkpoints but what a micro-batch needs.
         """
-        for runs in self._answers(names, [all_, few, all_], parallelism, files_per_batch, measure=True):
-            less, more = (Used(seconds, cpu) for cpu, seconds in runs[1:])
-            yield less, more
+        left = list(names)
+        while left:
+            try:
+                for runs in self._answers(left, [warm, few, all_], parallelism, files_per_batch, measure=True):
+                    less, more = (Used(seconds, cpu) for cpu, seconds in runs[1:])
+                    yield left.pop(0), less, more
+            except RuntimeError as error:
+                print(f"{self.what} has failed, {left.pop(0)} is left out: {error}", file=sys.stderr)
 
     def results(
         self, names: Sequence[str], folder: Path, parallelism: int, files_per_batch: int | None = None
@@ -100,7 +108,8 @@ class Peer:
             "configuration": self.settings,
             "measure": measure,
         }
-        return answers(self.python(), self.program, order)
+        with tempfile.TemporaryDirectory(prefix="flinkpy-benchmark-") as scratch:
+            yield from answers(self.python(), self.program, {**order, "scratch": scratch})
 
 
 def _fields(name: str) -> list[str]:

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from subprocess import TimeoutExpired
 from typing import Any
 
 from benchmarks.report import line
@@ -62,7 +64,12 @@ def run(
             if not peer.name.startswith(tuple(peers)) or not peers:
                 continue
             for name in filter(peer.programs.__contains__, names):
-                theirs = measure(peer, name, folder, small, parquet_rows(folder / "small" / name / "output"), KEYS)
+                wanted = parquet_rows(folder / "small" / name / "output")
+                try:
+                    theirs = measure(peer, name, folder, small, wanted, KEYS)
+                except (RuntimeError, TimeoutExpired) as error:
+                    print(f"{peer.what} has failed, {name} is left out: {error}", file=sys.stderr)
+                    continue
                 yield from _versus(peer, name, rates[name], theirs, _settings(events, rounds))
 
 
@@ -104,10 +111,11 @@ def _rates(name: str, rates: Rates, settings: dict[str, Any], side: str = "") ->
 
 
 def _versus(peer: Peer, name: str, own: Rates, theirs: Rates, settings: dict[str, Any]) -> Lines:
-    both = {"ours": settings, "peer": peer.settings}
+    tuning = {**peer.settings, "events": peer.lengths[1] - peer.lengths[0]}
+    both = {"ours": settings, "peer": tuning}
     ratios = ((own.per_second / theirs.per_second, ""), (own.per_cpu_second / theirs.per_cpu_second, "_cpu"))
     return [
-        *_rates(name, theirs, peer.settings, f"_{peer.name}"),
+        *_rates(name, theirs, tuning, f"_{peer.name}"),
         *(
             line(
                 f"stateful.{name}_vs_{peer.name}{suffix}",

@@ -74,7 +74,7 @@ class Peer:
         return str(flink.python() if self.package.startswith("apache-flink") else _environment(self.package))
 
 
-def _pyflink(mode: flink.Mode) -> Peer:
+def _pyflink(mode: flink.Mode, lengths: tuple[int, int]) -> Peer:
     settings = {
         "execution.runtime-mode": "STREAMING",
         "pipeline.object-reuse": "true",
@@ -90,7 +90,7 @@ def _pyflink(mode: flink.Mode) -> Peer:
     }
     what = f"PyFlink {flink.VERSION}, {mode} mode"
     package = f"apache-flink=={flink.VERSION}"
-    return Peer(f"pyflink_{mode}", what, "pyflink_programs.py", package, settings, (100_000, 400_000))
+    return Peer(f"pyflink_{mode}", what, "pyflink_programs.py", package, settings, lengths)
 
 
 def _bytewax(processes: int) -> Peer:
@@ -132,7 +132,15 @@ def _spark() -> Peer:
     return Peer("spark", what, "spark_programs.py", "", settings, (10_000, 40_000), programs=programs)
 
 
-PEERS = (_pyflink("thread"), _pyflink("process"), _bytewax(1), _bytewax(2), _quix(), _spark())
+PEERS = (
+    _pyflink("thread", (50_000, 200_000)),
+    _pyflink("process", (20_000, 80_000)),
+    _bytewax(1),
+    _bytewax(2),
+    _quix(),
+    _spark(),
+)
+"""A program takes each of them a minute or so on idle cores, so their numbers of events differ."""
 
 
 def measure(peer: Peer, name: str, folder: Path, small: Input, wanted: Counter[tuple[Any, ...]], keys: int) -> Rates:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from benchmarks import nexmark
 from benchmarks.nexmark import generator, results
 from benchmarks.nexmark.flink_sql import FLINK_SQL
 from benchmarks.nexmark.generator import Events
+from benchmarks.nexmark.peer import Peer
+from benchmarks.nexmark.program import Used
 from benchmarks.nexmark.queries import QUERIES, build
 from benchmarks.nexmark.spark_sql import SPARK
 from dagster_flinkpy.connectors import ParquetSink
@@ -177,6 +180,21 @@ def test_files_of_a_micro_batch() -> None:
 def test_peers_have_the_queries() -> None:
     assert set(FLINK_SQL.sql) == set(QUERIES)
     assert set(QUERIES) - set(SPARK.sql) == {"q4", "q9", "q15", "q16", "q19"}
+
+
+def test_a_query_that_a_peer_cannot_run_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = tmp_path / "peer.py"
+    program.write_text(
+        "import json, sys\n"
+        "for query in json.loads(sys.argv[1])['queries']:\n"
+        "    assert query['sql'] == 'good'\n"
+        "    print('[[1, 2], [3, 4], [5, 6]]', flush=True)\n"
+    )
+    sql = {"q0": "good", "q1": "bad", "q2": "good"}
+    peer = Peer("peer", "Peer", program, lambda: Path(sys.executable), sql, {}, in_batches=False, bar=1)
+    found = list(peer.used(list(sql), *[tmp_path] * 3, 1, None))
+    assert found == [(name, Used(4, 3), Used(6, 5)) for name in ("q0", "q2")]
+    assert "Peer has failed, q1 is left out" in capsys.readouterr().err
 
 
 def test_the_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
