@@ -351,31 +351,6 @@ class Counts(KeyedBatchFunction):
         return pa.table({n: added[n] for n in self._group} | columns)
 
 
-class AuctionStatistics(KeyedBatchFunction):
-    """Query 17: counts and prices of the bids on an auction on a day."""
-
-    _fields = ("bids", "rank1", "rank2", "rank3", "least", "greatest", "total")
-    _statistics = ValueStateDescriptor("statistics", Types.ROW_NAMED(list(_fields), [Types.LONG()] * len(_fields)))
-
-    def process_batch(self, keys: pa.Array, batch: pa.RecordBatch, state: BatchState) -> pa.Table:
-        rank, price = batch["rank"].to_numpy(), batch["price"]
-        columns: dict[str, Any] = {"auction": batch["auction"], "day": batch["day"], "row": np.arange(len(batch))}
-        columns |= {f"rank{i + 1}": (rank == i).astype(np.int64) for i in range(RANKS)}
-        columns |= {"bids": np.ones(len(batch), np.int64)} | {"least": price, "greatest": price, "total": price}
-        how = dict.fromkeys(self._fields, "sum") | {"least": "min", "greatest": "max"}
-        added = pa.table(columns).group_by(["auction", "day"]).aggregate([*how.items(), ("row", "max")])
-        distinct = keys.take(_column(added, "row_max"))
-        combine = {"sum": _plus, "min": pc.min_element_wise, "max": pc.max_element_wise}
-        before = state.lookup(self._statistics, distinct).flatten()
-        now = {
-            name: combine[how[name]](old, _column(added, f"{name}_{how[name]}"))
-            for name, old in zip(self._fields, before, strict=True)
-        }
-        state.update(self._statistics, distinct, pa.StructArray.from_arrays(list(now.values()), list(now)))
-        mean = pc.divide(now["total"], now["bids"])
-        return pa.table({"auction": added["auction"], "day": added["day"], **now, "mean": mean})
-
-
 class LastBids(KeyedBatchFunction):
     """Query 18: the last bid of a bidder on an auction. Of those at one time, the one that came last."""
 

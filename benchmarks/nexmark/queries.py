@@ -14,10 +14,10 @@ import pyarrow.compute as pc
 
 from benchmarks.nexmark import functions
 from benchmarks.nexmark.functions import COUNTS
-from dagster_flinkpy.common import Duration, Time, TypeInformation, Types, WatermarkStrategy
+from dagster_flinkpy.common import Configuration, Duration, Time, TypeInformation, Types, WatermarkStrategy
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors import ParquetSource
-from dagster_flinkpy.datastream import DataStream, StreamExecutionEnvironment
+from dagster_flinkpy.datastream import Aggregation, DataStream, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.window import (
     EventTimeSessionWindows,
     SlidingEventTimeWindows,
@@ -268,11 +268,44 @@ def _ranked(batch: pa.RecordBatch) -> pa.Table:
 
 def q17(bids: DataStream) -> DataStream:
     """Bids and prices of each auction and day."""
-    numbers = ("bids", "rank1", "rank2", "rank3", "least", "greatest", "total", "mean")
-    by_day = _with_day_and_rank(bids).key_by(("auction", "day"))
-    return by_day.process_batch(
-        functions.AuctionStatistics(), row(auction=LONG, day=DATE, **dict.fromkeys(numbers, LONG))
+    bids.get_execution_environment().configure(_MINI_BATCHES)
+    of_day = {
+        "auction": LONG,
+        "day": DATE,
+        "price": LONG,
+        **dict.fromkeys(("rank1", "rank2", "rank3"), Types.BOOLEAN()),
+    }
+    statistics = (
+        bids.map_batch(_with_ranks, row(**of_day))
+        .key_by(("auction", "day"))
+        .agg(
+            bids=Aggregation.count(),
+            rank1=Aggregation.count("rank1"),
+            rank2=Aggregation.count("rank2"),
+            rank3=Aggregation.count("rank3"),
+            least=Aggregation.min("price"),
+            greatest=Aggregation.max("price"),
+            total=Aggregation.sum("price"),
+        )
     )
+    numbers = [*statistics.get_type().get_field_names()[2:], "mean"]
+    statistics = statistics.uid("statistics")
+    return statistics.map_batch(_with_mean, row(auction=LONG, day=DATE, **dict.fromkeys(numbers, LONG)))
+
+
+_MINI_BATCHES = Configuration().set_boolean("table.exec.mini-batch.enabled", True)
+
+
+def _with_ranks(batch: pa.RecordBatch) -> pa.Table:
+    price = batch["price"]
+    cheap, dear = pc.less(price, 10_000), pc.greater_equal(price, 1_000_000)
+    ranks = {"rank1": cheap, "rank2": pc.invert(pc.or_(cheap, dear)), "rank3": dear}
+    days = (batch["date_time"].to_numpy() // 86_400_000).astype(np.int32)
+    return pa.table({"auction": batch["auction"], "day": pa.array(days, pa.date32()), "price": price, **ranks})
+
+
+def _with_mean(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.append_column("mean", pc.divide(batch["total"], batch["bids"]))
 
 
 def q18(bids: DataStream) -> DataStream:

@@ -1,5 +1,6 @@
 """The DataStream API (``pyflink.datastream``)."""
 
+from dagster_flinkpy.datastream.aggregations import Aggregation
 from dagster_flinkpy.datastream.batch_function import BatchState, KeyedBatchFunction, KeyedMultipleInputBatchFunction
 from dagster_flinkpy.datastream.broadcast import BroadcastConnectedStream, BroadcastStream
 from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
@@ -90,6 +91,7 @@ from dagster_flinkpy.datastream.window import (
 
 __all__ = [
     "AggregateFunction",
+    "Aggregation",
     "AllWindowFunction",
     "AllWindowedStream",
     "BatchState",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from dagster_flinkpy.common.typeinfo import (
     BasicTypeInfo,
@@ -18,6 +19,8 @@ from dagster_flinkpy.datastream.functions import AggregateFunction, ProcessWindo
 from dagster_flinkpy.errors import ConfigurationError
 
 __all__ = [
+    "Aggregation",
+    "Aggregations",
     "CountAggregate",
     "MeanAggregate",
     "WithKeyAndWindow",
@@ -25,6 +28,7 @@ __all__ = [
     "check_is_number",
     "field_of",
     "key_fields",
+    "result_row",
     "type_of_sum",
 ]
 
@@ -34,7 +38,8 @@ class CountAggregate(AggregateFunction):
 
     name = "count"
     accumulator_type = Types.LONG()
-    result_type = Types.LONG()
+    results: Mapping[str, TypeInformation] = {"count": Types.LONG()}
+    """The fields of a result."""
 
     def create_accumulator(self) -> int:
         return 0
@@ -58,7 +63,7 @@ class MeanAggregate(AggregateFunction):
 
     name = "mean"
     accumulator_type = Types.TUPLE([Types.DOUBLE(), Types.LONG()])
-    result_type = Types.DOUBLE()
+    results: Mapping[str, TypeInformation] = {"mean": Types.DOUBLE()}
 
     def __init__(self, position: int | str) -> None:
         self.position: Any = position
@@ -79,6 +84,155 @@ class MeanAggregate(AggregateFunction):
         return acc_a[0] + acc_b[0], acc_a[1] + acc_b[1]
 
 
+@dataclass(frozen=True)
+class Aggregation:
+    """One of the aggregations of ``agg()``: what it computes, and of which field. Make it with one of the methods."""
+
+    kind: Literal["count", "sum", "min", "max", "mean"]
+    field: int | str | None
+
+    @staticmethod
+    def count(field: int | str | None = None) -> Aggregation:
+        """Counts records.
+
+        Args:
+            field: A boolean field: only records in which it is true count. Default: all do.
+        """
+        return Aggregation("count", field)
+
+    @staticmethod
+    def sum(field: int | str = 0) -> Aggregation:
+        """Adds up a field, whose type the sum has.
+
+        Args:
+            field: The index or name of the field; 0 if the records are plain values.
+        """
+        return Aggregation("sum", field)
+
+    @staticmethod
+    def min(field: int | str = 0) -> Aggregation:
+        """Finds the least value of a field."""
+        return Aggregation("min", field)
+
+    @staticmethod
+    def max(field: int | str = 0) -> Aggregation:
+        """Finds the greatest value of a field."""
+        return Aggregation("max", field)
+
+    @staticmethod
+    def mean(field: int | str = 0) -> Aggregation:
+        """Computes the mean of a field, as a double."""
+        return Aggregation("mean", field)
+
+
+class Aggregations(AggregateFunction):
+    """Several aggregations of the same records. The result is a tuple.
+
+    Args:
+        each: The aggregations, by the name of their result.
+        record_type: The type of the records.
+
+    Raises:
+        ConfigurationError: An aggregation does not fit the records; or names of results are not distinct.
+    """
+
+    name = "agg"
+
+    def __init__(self, each: Mapping[str, Aggregation], record_type: TypeInformation) -> None:
+        if not each:
+            raise ConfigurationError("agg() needs a result, such as agg(total=Aggregation.sum('price'))")
+        for name, one in each.items():
+            if not isinstance(one, Aggregation):
+                raise ConfigurationError(f"agg() needs Aggregations, such as Aggregation.count(), not {name}={one!r}")
+        self.each = dict(each)
+        self.results = {name: _checked(name, one, record_type) for name, one in self.each.items()}
+        accumulators: list[tuple[str, TypeInformation]] = []
+        for name, one in self.each.items():
+            if one.kind == "mean":
+                accumulators += [(f"{name}_sum", Types.DOUBLE()), (f"{name}_count", Types.LONG())]
+            else:
+                accumulators.append((name, self.results[name]))
+        names = [name for name, _ in accumulators]
+        if len(set(names)) < len(names):
+            raise ConfigurationError(f"agg() keeps the state {', '.join(names)}, in which a name repeats; use another")
+        self.accumulator_type = RowTypeInfo([kind for _, kind in accumulators], names)
+
+    def create_accumulator(self) -> tuple[Any, ...]:
+        return (None,) * len(self.accumulator_type.field_types)
+
+    def add(self, value: Any, accumulator: Any) -> tuple[Any, ...]:
+        alone: list[Any] = []
+        for one in self.each.values():
+            field: Any = one.field
+            number = value[field] if field is not None and isinstance(value, (tuple, list, Row)) else value
+            if one.kind == "count":
+                alone.append(1 if field is None else int(bool(number)))
+            elif number is None:
+                raise TypeError(f"{one.kind}() of None, in record {value!r}; filter such records out first")
+            elif one.kind == "mean":
+                alone += [float(number), 1]
+            else:
+                alone.append(number)
+        return self.merge(accumulator, alone)
+
+    def merge(self, acc_a: Any, acc_b: Any) -> tuple[Any, ...]:
+        merged: list[Any] = []
+        for kind, a, b in zip(self.kinds, acc_a, acc_b, strict=True):
+            if a is None or b is None:
+                merged.append(b if a is None else a)
+            elif kind == "sum":
+                merged.append(a + b)
+            else:
+                merged.append(b if (b < a if kind == "min" else b > a) else a)
+        return tuple(merged)
+
+    def get_result(self, accumulator: Any) -> tuple[Any, ...]:
+        results: list[Any] = []
+        numbers = iter(accumulator)
+        for one in self.each.values():
+            number = next(numbers)
+            if one.kind == "mean":
+                count = next(numbers)
+                number = None if number is None else number / count
+            results.append(number)
+        return tuple(results)
+
+    @property
+    def kinds(self) -> list[Literal["sum", "min", "max"]]:
+        """Returns how each number of an accumulator is merged."""
+        kinds: list[Literal["sum", "min", "max"]] = []
+        for one in self.each.values():
+            if one.kind == "mean":
+                kinds += ["sum", "sum"]
+            else:
+                kinds.append("sum" if one.kind == "count" else one.kind)
+        return kinds
+
+
+def _checked(name: str, one: Aggregation, record_type: TypeInformation) -> TypeInformation:
+    """Returns the type of a result.
+
+    Raises:
+        ConfigurationError: The field does not exist, or has another type.
+    """
+    what = f"{one.kind}()"
+    if one.kind == "count" and one.field is None:
+        return Types.LONG()
+    check_field(record_type, one.field or 0, what)
+    _, kind = field_of(record_type, one.field or 0)
+    if one.kind == "count":
+        if kind != Types.BOOLEAN():
+            raise ConfigurationError(f"{name}: {what} needs a boolean, but {one.field!r} is {kind} in {record_type}")
+        return Types.LONG()
+    check_is_number(record_type, one.field or 0, what)
+    if one.kind == "mean":
+        return Types.DOUBLE()
+    assert kind is not None
+    if kind == Types.FLOAT():
+        raise ConfigurationError(f"{name}: {what} of {one.field!r} is not supported for {kind}; declare a DOUBLE")
+    return kind
+
+
 class WithKeyAndWindow(ProcessWindowFunction[Any, Any, Any, Any]):
     """Puts the key and the start and end of the window in front of the result.
 
@@ -93,7 +247,22 @@ class WithKeyAndWindow(ProcessWindowFunction[Any, Any, Any, Any]):
         window = context.window()
         (result,) = elements
         fields = key if self.key_fields > 1 else (key,) * self.key_fields
-        yield Row(*fields, window.start, window.end, result)
+        results = result if isinstance(result, tuple) else (result,)
+        yield Row(*fields, window.start, window.end, *results)
+
+
+def result_row(
+    keys: Sequence[str], key_types: Sequence[TypeInformation], results: Mapping[str, TypeInformation]
+) -> RowTypeInfo:
+    """Returns the type of results with the fields of the key in front.
+
+    Raises:
+        ConfigurationError: Two fields have one name.
+    """
+    names = [*keys, *results]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigurationError(f"a result would have two fields {', '.join(twice)}; give one another name")
+    return RowTypeInfo([*key_types, *results.values()], names)
 
 
 def key_fields(

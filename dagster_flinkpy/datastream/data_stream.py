@@ -21,10 +21,13 @@ from dagster_flinkpy.datastream.adapters import (
     WithKey,
 )
 from dagster_flinkpy.datastream.aggregations import (
+    Aggregation,
+    Aggregations,
     CountAggregate,
     MeanAggregate,
     check_field,
     check_is_number,
+    result_row,
     type_of_sum,
 )
 from dagster_flinkpy.datastream.batch_function import KeyedBatchFunction
@@ -582,11 +585,18 @@ class KeyedStream(DataStream):
         check_is_number(self.get_type(), field, "mean()")
         return self._rolling(MeanAggregate(field))
 
-    def _rolling(self, aggregate: CountAggregate | MeanAggregate) -> DataStream:
+    def agg(self, **aggregations: Aggregation) -> DataStream:
+        """Emits several aggregations per key so far: rows with the key's fields and a field for each.
+
+        Args:
+            aggregations: The aggregations, by the name of their field.
+        """
+        return self._rolling(Aggregations(aggregations, self.get_type()))
+
+    def _rolling(self, aggregate: CountAggregate | MeanAggregate | Aggregations) -> DataStream:
         names, types = self._upstream.key_fields(f"{aggregate.name}()")
         spec = RollingAggregateSpec(aggregate, self.get_type(), flat=len(names) > 1)
-        output_type = RowTypeInfo([*types, aggregate.result_type], [*names, aggregate.name])
-        return self._then(aggregate.name.title(), spec, output_type)
+        return self._then(aggregate.name.title(), spec, result_row(names, types, aggregate.results))
 
     def process_batch(self, func: KeyedBatchFunction, output_type: TypeInformation) -> DataStream:
         """Applies a function with keyed state to batches of records, as Arrow columns.

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, TypeInformation
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
-from dagster_flinkpy.datastream.aggregations import CountAggregate, MeanAggregate
+from dagster_flinkpy.datastream.aggregations import Aggregations, CountAggregate, MeanAggregate
 from dagster_flinkpy.datastream.batch_function import KeyedBatchFunction, KeyedMultipleInputBatchFunction
 from dagster_flinkpy.datastream.checkpointed_function import CheckpointedFunction
 from dagster_flinkpy.datastream.connectors.base import Sink, Source
@@ -324,7 +324,7 @@ class KeyedMultipleInputBatchSpec(_MultipleInputSpec):
 class RollingAggregateSpec(OperatorSpec):
     """A running aggregation per key, which emits the key and the result."""
 
-    aggregate: CountAggregate | MeanAggregate
+    aggregate: CountAggregate | MeanAggregate | Aggregations
     record_type: TypeInformation
     flat: bool
     """Whether the key is a tuple whose elements become fields of the result."""

@@ -9,11 +9,14 @@ from dagster_flinkpy.common.arguments import check_argument, check_number
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, RowTypeInfo, TypeInformation, Types
 from dagster_flinkpy.datastream.adapters import AccumulateType, Accumulation
 from dagster_flinkpy.datastream.aggregations import (
+    Aggregation,
+    Aggregations,
     CountAggregate,
     MeanAggregate,
     WithKeyAndWindow,
     check_field,
     check_is_number,
+    result_row,
     type_of_sum,
 )
 from dagster_flinkpy.datastream.functions import (
@@ -193,16 +196,21 @@ class _Windowed(Generic[S]):
         check_is_number(self.get_input_type(), field, "mean()")
         return self._with_key_and_window(MeanAggregate(field))
 
-    def _with_key_and_window(self, aggregate: CountAggregate | MeanAggregate) -> S:
+    def agg(self, **aggregations: Aggregation) -> S:
+        """Emits several aggregations per window: the key, ``window_start``, ``window_end`` and a field for each.
+
+        Args:
+            aggregations: The aggregations, by the name of their field.
+        """
+        return self._with_key_and_window(Aggregations(aggregations, self.get_input_type()))
+
+    def _with_key_and_window(self, aggregate: CountAggregate | MeanAggregate | Aggregations) -> S:
         if not isinstance(self._assigner.get_window_serializer(), TimeWindowSerializer):
             raise ConfigurationError(f"{aggregate.name}() needs windows with a start and an end; use aggregate()")
         names, types = self._key_fields(f"{aggregate.name}()")
-        output_type = RowTypeInfo(
-            [*types, Types.LONG(), Types.LONG(), aggregate.result_type],
-            [*names, "window_start", "window_end", aggregate.name],
-        )
+        window = dict.fromkeys(("window_start", "window_end"), Types.LONG())
         return self._window(
-            output_type,
+            result_row([*names, *window], [*types, *window.values()], aggregate.results),
             aggregate=aggregate,
             window_function=WithKeyAndWindow(len(names)),
             accumulator_type=aggregate.accumulator_type,

@@ -101,6 +101,12 @@ def _spread(keys: pa.Array[Any], fields: int) -> list[pa.Array[Any]]:
     return list(structs.flatten()) if fields > 1 else [keys] * fields
 
 
+def _fields(results: pa.Array[Any]) -> list[pa.Array[Any]]:
+    """Returns the columns of results; those of several aggregations are structs."""
+    structs: Any = results
+    return list(structs.flatten()) if pa.types.is_struct(results.type) else [results]
+
+
 class RollingAggregateOperator(_AggregateOperator):
     """A running aggregation per key, with a result after each record."""
 
@@ -120,7 +126,7 @@ class RollingAggregateOperator(_AggregateOperator):
 
     def _emit_of(self, keys: pa.Array[Any], results: pa.Array[Any], timestamps: Cells) -> None:
         if self._with_key:
-            results = self._struct([*_spread(keys, 2 if self._flat else 1), results])
+            results = self._struct([*_spread(keys, 2 if self._flat else 1), *_fields(results)])
         self._emit(results, timestamps)
 
 
@@ -279,7 +285,7 @@ class WindowAggregateOperator(_AggregateOperator):
                 self._state.release(number)
 
     def _result(self, keys: pa.Array[Any], starts: pa.Array[Any], results: pa.Array[Any]) -> pa.Array[Any]:
-        return self._struct([*_spread(keys, self._key_fields), starts, pc.add(starts, self._size), results])
+        return self._struct([*_spread(keys, self._key_fields), starts, pc.add(starts, self._size), *_fields(results)])
 
     def snapshot(self) -> OperatorSnapshot:
         snapshot = super().snapshot()

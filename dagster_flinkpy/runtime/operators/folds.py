@@ -1,4 +1,4 @@
-"""The built-in aggregations in columns: sum, min, max, count and mean, for many cells of state at once."""
+"""The built-in aggregations in columns, one or several of them, for many cells of state at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.datastream.adapters import Accumulation
-from dagster_flinkpy.datastream.aggregations import CountAggregate, MeanAggregate, field_of
+from dagster_flinkpy.datastream.aggregations import Aggregations, CountAggregate, MeanAggregate, field_of
 from dagster_flinkpy.errors import TypeMismatchError
 from dagster_flinkpy.runtime.operators.grouped_rows import FoldKind, IntegerOverflowError, Segments, accumulate, fits
 from dagster_flinkpy.state.cell_columns import FixedColumn, StructColumn
@@ -43,29 +43,39 @@ class _Part:
     def add(self, cells: Cells, fresh: Cells, first: Cells) -> None:
         """Folds the values into cells; ``fresh`` are the new cells, ``first`` their first rows."""
         values, stored = self.values, self.leaf.values
-        self.leaf.valid[fresh] = True
+        self._begin(cells, fresh, first)
         integers = values.dtype.kind == "i"
         if self.kind == "sum":
-            # Starting from negative zero, a sum of one value is exactly that value.
-            zero = (0 if integers else -0.0) if self.initial is None else self.initial
-            stored[fresh] = zero
             if not integers or fits(values, stored[cells]):
                 with np.errstate(over="ignore", invalid="ignore"):
                     np.add.at(stored, cells, values)
                 return
-        else:
-            stored[fresh] = values[first]
-            if integers:
-                (np.minimum if self.kind == "min" else np.maximum).at(stored, cells, values)
-                return
+        elif integers:
+            (np.minimum if self.kind == "min" else np.maximum).at(stored, cells, values)
+            return
         segments = Segments.of(cells)
         # A new accumulator has zero, or its first value, and folding that value again changes nothing.
         running = accumulate(self.kind, values, segments, stored[segments.groups], np.zeros(len(segments.groups), bool))
         stored[segments.groups] = running[segments.last]
 
+    def _begin(self, cells: Cells, fresh: Cells, first: Cells) -> None:
+        """Sets the initial values of new cells, and of those that were stored before the program had this number."""
+        valid = self.leaf.valid
+        valid[fresh] = True
+        unset = np.flatnonzero(~valid[cells])[::-1]  # the first value of a cell is written last
+        for some, rows in ((fresh, first), (cells[unset], unset)):
+            if self.kind == "sum":
+                # Starting from negative zero, a sum of one value is exactly that value.
+                zero = -0.0 if self.values.dtype.kind == "f" else 0
+                self.leaf.values[some] = zero if self.initial is None else self.initial
+            else:
+                self.leaf.values[some] = self.values[rows]
+            valid[some] = True
+
     def running(self, segments: Segments, fresh: npt.NDArray[np.bool_]) -> Numbers:
         """Folds the values and returns the result after each row."""
         stored, groups = self.leaf.values, segments.groups
+        fresh = fresh | ~self.leaf.valid[groups]
         self.leaf.valid[groups] = True
         if self.initial is not None:
             stored[groups[fresh]] = self.initial
@@ -154,7 +164,7 @@ class ColumnFold(ABC):
         Returns:
             The accumulator of each group, or None if a sum might be out of range for its type.
         """
-        merged = []
+        merged: dict[int | None, pa.Array[Any]] = {}
         for field, kind in self.leaves:
             values = _leaf(accumulators, field)
             if kind != "sum":
@@ -167,23 +177,32 @@ class ColumnFold(ABC):
                 result = np.full(len(first), -0.0 if values.dtype.kind == "f" else 0, dtype=values.dtype)
                 with np.errstate(over="ignore", invalid="ignore"):
                     np.add.at(result, groups, values)
-            merged.append(pa.array(result))
-        if self.leaves[0][0] is None:
-            return merged[0]
-        taken: Any = accumulators.take(pa.array(first))
-        children = list(taken.flatten())
-        for (field, _), result in zip(self.leaves, merged, strict=True):
-            assert field is not None
-            children[field] = result
-        return pa.StructArray.from_arrays(children, fields=list(taken.type))
+            merged[field] = pa.array(result)
+        if None in merged:
+            return merged[None]
+        rows, fields = pa.array(first), list(accumulators.type)
+        children = [merged[i] if i in merged else _field(accumulators, i).take(rows) for i in range(len(fields))]
+        return pa.StructArray.from_arrays(children, fields=fields)
 
-    @abstractmethod
     def lift(self, records: pa.Array[Any]) -> pa.Array[Any]:
         """Returns the accumulator of each record alone.
 
         Raises:
             TypeMismatchError: A record has no number in the field.
         """
+        return self.accumulators(self.reads(records))
+
+    @abstractmethod
+    def reads(self, records: pa.Array[Any]) -> pa.Array[Any]:
+        """Returns what the aggregation needs of each record.
+
+        Raises:
+            TypeMismatchError: A record has no number in the field.
+        """
+
+    def accumulators(self, read: pa.Array[Any]) -> pa.Array[Any]:
+        """Returns the accumulator of each record alone, given what :meth:`reads` returned."""
+        return read
 
     @abstractmethod
     def results(self, table: ColumnTable, cells: Cells) -> pa.Array[Any]:
@@ -235,7 +254,7 @@ class _RecordFold(ColumnFold):
         kind = self.state_type.arrow_type
         return kind if self._field is None else kind[self._field].type
 
-    def lift(self, records: pa.Array[Any]) -> pa.Array[Any]:
+    def reads(self, records: pa.Array[Any]) -> pa.Array[Any]:
         _check_numbers(records, self._field, self._kind)
         return records
 
@@ -263,8 +282,11 @@ class _CountFold(ColumnFold):
     def __init__(self, state_type: TypeInformation) -> None:
         self.state_type = state_type
 
-    def lift(self, records: pa.Array[Any]) -> pa.Array[Any]:
-        return pa.array(np.ones(len(records), dtype=np.int64))
+    def reads(self, records: pa.Array[Any]) -> pa.Array[Any]:
+        return pa.nulls(len(records))
+
+    def accumulators(self, read: pa.Array[Any]) -> pa.Array[Any]:
+        return pa.array(np.ones(len(read), dtype=np.int64))
 
     def results(self, table: ColumnTable, cells: Cells) -> pa.Array[Any]:
         return table.lookup(cells)
@@ -285,7 +307,7 @@ class _MeanFold(ColumnFold):
         self.state_type = state_type
         self._field, self.numbers = field, (field,)
 
-    def lift(self, records: pa.Array[Any]) -> pa.Array[Any]:
+    def reads(self, records: pa.Array[Any]) -> pa.Array[Any]:
         values = _check_numbers(records, self._field, "mean").to_numpy(zero_copy_only=False).astype(np.float64)
         columns = [pa.array(values), pa.array(np.ones(len(records), dtype=np.int64))]
         return pa.StructArray.from_arrays(columns, fields=list(self.state_type.arrow_type))
@@ -304,15 +326,93 @@ class _MeanFold(ColumnFold):
             return pa.array(parts[0] / parts[1])
 
 
+class _SeveralFold(ColumnFold):
+    """Several aggregations; an accumulator has a field for each of their numbers."""
+
+    initial = None
+
+    def __init__(self, function: Aggregations, record_type: TypeInformation) -> None:
+        self.state_type = function.accumulator_type
+        self._each = [
+            (one.kind, one.field is not None, field_of(record_type, one.field or 0)[0])
+            for one in function.each.values()
+        ]
+        self._read = {field: kind for kind, of_field, field in self._each if of_field}
+        """The fields that are read; those that are counted are booleans, and no others are."""
+        self._places = {field: i for i, field in enumerate(self._read)}
+        self._result_type = pa.struct([(name, kind.arrow_type) for name, kind in function.results.items()])
+        self.leaves = tuple(enumerate(function.kinds))
+        self.numbers = tuple({field: None for kind, _, field in self._each if kind != "count"})
+
+    @property
+    def combines(self) -> bool:
+        # The first NaN of a minimum decides, so it matters which values come before it.
+        fields = list(self.state_type.arrow_type)
+        return not any(
+            kind != "sum" and pa.types.is_floating(fields[i].type) for i, kind in self.leaves if i is not None
+        )
+
+    def reads(self, records: pa.Array[Any]) -> pa.Array[Any]:
+        columns = []
+        for field, kind in self._read.items():
+            column = _field(records, field)
+            columns.append(column.fill_null(False) if kind == "count" else _check_numbers(records, field, kind))
+        return (
+            pa.StructArray.from_arrays(columns, names=[str(i) for i in range(len(columns))])
+            if columns
+            else pa.nulls(len(records))
+        )
+
+    def accumulators(self, read: pa.Array[Any]) -> pa.Array[Any]:
+        structs: Any = read
+        given = structs.flatten() if self._read else []
+        ones = pa.array(np.ones(len(read), dtype=np.int64))
+        columns: list[pa.Array[Any]] = []
+        for kind, of_field, field in self._each:
+            values = given[self._places[field]] if of_field else ones
+            match kind:
+                case "mean":
+                    columns += [values.cast(pa.float64(), safe=False), ones]
+                case "count" if of_field:
+                    columns.append(values.cast(pa.int64()))
+                case _:
+                    columns.append(values)
+        return pa.StructArray.from_arrays(columns, fields=list(self.state_type.arrow_type))
+
+    def results(self, table: ColumnTable, cells: Cells) -> pa.Array[Any]:
+        struct: Any = table.column
+        return self._named([leaf.take(cells) for leaf in struct.children])
+
+    def _start(self, table: ColumnTable, cells: Cells, first: Cells, accumulators: pa.Array[Any]) -> None:
+        struct = table.column
+        assert isinstance(struct, StructColumn)
+        struct.valid[cells] = True
+
+    def _result(self, table: ColumnTable, cells: Cells, parts: list[Numbers]) -> pa.Array[Any]:
+        return self._named([pa.array(part) for part in parts])
+
+    def _named(self, parts: list[pa.Array[Any]]) -> pa.Array[Any]:
+        numbers = iter(parts)
+        columns = []
+        for kind, _, _ in self._each:
+            number = next(numbers)
+            columns.append(pc.divide(number, next(numbers).cast(pa.float64())) if kind == "mean" else number)
+        return pa.StructArray.from_arrays(columns, fields=list(self._result_type))
+
+
+def _field(records: pa.Array[Any], field: int | None) -> pa.Array[Any]:
+    return records if field is None else pc.struct_field(records, [field])
+
+
 def _leaf(accumulators: pa.Array[Any], field: int | None) -> Numbers:
-    column = accumulators if field is None else pc.struct_field(accumulators, [field])
+    column = _field(accumulators, field)
     numbers: Numbers = column.to_numpy(zero_copy_only=False)
     return numbers
 
 
 def _check_numbers(records: pa.Array[Any], field: int | None, what: str) -> pa.Array[Any]:
     """Returns the field of the records, after checking that each has a number in it."""
-    column = records if field is None else pc.struct_field(records, [field])
+    column = _field(records, field)
     if column.null_count:
         record = records[pc.index(column.is_null(), True).as_py()].as_py()
         name = "" if field is None else f" field {records.type[field].name!r}:"
@@ -333,6 +433,8 @@ def fold_of(function: object, record_type: TypeInformation, state_type: TypeInfo
     if isinstance(function, MeanAggregate):
         field, _ = field_of(record_type, function.position)
         return _MeanFold(state_type, field)
+    if isinstance(function, Aggregations):
+        return _SeveralFold(function, record_type)
     if isinstance(function, Accumulation) and function.fold in ("sum", "min", "max"):
         field, kind = field_of(record_type, function.position)
         if kind is not None and kind.arrow_type in _SUMMED and state_type == record_type:

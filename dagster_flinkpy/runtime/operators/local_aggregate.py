@@ -7,7 +7,8 @@ epoch. Otherwise a running aggregation gives a result per record, so its records
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ from dagster_flinkpy.datastream.operator_specs import OperatorSpec, ReduceSpec, 
 from dagster_flinkpy.runtime.operators.aligned_windows import AlignedWindows
 from dagster_flinkpy.runtime.operators.folds import ColumnFold, fold_of
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, KeyColumn, StreamBatch
+from dagster_flinkpy.state.integer_rows import has_integer_rows, integer_rows
 from dagster_flinkpy.state.keys import hash_keys
 from dagster_flinkpy.state.layout import distinct_rows
 
@@ -62,6 +64,14 @@ def local_aggregate_of(spec: OperatorSpec) -> LocalAggregate | None:
     return LocalAggregate(fold, (slide, assigner.offset)) if assigner.size % slide == 0 else None
 
 
+class _Rows(NamedTuple):
+    """Records, or accumulators of several of them."""
+
+    keys: pa.Array[Any]
+    values: pa.Array[Any]
+    times: Ints
+
+
 class LocalAggregate:
     """Holds accumulators of the records of one sender, and combines those of a key and slice of time.
 
@@ -76,8 +86,10 @@ class LocalAggregate:
 
     def __init__(self, fold: ColumnFold, slices: tuple[int, int] | None) -> None:
         self._fold, self._slices = fold, slices
-        self._held: list[tuple[pa.Array[Any], pa.Array[Any], Ints]] = []
-        """Keys, accumulators and timestamps."""
+        self._records: list[_Rows] = []
+        """What the aggregation reads of records."""
+        self._combined: list[_Rows] = []
+        """Accumulators of earlier records."""
         self._key_type: TypeInformation | None = None
         self._rows = self._bytes = 0
         self._producer = ""
@@ -119,7 +131,7 @@ class LocalAggregate:
         """
         sent = self.take() if self._key_type not in (None, key_type) else []
         self._key_type, self._producer = key_type, batch.producer
-        self._hold(keys, self._fold.lift(batch.column), batch.timestamps)
+        self._hold(self._records, _Rows(keys, self._fold.reads(batch.column), batch.timestamps))
         self.closes = min(self.closes, self._last(int(batch.timestamps.min())))
         if self._rows >= ROWS or self._bytes >= BYTES:
             self._combine()
@@ -134,30 +146,37 @@ class LocalAggregate:
         self._combine()
         return self._release()
 
-    def _hold(self, keys: pa.Array[Any], accumulators: pa.Array[Any], times: Ints) -> None:
-        self._held.append((keys, accumulators, times))
-        self._rows += len(times)
-        self._bytes += keys.nbytes + accumulators.nbytes + times.nbytes
+    def _hold(self, where: list[_Rows], rows: _Rows) -> None:
+        where.append(rows)
+        self._rows += len(rows.times)
+        self._bytes += rows.keys.nbytes + rows.values.nbytes + rows.times.nbytes
 
     def _combine(self) -> None:
-        columns = list(zip(*self._held, strict=True))
-        keys, accumulators = (pa.concat_arrays(column) for column in columns[:2])
-        times: Ints = np.concatenate(columns[2])
-        before = len(times)
-        groups, first = self._groups(keys, times)
-        if before >= TRIED and len(first) > WORTH * before:
-            self.pays = False
-        combined = self._fold.combine(accumulators, groups, first)
-        if combined is None:  # A sum may be out of range. The operator finds out which record was one too many.
+        if not self._records:
             return
-        self._held, self._rows, self._bytes = [], 0, 0
-        self._hold(keys.take(pa.array(first)), combined, times[first])
+        before = self._rows
+        rows = _joined(self._records)
+        held = [*self._combined, self._merged(rows._replace(values=self._fold.accumulators(rows.values)))]
+        if len(held) > 1:
+            held = [self._merged(_joined(held))]
+        self._records, self._combined, self._rows, self._bytes = [], [], 0, 0
+        self._hold(self._combined, held[0])
+        if before >= TRIED and self._rows > WORTH * before:
+            self.pays = False
+
+    def _merged(self, rows: _Rows) -> _Rows:
+        """Returns one row for each key and slice; all of them if a sum may be out of range.
+
+        Then the operator finds out which record was one too many.
+        """
+        groups, first = self._groups(rows.keys, rows.times)
+        combined = self._fold.combine(rows.values, groups, first)
+        if combined is None:
+            return rows
+        return _Rows(rows.keys.take(pa.array(first)), combined, rows.times[first])
 
     def _groups(self, keys: pa.Array[Any], times: Ints) -> tuple[Ints, Ints]:
         """Numbers the pairs of key and slice; returns the number of each row, and the first row of each pair."""
-        if self._slices is None and not _are_dense(keys):
-            first, groups = distinct_rows(keys)
-            return groups, first
         codes = _codes(keys)
         if self._slices is not None:
             length, offset = self._slices
@@ -168,31 +187,38 @@ class LocalAggregate:
     def _release(self) -> list[StreamBatch]:
         assert self._key_type is not None
         batches = []
-        for keys, accumulators, times in self._held:
+        for keys, accumulators, times in self._combined:
             held = KeyColumn(self._key_type, keys, hash_keys(self._key_type, keys))
             kind = self._fold.state_type
             batches.append(
                 StreamBatch(kind, times, column=accumulators, keys=held, producer=self._producer, combined=True)
             )
-        self._held, self._rows, self._bytes, self.closes = [], 0, 0, MAX_WATERMARK
+        self._combined, self._rows, self._bytes, self.closes = [], 0, 0, MAX_WATERMARK
         return batches
 
 
-def _are_dense(column: pa.Array[Any]) -> bool:
-    """Returns whether the values are integers of a range that is not much longer than the column."""
-    if not pa.types.is_integer(column.type) or not len(column):
-        return False
-    numbers = column.to_numpy()
-    return int(numbers.max()) - int(numbers.min()) < 4 * len(numbers)
+def _joined(rows: list[_Rows]) -> _Rows:
+    if len(rows) == 1:
+        return rows[0]
+    keys, values, times = zip(*rows, strict=True)
+    return _Rows(pa.concat_arrays(keys), pa.concat_arrays(values), np.concatenate(times))
 
 
 def _codes(column: pa.Array[Any]) -> Ints:
-    """Returns small numbers that are equal where values are."""
-    if _are_dense(column):
-        numbers: Ints = column.to_numpy().astype(np.int64, copy=False)  # a difference of bytes may be no byte
-        codes: Ints = numbers - numbers.min()
-        return codes
-    return distinct_rows(column)[1]
+    """Returns small numbers that are equal where values are; no value is null."""
+    if pa.types.is_integer(column.type):
+        fields: list[Ints] = [column.to_numpy().astype(np.int64, copy=False)]  # a difference of bytes may be no byte
+    elif has_integer_rows(column.type):
+        *fields, _ = integer_rows(column)
+    else:
+        return distinct_rows(column)[1]
+    bounds = [(int(field.min(initial=2**62)), int(field.max(initial=-(2**62)))) for field in fields]
+    if math.prod(most - least + 1 for least, most in bounds) >= 4 * len(column):
+        return distinct_rows(column)[1]
+    codes = fields[0] - bounds[0][0]
+    for field, (least, most) in zip(fields[1:], bounds[1:], strict=True):
+        codes = codes * (most - least + 1) + (field - least) if most > least else codes
+    return codes
 
 
 def _few(codes: Ints) -> Ints:
