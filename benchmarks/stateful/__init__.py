@@ -111,7 +111,8 @@ def _rates(name: str, rates: Rates, settings: dict[str, Any], side: str = "") ->
 
 
 def _versus(peer: Peer, name: str, own: Rates, theirs: Rates, settings: dict[str, Any]) -> Lines:
-    tuning = {**peer.settings, "events": peer.lengths[1] - peer.lengths[0]}
+    few, many = peer.events(name)
+    tuning = {**peer.settings, "events": many - few}
     both = {"ours": settings, "peer": tuning}
     ratios = ((own.per_second / theirs.per_second, ""), (own.per_cpu_second / theirs.per_cpu_second, "_cpu"))
     return [

@@ -31,6 +31,7 @@ from dagster_flinkpy.spark.java import find_java_home
 
 _SECONDS = 900
 _PER_SLICE = 50_000
+MORE = 5
 _PROCESS_FUNCTION, _WINDOWS = "process function", "windows or timers"
 
 
@@ -52,6 +53,7 @@ class Peer:
         package: What its environment has: ``NAME==VERSION``. Default: this environment.
         settings: How it is tuned; the script gets them.
         lengths: Events of the two runs whose difference counts.
+        quick: Programs that take so little time that they get :data:`MORE` times the events.
         bars: How many times its rate ours must be, by kind of program.
         programs: The programs that it has.
         open_at_end: Whether it writes sessions that are open when the input ends. Otherwise only earlier ones count.
@@ -66,6 +68,12 @@ class Peer:
     bars: dict[str, float] = field(default_factory=lambda: {_PROCESS_FUNCTION: 40, _WINDOWS: 15})
     programs: tuple[str, ...] = tuple(PROGRAMS)
     open_at_end: bool = True
+    quick: tuple[str, ...] = ()
+
+    def events(self, program: str) -> tuple[int, int]:
+        """Returns the events of the two runs of a program."""
+        few, many = self.lengths
+        return (MORE * few, MORE * many) if program in self.quick else (few, many)
 
     def python(self) -> str:
         """Returns the Python of its environment, which is made if needed."""
@@ -98,8 +106,8 @@ def _bytewax(processes: int) -> Peer:
     settings = {"processes": processes, "batch size": 1_000, "recovery": "none", "source": "memory"}
     bars = {_PROCESS_FUNCTION: 3.0, _WINDOWS: 3.0}
     what = f"Bytewax {version}, {processes} {'process' if processes == 1 else 'processes'}"
-    package, lengths = f"bytewax=={version}", (100_000, 300_000)
-    return Peer(f"bytewax_{processes}", what, "bytewax_programs.py", package, settings, lengths, bars)
+    package, lengths, quick = f"bytewax=={version}", (100_000, 300_000), ("top_n", "fraud", "enrichment")
+    return Peer(f"bytewax_{processes}", what, "bytewax_programs.py", package, settings, lengths, bars, quick=quick)
 
 
 def _quix() -> Peer:
@@ -158,7 +166,7 @@ def measure(peer: Peer, name: str, folder: Path, small: Input, wanted: Counter[t
         OutputDiffersError: It writes other rows.
         RuntimeError: The program failed; the message has the last lines of its output.
     """
-    inputs = [_input(folder / f"input-{events}", events, keys) for events in peer.lengths]
+    inputs = [_input(folder / f"input-{events}", events, keys) for events in peer.events(name)]
     output = folder / f"{peer.name}-{name}.jsonl"
     order = {
         "program": name,
