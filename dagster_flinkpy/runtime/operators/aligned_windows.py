@@ -34,6 +34,7 @@ from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.session_windows import SessionWindowOperator
 from dagster_flinkpy.runtime.operators.window_operator import MergingWindowOperator, WindowOperator
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
+from dagster_flinkpy.runtime.shuffle.copies import copied
 
 __all__ = ["AlignedWindows", "create_window_operator"]
 
@@ -181,12 +182,14 @@ class AlignedWindowOperator(WindowOperator):
         except USER_EXCEPTIONS as e:
             raise self.user_error(e, "window", key=keys.current_key(), value=value) from e
 
-    def _add_each(self, slots: Ints, starts: Ints, values: Sequence[Any]) -> None:
+    def _add_each(self, slots: Ints, starts: Ints, values: list[Any]) -> None:
         """Adds records to windows that have not fired, and registers the timers of those that are new."""
         windows, codes = self._windows.distinct(starts)
         table, left = self._contents.table, iter(values)
         cells = table.find(slots, windows, codes)
         new = table.empty(cells)
+        if self._reduces_several:
+            self._copy(values, new)
         try:
             self._contents.add_each(slots.tolist(), cells, left)
         except USER_EXCEPTIONS as e:
@@ -205,7 +208,8 @@ class AlignedWindowOperator(WindowOperator):
         for i, row in enumerate(rows.tolist()):
             keys.slot = int(slots[i])
             try:
-                contents.add_each((keys.slot,), cells[i : i + 1], (values[row],))
+                value = copied(values[row]) if self._reduces_several else values[row]
+                contents.add_each((keys.slot,), cells[i : i + 1], (value,))
                 self._fire_with(TimeWindow(*windows[codes[i]]), contents.get_of(int(cells[i])), int(times[row]))
             except USER_EXCEPTIONS as e:
                 raise self.user_error(e, "window", key=keys.current_key(), value=values[row]) from e

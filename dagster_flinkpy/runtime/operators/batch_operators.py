@@ -16,7 +16,7 @@ from dagster_flinkpy.datastream.batch_function import BatchState
 from dagster_flinkpy.datastream.functions import RuntimeContext
 from dagster_flinkpy.datastream.operator_specs import FilterBatchSpec, InputsSpec, MapBatchSpec
 from dagster_flinkpy.datastream.state import StateDescriptor, ValueStateDescriptor
-from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
+from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError, shorten
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
 from dagster_flinkpy.runtime.operators.keyed_operators import KeyedStateOperator, touch_keys
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
@@ -187,8 +187,8 @@ class KeyedBatchOperator(KeyedStateOperator):
         vertex = self.context.vertex
         if not isinstance(table, (pa.RecordBatch, pa.Table)):
             raise TypeMismatchError(
-                f"operator {vertex.uid!r}: {called(function)} returned {table!r}; it must return record batches or "
-                "tables"
+                f"operator {vertex.uid!r}: {called(function)} returned {_shown(table)}; it must return record batches "
+                "or tables"
             )
         if not table.num_rows:
             return
@@ -214,8 +214,8 @@ class MapBatchOperator(StreamOperator):
             raise self.user_error(e, "map_batch()") from e
         if not isinstance(table, (pa.RecordBatch, pa.Table)):
             raise TypeMismatchError(
-                f"operator {vertex.uid!r}: {called(self._map)} returned {table!r}; it must return a record batch or a "
-                "table"
+                f"operator {vertex.uid!r}: {called(self._map)} returned {_shown(table)}; it must return a record "
+                "batch or a table"
             )
         if table.num_rows != len(batch):
             raise TypeMismatchError(
@@ -250,10 +250,17 @@ class FilterBatchOperator(StreamOperator):
             column = mask.combine_chunks() if isinstance(mask, pa.ChunkedArray) else mask
             mask = pc.fill_null(column, False).to_numpy(zero_copy_only=False)
         if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_:
-            raise TypeMismatchError(f"{what} {mask!r}; it must return an Arrow or numpy array of booleans")
+            raise TypeMismatchError(f"{what} {_shown(mask)}; it must return an Arrow or numpy array of booleans")
         if mask.shape != (records,):
             raise TypeMismatchError(f"{what} {mask.size} booleans for {records} records; it must return one for each")
         return mask
+
+
+def _shown(value: Any) -> str:
+    """Returns a value as a message shows it: columns and tables, which take many lines, by their type."""
+    text = repr(value)
+    kind = type(value)
+    return f"<{kind.__module__}.{kind.__qualname__}>" if "\n" in text else shorten(text, 200)
 
 
 def _as_column(table: Any, kind: TypeInformation, uid: str) -> pa.Array[Any]:

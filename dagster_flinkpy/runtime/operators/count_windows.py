@@ -75,6 +75,8 @@ class CountWindowOperator(WindowOperator):
         cells = self._contents.table.find(slots, ids.tolist(), codes)
         full, left_empty = self._count_each(slots, ids.tolist(), codes)
         values, times = list(map(list(batch.each_value()).__getitem__, rows.tolist())), batch.timestamps[rows]
+        if self._reduces_several:
+            self._copy(values, self._contents.table.empty(cells))
         left = iter(values)
         try:
             if full.any():

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
 from dagster_flinkpy.datastream.functions import (
     ProcessAllWindowFunction,
@@ -25,8 +28,14 @@ from dagster_flinkpy.datastream.state import (
     StateDescriptor,
 )
 from dagster_flinkpy.datastream.window import (
+    CountSlidingWindowAssigner,
+    CountTumblingWindowAssigner,
     MergingWindowAssigner,
+    SlidingEventTimeWindows,
+    SlidingProcessingTimeWindows,
     TriggerResult,
+    TumblingEventTimeWindows,
+    TumblingProcessingTimeWindows,
 )
 from dagster_flinkpy.metrics import LATE_RECORDS_DROPPED
 from dagster_flinkpy.runtime.failure import UNKNOWN, USER_EXCEPTIONS
@@ -44,11 +53,16 @@ from dagster_flinkpy.runtime.operators.window_contexts import (
     evaluator,
 )
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
+from dagster_flinkpy.runtime.shuffle.copies import copied
 
 __all__ = ["MERGING_WINDOWS", "MergingWindowOperator", "WindowOperator"]
 
 MERGING_WINDOWS = "merging-window-set"
 """The name of the state in which windows that merge are stored."""
+
+
+_APART = (TumblingEventTimeWindows, TumblingProcessingTimeWindows, CountTumblingWindowAssigner)
+"""Assigners that give each record one window."""
 
 
 class _ReduceCallable(ReduceFunction):
@@ -85,6 +99,8 @@ class WindowOperator(KeyedOperator):
         self._assigner = AssignerContext(timer_service, runtime)
         self._evaluate = evaluator(spec.window_function, self._window)
         self._clears = _clears(spec.window_function)
+        # A reduction may change and return its first argument, which other windows must not see.
+        self._reduces_several = spec.reduce is not None and _overlap(spec.assigner)
         self._late = 0
 
     def _open_contents(self, descriptor: StateDescriptor) -> Any:
@@ -138,7 +154,7 @@ class WindowOperator(KeyedOperator):
         if self._is_late(window):
             return False
         self._contents.set_current_namespace(self._codec.encode(window))
-        self._contents.add(value)
+        self._contents.add(copied(value) if self._reduces_several else value)
         self._on_element(window, value, timestamp)
         return True
 
@@ -195,6 +211,12 @@ class WindowOperator(KeyedOperator):
         end: int = window.max_timestamp()
         return min(end + self._spec.allowed_lateness, MAX_WATERMARK) if self._event_time else end
 
+    @staticmethod
+    def _copy(values: list[Any], first: npt.NDArray[np.int64]) -> None:
+        """Replaces the records at some positions, with which windows begin, by copies."""
+        for i in first.tolist():
+            values[i] = copied(values[i])
+
     def _act(self, result: TriggerResult, window: Any, timestamp: int) -> None:
         """Carries out the decision of the trigger."""
         if result is TriggerResult.CONTINUE:
@@ -240,6 +262,16 @@ class WindowOperator(KeyedOperator):
         snapshot.metrics[LATE_RECORDS_DROPPED] = self._late
         self._late = 0
         return snapshot
+
+
+def _overlap(assigner: Any) -> bool:
+    """Returns whether a record may be in several windows: not if the assigner is one of those that give it one."""
+    kind = type(assigner)
+    if kind in (SlidingEventTimeWindows, SlidingProcessingTimeWindows):
+        return bool(assigner.slide < assigner.size)
+    if kind is CountSlidingWindowAssigner:
+        return bool(assigner.window_slide < assigner.window_size)
+    return kind not in _APART and not isinstance(assigner, MergingWindowAssigner)
 
 
 def _clears(function: Any) -> bool:

@@ -9,9 +9,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dagster_flinkpy.common.time import Time
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.types import Row
-from dagster_flinkpy.datastream import MapFunction
+from dagster_flinkpy.datastream import (
+    EventTimeTrigger,
+    KeyedStream,
+    MapFunction,
+    SlidingEventTimeWindows,
+    WindowedStream,
+)
 from dagster_flinkpy.errors import TypeMismatchError, UserFunctionError
 from tests.runtime.harness import collect_all
 from tests.runtime.programs import environment, events
@@ -79,6 +86,36 @@ def test_a_reduction_to_another_type_is_refused(tmp_path: Path) -> None:
     stream = events(environment(), [("a", 1, 1), ("a", 2, 2)]).map(lambda e: Row(*e), EXACT)
     with pytest.raises(TypeMismatchError, match=r"field 'value'.*'x'"):
         collect_all(stream.key_by("key").reduce(lambda a, b: Row("a", 1, "x")).uid("reduced"), tmp_path)
+
+
+class OwnTrigger(EventTimeTrigger):
+    """Keeps the operator from using its fast form."""
+
+
+def sliding(stream: KeyedStream) -> WindowedStream:
+    return stream.window(SlidingEventTimeWindows.of(Time.milliseconds(9), Time.milliseconds(3)))
+
+
+OVERLAPPING = {
+    "sliding": sliding,
+    "lateness": lambda stream: sliding(stream).allowed_lateness(5),
+    "own trigger": lambda stream: sliding(stream).trigger(OwnTrigger()),
+    "count": lambda stream: stream.count_window(3, 1),
+}
+
+
+@pytest.mark.parametrize("window", OVERLAPPING.values(), ids=OVERLAPPING)
+@given(given_records=records, batch_size=st.integers(1, 20))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=8)
+def test_a_reduction_may_change_its_first_argument_though_a_record_is_in_several_windows(
+    tmp_path_factory: Any, window: Any, given_records: list[tuple[str, int, int]], batch_size: int
+) -> None:
+    def results(function: Any) -> list[Any]:
+        stream = events(environment(), given_records, batch_size=batch_size).map(lambda e: Row(*e), EXACT)
+        reduced = window(stream.key_by("key")).reduce(function)
+        return [tuple(row) for row in collect_all(reduced, tmp_path_factory.mktemp("run"))]
+
+    assert results(change) == results(lambda one, other: Row(one.key, one.time, one.value + other.value))
 
 
 class Keeps(MapFunction):
