@@ -140,6 +140,10 @@ class SparkSettings:
     def __post_init__(self) -> None:
         if self.mode not in get_args(SparkMode):
             raise ConfigurationError(f"Spark mode {self.mode!r} is not one of 'local', 'remote', 'classic'.")
+        if not isinstance(self.master, str):
+            raise ConfigurationError(f"Spark master {self.master!r} is not text, such as 'local[2]'.")
+        if not isinstance(self.remote, str | None):
+            raise ConfigurationError(f"Spark Connect URL {self.remote!r} is not text, such as 'sc://host:15002'.")
         if (self.mode == "remote") != (self.remote is not None):
             raise ConfigurationError("`remote` is the URL for mode 'remote': set both, or neither.")
         if self.remote is not None and not self.remote.startswith("sc://"):

@@ -34,6 +34,8 @@ class StorageLocation:
             ConfigurationError: The URL has another scheme or no bucket, the endpoint is not a URL, or one half of the
                 credentials is missing.
         """
+        if not isinstance(self.url, str) or not isinstance(self.endpoint_url, str | None):
+            raise ConfigurationError(f"a URL of the storage is not text: {self.url!r}, endpoint {self.endpoint_url!r}")
         if not self.url.strip():
             raise ConfigurationError("the storage URL is empty; it must be s3://bucket/prefix, file:///dir or a path")
         scheme, separator, rest = self.url.partition("://")

@@ -325,6 +325,8 @@ def test_a_shared_server_has_more_slots_than_cores_unless_the_master_says_how_ma
         {"remote": "sc://host"},
         {"mode": "remote", "remote": "spark://host"},
         {"master": "spark://host:7077"},
+        {"master": 7},
+        {"mode": "remote", "remote": 7},
     ],
 )
 def test_settings_that_do_not_fit_are_refused(fields: dict[str, Any]) -> None:

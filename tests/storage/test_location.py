@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -113,6 +114,12 @@ def test_a_forked_process_uses_the_store(s3_location: StorageLocation) -> None:
 def test_endpoints_that_are_no_url(endpoint: str) -> None:
     with pytest.raises(ConfigurationError, match=r"endpoint URL .* must be http://host:port"):
         StorageLocation("s3://bucket", endpoint)
+
+
+@pytest.mark.parametrize("fields", [(7,), ("s3://bucket", 7), (None,)])
+def test_urls_that_are_no_text(fields: tuple[Any, ...]) -> None:
+    with pytest.raises(ConfigurationError, match="not text"):
+        StorageLocation(*fields)
 
 
 @pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9000", "https://s3.example.org/path", "http://[::1]:9000"])

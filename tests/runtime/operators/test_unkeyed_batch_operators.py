@@ -60,7 +60,10 @@ WRONG = {
     "rows": (lambda s: s.map_batch(lambda b: doubled(b).slice(1), DOUBLED), "1 rows for 2 records.*filter_batch"),
     "no table": (lambda s: s.map_batch(lambda b: 5, DOUBLED), "returned 5; it must return a record batch or a table"),
     "fields": (lambda s: s.map_batch(lambda b: b, DOUBLED), "got the columns"),
-    "a column": (lambda s: s.map_batch(lambda b: b["amount"], DOUBLED), r"<pyarrow\.lib\.\w+>; it must return a record"),
+    "a column": (
+        lambda s: s.map_batch(lambda b: b["amount"], DOUBLED),
+        r"<pyarrow\.lib\.\w+>; it must return a record",
+    ),
     "no booleans": (lambda s: s.filter_batch(lambda b: b["amount"]), "a column of int64; it must return one of bool"),
     "no mask": (lambda s: s.filter_batch(lambda b: [True]), "must return an Arrow or numpy array"),
     "few": (lambda s: s.filter_batch(lambda b: np.ones(1, dtype=bool)), "1 booleans for 2 records"),
