@@ -30,6 +30,7 @@ from dagster_flinkpy.datastream.state import (
 from dagster_flinkpy.datastream.window import (
     CountSlidingWindowAssigner,
     CountTumblingWindowAssigner,
+    GlobalWindows,
     MergingWindowAssigner,
     SlidingEventTimeWindows,
     SlidingProcessingTimeWindows,
@@ -61,7 +62,7 @@ MERGING_WINDOWS = "merging-window-set"
 """The name of the state in which windows that merge are stored."""
 
 
-_APART = (TumblingEventTimeWindows, TumblingProcessingTimeWindows, CountTumblingWindowAssigner)
+_APART = (TumblingEventTimeWindows, TumblingProcessingTimeWindows, CountTumblingWindowAssigner, GlobalWindows)
 """Assigners that give each record one window."""
 
 
