@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
 
+from dagster_flinkpy.common.parquet_encodings import repeating
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation
 from dagster_flinkpy.connectors.column_types import columns_of
 from dagster_flinkpy.connectors.json_values import to_json_lines
-from dagster_flinkpy.connectors.parquet_encodings import repeating
 from dagster_flinkpy.connectors.staged_files import (
     PART_BYTES,
     StagedFile,

@@ -269,8 +269,11 @@ class ColumnTable(OverlayTable):
         if not len(cells) or keys is None:
             return None
         slots = cells if self.cells is None else self.cells.slots(cells)
+        sort_keys = keys.sort_keys[slots]
+        order = np.argsort(sort_keys)  # Values are read in the order of the run, so that they are copied once.
+        cells, slots = cells[order], slots[order]
         arrays: dict[str, pa.Array[Any]] = {
-            "sort_key": pa.array(keys.sort_keys[slots]),
+            "sort_key": pa.array(sort_keys[order]),
             "key": keys.column.take(pa.array(slots)),
             "deleted": pa.array(~self._present[cells]),
             **self._value_columns(cells),

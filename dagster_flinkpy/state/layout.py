@@ -264,8 +264,11 @@ def sort_order(sort_keys: SortKeys, identity: list[pa.Array[Any]]) -> Indices:
 
 def sorted_rows(layout: TableLayout, table: pa.Table) -> pa.Table:
     """Returns the rows of a table in sort order."""
+    sort_keys = table.column("sort_key").to_numpy()
+    if (sort_keys[1:] > sort_keys[:-1]).all():
+        return table
     columns = [table.column(name).combine_chunks() for name in layout.identity]
-    return table.take(pa.array(sort_order(table.column("sort_key").to_numpy(), columns)))
+    return table.take(pa.array(sort_order(sort_keys, columns)))
 
 
 def expired_rows(table: pa.Table, now: int) -> Mask:

@@ -24,6 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dagster_flinkpy.common.parquet_encodings import repeating
 from dagster_flinkpy.errors import CorruptStateError, ObjectNotFoundError, PreconditionFailedError
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state.handles import Json, RunHandle, TableSnapshot, count_key_groups
@@ -79,7 +80,8 @@ def encode_run(
     stored = pa.table(columns, schema=schema)
     sink = io.BytesIO()
     row_groups: list[Json] = []
-    writer = pq.ParquetWriter(sink, schema, compression="zstd", write_page_index=True, **_encodings(plain))
+    encodings = _encodings(stored)
+    writer = pq.ParquetWriter(sink, schema, compression="zstd", write_page_index=True, **encodings)
     offset = sink.tell()
     for start, stop in _row_group_bounds(groups):
         writer.write_table(stored.slice(start, stop - start), row_group_size=stop - start)
@@ -115,22 +117,27 @@ def encode_run(
     return data, handle
 
 
-@lru_cache(maxsize=64)
-def _encodings(schema: pa.Schema) -> Mapping[str, Any]:
-    """Returns how to encode the columns: integers by their differences, all others with dictionaries.
+def _encodings(table: pa.Table) -> Mapping[str, Any]:
+    """Returns how to encode the columns: integers by their differences, others with dictionaries if they repeat.
 
     Integers such as sums and keys seldom repeat, so dictionaries are useless for them. Differences take half the time
     and half the bytes.
     """
+    integers = _integers_of(table.schema)
+    return {
+        "column_encoding": dict.fromkeys(integers, "DELTA_BINARY_PACKED"),
+        "use_dictionary": [path for path in repeating(table) if path not in integers],
+    }
+
+
+@lru_cache(maxsize=64)
+def _integers_of(schema: pa.Schema) -> list[str]:
+    """Returns the paths of the columns of integers in a file."""
     sink = io.BytesIO()
     pq.write_table(schema.empty_table(), sink)
     leaves = pq.ParquetFile(sink).schema
     kinds = {leaves.column(i).path: leaves.column(i).physical_type for i in range(len(leaves))}
-    integers = [path for path, kind in kinds.items() if kind in ("INT32", "INT64")]
-    return {
-        "column_encoding": dict.fromkeys(integers, "DELTA_BINARY_PACKED"),
-        "use_dictionary": [path for path in kinds if path not in integers],
-    }
+    return [path for path, kind in kinds.items() if kind in ("INT32", "INT64")]
 
 
 def inline(handle: RunHandle, data: bytes) -> RunHandle:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -147,6 +148,30 @@ def test_integers_are_stored_as_differences(counting: CountingStore) -> None:
         c.path_in_schema for c in map(group.column, range(group.num_columns)) if "DELTA_BINARY_PACKED" in c.encodings
     }
     assert encoded == {"key_group", "key_hash", "key", "value"}
+
+
+def test_only_texts_and_floats_that_repeat_have_dictionaries(counting: CountingStore) -> None:
+    fields = ["distinct", "few", "number", "same"]
+    kind = Types.ROW_NAMED(fields, [Types.STRING(), Types.STRING(), Types.DOUBLE(), Types.DOUBLE()])
+    layout = TableLayout("v", "VALUE", Types.STRING(), value_type=kind)
+    n = 10_000
+    values: list[dict[str, Any] | None] = [
+        {"distinct": f"d{i}", "few": f"f{i % 7}", "number": i / 3, "same": None if i % 3 else 0.5} for i in range(n)
+    ]
+    values[5] = None
+    columns = [
+        make_sort_keys(np.arange(n, dtype=np.uint16) // 100, np.zeros(n, dtype=np.int32)),
+        pa.array([f"key-{i:05}" for i in range(n)]),
+        pa.array(values, type=kind.arrow_type),
+        np.zeros(n, dtype=np.bool_),
+    ]
+    table = pa.table(columns, schema=layout.local_schema)
+    data, handle = encode_run(layout, table, ALL)
+    upload_run(counting, handle, data)
+    assert read_run(handle, counting)[0].equals(table)
+    group = pq.ParquetFile(pa.BufferReader(data)).metadata.row_group(0)
+    paths = {c.path_in_schema for c in map(group.column, range(group.num_columns)) if c.has_dictionary_page}
+    assert paths == {"value.few", "value.same"}
 
 
 def test_a_part_is_read_by_range(written: tuple[RunHandle, bytes, pa.Table], counting: CountingStore) -> None:

@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 from hypothesis import given
 
 from dagster_flinkpy.common import Types
+from dagster_flinkpy.common.parquet_encodings import repeating
 from dagster_flinkpy.connectors import ParquetSink
-from dagster_flinkpy.connectors.parquet_encodings import repeating
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitterInitContext, WriterInitContext
 
 _NESTED = pa.struct([("x", pa.int64()), ("y", pa.list_(pa.float64()))])
