@@ -55,6 +55,7 @@ OVERLAY_ROWS = 1_000_000
 """If the overlay has more keys and rows than this, it is written and emptied before more keys are touched."""
 
 T = TypeVar("T", bound=OverlayTable)
+V = TypeVar("V", bound=SessionValues)
 
 _TableId = tuple[bool, str]
 """Whether the table holds timers, and its name."""
@@ -402,11 +403,18 @@ class ColumnarKeyedStateBackend:
         return sessions, self._declare((True, timers), queue)
 
     def get_session_values(
-        self, sessions: SessionTable, name: str, kind: StateKind, window_type: TypeInformation, value_type: Any
-    ) -> SessionValues:
+        self,
+        table: type[V],
+        sessions: SessionTable,
+        name: str,
+        kind: StateKind,
+        window_type: TypeInformation,
+        value_type: Any,
+    ) -> V:
         """Returns the values of windows that merge. Nothing else may use the state with this name.
 
         Args:
+            table: How they are kept in memory.
             sessions: The windows.
             name: The name of the state.
             kind: The kind of the state: one with a single value per cell.
@@ -418,7 +426,7 @@ class ColumnarKeyedStateBackend:
         """
         where = self._keys, self._files, self._handles((False, name)), name, kind
         types = {"namespace_type": window_type, "value_type": value_type}
-        return self._declare((False, name), SessionValues(*where, **types, sessions=sessions))
+        return self._declare((False, name), table(*where, **types, sessions=sessions))
 
     def _declare(self, identity: _TableId, table: T) -> T:
         self._check(identity, table)

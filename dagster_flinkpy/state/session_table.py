@@ -207,6 +207,67 @@ class SessionTable(OverlayTable):
             return found, cells
         return found, rows
 
+    def unite(self, slots: Cells, starts: Cells, ends: Cells) -> tuple[Cells, Cells, Cells, Cells]:
+        """Adds windows to sessions of any age, or begins new ones; sessions that a window joins become one.
+
+        The outcome does not depend on the order of the windows, as long as nothing fires in between.
+
+        Args:
+            slots: The slot of each window; may repeat.
+            starts: The start of each window.
+            ends: The end of each window.
+
+        Returns:
+            The session of each window; these sessions without repetitions; the sessions that have ended because they
+            became part of another one, in order of time; and for each of those, that other one.
+        """
+        known = self._of_slots(np.unique(slots))
+        cells = np.concatenate([known, np.full(len(slots), -1, dtype=np.int64)])
+        slots, starts, ends = (
+            np.concatenate([column[known], added])
+            for column, added in ((self.slot, slots), (self.start, starts), (self.end, ends))
+        )
+        order = np.lexsort((starts, slots))
+        slots, starts, ends, cells = slots[order], starts[order], ends[order], cells[order]
+        first = np.concatenate([[True], slots[1:] != slots[:-1]])  # Of each key.
+        reach = _running_max(ends, np.cumsum(first) - 1)
+        opens = np.flatnonzero(first | (starts > np.concatenate([[0], reach[:-1]])))
+        numbers = np.repeat(np.arange(len(opens)), np.diff(np.append(opens, len(slots))))
+        reached = reach[np.append(opens[1:], len(slots)) - 1]
+        old = np.flatnonzero(cells >= 0)
+        owners = np.full(len(opens), -1, dtype=np.int64)
+        owners[numbers[old[::-1]]] = cells[old[::-1]]  # The oldest one is written last.
+        new = owners < 0
+        owners[new] = self.begin(slots[opens[new]], starts[opens[new]], reached[new])
+        gone = old[owners[numbers[old]] != cells[old]]
+        ended, heirs = cells[gone], owners[numbers[gone]]
+        touched = np.zeros(len(opens), dtype=np.bool_)
+        touched[numbers[cells < 0]] = True
+        self._move_all(owners[touched], starts[opens[touched]], reached[touched])
+        self.retire(ended)
+        self.mark(owners[touched])
+        self.older[owners] = np.where(first[opens], -1, np.concatenate([[-1], owners[:-1]]))
+        self.newest[slots[opens]] = owners  # The last one of each key counts.
+        found = np.empty(len(order), dtype=np.int64)
+        found[order] = owners[numbers]
+        return found[len(known) :], owners[touched], ended, heirs
+
+    def _of_slots(self, slots: Cells) -> Cells:
+        """Returns all sessions of some keys."""
+        found = []
+        cells = self._alive(self.newest[slots])
+        while len(cells := cells[cells >= 0]):
+            found.append(cells)
+            cells = self._alive(self.older[cells])
+        return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
+
+    def _move_all(self, cells: Cells, starts: Cells, ends: Cells) -> None:
+        """Sets the windows of sessions, like :meth:`move`."""
+        earlier = cells[(starts < self.start[cells]) & self.stored[cells]]
+        self.due[earlier] = MIN_TIME  # The stored timers are those of the former window.
+        self.start[cells] = starts
+        self._set_ends(cells, ends)
+
     def move(self, cell: int, start: int, end: int) -> None:
         """Sets the window of a session, which contains its former one."""
         if start < self.start.item(cell):

@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
-from dagster_flinkpy.state.cell_columns import Cells, ObjectColumn
+from dagster_flinkpy.state.cell_columns import CellColumn, Cells, ObjectColumn, grown, make_column
 from dagster_flinkpy.state.keys import KeySlots
 from dagster_flinkpy.state.session_table import SessionTable, delta_of_sessions, stored_windows, window_column
 from dagster_flinkpy.state.tables import OverlayTable
 
-__all__ = ["SessionValues"]
+__all__ = ["SessionColumns", "SessionValues"]
+
+Mask = npt.NDArray[np.bool_]
 
 
 class SessionValues(OverlayTable):
@@ -63,8 +66,19 @@ class SessionValues(OverlayTable):
         found = np.flatnonzero((cells >= 0) & (sessions.state_start[cells] == starts))
         found = found[sessions.state_end[cells[found]] == ends[found]]
         cells = cells[found]
-        self._column.put(cells, values.take(pa.array(found)))
+        self._put(cells, values.take(pa.array(found)))
         sessions.value_stored[cells] = True
+
+    def _put(self, cells: Cells, values: pa.Array[Any]) -> None:
+        self._column.put(cells, values)
+
+    def contains(self, cells: Cells) -> Mask:
+        """Returns which sessions have a value."""
+        return np.array([value is not None for value in self.get(cells)], dtype=np.bool_)
+
+    def _stored(self, cells: Cells) -> pa.Array[Any]:
+        """Returns the values of sessions, as they are stored."""
+        return self._to_arrow(self.value_type, self.get(cells), self._sessions.slot[cells].tolist())
 
     def clear(self) -> None:
         self._column = ObjectColumn(self.value_type)
@@ -73,21 +87,64 @@ class SessionValues(OverlayTable):
     def _changes(self) -> pa.Table | None:
         sessions = self._sessions
         changed = np.flatnonzero(sessions.value_changed & (sessions.live | sessions.value_stored))
-        has = np.array([value is not None for value in self.get(changed)], dtype=np.bool_) & sessions.live[changed]
+        has = self.contains(changed) & sessions.live[changed]
         put, gone = changed[has], changed[~has & sessions.value_stored[changed]]
         cells = np.concatenate([put, gone])
         slots, kind = sessions.slot[cells], self.namespace_type
         assert kind is not None
-        values = [*self.get(put), *[None] * len(gone)]
         columns = {
             "namespace": window_column(kind, sessions.state_start[cells], sessions.state_end[cells]),
-            "value": self._to_arrow(self.value_type, values, slots.tolist()),
+            "value": pa.concat_arrays([self._stored(put), pa.nulls(len(gone), self.value_type.arrow_type)]),
         }
         return delta_of_sessions(self, slots, columns, len(put), ("namespace",))
 
     def _written(self) -> None:
         sessions = self._sessions
         changed = np.flatnonzero(sessions.value_changed)
-        sessions.value_stored[changed] = [value is not None for value in self.get(changed)]
+        sessions.value_stored[changed] = self.contains(changed)
         sessions.value_stored[changed] &= sessions.live[changed]
         sessions.value_changed[changed] = False
+
+
+class SessionColumns(SessionValues):
+    """The values of sessions in columns, read and written many at a time. They are stored in the same form."""
+
+    def clear(self) -> None:
+        self.column: CellColumn = make_column(self.value_type.arrow_type)
+        """The values. Call :meth:`mark` for those that are written in place."""
+        self._present: Mask = np.zeros(0, dtype=np.bool_)
+        self.grow(len(self._sessions.live))
+
+    def grow(self, size: int) -> None:
+        self._present = grown(self._present, size, 0)
+        self.column.grow(len(self._present))
+
+    def keep(self, cells: Cells, numbers: Cells) -> None:
+        self.column.keep(cells)
+        self._present = self._present[cells]
+
+    def contains(self, cells: Cells) -> Mask:
+        return self._present[cells]
+
+    def lookup(self, cells: Cells) -> pa.Array[Any]:
+        """Returns the values of sessions that have one."""
+        return self.column.take(cells)
+
+    def update(self, cells: Cells, values: pa.Array[Any]) -> None:
+        """Sets the values of sessions."""
+        self._put(cells, values)
+
+    def mark(self, cells: Cells) -> None:
+        """Notes that sessions have values, which were written in place."""
+        self._present[cells] = True
+
+    def drop(self, cells: Cells) -> None:
+        self.column.drop(cells)
+        self._present[cells] = False
+
+    def _put(self, cells: Cells, values: pa.Array[Any]) -> None:
+        self.column.put(cells, values)
+        self._present[cells] = True
+
+    def _stored(self, cells: Cells) -> pa.Array[Any]:
+        return self.column.take(cells)

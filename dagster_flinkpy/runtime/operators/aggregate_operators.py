@@ -10,24 +10,28 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
-from dagster_flinkpy.datastream.aggregations import WithKeyAndWindow
 from dagster_flinkpy.datastream.operator_specs import ReduceSpec, RollingAggregateSpec, WindowSpec
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.datastream.window import (
     TimeWindowSerializer,
 )
 from dagster_flinkpy.errors import TypeMismatchError
-from dagster_flinkpy.metrics import LATE_RECORDS_DROPPED
+from dagster_flinkpy.runtime.operators.aggregate_base import (
+    AggregateOperator,
+    WindowedAggregateOperator,
+    fields_of,
+    spread,
+)
 from dagster_flinkpy.runtime.operators.aligned_windows import AlignedWindows, create_window_operator
 from dagster_flinkpy.runtime.operators.folds import ColumnFold, fold_of
 from dagster_flinkpy.runtime.operators.grouped_rows import IntegerOverflowError
-from dagster_flinkpy.runtime.operators.keyed_operators import KeyedStateOperator, ReduceOperator, touch_keys
+from dagster_flinkpy.runtime.operators.keyed_operators import ReduceOperator, touch_keys
 from dagster_flinkpy.runtime.operators.local_aggregate import window_fold_of
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
+from dagster_flinkpy.runtime.operators.session_aggregates import SessionAggregateOperator
 from dagster_flinkpy.runtime.operators.stream_operator import OperatorSnapshot, StreamOperator
 from dagster_flinkpy.runtime.operators.window_contexts import WindowCodec
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
@@ -62,52 +66,15 @@ def create_rolling_operator(context: OperatorContext, spec: RollingAggregateSpec
 
 
 def create_window_operator_or_aggregate(context: OperatorContext, spec: WindowSpec) -> StreamOperator:
-    """Creates a window operator: vectorised for aligned windows and a built-in aggregation of numbers."""
+    """Creates a window operator: vectorised for aligned windows and sessions, and built-in aggregations of numbers."""
     fold = window_fold_of(spec)
-    return create_window_operator(context, spec) if fold is None else WindowAggregateOperator(context, spec, fold)
+    if fold is None:
+        return create_window_operator(context, spec)
+    operator = WindowAggregateOperator if AlignedWindows.has(spec) else SessionAggregateOperator
+    return operator(context, spec, fold)
 
 
-class _AggregateOperator(KeyedStateOperator):
-    """Base of the vectorised aggregations."""
-
-    def __init__(self, context: OperatorContext, fold: ColumnFold) -> None:
-        super().__init__(context)
-        self._fold = fold
-
-    def _fail(self, error: Exception, batch: StreamBatch) -> Exception:
-        """Returns an error that names the operator and, for an overflow, the record."""
-        uid = self.context.vertex.uid
-        if isinstance(error, IntegerOverflowError):
-            assert batch.keys is not None
-            record, key = batch.column[error.row].as_py(), batch.keys.column[error.row].as_py()
-            what = "records combined to" if batch.combined else "record"
-            return TypeMismatchError(
-                f"operator {uid!r}: with {what} {record!r}, the sum of key {key!r} is out of range for its type; sum "
-                "a wider type, such as Types.LONG() or Types.DOUBLE()"
-            )
-        return TypeMismatchError(f"operator {uid!r}: {error}")
-
-    def _emit(self, column: pa.Array[Any], timestamps: Cells) -> None:
-        vertex = self.context.vertex
-        self.context.emit(None, StreamBatch(vertex.output_type, timestamps, column=column, producer=vertex.uid))
-
-    def _struct(self, columns: list[pa.Array[Any]]) -> pa.Array[Any]:
-        return pa.StructArray.from_arrays(columns, fields=list(self.context.vertex.output_type.arrow_type))
-
-
-def _spread(keys: pa.Array[Any], fields: int) -> list[pa.Array[Any]]:
-    """Returns the columns of a key in a result; the column of a key with several fields is a struct."""
-    structs: Any = keys
-    return list(structs.flatten()) if fields > 1 else [keys] * fields
-
-
-def _fields(results: pa.Array[Any]) -> list[pa.Array[Any]]:
-    """Returns the columns of results; those of several aggregations are structs."""
-    structs: Any = results
-    return list(structs.flatten()) if pa.types.is_struct(results.type) else [results]
-
-
-class RollingAggregateOperator(_AggregateOperator):
+class RollingAggregateOperator(AggregateOperator):
     """A running aggregation per key, with a result after each record."""
 
     def __init__(self, context: OperatorContext, fold: ColumnFold, *, with_key: bool, flat: bool) -> None:
@@ -126,7 +93,7 @@ class RollingAggregateOperator(_AggregateOperator):
 
     def _emit_of(self, keys: pa.Array[Any], results: pa.Array[Any], timestamps: Cells) -> None:
         if self._with_key:
-            results = self._struct([*_spread(keys, 2 if self._flat else 1), *_fields(results)])
+            results = self._struct([*spread(keys, 2 if self._flat else 1), *fields_of(results)])
         self._emit(results, timestamps)
 
 
@@ -170,18 +137,14 @@ class MiniBatchAggregateOperator(RollingAggregateOperator):
             self._emit_of(keys, self._fold.results(self._state, slots), np.full(len(slots), NO_TIMESTAMP))
 
 
-class WindowAggregateOperator(_AggregateOperator):
+class WindowAggregateOperator(WindowedAggregateOperator):
     """Tumbling and sliding windows with the default trigger."""
 
     def __init__(self, context: OperatorContext, spec: WindowSpec, fold: ColumnFold) -> None:
-        super().__init__(context, fold)
+        super().__init__(context, spec, fold)
         self._windows = AlignedWindows(spec)
         self._size = self._windows.size
-        self._lateness, self._late_tag = self._windows.lateness, spec.late_tag
-        function = spec.window_function
-        self._with_key = isinstance(function, WithKeyAndWindow)
-        self._key_fields = function.key_fields if isinstance(function, WithKeyAndWindow) else 0
-        self._late = 0
+        self._lateness = self._windows.lateness
         windows: TypeInformation = WindowCodec(TimeWindowSerializer()).namespace_type
         descriptor = ValueStateDescriptor("window-contents", fold.state_type)
         kind: Any = "REDUCING" if spec.aggregate is None else "AGGREGATING"
@@ -193,13 +156,7 @@ class WindowAggregateOperator(_AggregateOperator):
     def process(self, input_index: int, batch: StreamBatch) -> None:
         keys = self.bind(batch)
         times, watermark = self._windows.times(batch, self.context)
-        timeless = np.flatnonzero(times == NO_TIMESTAMP)
-        if len(timeless):
-            record = batch.column[int(timeless[0])].as_py()
-            error = ValueError(
-                f"record {record!r} has no event time; set a watermark strategy with a timestamp assigner"
-            )
-            raise self.user_error(error, "window")
+        self._check_times(batch, times)
         slots = touch_keys(self.backend, keys)
         rows, starts, some_fired = self._windows.open_ones(*self._windows.of(times), watermark)
         self._skip(batch, self._windows.late(rows, times, watermark))
@@ -226,14 +183,6 @@ class WindowAggregateOperator(_AggregateOperator):
         assert self._state.cells is not None
         return self._state.cells.find(slots, *self._windows.distinct(starts))
 
-    def _skip(self, batch: StreamBatch, late: npt.NDArray[np.bool_]) -> None:
-        """Counts or emits late records."""
-        assert not (batch.combined and late.any()), "a record that might be late was combined with others"
-        if self._late_tag is None:
-            self._late += int(late.sum())
-        elif late.any():
-            self.context.emit(self._late_tag, batch.filter(late))
-
     def _add_late(
         self, batch: StreamBatch, accumulators: pa.Array[Any], rows: Cells, starts: Cells, cells: Cells
     ) -> None:
@@ -242,7 +191,7 @@ class WindowAggregateOperator(_AggregateOperator):
         results = self._fold.running(self._state, cells, accumulators, rows)
         if self._with_key:
             keys = batch.keys.column.take(pa.array(rows))
-            results = self._result(keys, pa.array(starts), results)
+            results = self._result(keys, starts, starts + self._size, results)
         self._emit(results, batch.timestamps[rows])
 
     def _register(self, slots: Cells, starts: Cells, fired: npt.NDArray[np.bool_]) -> None:
@@ -278,17 +227,9 @@ class WindowAggregateOperator(_AggregateOperator):
                 results = self._fold.results(self._state, cells)
                 if self._with_key:
                     keys = self.backend.key_context.column(slots)
-                    results = self._result(keys, pa.array(np.full(len(slots), start)), results)
+                    first, last = (np.full(len(slots), each) for each in (start, end))
+                    results = self._result(keys, first, last, results)
                 self._emit(results, np.full(len(cells), time))
             if time == min(end - 1 + self._lateness, MAX_WATERMARK):
                 self._state.delete(cells)
                 self._state.release(number)
-
-    def _result(self, keys: pa.Array[Any], starts: pa.Array[Any], results: pa.Array[Any]) -> pa.Array[Any]:
-        return self._struct([*_spread(keys, self._key_fields), starts, pc.add(starts, self._size), *_fields(results)])
-
-    def snapshot(self) -> OperatorSnapshot:
-        snapshot = super().snapshot()
-        snapshot.metrics[LATE_RECORDS_DROPPED] = self._late
-        self._late = 0
-        return snapshot

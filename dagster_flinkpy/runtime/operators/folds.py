@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +18,7 @@ from dagster_flinkpy.datastream.adapters import Accumulation
 from dagster_flinkpy.datastream.aggregations import Aggregations, CountAggregate, MeanAggregate, field_of
 from dagster_flinkpy.errors import TypeMismatchError
 from dagster_flinkpy.runtime.operators.grouped_rows import FoldKind, IntegerOverflowError, Segments, accumulate, fits
-from dagster_flinkpy.state.cell_columns import FixedColumn, StructColumn
-from dagster_flinkpy.state.column_table import ColumnTable
+from dagster_flinkpy.state.cell_columns import CellColumn, FixedColumn, StructColumn
 
 __all__ = ["ColumnFold", "fold_of"]
 
@@ -96,6 +95,26 @@ def _naming(rows: Cells) -> Iterator[None]:
         raise IntegerOverflowError(int(rows[error.row])) from None
 
 
+class Accumulators(Protocol):
+    """The table of the accumulators."""
+
+    @property
+    def column(self) -> CellColumn:
+        """The accumulators, which are written in place."""
+
+    def contains(self, cells: Cells) -> npt.NDArray[np.bool_]:
+        """Returns which cells have one."""
+
+    def lookup(self, cells: Cells) -> pa.Array[Any]:
+        """Returns the accumulators of cells."""
+
+    def update(self, cells: Cells, values: pa.Array[Any]) -> None:
+        """Sets the accumulators of cells."""
+
+    def mark(self, cells: Cells) -> None:
+        """Notes which cells were written in place."""
+
+
 class ColumnFold(ABC):
     """A vectorised aggregation; its accumulators are the values of a table."""
 
@@ -107,10 +126,12 @@ class ColumnFold(ABC):
     accumulator is a number."""
     numbers: tuple[int | None, ...] = ()
     """The fields of a record that must have a number."""
+    carries = False
+    """Whether an accumulator has more than numbers: what its first record has in other fields."""
     initial: float | None = 0
     """What the numbers of a new accumulator start from; None stands for its first value."""
 
-    def add(self, table: ColumnTable, cells: Cells, accumulators: pa.Array[Any], rows: Cells) -> Cells:
+    def add(self, table: Accumulators, cells: Cells, accumulators: pa.Array[Any], rows: Cells) -> Cells:
         """Merges accumulators into cells of state.
 
         Args:
@@ -138,7 +159,7 @@ class ColumnFold(ABC):
         table.mark(cells)
         return first
 
-    def running(self, table: ColumnTable, cells: Cells, accumulators: pa.Array[Any], rows: Cells) -> pa.Array[Any]:
+    def running(self, table: Accumulators, cells: Cells, accumulators: pa.Array[Any], rows: Cells) -> pa.Array[Any]:
         """Merges like :meth:`add`, and returns the result of each row's cell after that row."""
         segments = Segments.of(cells)
         fresh = ~table.contains(segments.groups)
@@ -205,14 +226,14 @@ class ColumnFold(ABC):
         return read
 
     @abstractmethod
-    def results(self, table: ColumnTable, cells: Cells) -> pa.Array[Any]:
+    def results(self, table: Accumulators, cells: Cells) -> pa.Array[Any]:
         """Returns the results of cells that have an accumulator."""
 
     @abstractmethod
-    def _start(self, table: ColumnTable, cells: Cells, first: Cells, accumulators: pa.Array[Any]) -> None:
+    def _start(self, table: Accumulators, cells: Cells, first: Cells, accumulators: pa.Array[Any]) -> None:
         """Creates the accumulators of new cells from their first rows, without the numbers of the parts."""
 
-    def _parts(self, table: ColumnTable, accumulators: pa.Array[Any], rows: Cells) -> list[_Part]:
+    def _parts(self, table: Accumulators, accumulators: pa.Array[Any], rows: Cells) -> list[_Part]:
         """Returns the parts of the accumulators, with the values to fold."""
         column: Any = table.column
         return [
@@ -226,7 +247,7 @@ class ColumnFold(ABC):
         ]
 
     @abstractmethod
-    def _result(self, table: ColumnTable, cells: Cells, parts: list[Numbers]) -> pa.Array[Any]:
+    def _result(self, table: Accumulators, cells: Cells, parts: list[Numbers]) -> pa.Array[Any]:
         """Returns the results for the given numbers of the parts."""
 
 
@@ -243,6 +264,7 @@ class _RecordFold(ColumnFold):
         self._kind = kind
         self._field = field
         self.leaves, self.numbers = ((field, kind),), (field,)
+        self.carries = field is not None
 
     @property
     def combines(self) -> bool:
@@ -258,14 +280,14 @@ class _RecordFold(ColumnFold):
         _check_numbers(records, self._field, self._kind)
         return records
 
-    def results(self, table: ColumnTable, cells: Cells) -> pa.Array[Any]:
+    def results(self, table: Accumulators, cells: Cells) -> pa.Array[Any]:
         return table.lookup(cells)
 
-    def _start(self, table: ColumnTable, cells: Cells, first: Cells, accumulators: pa.Array[Any]) -> None:
+    def _start(self, table: Accumulators, cells: Cells, first: Cells, accumulators: pa.Array[Any]) -> None:
         if len(cells):
             table.update(cells, accumulators.take(pa.array(first)))
 
-    def _result(self, table: ColumnTable, cells: Cells, parts: list[Numbers]) -> pa.Array[Any]:
+    def _result(self, table: Accumulators, cells: Cells, parts: list[Numbers]) -> pa.Array[Any]:
         folded = pa.array(parts[0])
         if self._field is None:
             return folded
@@ -288,13 +310,13 @@ class _CountFold(ColumnFold):
     def accumulators(self, read: pa.Array[Any]) -> pa.Array[Any]:
         return pa.array(np.ones(len(read), dtype=np.int64))
 
-    def results(self, table: ColumnTable, cells: Cells) -> pa.Array[Any]:
+    def results(self, table: Accumulators, cells: Cells) -> pa.Array[Any]:
         return table.lookup(cells)
 
-    def _start(self, table: ColumnTable, cells: Cells, first: Cells, accumulators: pa.Array[Any]) -> None:
+    def _start(self, table: Accumulators, cells: Cells, first: Cells, accumulators: pa.Array[Any]) -> None:
         """Does nothing: the accumulator of a count has no other part."""
 
-    def _result(self, table: ColumnTable, cells: Cells, parts: list[Numbers]) -> pa.Array[Any]:
+    def _result(self, table: Accumulators, cells: Cells, parts: list[Numbers]) -> pa.Array[Any]:
         return pa.array(parts[0])
 
 
@@ -312,16 +334,16 @@ class _MeanFold(ColumnFold):
         columns = [pa.array(values), pa.array(np.ones(len(records), dtype=np.int64))]
         return pa.StructArray.from_arrays(columns, fields=list(self.state_type.arrow_type))
 
-    def results(self, table: ColumnTable, cells: Cells) -> pa.Array[Any]:
+    def results(self, table: Accumulators, cells: Cells) -> pa.Array[Any]:
         struct: Any = table.column
         return self._result(table, cells, [leaf.values[cells] for leaf in struct.children])
 
-    def _start(self, table: ColumnTable, cells: Cells, first: Cells, accumulators: pa.Array[Any]) -> None:
+    def _start(self, table: Accumulators, cells: Cells, first: Cells, accumulators: pa.Array[Any]) -> None:
         struct = table.column
         assert isinstance(struct, StructColumn)
         struct.valid[cells] = True
 
-    def _result(self, table: ColumnTable, cells: Cells, parts: list[Numbers]) -> pa.Array[Any]:
+    def _result(self, table: Accumulators, cells: Cells, parts: list[Numbers]) -> pa.Array[Any]:
         with np.errstate(invalid="ignore"):
             return pa.array(parts[0] / parts[1])
 
@@ -379,16 +401,16 @@ class _SeveralFold(ColumnFold):
                     columns.append(values)
         return pa.StructArray.from_arrays(columns, fields=list(self.state_type.arrow_type))
 
-    def results(self, table: ColumnTable, cells: Cells) -> pa.Array[Any]:
+    def results(self, table: Accumulators, cells: Cells) -> pa.Array[Any]:
         struct: Any = table.column
         return self._named([leaf.take(cells) for leaf in struct.children])
 
-    def _start(self, table: ColumnTable, cells: Cells, first: Cells, accumulators: pa.Array[Any]) -> None:
+    def _start(self, table: Accumulators, cells: Cells, first: Cells, accumulators: pa.Array[Any]) -> None:
         struct = table.column
         assert isinstance(struct, StructColumn)
         struct.valid[cells] = True
 
-    def _result(self, table: ColumnTable, cells: Cells, parts: list[Numbers]) -> pa.Array[Any]:
+    def _result(self, table: Accumulators, cells: Cells, parts: list[Numbers]) -> pa.Array[Any]:
         return self._named([pa.array(part) for part in parts])
 
     def _named(self, parts: list[pa.Array[Any]]) -> pa.Array[Any]:

@@ -14,12 +14,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.common.typeinfo import TypeInformation, Types
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
 from dagster_flinkpy.datastream.aggregations import WithKeyAndWindow
 from dagster_flinkpy.datastream.operator_specs import OperatorSpec, ReduceSpec, RollingAggregateSpec, WindowSpec
+from dagster_flinkpy.datastream.window import EventTimeSessionWindows, ProcessingTimeSessionWindows
 from dagster_flinkpy.runtime.operators.aligned_windows import AlignedWindows
 from dagster_flinkpy.runtime.operators.folds import ColumnFold, fold_of
+from dagster_flinkpy.runtime.operators.session_windows import SessionWindowOperator
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, KeyColumn, StreamBatch
 from dagster_flinkpy.state.integer_rows import has_integer_rows, integer_rows
 from dagster_flinkpy.state.keys import hash_keys
@@ -36,11 +38,21 @@ TRIED, WORTH = 4096, 0.7
 
 
 def window_fold_of(spec: WindowSpec) -> ColumnFold | None:
-    """Returns the aggregation in columns of aligned windows, or None if it needs each record as a Python value."""
+    """Returns the aggregation in columns of windows, or None if it needs each record as a Python value.
+
+    Windows are aligned, or sessions. If sessions merge, it shows in which order their records came, unless there are
+    only numbers that are merged in any order.
+    """
     function = spec.window_function
-    if not AlignedWindows.has(spec) or not (function is None or type(function) is WithKeyAndWindow):
+    if not (function is None or type(function) is WithKeyAndWindow):
         return None
-    return fold_of(spec.reduce or spec.aggregate, spec.element_type, spec.accumulator_type)
+    fold = fold_of(spec.reduce or spec.aggregate, spec.element_type, spec.accumulator_type)
+    if AlignedWindows.has(spec):
+        return fold
+    fixed = type(spec.assigner) in (EventTimeSessionWindows, ProcessingTimeSessionWindows)
+    if fold is None or not fixed or not SessionWindowOperator.has(spec):
+        return None
+    return fold if fold.combines and not fold.carries else None
 
 
 def local_aggregate_of(spec: OperatorSpec) -> LocalAggregate | None:
@@ -55,10 +67,13 @@ def local_aggregate_of(spec: OperatorSpec) -> LocalAggregate | None:
         return None
     if fold is None or not fold.combines:
         return None
+    if isinstance(spec, WindowSpec) and not AlignedWindows.has(spec):
+        assigner: Any = spec.assigner
+        return LocalAggregate(fold, None, assigner.session_gap) if assigner.is_event_time() else None
     if not isinstance(spec, WindowSpec) or not spec.assigner.is_event_time():
         # In processing time, a record is in the windows of the time at which the operator gets it.
         return LocalAggregate(fold, None)
-    assigner: Any = spec.assigner
+    assigner = spec.assigner
     slide = getattr(assigner, "slide", assigner.size)
     # Windows end where others begin, so a slice of time is in all of a window or in nothing of it.
     return LocalAggregate(fold, (slide, assigner.offset)) if assigner.size % slide == 0 else None
@@ -70,10 +85,12 @@ class _Rows(NamedTuple):
     keys: pa.Array[Any]
     values: pa.Array[Any]
     times: Ints
+    lasts: Ints
+    """The times of the last record; the same as ``times`` if only sessions ask for it."""
 
 
 class LocalAggregate:
-    """Holds accumulators of the records of one sender, and combines those of a key and slice of time.
+    """Holds records of one sender, and combines those of a key and slice of time, or of a key and session.
 
     What it returns depends only on what it is given, in order: neither on the clock nor on how Spark cuts its input. So
     a task that runs again sends the same, also if it sums floating-point numbers.
@@ -82,10 +99,11 @@ class LocalAggregate:
         fold: The aggregation.
         slices: Length and offset of the slices, in milliseconds. Records of a slice are in the same windows. None if
             the times of records do not matter before the end of all input.
+        gap: The gap of sessions, in milliseconds. Default: they are other windows.
     """
 
-    def __init__(self, fold: ColumnFold, slices: tuple[int, int] | None) -> None:
-        self._fold, self._slices = fold, slices
+    def __init__(self, fold: ColumnFold, slices: tuple[int, int] | None, gap: int | None = None) -> None:
+        self._fold, self._slices, self._gap = fold, slices, gap
         self._records: list[_Rows] = []
         """What the aggregation reads of records."""
         self._combined: list[_Rows] = []
@@ -94,7 +112,7 @@ class LocalAggregate:
         self._rows = self._bytes = 0
         self._producer = ""
         self.closes = MAX_WATERMARK
-        """The watermark that ends the first slice of which something is held."""
+        """The watermark before which everything that is held must leave."""
         self.pays = True
         """Whether combining has left few enough rows."""
 
@@ -103,7 +121,8 @@ class LocalAggregate:
 
     def takes(self, batch: StreamBatch) -> bool:
         """Returns whether a batch can be combined: its records have event time and a number in each field."""
-        if self._slices is not None and bool((batch.timestamps == NO_TIMESTAMP).any()):
+        timed = self._slices is not None or self._gap is not None
+        if timed and bool((batch.timestamps == NO_TIMESTAMP).any()):
             return False
         column = batch.column
         return not column.null_count and not any(
@@ -111,11 +130,14 @@ class LocalAggregate:
         )
 
     def over(self, times: Ints, watermark: int) -> bool:
-        """Returns whether a record is in a slice that is over at a watermark."""
-        return self._last(int(times.min())) <= watermark
+        """Returns whether a record is in a slice that is over at a watermark, or not in time for all its sessions."""
+        first = int(times.min())
+        return (first if self._gap is not None else self._last(first)) <= watermark
 
     def _last(self, time: int) -> int:
-        """Returns the last millisecond of the slice of a time."""
+        """Returns the last millisecond of the slice of a time, or of the earliest session that would still join it."""
+        if self._gap is not None:
+            return time - 1
         if self._slices is None:
             return MAX_WATERMARK
         length, offset = self._slices
@@ -131,7 +153,7 @@ class LocalAggregate:
         """
         sent = self.take() if self._key_type not in (None, key_type) else []
         self._key_type, self._producer = key_type, batch.producer
-        self._hold(self._records, _Rows(keys, self._fold.reads(batch.column), batch.timestamps))
+        self._hold(self._records, _Rows(keys, self._fold.reads(batch.column), batch.timestamps, batch.timestamps))
         self.closes = min(self.closes, self._last(int(batch.timestamps.min())))
         if self._rows >= ROWS or self._bytes >= BYTES:
             self._combine()
@@ -169,27 +191,28 @@ class LocalAggregate:
 
         Then the operator finds out which record was one too many.
         """
-        groups, first = self._groups(rows.keys, rows.times)
-        combined = self._fold.combine(rows.values, groups, first)
-        if combined is None:
-            return rows
-        return _Rows(rows.keys.take(pa.array(first)), combined, rows.times[first])
-
-    def _groups(self, keys: pa.Array[Any], times: Ints) -> tuple[Ints, Ints]:
-        """Numbers the pairs of key and slice; returns the number of each row, and the first row of each pair."""
-        codes = _codes(keys)
+        codes, times, lasts = _codes(rows.keys), rows.times, rows.lasts
         if self._slices is not None:
             length, offset = self._slices
             slices = _codes(pa.array((times - offset) // length))
             codes = _few(codes * (int(slices.max(initial=0)) + 1) + slices)
-        return _numbered(codes)
+        elif self._gap is not None:
+            codes, times, lasts = _runs(codes, times, lasts, self._gap)
+        groups, first = _numbered(codes)
+        combined = self._fold.combine(rows.values, groups, first)
+        if combined is None:
+            return rows
+        return _Rows(rows.keys.take(pa.array(first)), combined, times[first], lasts[first])
 
     def _release(self) -> list[StreamBatch]:
         assert self._key_type is not None
         batches = []
-        for keys, accumulators, times in self._combined:
+        for keys, accumulators, times, lasts in self._combined:
             held = KeyColumn(self._key_type, keys, hash_keys(self._key_type, keys))
             kind = self._fold.state_type
+            if self._gap is not None:
+                kind = Types.TUPLE([kind, Types.LONG()])
+                accumulators = pa.StructArray.from_arrays([accumulators, pa.array(lasts)], fields=list(kind.arrow_type))
             batches.append(
                 StreamBatch(kind, times, column=accumulators, keys=held, producer=self._producer, combined=True)
             )
@@ -200,8 +223,32 @@ class LocalAggregate:
 def _joined(rows: list[_Rows]) -> _Rows:
     if len(rows) == 1:
         return rows[0]
-    keys, values, times = zip(*rows, strict=True)
-    return _Rows(pa.concat_arrays(keys), pa.concat_arrays(values), np.concatenate(times))
+    keys, values, times, lasts = zip(*rows, strict=True)
+    return _Rows(pa.concat_arrays(keys), pa.concat_arrays(values), np.concatenate(times), np.concatenate(lasts))
+
+
+def _runs(codes: Ints, starts: Ints, lasts: Ints, gap: int) -> tuple[Ints, Ints, Ints]:
+    """Finds the rows of each code that are within the same session, whatever other rows may come.
+
+    Returns:
+        For each row the number of its run, and the times of its first and last record.
+    """
+    base = int(starts.min())
+    span = int(lasts.max()) - base + 1
+    if (int(codes.max()) + 1) * span >= 2**62:
+        return np.arange(len(codes)), starts, lasts
+    offsets = codes * span - base
+    order = np.argsort(offsets + starts)
+    offsets, codes = offsets[order], codes[order]
+    reach = np.maximum.accumulate(offsets + lasts[order])  # A code has only greater numbers than the one before it.
+    at = offsets + starts[order]
+    begins = np.ones(len(codes), dtype=np.bool_)
+    begins[1:] = (codes[1:] != codes[:-1]) | (at[1:] > reach[:-1] + gap)
+    opens = np.flatnonzero(begins)
+    runs = np.empty(len(codes), dtype=np.int64)
+    runs[order] = np.cumsum(begins) - 1
+    stops = np.append(opens[1:], len(codes)) - 1
+    return runs, (at - offsets)[opens][runs], (reach - offsets)[stops][runs]
 
 
 def _codes(column: pa.Array[Any]) -> Ints:

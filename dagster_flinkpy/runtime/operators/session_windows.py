@@ -34,6 +34,7 @@ from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.session_contents import session_contents
 from dagster_flinkpy.runtime.operators.window_operator import MERGING_WINDOWS, WindowOperator
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
+from dagster_flinkpy.state.session_values import SessionValues
 from dagster_flinkpy.state.time_order import MAX_TIME
 
 __all__ = ["SessionWindowOperator"]
@@ -80,7 +81,8 @@ class SessionWindowOperator(WindowOperator):
             return super()._open_contents(descriptor)
         kind: Any = "REDUCING" if self._spec.aggregate is None else "AGGREGATING"
         window_type, value_type = self._codec.namespace_type, descriptor.type_info
-        return self.backend.get_session_values(self._sessions, descriptor.name, kind, window_type, value_type)
+        name = descriptor.name
+        return self.backend.get_session_values(SessionValues, self._sessions, name, kind, window_type, value_type)
 
     # --- records -----------------------------------------------------------------------------------------------------
 
