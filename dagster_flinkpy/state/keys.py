@@ -18,6 +18,7 @@ from dagster_flinkpy.common.typeinfo import DecimalTypeInfo, RowTypeInfo, TupleT
 from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.errors import UnsupportedKeyTypeError
 from dagster_flinkpy.key_hashes import StructAs, java_hash_code, java_hash_codes
+from dagster_flinkpy.state.cell_columns import grown
 from dagster_flinkpy.state.int_index import IntIndex
 from dagster_flinkpy.state.integer_rows import IntegerRowIndex, has_integer_rows
 from dagster_flinkpy.state.layout import SortKeys, equal_rows, hashes_of
@@ -195,8 +196,8 @@ class TouchedKeys:
         """The slot of the current key, or None. Set it to make another key the current one."""
         self._slots: dict[Hashable, int] = {}
         self._encoded: list[Any] = []  # Dict keys, by slot; those of the last slots are made only when requested.
-        self.sort_keys: list[int] = []
-        """The sort key of each slot."""
+        self._sort_keys: SortKeys = np.zeros(0, dtype=np.uint64)  # By slot; there may be room for more.
+        self._size = 0
         self._parts: list[KeySlots] = []
         self._index = IntIndex()  # Numbers the integer keys, or the hashes, of the slots that `find` has seen.
         self._first_slots: list[npt.NDArray[np.int64]] = []  # By these numbers: the first slot with the hash.
@@ -205,12 +206,20 @@ class TouchedKeys:
         self._sharing: dict[Hashable, int] = {}  # The slots of dict keys that share their hash with an earlier key.
 
     def __len__(self) -> int:
-        return len(self.sort_keys)
+        return self._size
+
+    @property
+    def sort_keys(self) -> SortKeys:
+        """The sort key of each slot."""
+        return self._sort_keys[: self._size]
 
     @property
     def slots(self) -> dict[Hashable, int]:
         """The slot of each dict key."""
         self._name_slots()
+        named, known = len(self._slots), len(self._encoded)
+        if named < known:
+            self._slots.update(zip(self._encoded[named:], range(named, known), strict=True))
         return self._slots
 
     @property
@@ -275,8 +284,10 @@ class TouchedKeys:
 
     def append(self, column: pa.Array[Any], sort_keys: SortKeys) -> KeySlots:
         """Gives the next slots to distinct keys that have no slot."""
-        added = KeySlots(len(self.sort_keys), column, sort_keys)
-        self.sort_keys.extend(sort_keys.tolist())
+        added = KeySlots(self._size, column, sort_keys)
+        first, self._size = self._size, self._size + len(sort_keys)
+        self._sort_keys = grown(self._sort_keys, self._size, 0)
+        self._sort_keys[first : self._size] = sort_keys
         self._parts.append(added)
         return added
 
@@ -326,12 +337,16 @@ class TouchedKeys:
 
     def _not_indexed(self) -> list[pa.Array[Any]]:
         """Returns the keys that `find` has not seen, and notes that it has."""
+        since, self._indexed = self._indexed, self._size
+        return self._since(since)
+
+    def _since(self, slot: int) -> list[pa.Array[Any]]:
+        """Returns the keys of all slots from this one on. It does not copy those before, as `all` may."""
         parts = []
         for part in reversed(self._parts):
-            if part.first + len(part.column) <= self._indexed:
+            if part.first + len(part.column) <= slot:
                 break
-            parts.append(part.column.slice(max(self._indexed - part.first, 0)))
-        self._indexed = len(self.sort_keys)
+            parts.append(part.column.slice(max(slot - part.first, 0)))
         return parts[::-1]
 
     def _encode(self, column: pa.Array[Any]) -> Sequence[Any]:
@@ -344,15 +359,12 @@ class TouchedKeys:
             return None
         if len(self._parts) > 1:
             column = pa.concat_arrays([part.column for part in self._parts])
-            self._parts = [KeySlots(0, column, np.concatenate([part.sort_keys for part in self._parts]))]
+            self._parts = [KeySlots(0, column, self.sort_keys)]
         return self._parts[0]
 
     def _name_slots(self) -> None:
-        named, known = len(self._encoded), self.all()
-        if known is not None and named < len(known.column):
-            encoded = self._encode(known.column.slice(named))
-            self._slots.update(zip(encoded, range(named, len(known.column)), strict=True))
-            self._encoded.extend(encoded)
+        for column in self._since(len(self._encoded)):
+            self._encoded.extend(self._encode(column))
 
     def column(self, slots: npt.NDArray[np.int64]) -> pa.Array[Any]:
         """Returns the keys of slots."""
@@ -373,7 +385,7 @@ class TouchedKeys:
     def clear(self) -> None:
         """Forgets all keys."""
         self._slots.clear()
-        self.sort_keys.clear()
+        self._sort_keys, self._size = np.zeros(0, dtype=np.uint64), 0
         self._parts.clear()
         self._encoded.clear()
         self._index.clear()

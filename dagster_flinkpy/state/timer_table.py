@@ -129,10 +129,9 @@ class TimerTable(OverlayTable, Generic[Due]):
             slots: The slots of the keys.
             namespace_of: Returns the dict key of the namespace of a timer, given by its index.
         """
-        keys = self.keys.all()
-        if len(times) < 2 or keys is None:
+        if len(times) < 2:
             return np.arange(len(times)), False
-        sort_keys = keys.sort_keys[slots]
+        sort_keys = self.keys.sort_keys[slots]
         order = np.lexsort((sort_keys, times))
         tied = bool(((times[order[1:]] == times[order[:-1]]) & (sort_keys[order[1:]] == sort_keys[order[:-1]])).any())
         if tied:

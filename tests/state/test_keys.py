@@ -75,6 +75,49 @@ def test_a_row_of_integers_is_found_by_its_fields(few_hashes, batches):
         assert keys.find(PAIR.to_arrow([(1, True)]), hash_keys(PAIR, PAIR.to_arrow([(1, True)]))).tolist() == [-1]
 
 
+LOOKS = st.lists(st.sampled_from(["slots", "encoded", "all", "find", "set_current", "clear"]), max_size=3)
+
+
+@given(batches=st.lists(st.tuples(st.lists(st.integers(-50, 50), unique=True), LOOKS), max_size=8))
+def test_whatever_is_asked_between_batches_slots_stand_for_the_same_keys(batches):
+    keys, expected = TouchedKeys(), list[int]()
+    kind = Types.LONG()
+    keys.bind(kind)
+    sort_keys_of: dict[int, int] = {}
+    for numbers, looks in batches:
+        fresh = [each for each in numbers if each not in expected]
+        column = pa.array(fresh, type=pa.int64())
+        hashes = hash_keys(kind, column)
+        sort_keys = make_sort_keys(key_groups_of_hashes(hashes, 128), hashes)
+        sort_keys_of.update(zip(fresh, sort_keys.tolist(), strict=True))
+        if fresh:
+            assert keys.append(column, sort_keys).first == len(expected)
+            expected += fresh
+        for look in looks:
+            if look == "clear":
+                before, known = keys.all(), list(expected)
+                keys.clear()
+                expected.clear()
+                assert before is None or before.sort_keys.tolist() == [sort_keys_of[each] for each in known]
+            elif look == "slots":
+                assert keys.slots == {each: i for i, each in enumerate(expected)}
+            elif look == "encoded" and expected:
+                assert keys.encoded(len(expected) - 1) == expected[-1]
+                assert [keys.encoded(i) for i in range(len(expected))] == expected
+            elif look == "set_current" and expected:
+                assert keys.set_current(expected[-1]) and keys.slot == len(expected) - 1
+                assert not keys.set_current(99)
+            elif look == "find":
+                wanted = pa.array(range(-50, 51), type=pa.int64())
+                found = keys.find(wanted, hash_keys(kind, wanted)).tolist()
+                assert found == [expected.index(each) if each in expected else -1 for each in range(-50, 51)]
+            elif look == "all" and expected:
+                known = keys.all()
+                assert known.column.to_pylist() == expected
+        assert len(keys) == len(expected)
+        assert keys.sort_keys.tolist() == [sort_keys_of[each] for each in expected]
+
+
 FIELDS = [
     (Types.INT(), st.integers(-2, 2)),
     (Types.SQL_DATE(), st.dates(datetime.date(1969, 12, 30), datetime.date(1970, 1, 3))),
