@@ -11,7 +11,7 @@ import pyarrow as pa
 from dagster_flinkpy.state.keys import KeySlots
 from dagster_flinkpy.state.layout import APPEND
 from dagster_flinkpy.state.runs import Match
-from dagster_flinkpy.state.tables import NamedCells, OverlayTable
+from dagster_flinkpy.state.tables import NamedCells, OverlayTable, marked
 
 __all__ = ["ListTable", "TtlListTable"]
 
@@ -28,6 +28,8 @@ class ListTable(OverlayTable):
         """The stored list of each cell, or None, also for one that was replaced. Call :meth:`read` before reading."""
         self.added: Any = NamedCells() if self.namespaced else []
         """Elements of each cell that are not in storage, or None; they follow the stored list."""
+        self.changed = bytearray()
+        """Whether each slot may have elements in ``added``; who adds a list marks it. Not for named cells."""
         self.lists = 0
         """The number of lists in ``stored`` and ``added``; who adds one counts it."""
         self.named = self.value_type is not None and self.value_type.names_fields
@@ -57,10 +59,16 @@ class ListTable(OverlayTable):
             self._name_fields(elements)
         known = self.added[cell]
         if known is None:
-            self.added[cell] = elements
-            self.lists += 1
+            self._add(cell, elements)
         else:
             known.extend(elements)
+
+    def _add(self, cell: Any, elements: list[Any]) -> None:
+        """Begins the list of new elements of a cell."""
+        self.added[cell] = elements
+        self.lists += 1
+        if not self.namespaced:
+            self.changed[cell] = True
 
     def replace(self, cell: Any, elements: list[Any]) -> None:
         """Sets the list of a cell, which must have at least one element."""
@@ -70,8 +78,9 @@ class ListTable(OverlayTable):
             self._replaced.add(cell)
             self._forget(self.stored, cell)
         if self.added[cell] is None:
-            self.lists += 1
-        self.added[cell] = elements
+            self._add(cell, elements)
+        else:
+            self.added[cell] = elements
 
     def remove(self, cell: Any) -> None:
         """Drops the list of a cell."""
@@ -98,11 +107,13 @@ class ListTable(OverlayTable):
         if not self.namespaced:
             self.stored.extend([None] * len(keys.column))
             self.added.extend([None] * len(keys.column))
+            self.changed.extend(bytes(len(keys.column)))
         self.unread.append(keys)
 
     def clear(self) -> None:
         self.stored.clear()
         self.added.clear()
+        self.changed.clear()
         self._replaced.clear()
         self.unread.clear()
         self.lists = 0
@@ -151,10 +162,12 @@ class ListTable(OverlayTable):
             else:
                 known.extend(elements)
             self._forget(self.added, cell)
+        self.changed[:] = bytes(len(self.changed))
         self._replaced.clear()
 
     def _each_added(self) -> list[tuple[Any, list[Any]]]:
-        each = self.added.items() if self.namespaced else enumerate(self.added)
+        added = self.added
+        each = added.items() if self.namespaced else ((slot, added[slot]) for slot in marked(self.changed).tolist())
         return [(cell, elements) for cell, elements in each if elements is not None]
 
     def _name_fields(self, elements: list[Any]) -> None:

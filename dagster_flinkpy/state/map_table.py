@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from dagster_flinkpy.state.keys import KeyCodec, KeySlots
-from dagster_flinkpy.state.tables import NamedCells, OverlayTable
+from dagster_flinkpy.state.tables import NamedCells, OverlayTable, marked
 
 __all__ = ["MapTable"]
 
@@ -32,6 +32,8 @@ class MapTable(OverlayTable):
         """The entries of each cell that are in storage, or None. Only the methods write to it."""
         self.changed: Any = NamedCells() if self.namespaced else []
         """The entries of each cell that are not in storage yet, or None; they replace those in ``stored``."""
+        self.marks: Any = bytearray()
+        """Whether each slot may have entries in ``changed``; who adds a dict marks it. Not for named cells."""
         self.rows = 0
         """The number of entries in ``stored`` and ``changed``; who adds one counts it."""
         self._removed: dict[Any, dict[Any, None]] = {}
@@ -56,6 +58,8 @@ class MapTable(OverlayTable):
         known = self.changed[cell]
         if known is None:
             known = self.changed[cell] = {}
+            if not self.namespaced:
+                self.marks[cell] = True
         before = len(known)
         known.update(entries)
         self.rows += len(known) - before
@@ -85,6 +89,7 @@ class MapTable(OverlayTable):
         if not self.namespaced:
             stored.extend([None] * len(keys.column))
             self.changed.extend([None] * len(keys.column))
+            self.marks.extend(bytes(len(keys.column)))
         for match, _, deleted, cells in self._find(keys):
             map_keys = self.codec.encode_all(self.map_key_type.from_arrow(match.run.take("map_key", match.rows)))
             values = self._stored_values(match)
@@ -102,6 +107,7 @@ class MapTable(OverlayTable):
     def clear(self) -> None:
         self.stored.clear()
         self.changed.clear()
+        self.marks.clear()
         self._removed.clear()
         self.rows = 0
 
@@ -131,8 +137,10 @@ class MapTable(OverlayTable):
                 stored.update(entries)
                 self.rows += len(stored)
             self.changed[cell] = None
+        self.marks[:] = bytes(len(self.marks))
         self._removed.clear()
 
     def _each_changed(self) -> Iterator[tuple[Any, Entries]]:
-        each = self.changed.items() if self.namespaced else enumerate(self.changed)
+        changed = self.changed
+        each = changed.items() if self.namespaced else ((slot, changed[slot]) for slot in marked(self.marks).tolist())
         return ((cell, entries) for cell, entries in each if entries)

@@ -6,7 +6,6 @@ from itertools import repeat
 from operator import is_
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
@@ -14,7 +13,7 @@ from dagster_flinkpy.datastream.state import ValueState
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.state.keys import KeySlots
 from dagster_flinkpy.state.runs import Match
-from dagster_flinkpy.state.tables import Indices, OverlayTable
+from dagster_flinkpy.state.tables import Indices, OverlayTable, marked
 
 __all__ = ["KeyedSlotState", "SlotTable", "make_slot_state"]
 
@@ -26,8 +25,8 @@ class SlotTable(OverlayTable):
         super().__init__(*args, **kwargs)
         self.values: list[Any] = []
         """The value of each slot; None means no value."""
-        self.changed: list[bool] = []
-        """Whether the value of each slot is not in storage yet. A list, because setting its items is faster."""
+        self.changed = bytearray()
+        """Whether the value of each slot is not in storage yet."""
 
     @property
     def size(self) -> int:
@@ -35,7 +34,7 @@ class SlotTable(OverlayTable):
 
     def load(self, keys: KeySlots) -> None:
         self.values.extend([None] * len(keys.column))
-        self.changed.extend([False] * len(keys.column))
+        self.changed.extend(bytes(len(keys.column)))
         for match, slots, deleted, _ in self._find(keys):
             self._take(match, slots, deleted)
 
@@ -49,7 +48,7 @@ class SlotTable(OverlayTable):
         self.changed.clear()
 
     def _changes(self) -> pa.Table | None:
-        slots = np.flatnonzero(np.array(self.changed, dtype=np.bool_))
+        slots = marked(self.changed)
         columns = {name: _items_at(items, slots) for name, items in self._by_slot().items()}
         return self._delta(slots, columns, list(map(is_, columns["value"], repeat(None))))
 
@@ -58,7 +57,7 @@ class SlotTable(OverlayTable):
         return {"value": self.values}
 
     def _written(self) -> None:
-        self.changed[:] = [False] * len(self.changed)
+        self.changed[:] = bytes(len(self.changed))
 
 
 def _items_at(items: list[Any], slots: Indices) -> list[Any]:

@@ -88,6 +88,7 @@ class KeyedListState(ListState[Any]):
     def __init__(self, table: ListTable) -> None:
         self.table = table
         self._stored, self._added, self._unread = table.stored, table.added, table.unread
+        self._changed = table.changed
         self._keys, self._namespaced, self._named = table.keys, table.namespaced, table.named
 
     def set_current_namespace(self, namespace: Any) -> None:
@@ -123,6 +124,8 @@ class KeyedListState(ListState[Any]):
         elif added is None:
             self._added[cell] = [value]
             self.table.lists += 1
+            if not self._namespaced:
+                self._changed[cell] = True
         else:
             added.append(value)
 
@@ -196,6 +199,7 @@ class KeyedMapState(MapState[Any, Any]):
         self.table = table
         self._encode = table.codec.encode
         self._stored, self._changed, self._keys = table.stored, table.changed, table.keys
+        self._marks = table.marks
         self._namespaced = table.namespaced
         kind = table.value_type
         self._name_fields = None if kind is None or not kind.names_fields else kind.name_fields
@@ -231,6 +235,8 @@ class KeyedMapState(MapState[Any, Any]):
             if entries is None:
                 self._changed[cell] = {key: value}
                 self.table.rows += 1
+                if not self._namespaced:
+                    self._marks[cell] = True
             else:
                 if key not in entries:
                     self.table.rows += 1

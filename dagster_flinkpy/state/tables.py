@@ -235,6 +235,11 @@ class OverlayTable(ABC):
             raise TypeMismatchError(f"state {self.name!r}: {error}") from error
 
 
+def marked(slots: bytearray) -> Indices:
+    """Returns the slots that are not 0, in order. Most are 0, and there may be millions."""
+    return np.flatnonzero(np.frombuffer(slots, dtype=np.bool_))
+
+
 def _newest(matches: list[Match], count: int) -> Iterator[Match]:
     """Drops the rows that a newer run replaces. The first of ``matches`` is the newest."""
     missing = np.ones(count, dtype=np.bool_)
