@@ -31,6 +31,8 @@ def _settings(**more: st.SearchStrategy[Any]) -> st.SearchStrategy[Settings]:
         parallelism=st.integers(1, 4),
         barriers=st.integers(1, 4),
         heap=st.booleans(),
+        swaps=st.booleans(),
+        small=st.booleans(),
         attempts=st.booleans(),
         crashes=st.frozensets(st.integers(0, 2), max_size=1),
         **more,

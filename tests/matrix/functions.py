@@ -109,6 +109,71 @@ class Count(KeyedProcessFunction):
         yield "count", ctx.get_current_key(), value.time, [self._count.value(), value.value]
 
 
+class Edits(KeyedProcessFunction):
+    """Changes, clears and refills each kind of state, and timers, as the value of the record says."""
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        self._value = runtime_context.get_state(ValueStateDescriptor("value", Types.LIST(Types.LONG())))
+        self._list = runtime_context.get_list_state(ListStateDescriptor("list", Types.LONG()))
+        self._map = runtime_context.get_map_state(MapStateDescriptor("map", Types.LONG(), Types.LONG()))
+
+    def process_element(self, value: Any, ctx: KeyedProcessFunction.Context) -> Iterable[Any]:
+        timers, time = ctx.timer_service(), value.time
+        match value.value:
+            case 0:
+                values = [*(self._value.value() or []), time]
+                self._value.update(values if len(values) < 4 else None)
+                values.append(-1)  # nobody sees it
+            case 1:
+                self._value.clear()
+                self._list.update([time, time + 1])
+            case 2:
+                self._list.clear()
+                self._list.add(time)
+            case 3:
+                for element in self._list.get():
+                    if element % 2:
+                        self._list.add(element + 1)
+            case 4:
+                self._map.put(time % 5, time)
+            case 5:
+                for key, _ in self._map.items():
+                    if key % 2:
+                        self._map.remove(key)
+                    else:
+                        self._map.put(key + 1, time)
+            case 6:
+                self._map.clear()
+                self._map.put(1, time)
+                self._list.clear()
+            case 7:
+                timers.register_event_time_timer(time + 10)
+                timers.register_event_time_timer(time + 10)
+                timers.register_event_time_timer(time + 13)
+                timers.delete_event_time_timer(time + 13)
+            case 8:
+                timers.register_event_time_timer(time - 100)
+                timers.delete_event_time_timer(60)
+                timers.register_event_time_timer(60)
+            case _:
+                timers.delete_event_time_timer(60)
+                timers.delete_event_time_timer(time + 5)
+        yield self._shown("edit", ctx.get_current_key(), time)
+
+    def on_timer(self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext) -> Iterable[Any]:
+        yield self._shown("timer", ctx.get_current_key(), timestamp)
+        self._list.add(timestamp)
+        if timestamp % 3 == 0:
+            ctx.timer_service().register_event_time_timer(timestamp + 1)
+            ctx.timer_service().delete_event_time_timer(timestamp + 10)
+        if timestamp % 4 == 0:
+            self._map.clear()
+
+    def _shown(self, what: str, key: str, time: int) -> tuple[str, str, int, list[int]]:
+        pairs = [number for pair in sorted(self._map.items()) for number in pair]
+        return what, key, time, [*(self._value.value() or []), -1, *self._list.get()[-20:], -1, *pairs]
+
+
 class OddAside(ProcessFunction):
     """Sends odd values to a side output."""
 
@@ -191,6 +256,25 @@ class ByRules(KeyedBroadcastProcessFunction):
         rules = ctx.get_broadcast_state(RULES)
         numbers = [number for _, number in sorted((key, rules.get(key)) for key in rules)]
         yield "rules", ctx.get_current_key(), timestamp, [self._sum.value(), *numbers]
+
+
+class Numbered(ProcessWindowFunction):
+    """Emits the number of a window by count, and its values in order."""
+
+    def process(self, key: Any, context: ProcessWindowFunction.Context, elements: Iterable[Any]) -> Iterable[Any]:
+        yield "numbered", key, context.window().id, [element.value for element in elements]
+
+
+ODD_KEYS = {"a": 0.0, "b": -0.0, "c": float("nan")}
+"""Keys that Python and Java compare in different ways."""
+
+
+class OddWindow(ProcessWindowFunction):
+    """Emits the values of a window of a key that is a number."""
+
+    def process(self, key: Any, context: ProcessWindowFunction.Context, elements: Iterable[Any]) -> Iterable[Any]:
+        (values,) = elements
+        yield "odd", repr(key), context.window().start, values
 
 
 class Window(ProcessWindowFunction):

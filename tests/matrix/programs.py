@@ -33,15 +33,19 @@ from dagster_flinkpy.datastream.job_graph import JobGraph
 from tests.matrix.functions import (
     LATE,
     ODD,
+    ODD_KEYS,
     OUT,
     RULES,
     ByRules,
     Count,
+    Edits,
     EveryKindOfState,
     Join,
     JoinThree,
     Larger,
+    Numbered,
     OddAside,
+    OddWindow,
     Values,
     Window,
 )
@@ -92,6 +96,10 @@ class Leg(Enum):
     SESSIONS_LATENESS = "sessions with lateness"
     COLUMNS = "sums of windows, in columns"
     COLUMNS_SLIDING = "counts of sliding windows, in columns"
+    SESSIONS_AGGREGATED = "sessions, aggregated"
+    ODD_KEYS = "windows of keys such as NaN"
+    COUNT_WINDOWS = "windows by count"
+    EDITS = "states that are edited"
     TWICE = "windows of windows"
     COUNT = "running counts"
     SIDES = "side output, united again"
@@ -103,7 +111,7 @@ class Leg(Enum):
         return str(self)
 
 
-ORDERED = {Leg.COUNT, Leg.TUMBLING_LATENESS, Leg.SESSIONS_LATENESS}
+ORDERED = {Leg.COUNT, Leg.COUNT_WINDOWS, Leg.EDITS, Leg.TUMBLING_LATENESS, Leg.SESSIONS_LATENESS}
 """Legs whose output depends on the order of a key's records, or of records and watermarks."""
 SEVERAL_INPUTS = {Leg.JOIN, Leg.JOIN_THREE, Leg.RULES}
 
@@ -258,6 +266,16 @@ def _compute(leg: Leg, left: DataStream, middle: DataStream, right: DataStream) 
         case Leg.COLUMNS_SLIDING:
             counts = keyed.window(sliding).count().uid(uid)
             return counts.map(lambda v: ("count", v.key, v.window_start, [v.count]), OUT).uid(f"{uid}-map")
+        case Leg.SESSIONS_AGGREGATED:
+            windowed = keyed.window(sessions).side_output_late_data(LATE)
+            return _late(windowed.aggregate(Values(), Window(), long_list, OUT).uid(uid), leg)
+        case Leg.ODD_KEYS:
+            odd = left.key_by(lambda v: ODD_KEYS[v.key], Types.DOUBLE())
+            return odd.window(tumbling).aggregate(Values(), OddWindow(), long_list, OUT).uid(uid)
+        case Leg.COUNT_WINDOWS:
+            return keyed.count_window(3, 2).process(Numbered(), OUT).uid(uid)
+        case Leg.EDITS:
+            return keyed.process(Edits(), OUT).uid(uid)
         case Leg.TWICE:
             once = keyed.window(tumbling).aggregate(Values(), output_type=long_list).uid(uid)
             twice = once.key_by(len, Types.LONG()).window(TumblingEventTimeWindows.of(Time.milliseconds(40)))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
@@ -17,6 +20,11 @@ from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.state_backend_type import StateBackendType
 from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Lane, Mailbox
+from dagster_flinkpy.runtime.operators import local_aggregate
+from dagster_flinkpy.runtime.shuffle import batch as shuffle_batch
+from dagster_flinkpy.runtime.shuffle import key_dictionary
+from dagster_flinkpy.state import cell_columns, cell_grid, column_table, runs, session_table, timer_table
+from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
 from dagster_flinkpy.state_processor import read_savepoint
 from tests.matrix.programs import Program, build
 from tests.runtime.harness import HarnessAttempt, random_order, spark_order
@@ -40,6 +48,10 @@ class Settings:
     at_least_once: bool = False
     heap: bool = False
     """Whether state is in the heap backend."""
+    swaps: bool = False
+    """Whether each attempt has the other state backend."""
+    small: bool = False
+    """Whether limits are so small that few records do what takes many otherwise, such as writing state out early."""
     attempts: bool = False
     """Whether each Spark job is a separate attempt, which restores the state of the previous one."""
     crashes: frozenset[int] = frozenset()
@@ -53,6 +65,10 @@ class Settings:
 
 
 STRAIGHT = Settings()
+_OTHER = {
+    StateBackendType.HASHMAP: StateBackendType.COLUMNAR,
+    StateBackendType.COLUMNAR: StateBackendType.HASHMAP,
+}
 _MEMORY = "/dev/shm"
 """A file system in memory, because the store's writes to disk would take most of the time."""
 
@@ -71,6 +87,27 @@ class Outcome:
 
 class _Crash(Exception):
     pass
+
+
+@contextmanager
+def _small_limits() -> Iterator[None]:
+    limits = dict[Any, dict[str, int]]()
+    limits[timer_table] = {"LOAD_TIMERS": 2}
+    limits[column_table] = {"_SPARE_CELLS": 1}
+    limits[session_table] = {"_SPARE_SESSIONS": 1}
+    limits[cell_columns] = {"_SPARE_ROWS": 0}
+    limits[cell_grid] = {"_SMALL": 0}
+    limits[local_aggregate] = {"ROWS": 3, "TRIED": 3}
+    limits[key_dictionary] = {"ROWS": 1, "REPEATED": 1, "RESTS": 1}
+    limits[runs] = {"MAX_RUNS": 2}
+    limits[shuffle_batch] = {"_AT_ONCE": 1}
+    defaults = ColumnarKeyedStateBackend.__init__.__kwdefaults__
+    with ExitStack() as stack:
+        for module, values in limits.items():
+            for name, value in values.items():
+                stack.enter_context(mock.patch.object(module, name, value))
+        stack.enter_context(mock.patch.dict(defaults, overlay_rows=4, inline_below=0))
+        yield
 
 
 def _first_regions_first(lanes: list[Lane]) -> Lane:
@@ -102,7 +139,8 @@ def run(program: Program, settings: Settings, folder: Path) -> Outcome:
         folder: An empty folder for all files.
     """
     graph = build(program, settings.parallelism, folder / "sinks")
-    late, state, named = _run_job(graph, program, settings, folder)
+    with _small_limits() if settings.small else nullcontext():
+        late, state, named = _run_job(graph, program, settings, folder)
     sinks = {leg.name: FolderSink(folder / "sinks" / leg.name) for leg in program.legs}
     for name, sink in sinks.items():
         assert sink.staged() == [], f"{name}: files are left that no checkpoint commits"
@@ -120,13 +158,14 @@ def _run_job(
         num_retained=99,
         state_backend=StateBackendType.HASHMAP if settings.heap else StateBackendType.COLUMNAR,
     )
-    config = {"checkpointing": policy}
     order = spark_order if settings.order is None else random_order(settings.order)
     number, finished, crashed = 0, False, set[int]()
+    backends = itertools.cycle([policy.state_backend, *([_OTHER[policy.state_backend]] if settings.swaps else [])])
     restore_from: str | None = None
     metadata: list[Any] = []
     while not finished:
         parallelism, restored_from, restore_from = settings.rescale.get(number), restore_from, None
+        config = {"checkpointing": replace(policy, state_backend=next(backends))}
         attempt_type = _Lagging if settings.lags else _Attempt
         with attempt_type(
             graph,
