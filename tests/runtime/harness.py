@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import random
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_specs import CollectSpec
 from dagster_flinkpy.datastream.transformation import Transformation
 from dagster_flinkpy.runtime.epoch import EpochJob, SubtaskInput
-from dagster_flinkpy.runtime.master.in_process import run_in_process
+from dagster_flinkpy.runtime.master.in_process import run_in_process, shuffled
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Mailbox
 from dagster_flinkpy.runtime.master.results import EpochResults
@@ -48,49 +49,41 @@ class ManualClock(Clock):
         return _clock, (self._name,)
 
 
-Order = Callable[[pa.Table], pa.Table]
+Order = Callable[[list[WireRow]], list[WireRow]]
 """A function that orders the rows of one task."""
 
-_ROWS_PER_BATCH = 16
 
-
-def spark_order(rows: pa.Table) -> pa.Table:
+def spark_order(rows: list[WireRow]) -> list[WireRow]:
     """Orders rows as the Spark job of a region does."""
-    return rows.sort_by([("seq", "ascending"), ("edge", "ascending"), ("channel", "ascending")])
+    return sorted(rows, key=lambda row: (row.seq, row.edge, row.channel))
 
 
 def random_order(seed: int) -> Order:
     """Returns an order that interleaves channels at random. The rows of each channel stay in order."""
     generator = random.Random(seed)
 
-    def order(rows: pa.Table) -> pa.Table:
-        ordered = spark_order(rows)
+    def order(rows: list[WireRow]) -> list[WireRow]:
         # A channel has the rows of one edge, one writer and one reader.
-        keys = list(zip(*(ordered.column(c).to_pylist() for c in ("edge", "channel", "target")), strict=True))
-        turns = list(keys)
+        turns: list[tuple[int, int, int]] = []
+        queues: dict[tuple[int, int, int], deque[WireRow]] = {}
+        for row in spark_order(rows):
+            turns.append((row.edge, row.channel, row.target))
+            queues.setdefault(turns[-1], deque()).append(row)
         generator.shuffle(turns)
-        positions: dict[Any, list[int]] = {}
-        for position, key in enumerate(keys):
-            positions.setdefault(key, []).append(position)
-        queues = {key: iter(each) for key, each in positions.items()}
-        return ordered.take(pa.array([next(queues[key]) for key in turns], type=pa.int64()))
+        return [queues[channel].popleft() for channel in turns]
 
     return order
 
 
-Corrupt = Callable[[int, pa.Table], pa.Table]
+Corrupt = Callable[[int, list[WireRow]], list[WireRow]]
 """A function that changes the rows on their way to a stage, for tests of bad input."""
 
 
 def run_rows(job: EpochJob, order: Order = spark_order, corrupt: Corrupt = lambda stage, rows: rows) -> list[WireRow]:
     """Runs all stages of an epoch, and returns the rows for the driver. Each task unpickles the epoch, as in Spark."""
 
-    def shuffle(stage: int, rows: pa.Table, width: int) -> list[list[pa.RecordBatch]]:
-        rows = corrupt(stage, rows)
-        targets = rows.column("target").to_numpy() % width
-        return [
-            order(rows.filter(pa.array(targets == i))).to_batches(max_chunksize=_ROWS_PER_BATCH) for i in range(width)
-        ]
+    def shuffle(stage: int, rows: list[WireRow], width: int) -> list[list[WireRow]]:
+        return [order(each) for each in shuffled(stage, corrupt(stage, rows), width)]
 
     return list(run_in_process(job, shuffle))
 

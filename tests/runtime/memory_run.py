@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from dagster_flinkpy.datastream import KeyedProcessFunction
 from dagster_flinkpy.datastream.connectors.base import Source, SourceSplit, SplitEnumerator
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
-from dagster_flinkpy.runtime.shuffle.wire import Kind, rows_of
+from dagster_flinkpy.runtime.shuffle.wire import Kind, WireRow, rows_of
 from dagster_flinkpy.runtime.task.task import StageTask
 from tests.runtime.harness import make_job
 from tests.runtime.programs import environment
@@ -62,10 +63,10 @@ def main(mib: int, folder: Path) -> None:
     copied.key_by("key").process(Count(), RECORD).uid("count").global_().map(lambda value: value.key, Types.LONG())
     job = make_job(env.get_job_graph(), folder)
     assert job.graph.number_of_stages == 4
-    rows: Iterator[pa.RecordBatch] = iter(())
+    rows: Iterable[WireRow] = ()
     for stage in range(job.graph.number_of_stages):
-        rows = StageTask(job, stage, 0).run(rows)
-    acks = [row for batch in rows for row in rows_of(batch) if row.kind is Kind.ACK]
+        rows = chain.from_iterable(map(rows_of, StageTask(job, stage, 0).run(rows)))
+    acks = [row for row in rows if row.kind is Kind.ACK]
     assert len(acks) == len(job.graph.vertices)
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 

@@ -6,32 +6,27 @@ The tasks are the same, and get their rows in the order in which Spark's shuffle
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-
-import pyarrow as pa
+from operator import attrgetter
 
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master.shipping import dump_job, loaded_job
-from dagster_flinkpy.runtime.shuffle.wire import WIRE_SCHEMA, WireRow, rows_of
+from dagster_flinkpy.runtime.shuffle.wire import WireRow, rows_of
 from dagster_flinkpy.runtime.task.garbage import collecting_rarely
 from dagster_flinkpy.runtime.task.task import StageTask
 
 __all__ = ["Shuffle", "run_in_process", "shuffled"]
 
-_ROWS_AT_ONCE = 1024
-
-Shuffle = Callable[[int, pa.Table, int], list[list[pa.RecordBatch]]]
+Shuffle = Callable[[int, list[WireRow], int], list[list[WireRow]]]
 """Distributes rows over the tasks of a stage. Takes the stage, the rows and the number of tasks; returns each task's
-batches."""
+rows."""
 
 
-def shuffled(stage: int, rows: pa.Table, width: int) -> list[list[pa.RecordBatch]]:
-    """Distributes and sorts rows like the Spark shuffle."""
-    ordered = rows.sort_by([("seq", "ascending"), ("edge", "ascending"), ("channel", "ascending")])
-    targets = ordered.column("target").to_numpy() % width
-    return [
-        ordered.filter(pa.array(targets == i)).combine_chunks().to_batches(max_chunksize=_ROWS_AT_ONCE)
-        for i in range(width)
-    ]
+def shuffled(stage: int, rows: list[WireRow], width: int) -> list[list[WireRow]]:
+    """Distributes and sorts rows like the Spark shuffle. Payloads stay where they are."""
+    tasks: list[list[WireRow]] = [[] for _ in range(width)]
+    for row in sorted(rows, key=attrgetter("seq", "edge", "channel")):
+        tasks[row.target % width].append(row)
+    return tasks
 
 
 def run_in_process(job: EpochJob, shuffle: Shuffle = shuffled) -> Iterator[WireRow]:
@@ -51,13 +46,13 @@ def run_in_process(job: EpochJob, shuffle: Shuffle = shuffled) -> Iterator[WireR
     rows = _run_stage(program, 0, [[] for _ in range(graph.stage_parallelism(0))])
     for stage in range(1, graph.number_of_stages):
         rows = _run_stage(program, stage, shuffle(stage, rows, graph.stage_parallelism(stage)))
-    for batch in rows.to_batches():
-        yield from rows_of(batch)
+    yield from rows
 
 
-def _run_stage(program: bytes, stage: int, inputs: Iterable[Iterable[pa.RecordBatch]]) -> pa.Table:
-    batches: list[pa.RecordBatch] = []
+def _run_stage(program: bytes, stage: int, inputs: Iterable[Iterable[WireRow]]) -> list[WireRow]:
+    sent: list[WireRow] = []
     for i, rows in enumerate(inputs):
         with collecting_rarely(), loaded_job(program) as job:
-            batches += StageTask(job, stage, i).run(iter(rows))
-    return pa.Table.from_batches(batches, WIRE_SCHEMA).combine_chunks()
+            for batch in StageTask(job, stage, i).run(rows):
+                sent += rows_of(batch)
+    return sent

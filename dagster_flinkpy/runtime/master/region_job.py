@@ -12,6 +12,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import cache, partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -122,7 +123,8 @@ def run_stage(program: bytes, stage: int, batches: Iterator[pa.RecordBatch]) -> 
     with loaded_job(program) as job:
         last_try = context.attemptNumber() + 1 >= job.task_tries
         task = StageTask(job, stage, context.partitionId(), capture_logs=True, may_fail=not last_try)
-        yield from task.run(batches)
+        # The input of the first stage is only numbers, from which Spark makes tasks.
+        yield from task.run(() if stage == 0 else chain.from_iterable(map(rows_of, batches)))
     del job, task
     _freeze_modules(len(sys.modules))
     # Spark keeps a Python worker for the next task only if it has read all of its input.

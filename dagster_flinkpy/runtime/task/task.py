@@ -30,7 +30,6 @@ from dagster_flinkpy.runtime.shuffle.wire import (
     TaskOutput,
     WireRow,
     encode_buffer,
-    rows_of,
 )
 from dagster_flinkpy.runtime.task.breadcrumb import Breadcrumb, end_forked_process
 from dagster_flinkpy.runtime.task.combining_output import writer_output
@@ -104,32 +103,31 @@ class StageTask:
         """Returns a digest of everything that was sent so far."""
         return f"{self._output.digest:08x}"
 
-    def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def run(self, rows: Iterable[WireRow]) -> Iterator[pa.RecordBatch]:
         """Takes the rows of the previous stage, and yields rows for the next stage or for the driver.
 
         Raises:
             StorageError: The store failed. Spark may try the task again, because nothing was acknowledged.
         """
         if self._logs is None:
-            yield from self._run(batches)
+            yield from self._run(rows)
             return
         with self._logs.captured():
-            yield from self._run(batches)
+            yield from self._run(rows)
         payload = self._logs.payload()
         if payload is not None:
             self._output.add(self.index, NO_EDGE, self.index, 0, Kind.LOG, payload)
             yield from self._output.drain()
 
-    def _run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _run(self, rows: Iterable[WireRow]) -> Iterator[pa.RecordBatch]:
         try:
-            yield from self._process(batches)
+            yield from self._process(rows)
         finally:
             self._breadcrumb.clear()
             self.count.close()
 
-    def _process(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        # The input of the first stage is only numbers, from which Spark makes tasks.
-        rows = iter(()) if self.stage == 0 else (row for batch in batches for row in rows_of(batch))
+    def _process(self, rows: Iterable[WireRow]) -> Iterator[pa.RecordBatch]:
+        rows = iter(rows)  # what is not read when the task fails is relayed
         try:
             try:
                 self.open()
