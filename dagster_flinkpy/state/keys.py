@@ -20,8 +20,8 @@ from dagster_flinkpy.errors import UnsupportedKeyTypeError
 from dagster_flinkpy.key_hashes import StructAs, java_hash_code, java_hash_codes
 from dagster_flinkpy.state.cell_columns import grown
 from dagster_flinkpy.state.int_index import IntIndex
-from dagster_flinkpy.state.integer_rows import IntegerRowIndex, has_integer_rows
 from dagster_flinkpy.state.layout import SortKeys, equal_rows, hashes_of
+from dagster_flinkpy.state.word_rows import RowIndex, has_words
 
 __all__ = ["KeyCodec", "KeySlots", "TouchedKeys", "hash_keys"]
 
@@ -201,7 +201,7 @@ class TouchedKeys:
         self._parts: list[KeySlots] = []
         self._index = IntIndex()  # Numbers the integer keys, or the hashes, of the slots that `find` has seen.
         self._first_slots: list[npt.NDArray[np.int64]] = []  # By these numbers: the first slot with the hash.
-        self._rows: IntegerRowIndex | None = None  # The slots of keys of several integers, instead.
+        self._rows: RowIndex | None = None  # The slots of keys that have words, instead.
         self._indexed = 0  # Slots that it has seen.
         self._sharing: dict[Hashable, int] = {}  # The slots of dict keys that share their hash with an earlier key.
 
@@ -243,7 +243,8 @@ class TouchedKeys:
     def bind(self, key_type: TypeInformation) -> None:
         """Sets the type of the keys."""
         self.key_type = key_type
-        self._rows = IntegerRowIndex() if has_integer_rows(key_type.arrow_type) else None
+        kind = key_type.arrow_type
+        self._rows = RowIndex() if has_words(kind) and not pa.types.is_integer(kind) else None
         self.codec = KeyCodec(key_type)
 
     def add(self, keys: Sequence[Any], column: pa.Array[Any], sort_keys: SortKeys) -> tuple[list[int], KeySlots | None]:
@@ -390,7 +391,7 @@ class TouchedKeys:
         self._encoded.clear()
         self._index.clear()
         if self._rows is not None:
-            self._rows = IntegerRowIndex()
+            self._rows = RowIndex()
         self._first_slots.clear()
         self._indexed = 0
         self._sharing.clear()

@@ -24,7 +24,7 @@ from dagster_flinkpy.common.typeinfo import (
 )
 from dagster_flinkpy.errors import UnsupportedKeyTypeError
 from dagster_flinkpy.state.handles import Json, RunHandle, StateKind, TableSnapshot
-from dagster_flinkpy.state.integer_rows import has_integer_rows, integer_rows, mixed
+from dagster_flinkpy.state.word_rows import distinct_words, has_words, words_of
 
 __all__ = [
     "APPEND",
@@ -219,12 +219,10 @@ def distinct_rows(column: pa.Array[Any]) -> tuple[Indices, Indices]:
 
     Values are equal as in :func:`equal_rows`.
     """
-    if has_integer_rows(column.type):
-        fields = integer_rows(column)
-        codes = pa.array(mixed(fields)).dictionary_encode().indices.to_numpy().astype(np.int64)
-        first = _firsts(codes)
-        if all(np.array_equal(field[first[codes]], field) for field in fields):  # no rows share a hash
-            return first, codes
+    if has_words(column.type):
+        words, long = words_of(column)
+        if not len(long):
+            return distinct_words(words, len(column))
     codes = np.zeros(len(column), dtype=np.int64)
     for i, leaf in enumerate(_leaves(column)):
         encoded = leaf.dictionary_encode(null_encoding="encode")

@@ -13,66 +13,48 @@ from hypothesis import strategies as st
 
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.key_hashes import key_groups_of_hashes
-from dagster_flinkpy.state import integer_rows, layout
-from dagster_flinkpy.state.keys import TouchedKeys, hash_keys
+from dagster_flinkpy.state import word_rows
+from dagster_flinkpy.state.keys import KeyCodec, TouchedKeys, hash_keys
 from dagster_flinkpy.state.layout import distinct_rows, make_sort_keys
+from dagster_flinkpy.state.word_rows import RowIndex, has_words
 
-STRINGS = st.lists(st.lists(st.sampled_from(["Aa", "BB", "C#", "x"]), max_size=3).map("".join), max_size=20)
-"""The first three have the same hash, and so have many strings of them."""
+STRINGS = st.lists(
+    st.lists(st.sampled_from(["Aa", "BB", "C#", "x", "\0", "é" * 20]), max_size=4).map("".join), max_size=20
+)
+"""The first three have the same hash, and so have many strings of them. Some are too long for words."""
 
-
-@given(batches=st.lists(st.tuples(STRINGS, st.booleans()), max_size=6))
-def test_a_key_is_found_by_its_value(batches):
-    keys, expected = TouchedKeys(), dict[str, int]()
-    kind = Types.STRING()
-    keys.bind(kind)
-    for strings, one_by_one in batches:
-        column = pa.array(strings, type=pa.string())
-        hashes = hash_keys(kind, column)
-        sort_keys = make_sort_keys(key_groups_of_hashes(hashes, 128), hashes)
-        assert keys.find(column, hashes).tolist() == [expected.get(each, -1) for each in strings]
-        if one_by_one:
-            keys.add(strings, column, sort_keys)
-        else:
-            fresh = np.array([i for i, each in enumerate(strings) if each not in expected], dtype=np.int64)
-            fresh = fresh[distinct_rows(column.take(pa.array(fresh)))[0]]
-            if len(fresh):
-                keys.append(column.take(pa.array(fresh)), sort_keys[fresh])
-        for each in strings:
-            expected.setdefault(each, len(expected))
-    assert keys.slots == expected
-
-
-PAIRS = st.lists(st.tuples(st.none() | st.integers(-3, 3), st.none() | st.booleans()), max_size=20)
-PAIR = Types.TUPLE([Types.LONG(), Types.BOOLEAN()])
+NESTED = Types.TUPLE([Types.TUPLE([Types.STRING()])])
 
 
 @pytest.mark.parametrize("few_hashes", [False, True])
-@given(batches=st.lists(PAIRS, max_size=6))
-def test_a_row_of_integers_is_found_by_its_fields(few_hashes, batches):
-    """Also if many rows share a hash."""
+@pytest.mark.parametrize("kind", [Types.STRING(), Types.TUPLE([Types.STRING(), Types.STRING()]), NESTED], ids=str)
+@given(batches=st.lists(st.tuples(STRINGS, st.booleans()), max_size=6))
+def test_a_key_is_found_by_its_value(few_hashes, kind, batches):
+    """Also if many keys share a hash."""
     with pytest.MonkeyPatch.context() as patched:
         if few_hashes:
-            for module in (integer_rows, layout):
-                patched.setattr(module, "mixed", lambda fields: fields[0] % 2)
+            patched.setattr(word_rows, "_hashes", _few_hashes)
         keys, expected = TouchedKeys(), dict[Any, int]()
-        keys.bind(PAIR)
-        for pairs in batches:
-            column = PAIR.to_arrow(pairs)
-            hashes = hash_keys(PAIR, column)
+        keys.bind(kind)
+        for strings, one_by_one in batches:
+            values = [_key(kind, each) for each in strings]
+            column = kind.to_arrow(values)
+            hashes = hash_keys(kind, column)
             sort_keys = make_sort_keys(key_groups_of_hashes(hashes, 128), hashes)
-            assert keys.find(column, hashes).tolist() == [expected.get(each, -1) for each in pairs]
-            fresh = np.array([i for i, each in enumerate(pairs) if each not in expected], dtype=np.int64)
-            first, codes = distinct_rows(column.take(pa.array(fresh)))
-            assert [pairs[i] for i in fresh[first][codes]] == [pairs[i] for i in fresh]
-            fresh = fresh[first]
-            if len(fresh):
-                keys.append(column.take(pa.array(fresh)), sort_keys[fresh])
-            for each in pairs:
+            assert keys.find(column, hashes).tolist() == [expected.get(each, -1) for each in values]
+            if one_by_one:
+                keys.add(values, column, sort_keys)
+            else:
+                fresh = np.array([i for i, each in enumerate(values) if each not in expected], dtype=np.int64)
+                fresh = fresh[distinct_rows(column.take(pa.array(fresh)))[0]]
+                if len(fresh):
+                    keys.append(column.take(pa.array(fresh)), sort_keys[fresh])
+            for each in values:
                 expected.setdefault(each, len(expected))
         assert keys.slots == expected
         keys.clear()
-        assert keys.find(PAIR.to_arrow([(1, True)]), hash_keys(PAIR, PAIR.to_arrow([(1, True)]))).tolist() == [-1]
+        column = kind.to_arrow([_key(kind, "x")])
+        assert keys.find(column, hash_keys(kind, column)).tolist() == [-1]
 
 
 LOOKS = st.lists(st.sampled_from(["slots", "encoded", "all", "find", "set_current", "clear"]), max_size=3)
@@ -118,30 +100,73 @@ def test_whatever_is_asked_between_batches_slots_stand_for_the_same_keys(batches
         assert keys.sort_keys.tolist() == [sort_keys_of[each] for each in expected]
 
 
+def _key(kind: Any, text: str) -> Any:
+    if kind == NESTED:
+        return ((text,),)
+    return text if kind == Types.STRING() else (text[:2], text[2:])
+
+
+def _few_hashes(words: Any, rows: int) -> Any:
+    hashes = np.zeros(rows, dtype=np.uint64)
+    for word in words.values():
+        hashes += (word & 1).astype(np.uint64) << np.uint64(63)
+    return hashes
+
+
+TEXT = st.text("a\0é😀", max_size=12) | st.sampled_from([64, 65, 66]).flatmap(
+    lambda size: st.sampled_from(["a", "b", "\0"]).map(lambda last: "a" * (size - 1) + last)
+)
+NUMBERS = st.sampled_from([0.0, -0.0, 1.5, float("inf"), float("nan"), -float("nan")])
 FIELDS = [
     (Types.INT(), st.integers(-2, 2)),
     (Types.SQL_DATE(), st.dates(datetime.date(1969, 12, 30), datetime.date(1970, 1, 3))),
     (Types.SQL_TIME(), st.sampled_from([datetime.time(0), datetime.time(1)])),
     (Types.SQL_TIMESTAMP(), st.sampled_from([datetime.datetime(1969, 1, 1), datetime.datetime(2026, 1, 1)])),
-    (Types.BYTE(), st.integers(-2, 2)),
+    (Types.LONG(), st.integers(-2, 2)),
+    (Types.BOOLEAN(), st.booleans()),
+    (Types.STRING(), TEXT),
+    (Types.DOUBLE(), NUMBERS),
+    (Types.FLOAT(), NUMBERS),
 ]
 
 
-@given(rows=st.lists(st.none() | st.tuples(*(st.none() | values for _, values in FIELDS)), max_size=30))
-def test_rows_of_times_are_rows_of_integers(rows):
-    kind = Types.TUPLE([field for field, _ in FIELDS])
-    column = kind.to_arrow(rows)
-    assert integer_rows.has_integer_rows(column.type)
-    first, codes = distinct_rows(column)
-    distinct = list(dict.fromkeys(rows))
-    assert [rows[i] for i in first] == distinct
-    assert [distinct[code] for code in codes] == rows
-    index = integer_rows.IntegerRowIndex()
-    index.add(column.take(pa.array(first)))
-    assert index.find(column).tolist() == codes.tolist()
+@pytest.mark.parametrize("few_hashes", [False, True])
+@pytest.mark.parametrize("fields", [[field] for field in FIELDS] + [FIELDS[:4], FIELDS[4:], [FIELDS[6]] * 2], ids=str)
+@given(data=st.data(), cut=st.integers(0, 3))
+def test_rows_are_as_distinct_as_in_java(few_hashes, fields, data, cut):
+    kinds, values = zip(*fields, strict=True)
+    kind, value = kinds[0], st.none() | values[0]
+    if len(fields) > 1:
+        kind, value = Types.TUPLE(list(kinds)), st.none() | st.tuples(*(st.none() | each for each in values))
+    rows = data.draw(st.lists(value, max_size=30))
+    column = kind.to_arrow(rows).slice(cut)
+    encoded = KeyCodec(kind).encode_all(kind.from_arrow(column))
+    assert has_words(column.type)
+    with pytest.MonkeyPatch.context() as patched:
+        if few_hashes:
+            patched.setattr(word_rows, "_hashes", _few_hashes)
+        first, codes = distinct_rows(column)
+        distinct = list(dict.fromkeys(encoded))
+        assert [encoded[i] for i in first] == distinct
+        assert [distinct[code] for code in codes] == encoded
+        index = RowIndex()
+        half = len(first) // 2
+        index.add(column.take(pa.array(first[:half])))
+        assert index.find(column).tolist() == [code if code < half else -1 for code in codes.tolist()]
+        index.add(column.take(pa.array(first[half:])))
+        assert index.find(column).tolist() == codes.tolist()
 
 
-def test_other_rows_are_not_rows_of_integers():
-    for kind in (Types.STRING(), Types.DOUBLE(), Types.BIG_DEC(), PAIR):
-        assert not integer_rows.has_integer_rows(Types.TUPLE([Types.LONG(), kind]).arrow_type)
-    assert not integer_rows.has_integer_rows(Types.LONG().arrow_type)
+def test_many_rows_are_found():
+    for texts in ([f"customer-{i:07}" for i in range(20_000)], [f"{i:05}" * (i % 14) + str(i) for i in range(20_000)]):
+        column, index = pa.array(texts), RowIndex()
+        assert len(distinct_rows(column)[0]) == len(set(texts)) == len(texts)
+        for start in range(0, len(texts), 3_000):
+            assert (index.find(column.slice(start)) == -1).all()
+            index.add(column.slice(start, 3_000))
+        assert index.find(column).tolist() == list(range(len(texts)))
+
+
+def test_other_types_have_no_words():
+    for kind in (Types.DECIMAL(10, 2), Types.TUPLE([Types.LONG(), Types.TUPLE([Types.LONG()])])):
+        assert not has_words(kind.arrow_type)

@@ -1,0 +1,279 @@
+"""Rows of numbers, times and short texts as 64-bit words, which numpy hashes and compares many at a time.
+
+Two rows are equal if and only if their words are. That is several times faster than comparing text, and hash codes of
+Java say little about some keys: with ids of 0 to n, n * n pairs share 32 * n of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dagster_flinkpy.state.cell_columns import grown
+
+__all__ = ["RowIndex", "Words", "distinct_words", "has_words", "words_of"]
+
+Integers = npt.NDArray[np.int64]
+
+Words = dict[int, Integers]
+"""Words of each row, by their position. A position that is missing has zeros."""
+
+TEXT_WORDS = 8
+"""Words that a text has at most. Rows with a longer one are told apart by Python."""
+
+_NULLS = 0  # The position of the word that has a bit for the row, and for each field, which is set if it is null.
+_FIELD = TEXT_WORDS + 1  # Positions of a field. The last one of a text counts the NULs at its end.
+_MOST_FIELDS = 62
+
+_SPREAD = 0x9E3779B97F4A7C15
+_MIX, _AGAIN = np.uint64(0xD6E8FEB86659FD93), np.uint64(0xC2B2AE3D27D4EB4F)
+_HALF = np.uint64(32)
+_MASKS = np.array([(1 << 8 * size) - 1 for size in range(9)], dtype=np.uint64)
+_LEAST_BITS = 10
+_BLOCK = 1 << 14  # How many rows are processed at a time: their temporaries stay in the processor's cache.
+
+
+@lru_cache(maxsize=256)
+def has_words(kind: pa.DataType) -> bool:
+    """Returns whether values of a type are numbers, times, texts, or rows of these."""
+    if pa.types.is_struct(kind):
+        return 0 < kind.num_fields <= _MOST_FIELDS and all(_is_flat(field.type) for field in kind)
+    return _is_flat(kind)
+
+
+def _is_flat(kind: pa.DataType) -> bool:
+    number = pa.types.is_integer(kind) or kind in (pa.float32(), pa.float64())
+    return bool(number or pa.types.is_boolean(kind) or pa.types.is_string(kind) or _is_time(kind))
+
+
+def _is_time(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_date(kind) or pa.types.is_time(kind) or pa.types.is_timestamp(kind))
+
+
+def words_of(column: pa.Array[Any]) -> tuple[Words, Integers]:
+    """Returns the words of a column whose type has them, and the rows with a text that is too long for words.
+
+    Floating-point numbers are equal as in Java: there is one NaN, and -0.0 does not equal 0.0.
+    """
+    words: Words = {}
+    nulls, has_nulls = np.zeros(len(column), dtype=np.int64), False
+    long = np.zeros(0, dtype=np.int64)
+    rows: Any = column
+    fields = rows.flatten() if pa.types.is_struct(column.type) else []
+    for i, field in enumerate([column, *fields]):
+        if field.null_count:
+            has_nulls = True
+            nulls += field.is_null().to_numpy(zero_copy_only=False).astype(np.int64) << i
+        if pa.types.is_struct(field.type):
+            continue
+        first = 1 + i * _FIELD
+        if pa.types.is_string(field.type):
+            longer = _add_text(words, first, field)
+            long = np.union1d(long, longer) if len(longer) else long
+        else:
+            words[first] = _number(field)
+    if has_nulls:
+        words[_NULLS] = nulls
+    return words, long
+
+
+def _number(column: pa.Array[Any]) -> Integers:
+    kind = column.type
+    if pa.types.is_boolean(kind):
+        column = column.cast(pa.int8())
+    elif _is_time(kind):
+        column = column.view(pa.int32() if kind.bit_width == 32 else pa.int64())
+    values = (column.fill_null(0) if column.null_count else column).to_numpy()
+    if values.dtype.kind == "f":
+        values = np.where(np.isnan(values), np.float64("nan"), values).astype(np.float64).view(np.int64)
+    integers: Integers = values.astype(np.int64, copy=False)
+    return integers
+
+
+def _add_text(words: Words, first: int, column: pa.Array[Any]) -> Integers:
+    """Adds the words of texts, filled up with zeros, and returns which texts have more than fit."""
+    column = column.fill_null("") if column.null_count else column
+    _, bounds, data = column.buffers()
+    if not len(column) or data is None:
+        return np.zeros(0, dtype=np.int64)
+    offsets = np.frombuffer(bounds, dtype=np.int32, count=len(column) + 1, offset=4 * column.offset)
+    start, stop = int(offsets[0]), int(offsets[-1])
+    lengths = np.diff(offsets)
+    most = int(lengths.max())
+    if not most:
+        return np.zeros(0, dtype=np.int64)
+    text = np.frombuffer(data, dtype=np.uint8, count=stop - start, offset=start)
+    if most % 8 == 0 and most <= 8 * TEXT_WORDS and int(lengths.min()) == most:
+        by_row = text.view(np.int64).reshape(-1, most // 8)
+        for i in range(most // 8):
+            words[first + i] = by_row[:, i].copy()
+    else:
+        padded = np.zeros(len(text) + 8, dtype=np.uint8)
+        padded[: len(text)] = text
+        anywhere = np.ndarray(len(text) + 1, dtype=np.uint64, buffer=padded.data, strides=(1,))
+        begins = offsets[:-1] - start
+        for i in range(min(-(-most // 8), TEXT_WORDS)):
+            left = lengths - 8 * i
+            some = np.flatnonzero(left > 0)
+            word = anywhere[begins[some] + 8 * i] & _MASKS[np.minimum(left[some], 8)]
+            if len(some) < len(column):
+                all_rows = np.zeros(len(column), dtype=np.uint64)
+                all_rows[some] = word
+                word = all_rows
+            words[first + i] = word.view(np.int64)
+    if not text.all():
+        ended = np.flatnonzero((lengths > 0) & (text[np.maximum(offsets[1:] - start - 1, 0)] == 0))
+        if len(ended):
+            counts = np.zeros(len(column), dtype=np.int64)
+            texts = column.take(pa.array(ended)).to_pylist()
+            counts[ended] = [len(text) - len(text.rstrip("\0")) for text in texts]
+            words[first + TEXT_WORDS] = counts
+    return np.flatnonzero(lengths > 8 * TEXT_WORDS) if most > 8 * TEXT_WORDS else np.zeros(0, dtype=np.int64)
+
+
+def _hashes(words: Words, rows: int) -> npt.NDArray[np.uint64]:
+    """Returns a hash of 64 bits for each row. A word that is zero makes no difference."""
+    hashes = np.zeros(rows, dtype=np.uint64)
+    for start in range(0, rows, _BLOCK):
+        block = hashes[start : start + _BLOCK]
+        for position, word in words.items():
+            mix = word[start : start + _BLOCK].view(np.uint64) * _factor(position)
+            mix ^= mix >> _HALF
+            mix *= _MIX
+            mix ^= mix >> _HALF
+            mix *= _AGAIN
+            block += mix
+    return hashes
+
+
+@lru_cache(maxsize=1024)
+def _factor(position: int) -> np.uint64:
+    return np.uint64((_SPREAD * (2 * position + 1)) & 0xFFFFFFFFFFFFFFFF)
+
+
+def distinct_words(words: Words, rows: int) -> tuple[Integers, Integers]:
+    """Returns the first row of each distinct value, and for each row the number of its value among these."""
+    everything = np.arange(rows)
+    owners = _owners(words, _hashes(words, rows))
+    first = np.flatnonzero(owners == everything)
+    numbers = np.empty(rows, dtype=np.int64)
+    numbers[first] = everything[: len(first)]
+    return first, numbers[owners]
+
+
+def _owners(words: Words, hashes: npt.NDArray[np.uint64]) -> Integers:
+    """Returns the first row with the same words as each row."""
+    owners = np.empty(len(hashes), dtype=np.int64)
+    rows = np.arange(len(hashes))
+    while len(rows):
+        bits = max(len(rows).bit_length() + 1, _LEAST_BITS)
+        places = (hashes >> np.uint64(64 - bits)).view(np.int64)
+        first = np.empty(1 << bits, dtype=np.int64)
+        first[places[::-1]] = rows[::-1]  # the last write wins
+        others = []
+        for start in range(0, len(rows), _BLOCK):
+            here = rows[start : start + _BLOCK]
+            found = first[places[start : start + _BLOCK]]
+            same = np.ones(len(here), dtype=np.bool_)
+            for word in words.values():
+                same &= word[found] == word[here]
+            owners[here] = found
+            others.append(np.flatnonzero(~same) + start)
+        # Others share their place with another value before them. The first row of each place is done.
+        left = np.concatenate(others)
+        rows, hashes = rows[left], hashes[left] * _MIX
+        hashes ^= hashes >> _HALF
+        hashes *= _AGAIN
+    return owners
+
+
+class RowIndex:
+    """Numbers distinct rows 0, 1, 2, ... in the order in which they are added.
+
+    It uses open addressing with linear probing, is at most half full, and compares words, so it needs no hashes that
+    are unique. All rows of a call are probed together.
+    """
+
+    def __init__(self) -> None:
+        self._size = 0
+        self._words: Words = {}
+        """By number."""
+        self._hashes: npt.NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
+        """By number."""
+        self._long: dict[Hashable, int] = {}
+        """The numbers of rows with a long text; they are not in the table."""
+        self._make(_LEAST_BITS)
+
+    def _make(self, bits: int) -> None:
+        self._shift, self._mask = np.uint64(64 - bits), (1 << bits) - 1
+        self._table: npt.NDArray[np.int32] = np.full(1 << bits, -1, dtype=np.int32)
+
+    def add(self, column: pa.Array[Any]) -> None:
+        """Adds distinct rows that are not in the index."""
+        words, long = words_of(column)
+        before, self._size = self._size, self._size + len(column)
+        for position in words:
+            self._words.setdefault(position, np.zeros(0, dtype=np.int64))
+        for position, known in self._words.items():
+            self._words[position] = known = grown(known, self._size, 0)
+            if position in words:
+                known[before : self._size] = words[position]
+        self._hashes = grown(self._hashes, self._size, 0)
+        self._hashes[before : self._size] = _hashes(words, len(column))
+        new = np.arange(before, self._size)
+        if len(long):
+            self._long.update(zip(_long_keys(column, words, long), (before + long).tolist(), strict=True))
+            new = np.delete(new, long)
+        if 2 * self._size > len(self._table):
+            self._make((2 * self._size).bit_length() + 1)
+            new = np.delete(np.arange(self._size), list(self._long.values()))
+        at = (self._hashes[new] >> self._shift).view(np.int64)
+        while len(new):
+            free = self._table[at] < 0
+            self._table[at[free]] = new[free]
+            waiting = self._table[at] != new
+            new, at = new[waiting], (at[waiting] + 1) & self._mask
+
+    def find(self, column: pa.Array[Any]) -> Integers:
+        """Returns the number of each row, or -1 if it was not added."""
+        words, long = words_of(column)
+        at = (_hashes(words, len(column)) >> self._shift).view(np.int64)
+        found = self._table[at].astype(np.int64)
+        if not self._size:
+            return found
+        probing = np.flatnonzero((found >= 0) & ~self._have(found, words))
+        at = at[probing]
+        while len(probing):
+            at = (at + 1) & self._mask
+            numbers = self._table[at].astype(np.int64)
+            found[probing] = numbers
+            other = (numbers >= 0) & ~self._have(numbers, {p: word[probing] for p, word in words.items()})
+            probing, at = probing[other], at[other]
+        if len(long):
+            found[long] = [self._long.get(key, -1) for key in _long_keys(column, words, long)]
+        return found
+
+    def _have(self, numbers: Integers, words: Words) -> npt.NDArray[np.bool_]:
+        """Returns which numbers have these words; for a negative number, either."""
+        same = np.ones(len(numbers), dtype=np.bool_)
+        for position in self._words.keys() | words.keys():
+            known, word = self._words.get(position), words.get(position)
+            same &= (0 if known is None else known[numbers]) == (0 if word is None else word)
+        return same
+
+
+def _long_keys(column: pa.Array[Any], words: Words, rows: Integers) -> list[Hashable]:
+    """Returns what tells rows with a long text apart: their words, and their texts."""
+    taken: Any = column.take(pa.array(rows))
+    fields: Sequence[pa.Array[Any]] = taken.flatten() if pa.types.is_struct(taken.type) else [taken]
+    texts = [field.to_pylist() for field in fields if pa.types.is_string(field.type)]
+    numbers = [[(position, word) for word in words[position][rows].tolist()] for position in sorted(words)]
+    return [
+        (*texts_of_row, *(number for number in numbers_of_row if number[1]))
+        for texts_of_row, numbers_of_row in zip(zip(*texts, strict=True), zip(*numbers, strict=True), strict=True)
+    ]
