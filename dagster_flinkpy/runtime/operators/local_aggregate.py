@@ -23,9 +23,9 @@ from dagster_flinkpy.runtime.operators.aligned_windows import AlignedWindows
 from dagster_flinkpy.runtime.operators.folds import ColumnFold, fold_of
 from dagster_flinkpy.runtime.operators.session_windows import SessionWindowOperator
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, KeyColumn, StreamBatch
-from dagster_flinkpy.state.integer_rows import has_integer_rows, integer_rows
 from dagster_flinkpy.state.keys import hash_keys
 from dagster_flinkpy.state.layout import distinct_rows
+from dagster_flinkpy.state.word_rows import has_words, words_of
 
 __all__ = ["LocalAggregate", "local_aggregate_of", "window_fold_of"]
 
@@ -255,8 +255,8 @@ def _codes(column: pa.Array[Any]) -> Ints:
     """Returns small numbers that are equal where values are; no value is null."""
     if pa.types.is_integer(column.type):
         fields: list[Ints] = [column.to_numpy().astype(np.int64, copy=False)]  # a difference of bytes may be no byte
-    elif has_integer_rows(column.type):
-        *fields, _ = integer_rows(column)
+    elif _has_numbers(column.type):
+        fields = list(words_of(column)[0].values())
     else:
         return distinct_rows(column)[1]
     bounds = [(int(field.min(initial=2**62)), int(field.max(initial=-(2**62)))) for field in fields]
@@ -266,6 +266,11 @@ def _codes(column: pa.Array[Any]) -> Ints:
     for field, (least, most) in zip(fields[1:], bounds[1:], strict=True):
         codes = codes * (most - least + 1) + (field - least) if most > least else codes
     return codes
+
+
+def _has_numbers(kind: pa.DataType) -> bool:
+    """Returns whether values are rows with a word for each field."""
+    return pa.types.is_struct(kind) and has_words(kind) and not any(pa.types.is_string(field.type) for field in kind)
 
 
 def _few(codes: Ints) -> Ints:
