@@ -586,10 +586,13 @@ class KeyedStream(DataStream):
         return self._rolling(MeanAggregate(field))
 
     def agg(self, **aggregations: Aggregation) -> DataStream:
-        """Emits several aggregations per key so far: rows with the key's fields and a field for each.
+        """Emits several aggregations per key so far: the key's fields and one for each. Not in PyFlink.
 
         Args:
             aggregations: The aggregations, by the name of their field.
+
+        Raises:
+            ConfigurationError: An aggregation does not fit the records; or two fields would have one name.
         """
         return self._rolling(Aggregations(aggregations, self.get_type()))
 

@@ -197,10 +197,15 @@ class _Windowed(Generic[S]):
         return self._with_key_and_window(MeanAggregate(field))
 
     def agg(self, **aggregations: Aggregation) -> S:
-        """Emits several aggregations per window: the key, ``window_start``, ``window_end`` and a field for each.
+        """Emits several aggregations per window: the key's fields, ``window_start``, ``window_end``, one for each.
+
+        Not in PyFlink.
 
         Args:
             aggregations: The aggregations, by the name of their field.
+
+        Raises:
+            ConfigurationError: An aggregation does not fit the records; or two fields would have one name.
         """
         return self._with_key_and_window(Aggregations(aggregations, self.get_input_type()))
 

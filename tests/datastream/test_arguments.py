@@ -147,6 +147,7 @@ KEYED_ONLY = [
     "max_by",
     "count",
     "mean",
+    "agg",
     "window",
     "count_window",
     "process_batch",
