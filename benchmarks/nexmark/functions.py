@@ -21,7 +21,7 @@ from dagster_flinkpy.datastream import (
     ProcessAllWindowFunction,
     RuntimeContext,
 )
-from dagster_flinkpy.datastream.state import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
+from dagster_flinkpy.datastream.state import ListStateDescriptor, ValueStateDescriptor
 
 WINDOW = 10_000
 """Milliseconds of the windows of queries 7 and 8."""
@@ -50,36 +50,32 @@ class Sellers(KeyedCoProcessFunction):
 
 
 class NewSellers(KeyedCoProcessFunction):
-    """Query 8: people who have come and opened an auction in the same window, once per window."""
+    """Query 8: people who have come and opened an auction in the same window. Keyed by who and when it starts."""
 
     def open(self, runtime_context: RuntimeContext) -> None:
-        self._name = runtime_context.get_map_state(MapStateDescriptor("name", Types.LONG(), Types.STRING()))
-        self._sold = runtime_context.get_map_state(MapStateDescriptor("sold", Types.LONG(), Types.BOOLEAN()))
+        self._name = runtime_context.get_state(ValueStateDescriptor("name", Types.STRING()))
+        self._sold = runtime_context.get_state(ValueStateDescriptor("sold", Types.BOOLEAN()))
 
     def process_element1(self, value: Any, ctx: KeyedCoProcessFunction.Context) -> Iterator[Row]:
-        start = self._window(value.date_time, ctx)
-        self._name.put(start, value.name)
-        if self._sold.contains(start):
-            yield Row(value.id, value.name, start)
+        if self._sold.value():
+            self._sold.clear()
+            yield Row(value.id, value.name, value.window_start)
+        else:
+            self._name.update(value.name)
+            ctx.timer_service().register_event_time_timer(value.window_start + WINDOW - 1)
 
     def process_element2(self, value: Any, ctx: KeyedCoProcessFunction.Context) -> Iterator[Row]:
-        start = self._window(value.date_time, ctx)
-        if self._sold.contains(start):
-            return
-        self._sold.put(start, True)
-        name = self._name.get(start)
+        name = self._name.value()
         if name is not None:
-            yield Row(value.seller, name, start)
-
-    def _window(self, time: int, ctx: KeyedCoProcessFunction.Context) -> int:
-        start = time - time % WINDOW
-        ctx.timer_service().register_event_time_timer(start + WINDOW - 1)
-        return start
+            self._name.clear()
+            yield Row(value.seller, name, value.window_start)
+        else:
+            self._sold.update(True)
+            ctx.timer_service().register_event_time_timer(value.window_start + WINDOW - 1)
 
     def on_timer(self, timestamp: int, ctx: KeyedCoProcessFunction.OnTimerContext) -> None:
-        start = timestamp + 1 - WINDOW
-        self._name.remove(start)
-        self._sold.remove(start)
+        self._name.clear()
+        self._sold.clear()
 
 
 class MostBids(ProcessAllWindowFunction):

@@ -174,8 +174,16 @@ def q7(bids: DataStream) -> DataStream:
 
 def q8(people: DataStream, auctions: DataStream) -> DataStream:
     """New people who open auctions within the same ten seconds."""
-    both = people.connect(auctions).key_by("id", "seller")
+    came = people.map_batch(_with_window, row(id=LONG, name=STRING, window_start=LONG))
+    window = TumblingEventTimeWindows.of(Time.milliseconds(functions.WINDOW))
+    sellers = auctions.key_by("seller").window(window).count().uid("sellers")
+    both = came.key_by(("id", "window_start")).connect(sellers.key_by(("seller", "window_start")))
     return both.process(functions.NewSellers(), row(id=LONG, name=STRING, window_start=LONG))
+
+
+def _with_window(batch: pa.RecordBatch) -> pa.Table:
+    time = batch["date_time"].to_numpy()
+    return pa.table({"id": batch["id"], "name": batch["name"], "window_start": time - time % functions.WINDOW})
 
 
 def q9(auctions: DataStream, bids: DataStream) -> DataStream:
