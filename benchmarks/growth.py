@@ -32,6 +32,7 @@ from dagster_flinkpy.datastream import KeyedProcessFunction, RuntimeContext, Str
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
+from dagster_flinkpy.spark.processes import PYTHON_DAEMON
 from dagster_flinkpy.spark.sessions import SparkSettings, get_session, stop_server
 from dagster_flinkpy.storage import StorageLocation
 
@@ -208,7 +209,7 @@ def _kind(process: psutil.Process) -> str:
     try:
         if process.name() == "java":
             return "java"
-        return "worker" if "pyspark.daemon" in process.cmdline() else "other"
+        return "worker" if PYTHON_DAEMON in process.cmdline() else "other"
     except psutil.NoSuchProcess:
         return "other"
 

@@ -17,10 +17,21 @@ import psutil
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.file_lock import describe_process
 
-__all__ = ["OWNER_PID_VARIABLE", "ProcessId", "childless_daemons", "find_owner", "is_dagster_command", "open_pidfd"]
+__all__ = [
+    "OWNER_PID_VARIABLE",
+    "PYTHON_DAEMON",
+    "ProcessId",
+    "childless_daemons",
+    "find_owner",
+    "is_dagster_command",
+    "open_pidfd",
+]
 
 OWNER_PID_VARIABLE = "FLINKPY_SPARK_OWNER_PID"
 """Environment variable with the pid of the process that owns a local Spark server; overrides `find_owner`."""
+
+PYTHON_DAEMON = "dagster_flinkpy.runtime.worker_daemon"
+"""The module that forks Spark's Python workers on this machine."""
 
 _DAGSTER_PROGRAMS = frozenset({"dagster", "dagster-daemon", "dagster-webserver", "dg"})
 _DAGSTER_MODULES = ("dagster", "dagster_webserver", "dagster_dg_cli")
@@ -87,15 +98,15 @@ def open_pidfd(process: ProcessId) -> int | None:
     return None
 
 
-def childless_daemons(parent: int) -> frozenset[int]:
-    """Returns the pids of the Spark Python daemons below a server that currently have no worker."""
-    found = set()
+def childless_daemons(parent: int) -> list[int]:
+    """Returns the pids of the Spark Python daemons below a server that currently have no worker, the oldest first."""
+    found = []
     with contextlib.suppress(psutil.NoSuchProcess):
         for child in psutil.Process(parent).children():
             with contextlib.suppress(psutil.NoSuchProcess):
-                if "pyspark.daemon" in child.cmdline() and not child.children():
-                    found.add(child.pid)
-    return frozenset(found)
+                if PYTHON_DAEMON in child.cmdline() and not child.children():
+                    found.append((child.create_time(), child.pid))
+    return [pid for _, pid in sorted(found)]
 
 
 def find_owner() -> ProcessId:

@@ -37,7 +37,7 @@ from dagster_flinkpy.spark.cores import available_cores
 from dagster_flinkpy.spark.current_jobs import CurrentJobs
 from dagster_flinkpy.spark.fair_pool import fair_pool_conf
 from dagster_flinkpy.spark.java import find_java_home
-from dagster_flinkpy.spark.processes import ProcessId, find_owner
+from dagster_flinkpy.spark.processes import PYTHON_DAEMON, ProcessId, find_owner
 from dagster_flinkpy.spark.server import ServerOrder
 from dagster_flinkpy.spark.server_log import ServerLog, new_log
 from dagster_flinkpy.spark.server_state import ServerState, StateFile, runtime_directory
@@ -84,6 +84,7 @@ _LOCAL_CONF = {
     "spark.connect.session.manager.defaultSessionTimeout": "3650d",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
+    "spark.python.daemon.module": PYTHON_DAEMON,
     "spark.sql.shuffle.partitions": str(available_cores()),
 }
 _CONNECT_VARIABLE = "SPARK_CONNECT_MODE_ENABLED"

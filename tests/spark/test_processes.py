@@ -11,17 +11,19 @@ import pytest
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.spark.processes import (
     OWNER_PID_VARIABLE,
+    PYTHON_DAEMON,
     ProcessId,
     childless_daemons,
     find_owner,
     is_dagster_command,
 )
+from dagster_flinkpy.spark.server import _Daemons
 from dagster_flinkpy.spark.sessions import SparkSettings
 
 
 @pytest.fixture
 def child() -> subprocess.Popen[bytes]:
-    with subprocess.Popen([sys.executable, "-c", "input()", "pyspark.daemon"], stdin=subprocess.PIPE) as process:
+    with subprocess.Popen([sys.executable, "-c", "input()", PYTHON_DAEMON], stdin=subprocess.PIPE) as process:
         yield process
         process.kill()
 
@@ -102,8 +104,20 @@ def test_the_variable_must_name_a_running_process(monkeypatch: pytest.MonkeyPatc
 
 
 def test_childless_daemons_are_those_of_the_server(child: subprocess.Popen[bytes]) -> None:
-    assert childless_daemons(os.getpid()) == {child.pid}
+    assert childless_daemons(os.getpid()) == [child.pid]
     assert not childless_daemons(child.pid)
+
+
+def test_of_daemons_without_workers_the_latest_stays(child: subprocess.Popen[bytes]) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()", PYTHON_DAEMON], stdin=subprocess.PIPE) as later:
+        daemons = _Daemons(os.getpid())
+        daemons.kill_idle()
+        assert childless_daemons(os.getpid()) == [child.pid, later.pid]  # they may just have been started
+        daemons.kill_idle()
+        assert child.wait(300) == -signal.SIGKILL
+        daemons.kill_idle()
+        assert childless_daemons(os.getpid()) == [later.pid]
+        later.kill()
 
 
 @pytest.mark.parametrize("url", ["sc://", "sc://[bad", "sc://host:port", "sc://:15002", "http://host:15002"])

@@ -1,0 +1,29 @@
+"""Spark's Python daemon, which imports what every task needs before it forks: ``spark.python.daemon.module``.
+
+Spark ends Python workers that are idle for a minute. By default, each new one imports PyArrow, pandas and this library,
+which takes a second of CPU time. Here it is done once, and a new worker is ready after the fork.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+
+__all__ = ["main"]
+
+_MODULES = ("pandas", "pyarrow.parquet", "pyspark.worker", "dagster_flinkpy.runtime.master.region_job")
+
+
+def main() -> None:
+    """Runs until Spark closes standard input."""
+    from pyspark import daemon
+
+    for name in _MODULES:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # so that a worker's collections do not touch, and copy, the memory that it shares with the daemon
+    daemon.manager()
+
+
+if __name__ == "__main__":
+    main()
