@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from dagster_flinkpy.connectors.arrow_types import row_type_of
 from dagster_flinkpy.connectors.delta_table import storage_options
 from dagster_flinkpy.connectors.table_source import TableLog
 from dagster_flinkpy.datastream.connectors.base import Json
-from dagster_flinkpy.errors import SourceReadError, StorageError
+from dagster_flinkpy.errors import ObjectNotFoundError, SourceReadError, StorageError
 
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors.delta_source import DeltaSource
@@ -54,6 +55,23 @@ class DeltaLog(TableLog):
     def count_after(self, version: int) -> int:
         return max(self.latest() - version, 0)
 
+    def mark(self, version: int) -> str | None:
+        with self._reading():
+            try:
+                return hashlib.sha256(self._store.get(_entry(version))[0]).hexdigest()
+            except ObjectNotFoundError:  # the log was cleaned up
+                return None
+
+    def check_history(self, version: int, mark: str) -> None:
+        found = self.mark(version)
+        if found == mark or (found is None and self.latest() >= version):
+            return
+        raise SourceReadError(
+            f"version {version} of Delta table {self._store.url} is not the one that the source has read: the table "
+            "was dropped and made anew, or restored from a backup. Put it back as it was, or start from empty state to "
+            "read it as it is now"
+        )
+
     def all_files(self, version: int) -> list[Json]:
         with self._reading():
             table = self._open(version)
@@ -76,7 +94,11 @@ class DeltaLog(TableLog):
         actions = [json.loads(line) for line in lines if line.strip()]
         if self._source.change_feed:
             return self._changes(actions, version)
-        if any(action["remove"].get("dataChange", True) for action in actions if "remove" in action):
+        # RESTORE of an empty table only adds files, but those were there before.
+        restores = any(
+            action["commitInfo"].get("operation") == "RESTORE" for action in actions if "commitInfo" in action
+        )
+        if restores or any(action["remove"].get("dataChange", True) for action in actions if "remove" in action):
             if self._source.skip_changes:
                 return []
             raise SourceReadError(
@@ -137,6 +159,9 @@ class DeltaLog(TableLog):
                 "before the source has read it. Raise delta.deletedFileRetentionDuration, and start from empty state"
             )
         return info.size
+
+    def column_names(self) -> list[str]:
+        return [field.name for field in self._open().schema().fields]
 
     def row_type(self) -> RowTypeInfo:
         with self._reading():

@@ -177,7 +177,7 @@ class DeltaCommitter(Committer):
         """Returns whether a version has added these files. They were staged before, so older versions do not matter.
 
         Raises:
-            SinkCommitError: The log does not reach back so far.
+            CommittableLostError: The log does not reach back so far.
         """
         limit = _VERSIONS
         while True:
@@ -190,10 +190,14 @@ class DeltaCommitter(Committer):
             if len(versions) < limit:
                 if oldest["version"] <= 0:  # below 0 if somebody has committed meanwhile: delta-rs counts from the end
                     return False
-                raise SinkCommitError(
+                checkpoint_id, last = requests[0].checkpoint_id, table.transaction_version(self._app_id)
+                if last is not None and last < checkpoint_id:  # ids only grow, unless a job begins anew
+                    return False
+                raise CommittableLostError(
                     f"cannot tell whether table {self._sink.location.url} has the rows that sink "
-                    f"{self._context.uid!r} staged: its log begins with version {oldest['version']}, which is newer. "
-                    "Look for them, and restore a checkpoint or savepoint to write them again or continue without them."
+                    f"{self._context.uid!r} staged for checkpoint {checkpoint_id}: its log begins with version "
+                    f"{oldest['version']}, which is newer. Look for them. Restore a savepoint or an older checkpoint "
+                    f"to write the rows again, or 'chk-{checkpoint_id}' to continue without them."
                 )
             limit *= 4
 
@@ -217,7 +221,8 @@ class DeltaCommitter(Committer):
         self._check_columns(table, schema)
         if table.metadata().partition_columns != partition_by:
             raise ConfigurationError(
-                f"Delta table {url} is partitioned by {table.metadata().partition_columns}, not by {partition_by}"
+                f"Delta table {url} is partitioned by {table.metadata().partition_columns}, not by {partition_by}: "
+                "change partition_by of the sink, or write the table again"
             )
         self._checked = True
         return table

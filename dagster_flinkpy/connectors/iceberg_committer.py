@@ -101,7 +101,7 @@ class IcebergCommitter(Committer):
         error: Exception | None = None
         for _ in range(_LOOKS):
             table = self._table.load()
-            if self._log.has(table, digest, staged_ms):
+            if self._log.has(table, requests[0].checkpoint_id, digest, staged_ms):
                 for request in requests:
                     request.signal_already_committed()
                 self._clean_up(requests)

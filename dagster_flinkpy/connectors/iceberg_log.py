@@ -94,6 +94,9 @@ class IcebergLog(TableLog):
             "is now"
         )
 
+    def column_names(self) -> list[str]:
+        return [field.name for field in self._load().schema().fields]
+
     def row_type(self) -> RowTypeInfo:
         with self._reading():
             return row_type_of(schema_to_pyarrow(self._load().schema(), include_field_ids=False))

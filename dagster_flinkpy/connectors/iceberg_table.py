@@ -19,7 +19,7 @@ from pyiceberg.transforms import IdentityTransform
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.connectors.parquet_table import table_schema
 from dagster_flinkpy.datastream.connectors.base import CommitterInitContext
-from dagster_flinkpy.errors import ConfigurationError, SinkCommitError, StorageError
+from dagster_flinkpy.errors import CommittableLostError, ConfigurationError, SinkCommitError, StorageError
 from dagster_flinkpy.storage import StorageLocation
 
 if TYPE_CHECKING:
@@ -145,7 +145,8 @@ class TargetTable:
             columns.append(name)
         if sorted(columns) != sorted(self._sink.files.partition_by):
             raise ConfigurationError(
-                f"{what} is partitioned by {columns}, not by {list(self._sink.files.partition_by)}"
+                f"{what} is partitioned by {columns}, not by {list(self._sink.files.partition_by)}: change "
+                "partition_by of the sink, or write the table again"
             )
 
     def _add_columns(self, table: Table) -> bool:
@@ -190,11 +191,12 @@ class CommitLog:
                 "still exist."
             ) from error
 
-    def has(self, table: Table, digest: str, staged_ms: int) -> bool:
-        """Returns whether a table has these rows. They were staged before they were added.
+    def has(self, table: Table, checkpoint_id: int, digest: str, staged_ms: int) -> bool:
+        """Returns whether a table has the rows of a checkpoint. They were staged before they were added.
 
         Raises:
-            SinkCommitError: Nobody knows.
+            CommittableLostError: Nobody knows.
+            SinkCommitError: The property was changed.
         """
         recent, since = self._recent(table), staged_ms - _CLOCK_SKEW_MS
         if any(found == digest for _, found, _, _ in recent):
@@ -208,10 +210,11 @@ class CommitLog:
         # The parent does not tell whether it is the first one: who expires that sets it to null.
         if oldest is None or oldest.sequence_number == 1 or oldest.timestamp_ms < since:
             return False
-        raise SinkCommitError(
-            f"cannot tell whether Iceberg table {self._table!r} has the rows that sink {self._context.uid!r} staged: "
-            f"its snapshots of that time have expired, and its property {self._name!r} begins later. Look for them, "
-            "and restore a checkpoint or savepoint to write them again or continue without them."
+        raise CommittableLostError(
+            f"cannot tell whether Iceberg table {self._table!r} has the rows that sink {self._context.uid!r} staged "
+            f"for checkpoint {checkpoint_id}: its snapshots of that time have expired, and its property {self._name!r} "
+            "begins later. Look for them. Restore a savepoint or an older checkpoint to write the rows again, or "
+            f"'chk-{checkpoint_id}' to continue without them."
         )
 
     def check_newest(self, table: Table, checkpoint_id: int, partitions: list[Any], since_ms: int) -> None:

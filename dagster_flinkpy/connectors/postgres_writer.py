@@ -19,7 +19,7 @@ from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInfo
 from dagster_flinkpy.connectors.column_types import columns_of, is_nested
 from dagster_flinkpy.connectors.json_values import to_json_text
 from dagster_flinkpy.connectors.postgres_session import Session
-from dagster_flinkpy.connectors.staged_files import StagedUpload, file_name
+from dagster_flinkpy.connectors.staged_files import StagedUpload, file_name, still_staged
 from dagster_flinkpy.datastream.connectors.base import CommittingSinkWriter, Json, WriterInitContext
 from dagster_flinkpy.errors import StorageError, TypeMismatchError
 
@@ -150,7 +150,8 @@ class StagingWriter(CommittingSinkWriter):
         self._compressor.close()
         file = self._upload.finish(self._rows)
         # Nobody reads the folder, so the file may be visible.
-        self._store.complete_upload(file.key, file.upload_id, file.parts, if_none_match=True)
+        with still_staged():
+            self._store.complete_upload(file.key, file.upload_id, file.parts, if_none_match=True)
         self._finished = True
         return [
             {

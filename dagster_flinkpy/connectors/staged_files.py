@@ -8,9 +8,9 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote
@@ -41,6 +41,7 @@ __all__ = [
     "file_name",
     "partition_folder",
     "partition_values",
+    "still_staged",
     "value_folder",
 ]
 
@@ -94,6 +95,18 @@ class StagedFile:
             )
         except (KeyError, TypeError, ValueError, AttributeError, PathEscapesPrefixError) as error:
             raise SinkCommitError(f"not a committable of a file sink: {data!r} ({error!r})") from error
+
+
+@contextmanager
+def still_staged() -> Iterator[None]:
+    """Says what to do if others have deleted what an epoch is staging."""
+    try:
+        yield
+    except UploadNotFoundError as error:
+        raise UploadNotFoundError(
+            f"{error}. Somebody has deleted staged rows while the epoch was writing them. Run again, which writes them "
+            "anew; and let no clean-up or lifecycle rule delete uploads that are younger than an epoch takes."
+        ) from error
 
 
 class StagedUpload(io.RawIOBase):
@@ -163,7 +176,9 @@ class StagedUpload(io.RawIOBase):
         if self._upload_id is None:
             self._upload_id = self._store.create_upload(self._key)
         number, digest = len(self._parts) + 1, self._digest.hexdigest()
-        self._parts.append(self._store.upload_part(self._key, self._upload_id, number, data, sha256_of_all=digest))
+        with still_staged():
+            part = self._store.upload_part(self._key, self._upload_id, number, data, sha256_of_all=digest)
+        self._parts.append(part)
 
     def finish(self, rows: int) -> StagedFile:
         """Sends the last part, and returns what is needed to complete the upload."""

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.typeinfo import TypeInformation
-from dagster_flinkpy.connectors.staged_files import FileNames, StagedFile
+from dagster_flinkpy.connectors.staged_files import FileNames, StagedFile, still_staged
 from dagster_flinkpy.connectors.table_sink import TableSink
 from dagster_flinkpy.connectors.table_writer import TableWriter
 from dagster_flinkpy.datastream.connectors.base import (
@@ -98,7 +98,8 @@ class StagedRowsWriter(CommittingSinkWriter):
     def prepare_commit(self) -> list[Json]:
         files = [StagedFile.from_json(file) for file in self._writer.prepare_commit()]
         for file in files:
-            self._store.complete_upload(file.key, file.upload_id, file.parts, if_none_match=True)
+            with still_staged():
+                self._store.complete_upload(file.key, file.upload_id, file.parts, if_none_match=True)
             self._completed.append(file.key)
         partition, now = self._context.partition, current_millis()
         staged = [RowFile(f.key, f.rows, f.bytes, f.sha256, now, partition) for f in files]

@@ -11,10 +11,11 @@ import pyarrow.parquet as pq
 from dagster_flinkpy.connectors.arrow_types import cast_column
 from dagster_flinkpy.connectors.ranged_file import RangedFile
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
-from dagster_flinkpy.errors import SourceReadError, StorageError
+from dagster_flinkpy.errors import ObjectNotFoundError, SourceReadError, StorageError
 
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors.table_source import TableSource
+    from dagster_flinkpy.storage import ObjectStore
 
 __all__ = ["count_rows", "read_table_file"]
 
@@ -51,7 +52,7 @@ def read_table_file(source: TableSource, split: SourceSplit) -> Iterator[tuple[p
                     if len(column := _struct(source, split, rows, columns)):
                         yield column, min(start, stop)
     except (pa.ArrowException, OSError, StorageError) as error:
-        raise SourceReadError(f"cannot read {store.url}/{path}: {error}") from error
+        raise _unreadable(store, path, error) from error
 
 
 def count_rows(source: TableSource, split: SourceSplit) -> int:
@@ -62,7 +63,17 @@ def count_rows(source: TableSource, split: SourceSplit) -> int:
         with pq.ParquetFile(RangedFile(store, path, size)) as file:
             return int(file.metadata.num_rows)
     except (pa.ArrowException, OSError, StorageError) as error:
-        raise SourceReadError(f"cannot read {store.url}/{path}: {error}") from error
+        raise _unreadable(store, path, error) from error
+
+
+def _unreadable(store: ObjectStore, path: str, error: Exception) -> SourceReadError:
+    if not isinstance(error, ObjectNotFoundError):
+        return SourceReadError(f"cannot read {store.url}/{path}: {error}")
+    return SourceReadError(
+        f"{store.url}/{path} is gone, and its rows were not read yet: VACUUM, or the expiry of snapshots, has deleted "
+        "it, or the table was moved. Put it back and run again. If it cannot be put back, start from empty state to "
+        "read the table as it is now, and let files be kept for longer"
+    )
 
 
 def _columns(schema: pa.Schema, split: SourceSplit) -> dict[str, str]:

@@ -59,6 +59,20 @@ class TableLog(ABC):
             SourceReadError: The log does not reach back so far.
         """
 
+    def mark(self, version: int) -> str | None:
+        """Returns what tells a version from one of another history of the table with the same number.
+
+        None if ids of versions are never used again, or if the log no longer has it.
+        """
+        return None
+
+    def check_history(self, version: int, mark: str) -> None:  # noqa: B027
+        """Checks that a version is still the one that had a mark.
+
+        Raises:
+            SourceReadError: The table was made anew, or restored from a backup.
+        """
+
     @abstractmethod
     def all_files(self, version: int) -> list[Json]:
         """Returns all data files of a version, in an order that stays, each with ``path`` and ``size``."""
@@ -70,6 +84,10 @@ class TableLog(ABC):
         Raises:
             SourceReadError: It also deletes or changes rows.
         """
+
+    @abstractmethod
+    def column_names(self) -> list[str]:
+        """Returns the names of the columns that the table has now."""
 
     @abstractmethod
     def row_type(self) -> RowTypeInfo:
@@ -181,14 +199,16 @@ class TableSource(PartitionedSource):
 class _TableEnumerator(SplitEnumerator):
     """Assigns data files to readers, version by version.
 
-    State: the version, how many of its files were assigned and whether these are all, whether all files of the version
-    are read or only those that it has added, and the splits that are not read to the end. A split's number says which
-    subtask reads it.
+    State: the version with its mark, how many of its files were assigned and whether these are all, whether all files
+    of the version are read or only those that it has added, and the splits that are not read to the end. A split's
+    number says which subtask reads it.
     """
 
     def __init__(self, source: TableSource, restored: Json | None) -> None:
         self._source, self._log = source, source.log()
         self._version: int | None = None
+        self._mark: str | None = None
+        """What tells the version from one of another table in the same place."""
         self._whole, self._complete = True, False
         self._assigned = 0
         self._open = OpenSplits(source.limits, _RowMeter(source))
@@ -200,6 +220,8 @@ class _TableEnumerator(SplitEnumerator):
         if restored is not None:
             if restored.get("version") is not None:
                 self._version = position_field(restored, "version", int)
+            if restored.get("mark") is not None:
+                self._mark = position_field(restored, "mark", str)
             self._whole = position_field(restored, "whole", bool)
             self._complete = position_field(restored, "complete", bool)
             self._assigned = position_field(restored, "assigned", int)
@@ -220,7 +242,9 @@ class _TableEnumerator(SplitEnumerator):
     def _take(self, limit: int | None) -> None:
         """Takes new files until there are no more, or as many as allowed."""
         if self._version is None:
-            self._version = self._log.latest()
+            self._begin(self._log.latest())
+        elif self._mark is not None:
+            self._log.check_history(self._version, self._mark)
         while self._version is not None:
             if not self._complete and not self._assign(self._version, limit):
                 self._behind = self._log.count_after(self._version)
@@ -228,14 +252,20 @@ class _TableEnumerator(SplitEnumerator):
             following = self._log.after(self._version)
             if following is None:
                 break
-            self._version, self._whole, self._complete, self._assigned = following, False, False, 0
+            self._begin(following)
+            self._whole, self._complete, self._assigned = False, False, 0
         self._ended = self._source.bounded is not False
+
+    def _begin(self, version: int | None) -> None:
+        self._version, self._mark = version, None if version is None else self._log.mark(version)
 
     def _assign(self, version: int, limit: int | None) -> bool:
         """Takes files of a version. Returns whether these were the last ones."""
         files = self._log.all_files(version) if self._whole else self._log.added_files(version)
         if self._source.partition is not None:
             files = files_of_partition(self._source, self._source.partition, files)
+        if self._assigned < len(files):
+            self._check_columns()
         while self._assigned < len(files) and not self._open.suffice():
             if limit is not None and len(self._open) >= limit:
                 break
@@ -245,6 +275,15 @@ class _TableEnumerator(SplitEnumerator):
         self._left_over = files[self._assigned :]
         self._complete = self._assigned == len(files)
         return self._complete
+
+    def _check_columns(self) -> None:
+        """Checks that the table has all columns: a file without one of them has nulls, because it may be older."""
+        there = self._log.column_names()
+        if missing := [name for name in self._source.table_type.field_names if name not in there]:
+            raise SourceReadError(
+                f"the table in {self._source.location.url} has no column {', '.join(map(repr, missing))}, only "
+                f"{there}. Was it renamed or dropped? Declare a row_type with columns of the table, or change it back"
+            )
 
     def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
         self._open.take_back(splits)
@@ -267,6 +306,7 @@ class _TableEnumerator(SplitEnumerator):
     def snapshot_state(self) -> Json:
         return {
             "version": self._version,
+            "mark": self._mark,
             "whole": self._whole,
             "complete": self._complete,
             "assigned": self._assigned,

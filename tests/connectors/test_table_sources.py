@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import uuid
 from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
@@ -137,6 +138,74 @@ def test_deleted_rows_are_an_error_or_skipped(target: Target) -> None:
     with pytest.raises(SourceReadError, match=r"skip_changes=True to leave out such"):
         enumerator.plan_epoch(1)
     assert take(skipping, other) == [3]
+
+
+def test_another_table_in_the_same_place_is_an_error(tmp_path: Path) -> None:
+    """Versions count from 0 in each Delta table, so those of another table would be taken for the next ones."""
+    folder = tmp_path / "t"
+    target = Target("delta", tmp_path, str(folder))
+    target.add(1, 2)
+    source = target.source().continuous()
+    enumerator = source.create_enumerator(None)
+    assert take(source, enumerator) == [1, 2]
+    backup = shutil.copytree(folder, tmp_path / "backup")
+    target.add(3)
+    assert take(source, enumerator) == [3]
+    former = folder.rename(tmp_path / "former")
+    backup.rename(folder)
+    for after in (4, 5, 6):  # fewer versions, as many, more
+        with pytest.raises(SourceReadError, match=r"dropped and made anew, or restored from a backup. Put it back"):
+            take(source, restored(source, enumerator))
+        target.add(after)
+    folder.rename(tmp_path / "other")
+    former.rename(folder)
+    target.add(7)
+    assert take(source, restored(source, enumerator)) == [7]
+
+
+def test_a_position_of_an_earlier_release_has_no_mark(tmp_path: Path) -> None:
+    target = Target("delta", tmp_path, str(tmp_path / "t"))
+    target.add(1)
+    source = target.source().continuous()
+    enumerator = source.create_enumerator(None)
+    take(source, enumerator)
+    position = enumerator.snapshot_state()
+    del position["mark"]
+    target.add(2)
+    assert take(source, source.create_enumerator(position)) == [2]
+
+
+def test_an_empty_table_that_is_restored_has_no_new_rows(tmp_path: Path) -> None:
+    target = Target("delta", tmp_path, str(tmp_path / "t"))
+    target.add(1)
+    source, skipping = target.source().continuous(), target.source(bounded=False, skip_changes=True)
+    enumerator = source.create_enumerator(None)
+    assert take(source, enumerator) == [1]
+    version = delta_of(target.sink).version()
+    target.delete(1)
+    enumerator = restored(skipping, enumerator)
+    assert take(skipping, enumerator) == []
+    delta_of(target.sink).restore(version)
+    with pytest.raises(SourceReadError, match=r"deletes or changes rows.*skip_changes=True"):
+        take(source, restored(source, enumerator))
+    assert take(skipping, restored(skipping, enumerator)) == []
+
+
+def test_a_column_that_the_table_does_not_have_is_an_error(target: Target) -> None:
+    """Otherwise all of its values would be null, as in files from before a column was added."""
+    target.add(1)
+    source = target.source(row_type=Types.ROW_NAMED(["n", "more"], [Types.LONG(), Types.LONG()]))
+    with pytest.raises(SourceReadError, match=r"has no column 'more', only \['n', 's'\].*Declare a row_type"):
+        source.create_enumerator(None).plan_epoch(1)
+
+
+def test_a_file_that_was_deleted_before_it_was_read_is_an_error(target: Target, tmp_path: Path) -> None:
+    target.add(1)
+    source = target.source()
+    [[split]] = source.create_enumerator(None).plan_epoch(1)
+    (tmp_path / "t" / split.properties["path"]).unlink()
+    with pytest.raises(SourceReadError, match=r"is gone.*VACUUM.*Put it back.*start from empty state"):
+        list(source.read(split))
 
 
 def test_a_history_that_does_not_reach_back_is_an_error(target: Target) -> None:
