@@ -8,6 +8,7 @@ from __future__ import annotations
 __all__ = [
     "CheckpointError",
     "CheckpointTimeoutError",
+    "CommitRefusedError",
     "CommittableLostError",
     "ConditionalWritesUnsupportedError",
     "ConfigurationError",
@@ -317,6 +318,10 @@ class InputAfterEndError(FlinkPyError):
 
 class SinkCommitError(FlinkPyError):
     """A committable could not be committed."""
+
+
+class CommitRefusedError(SinkCommitError):
+    """A table does not take what a sink has staged, until somebody changes the table. The rows stay staged."""
 
 
 class CommittableLostError(SinkCommitError):

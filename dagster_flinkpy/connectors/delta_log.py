@@ -26,6 +26,22 @@ if TYPE_CHECKING:
 __all__ = ["DeltaLog"]
 
 
+_KNOWN = frozenset(
+    {
+        "columnMapping",
+        "deletionVectors",
+        "timestampNtz",
+        "typeWidening",
+        "typeWidening-preview",
+        "v2Checkpoint",
+        "vacuumProtocolCheck",
+        "variantType",
+        "variantType-preview",
+    }
+)
+"""Reader features that a table may have. Deletion vectors and mapped columns are refused where they are in use."""
+
+
 class DeltaLog(TableLog):
     """Reads the versions of a table.
 
@@ -75,8 +91,7 @@ class DeltaLog(TableLog):
     def all_files(self, version: int) -> list[Json]:
         with self._reading():
             table = self._open(version)
-            if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
-                raise SourceReadError(f"Delta table {self._store.url} maps columns, which the source cannot read")
+            self._check_readable(table)
             if pa.table(table.deletion_vectors()).num_rows:
                 raise self._vectors(version)
             found = pa.table(table.get_add_actions()).to_pylist()
@@ -161,7 +176,20 @@ class DeltaLog(TableLog):
         return info.size
 
     def column_names(self) -> list[str]:
-        return [field.name for field in self._open().schema().fields]
+        with self._reading():
+            table = self._open()
+        self._check_readable(table)
+        return [field.name for field in table.schema().fields]
+
+    def _check_readable(self, table: DeltaTable) -> None:
+        what = f"Delta table {self._store.url}"
+        if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
+            raise SourceReadError(f"{what} maps columns, which the source cannot read: write it to one that does not")
+        if unknown := sorted(set(table.protocol().reader_features or ()) - _KNOWN):
+            raise SourceReadError(
+                f"{what} has the feature {unknown[0]!r}, which the source cannot read: ALTER TABLE ... DROP FEATURE "
+                f"{unknown[0]!r}"
+            )
 
     def row_type(self) -> RowTypeInfo:
         with self._reading():

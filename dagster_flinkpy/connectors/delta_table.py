@@ -9,19 +9,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import urlsplit
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction
-from deltalake.exceptions import CommitFailedError, DeltaError
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
 
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors.column_types import columns_of
-from dagster_flinkpy.connectors.staged_files import StagedFile, StagedFileCommitter, partition_values, value_folder
+from dagster_flinkpy.connectors.delta_rules import Change, check_protocol, check_rules
+from dagster_flinkpy.connectors.ranged_file import RangedFile
+from dagster_flinkpy.connectors.staged_files import (
+    FileNames,
+    StagedFile,
+    StagedFileCommitter,
+    partition_values,
+    value_folder,
+)
 from dagster_flinkpy.connectors.staged_rows import RowFile, digest_of
 from dagster_flinkpy.connectors.table_writer import TableWriter
 from dagster_flinkpy.datastream.connectors.base import (
@@ -31,7 +41,13 @@ from dagster_flinkpy.datastream.connectors.base import (
     Json,
     WriterInitContext,
 )
-from dagster_flinkpy.errors import CommittableLostError, ConfigurationError, SinkCommitError, StorageError
+from dagster_flinkpy.errors import (
+    CommitRefusedError,
+    CommittableLostError,
+    ConfigurationError,
+    SinkCommitError,
+    StorageError,
+)
 from dagster_flinkpy.storage import StorageLocation
 
 if TYPE_CHECKING:
@@ -44,6 +60,7 @@ DIGEST = "flinkpy.digest"
 _LOOKS = 10
 _VERSIONS = 50
 _CLOCK_SKEW_MS = 3_600_000
+_THREADS = 8
 _TIME = "/committed_ms"
 """How the ``txn`` is named that has the time of a partition's latest commit, in milliseconds since 1970."""
 
@@ -79,12 +96,20 @@ class DeltaCommitter(Committer):
         context: Who is committing.
     """
 
+    change: ClassVar[Change] = "append"
+    """What a commit does to the table."""
+
     def __init__(self, sink: DeltaSink, context: CommitterInitContext) -> None:
         self._sink, self._context = sink, context
-        self._files = StagedFileCommitter(sink.location.open(), context)
+        self._what, self._store = f"Delta table {sink.location.url}", sink.location.open()
+        self._staged_in = self._store
+        """Where rows are staged."""
+        self._files, self._names = StagedFileCommitter(self._store, context), FileNames(context)
         self._options = storage_options(sink.location)
         self._app_id = f"flinkpy.{len(context.job_id)}.{context.job_id}.{context.uid}"
-        self._checked, self._since_ms = False, current_millis()
+        self._table_id: str | None = None
+        """The table that was found or created. It can be another one later."""
+        self._since_ms = current_millis()
         """What others commit after this time is later than what this attempt commits."""
 
     def commit(self, requests: Sequence[CommitRequest]) -> None:
@@ -98,14 +123,33 @@ class DeltaCommitter(Committer):
         except CommittableLostError as error:
             for request in requests:
                 request.signal_failed_with_known_reason(error)
+        except ConfigurationError as error:
+            for request in requests:
+                request.signal_failed_with_unknown_reason(self._refused(request, error))
         except (SinkCommitError, KeyError, TypeError, ValueError) as error:
             for request in requests:
                 request.signal_failed_with_unknown_reason(error)
 
+    def _refused(self, request: CommitRequest, error: Exception) -> CommitRefusedError:
+        """Returns what to do if the table does not take the rows."""
+        owned = self._sink.filled is not None and self._sink.filled.owner is not None
+        return CommitRefusedError(
+            f"sink {self._context.uid!r} cannot commit its output of checkpoint {request.checkpoint_id}: {error}. The "
+            "rows stay staged. "
+            + (
+                "Change the table, and run again, which writes them anew."
+                if owned
+                else "Change the table, and run again, which commits them. Or change the program, and restore a "
+                f"savepoint or an older checkpoint to write them again, or 'chk-{request.checkpoint_id}' to continue "
+                "without them."
+            )
+        )
+
     def _commit(self, requests: Sequence[CommitRequest], digest: str, staged_ms: int) -> None:
         error: Exception | None = None
+        older = [key for r in requests if (key := RowFile.of(r).key) and not self._names.of_this_attempt(key)]
         for _ in range(_LOOKS):
-            table = self._table()
+            table = self._table(create=not older)  # an attempt finds or creates the table before it stages rows
             if self._has(table, requests, digest, staged_ms):
                 for request in requests:
                     request.signal_already_committed()
@@ -114,6 +158,7 @@ class DeltaCommitter(Committer):
             if error is None and not self._complete(requests):
                 return
             try:
+                self._check_staged(table, requests)
                 self._add(table, requests, digest)
             except CommitFailedError as failed:  # by somebody else's version, or by ours if the answer was lost
                 error = failed
@@ -134,6 +179,25 @@ class DeltaCommitter(Committer):
         for request in requests if failed else ():  # a version has all files of a checkpoint, or it is not written
             request.state, request.error = failed[0].state, failed[0].error
         return not failed
+
+    def _check_staged(self, table: DeltaTable, requests: Sequence[CommitRequest]) -> None:
+        """Checks that the table has the columns of files that another attempt, perhaps of an older program, has staged.
+
+        Raises:
+            ConfigurationError: It has not.
+        """
+        older = [file for r in requests if (file := RowFile.of(r)).key and not self._names.of_this_attempt(file.key)]
+        with ThreadPoolExecutor(_THREADS, "delta-footers") as pool:
+            schemas = list(pool.map(self._schema_of, older))
+        for file, schema in zip(older, schemas, strict=True):
+            self._check_columns(table, Schema.from_arrow(schema))
+            by, partitions = list(partition_values(file.key)), table.metadata().partition_columns
+            if self.change != "merge" and set(by) != set(partitions):
+                raise ConfigurationError(f"{self._what} is partitioned by {partitions}, not by {by}, as {file.key} is")
+
+    def _schema_of(self, file: RowFile) -> pa.Schema:
+        with pq.ParquetFile(RangedFile(self._staged_in, file.key, file.bytes)) as parquet:
+            return parquet.schema_arrow
 
     def _clean_up(self, requests: Sequence[CommitRequest]) -> None:
         """Is called when the requests are committed."""
@@ -184,48 +248,99 @@ class DeltaCommitter(Committer):
             versions = table.history(limit)
             if any(version.get(DIGEST) == digest for version in versions):
                 return True
-            oldest = versions[-1]
+            oldest = versions[-1] if versions else {}  # some writers say nothing about their versions
             if oldest.get("timestamp", staged_ms) < staged_ms - _CLOCK_SKEW_MS:
                 return False
-            if len(versions) < limit:
-                if oldest["version"] <= 0:  # below 0 if somebody has committed meanwhile: delta-rs counts from the end
+            if limit > table.version():
+                first = min(self._entries(), default="a checkpoint")
+                if first == f"_delta_log/{0:020d}.json":
                     return False
                 checkpoint_id, last = requests[0].checkpoint_id, table.transaction_version(self._app_id)
                 if last is not None and last < checkpoint_id:  # ids only grow, unless a job begins anew
                     return False
                 raise CommittableLostError(
                     f"cannot tell whether table {self._sink.location.url} has the rows that sink "
-                    f"{self._context.uid!r} staged for checkpoint {checkpoint_id}: its log begins with version "
-                    f"{oldest['version']}, which is newer. Look for them. Restore a savepoint or an older checkpoint "
+                    f"{self._context.uid!r} staged for checkpoint {checkpoint_id}: its log begins with "
+                    f"{first}, which is newer. Look for them. Restore a savepoint or an older checkpoint "
                     f"to write the rows again, or 'chk-{checkpoint_id}' to continue without them."
                 )
             limit *= 4
 
-    def _table(self) -> DeltaTable:
-        """Opens the table. The first time it is created, or checked against the records."""
-        url, type_info = self._sink.location.url, self._context.type_info
-        if self._checked or type_info is None:
-            return DeltaTable(url, storage_options=self._options)
-        columns = columns_of(type_info)
-        filled = [] if self._sink.filled is None else self._sink.filled.names
-        fields = [
-            *((name, kind.arrow_type) for name, kind in columns.items()),
-            *((name, pa.string()) for name in filled),
-        ]
-        schema = Schema.from_arrow(pa.schema(fields))
-        partition_by = self._sink.partition_by
-        table = DeltaTable.create(
-            url, schema, mode="ignore", partition_by=partition_by or None, storage_options=self._options
-        )
-        self._add_columns(table, schema)
-        self._check_columns(table, schema)
-        if table.metadata().partition_columns != partition_by:
+    def _table(self, *, create: bool = True) -> DeltaTable:
+        """Opens the table, and checks that it is the same one and fits the records. The first time it may be created.
+
+        Raises:
+            ConfigurationError: It does not fit, or there is none.
+        """
+        if self._context.type_info is None:
+            return self._opened()
+        columns = [(name, kind.arrow_type) for name, kind in columns_of(self._context.type_info).items()]
+        columns += [] if self._sink.filled is None else [(name, pa.string()) for name in self._sink.filled.names]
+        schema, first = Schema.from_arrow(pa.schema(columns)), self._table_id is None
+        table = self._found_or_created(schema) if create and first else self._opened()
+        found, partition_by = table.metadata(), self._sink.partition_by
+        if self._table_id is not None and found.id != self._table_id:
             raise ConfigurationError(
-                f"Delta table {url} is partitioned by {table.metadata().partition_columns}, not by {partition_by}: "
-                "change partition_by of the sink, or write the table again"
+                f"{self._what} was dropped and made anew since it was opened. Running again adds the rows to the new "
+                "table, if they were not deleted with the old one"
             )
-        self._checked = True
+        self._check_rules(table, table.schema().fields, [name for name, _ in columns])
+        if first:
+            self._add_columns(table, schema)
+        self._check_columns(table, schema)
+        if found.partition_columns != partition_by:
+            raise ConfigurationError(
+                f"{self._what} is partitioned by {found.partition_columns}, not by {partition_by}: change "
+                "partition_by of the sink, or write the table again"
+            )
+        self._table_id = found.id
         return table
+
+    def _found_or_created(self, schema: Schema) -> DeltaTable:
+        try:
+            return self._opened()
+        except ConfigurationError:
+            if DeltaTable.is_deltatable(self._sink.location.url, self._options):
+                raise
+        return DeltaTable.create(
+            self._sink.location.url,
+            schema,
+            mode="ignore",
+            partition_by=self._sink.partition_by or None,
+            storage_options=self._options,
+        )
+
+    def _opened(self) -> DeltaTable:
+        url = self._sink.location.url
+        try:
+            return DeltaTable(url, storage_options=self._options)
+        except TableNotFoundError as error:
+            raise ConfigurationError(
+                f"{self._what} does not exist any more: it was deleted or moved. Put it back"
+            ) from error
+        except DeltaError:
+            self._check_protocol_in_log()  # delta-rs does not open tables of newer protocols
+            raise
+
+    def _check_protocol_in_log(self) -> None:
+        for key in sorted(self._entries(), reverse=True):
+            for line in self._store.get(key)[0].decode().splitlines():
+                if protocol := json.loads(line).get("protocol") if line.strip() else None:
+                    features = {*protocol.get("readerFeatures", ()), *protocol.get("writerFeatures", ())}
+                    check_protocol(self._what, protocol["minReaderVersion"], protocol["minWriterVersion"], features)
+                    return
+
+    def _entries(self) -> list[str]:
+        return [info.key for info in self._store.list("_delta_log/") if info.key.endswith(".json")]
+
+    def _check_rules(self, table: DeltaTable, fields: Sequence[Field] = (), written: Sequence[str] = ()) -> None:
+        protocol = table.protocol()
+        features = {*(protocol.reader_features or ()), *(protocol.writer_features or ())}
+        check_protocol(self._what, protocol.min_reader_version, protocol.min_writer_version, features)
+        vectors = self.change != "append" and "deletionVectors" in features
+        has_vectors = vectors and pa.table(table.deletion_vectors()).num_rows > 0
+        settings = table.metadata().configuration
+        check_rules(self._what, settings, fields, written, self.change, has_vectors=has_vectors)
 
     def _add_columns(self, table: DeltaTable, schema: Schema) -> None:
         """Adds columns that the table does not have, if the sink says so."""
@@ -239,16 +354,16 @@ class DeltaCommitter(Committer):
             table.update_incremental()
 
     def _check_columns(self, table: DeltaTable, schema: Schema) -> None:
-        url, found = self._sink.location.url, {field.name: field.type for field in table.schema().fields}
+        found = {field.name: field.type for field in table.schema().fields}
         for field in schema.fields:
             if field.name not in found:
                 raise ConfigurationError(
-                    f"column {field.name!r} of Delta table {url} must be {field.type}, but does not exist: add it, or "
+                    f"column {field.name!r} of {self._what} must be {field.type}, but does not exist: add it, or "
                     "give DeltaSink merge_schema=True"
                 )
             if found[field.name] != field.type:
                 raise ConfigurationError(
-                    f"column {field.name!r} of Delta table {url} must be {field.type}, but is {found[field.name]}: "
+                    f"column {field.name!r} of {self._what} must be {field.type}, but is {found[field.name]}: "
                     "change the records or the table"
                 )
 
@@ -263,12 +378,16 @@ class DeltaCommitter(Committer):
         return self._files.lingering(keep)
 
     def abort_lingering(self, keep: Sequence[CommitRequest]) -> int:
-        if not self._checked:  # when an attempt starts
+        self._check_at_start()
+        return self._files.abort_lingering(keep)
+
+    def _check_at_start(self) -> None:
+        """Finds or creates the table when an attempt starts."""
+        if self._table_id is None:
             try:
                 self._table()
             except (DeltaError, OSError) as error:
-                raise StorageError(f"cannot open Delta table {self._sink.location.url}: {error}") from error
-        return self._files.abort_lingering(keep)
+                raise StorageError(f"cannot open {self._what}: {error}") from error
 
 
 class DeltaPartitionCommitter(DeltaCommitter):
@@ -277,6 +396,8 @@ class DeltaPartitionCommitter(DeltaCommitter):
     The table has the latest checkpoint of each partition and its time (``txn``), so an older one cannot replace it. A
     job that begins anew counts from 1 again: its rows are staged after the former ones were committed.
     """
+
+    change: ClassVar[Change] = "replace"
 
     def _app_of(self, partition: str | None) -> str:
         return self._app_id if partition is None else f"{self._app_id}/{partition}"
@@ -336,6 +457,7 @@ class DeltaPartitionCommitter(DeltaCommitter):
             if not DeltaTable.is_deltatable(url, self._options):
                 return 0
             table = DeltaTable(url, storage_options=self._options)
+            self._check_rules(table)
             if table.transaction_version(self._app_of(partition)) == checkpoint_id:
                 return 0
             if self._later(table, partition, checkpoint_id, self._since_ms) is not None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, ClassVar
 
+import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction
-from deltalake.exceptions import DeltaError
+from deltalake.exceptions import CommitFailedError, DeltaError
 
+from dagster_flinkpy.connectors.delta_rules import Change
 from dagster_flinkpy.connectors.delta_table import DIGEST, DeltaCommitter
 from dagster_flinkpy.connectors.keyed_rows import last_of_each
 from dagster_flinkpy.connectors.parquet_table import table_schema
 from dagster_flinkpy.connectors.staged_rows import RowFile, StagedRows
-from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitterInitContext
-from dagster_flinkpy.errors import SinkCommitError, StorageError
+from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitterInitContext, Json
+from dagster_flinkpy.errors import ConfigurationError, SinkCommitError
 
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors.delta_sink import DeltaSink
@@ -29,9 +34,12 @@ class DeltaUpsertCommitter(DeltaCommitter):
         context: Who is committing.
     """
 
+    change: ClassVar[Change] = "merge"
+
     def __init__(self, sink: DeltaSink, context: CommitterInitContext) -> None:
         super().__init__(sink, context)
         self._rows = StagedRows(sink.staged.location, context)
+        self._staged_in = sink.staged.location.open()
 
     def _complete(self, requests: Sequence[CommitRequest]) -> bool:
         return True
@@ -41,23 +49,24 @@ class DeltaUpsertCommitter(DeltaCommitter):
             raise SinkCommitError(f"the type of the records of sink {self._context.uid!r} is unknown")
         files, key, checkpoint_id = [RowFile.of(r) for r in requests], self._sink.key, requests[0].checkpoint_id
         rows = last_of_each(self._rows.read(files, table_schema(self._context.type_info), checkpoint_id), key)
-        names = [f"`{name.replace('`', '``')}`" for name in rows.schema.names]
-        values = {name: f"new.{name}" for name in names}
-        keys = [f"`{name.replace('`', '``')}`" for name in key]
         # Without retries it writes the version after that of `table`, or none.
         properties = CommitProperties(
             custom_metadata={DIGEST: digest},
             max_commit_retries=0,
             app_transactions=[Transaction(self._app_id, checkpoint_id)],
         )
-        merger = table.merge(
-            rows,
-            " AND ".join(f"old.{name} = new.{name}" for name in keys),
-            source_alias="new",
-            target_alias="old",
-            commit_properties=properties,
-        )
-        merger.when_matched_update(values).when_not_matched_insert(values).execute()
+        try:
+            _merge(table, rows, key, properties)
+        except CommitFailedError:
+            raise
+        except DeltaError as error:
+            if _breaks_a_rule(table, rows, key):
+                raise ConfigurationError(f"a constraint of {self._what} refuses its rows: {error}") from error
+            raise
+
+    def _check_staged(self, table: DeltaTable, requests: Sequence[CommitRequest]) -> None:
+        self._rows.require([RowFile.of(request) for request in requests], requests[0].checkpoint_id)
+        super()._check_staged(table, requests)
 
     def _clean_up(self, requests: Sequence[CommitRequest]) -> None:
         self._rows.delete([RowFile.of(request) for request in requests])
@@ -66,8 +75,55 @@ class DeltaUpsertCommitter(DeltaCommitter):
         return len(self._rows.lingering(keep))
 
     def abort_lingering(self, keep: Sequence[CommitRequest]) -> int:
-        try:
-            self._table()
-        except (DeltaError, OSError) as error:
-            raise StorageError(f"cannot open Delta table {self._sink.location.url}: {error}") from error
+        self._check_at_start()
         return self._rows.delete_lingering(keep)
+
+
+def _merge(table: DeltaTable, rows: pa.Table, key: Sequence[str], properties: CommitProperties | None = None) -> None:
+    names = [f"`{name.replace('`', '``')}`" for name in rows.schema.names]
+    values = {name: f"new.{name}" for name in names}
+    keys = [f"`{name.replace('`', '``')}`" for name in key]
+    merger = table.merge(
+        rows,
+        " AND ".join(f"old.{name} = new.{name}" for name in keys),
+        source_alias="new",
+        target_alias="old",
+        commit_properties=properties,
+    )
+    merger.when_matched_update(values).when_not_matched_insert(values).execute()
+
+
+def _breaks_a_rule(table: DeltaTable, rows: pa.Table, key: Sequence[str]) -> bool:
+    """Returns whether an empty local table with the same rules refuses the rows, too: delta-rs has one error for all.
+
+    Then trying again does not help.
+    """
+    protocol, metadata = table.protocol(), table.metadata()
+    entries: list[Json] = [
+        {
+            "protocol": {
+                "minReaderVersion": protocol.min_reader_version,
+                "minWriterVersion": protocol.min_writer_version,
+                **({} if protocol.reader_features is None else {"readerFeatures": protocol.reader_features}),
+                **({} if protocol.writer_features is None else {"writerFeatures": protocol.writer_features}),
+            }
+        },
+        {
+            "metaData": {
+                "id": metadata.id,
+                "format": {"provider": "parquet", "options": {}},
+                "schemaString": table.schema().to_json(),
+                "partitionColumns": metadata.partition_columns,
+                "configuration": metadata.configuration,
+            }
+        },
+    ]
+    with TemporaryDirectory(prefix="flinkpy-") as folder:
+        log = Path(folder, "_delta_log")
+        log.mkdir()
+        (log / f"{0:020d}.json").write_text("\n".join(map(json.dumps, entries)))
+        try:
+            _merge(DeltaTable(folder), rows, key)
+        except DeltaError:
+            return True
+    return False

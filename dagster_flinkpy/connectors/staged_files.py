@@ -325,6 +325,11 @@ class FileNames:
         name = self._pattern.match(key.rpartition("/")[2])
         return None if name is None else int(name["checkpoint"])
 
+    def of_this_attempt(self, key: str) -> bool:
+        """Returns whether this attempt has written a file, so that its columns are those of the program."""
+        name = self._pattern.match(key.rpartition("/")[2])
+        return name is not None and int(name["token"]) == self._fencing_token
+
     def mine(self, key: str) -> bool:
         """Returns whether a file is of this job and sink, but not of a newer attempt, which a fenced one must spare."""
         name = self._pattern.match(key.rpartition("/")[2])

@@ -8,7 +8,13 @@ from contextlib import suppress
 from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
-from dagster_flinkpy.errors import CheckpointTimeoutError, CommittableLostError, FencedError, StorageError
+from dagster_flinkpy.errors import (
+    CheckpointTimeoutError,
+    CommitRefusedError,
+    CommittableLostError,
+    FencedError,
+    StorageError,
+)
 from dagster_flinkpy.runtime.master.committers import Committers
 from dagster_flinkpy.runtime.master.starting_point import Restore
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
@@ -38,7 +44,7 @@ class AttemptTransactions(ABC):
             try:
                 self.committed_on_recovery = prepared - self._commit(latest)
                 self._attempt.committed = latest.checkpoint_id
-            except CommittableLostError as e:
+            except (CommitRefusedError, CommittableLostError) as e:
                 if self._restore.path is None:
                     raise
                 self._progress(f"giving up checkpoint {latest.checkpoint_id}: {e}")
@@ -71,6 +77,6 @@ class AttemptTransactions(ABC):
     def _commit(self, metadata: CheckpointMetadata) -> int:
         try:
             return self._committers.commit(metadata)
-        except CommittableLostError:
+        except (CommitRefusedError, CommittableLostError):
             self._check_leader()  # an attempt that took over has committed it, and may have replaced it since
             raise

@@ -13,7 +13,7 @@ from dagster_flinkpy.datastream.connectors.base import (
 )
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_specs import SinkSpec
-from dagster_flinkpy.errors import CommittableLostError, ConfigurationError
+from dagster_flinkpy.errors import CommitRefusedError, CommittableLostError, ConfigurationError
 from dagster_flinkpy.runtime.master.commit_retries import commit_requests
 from dagster_flinkpy.runtime.master.job_session import JobSession
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
@@ -84,18 +84,19 @@ class Committers:
 
         Raises:
             CommittableLostError: A committable is gone; all others are committed.
+            CommitRefusedError: The table of a sink does not take its rows; all other sinks have committed.
             SinkCommitError: A committable cannot be committed.
             CheckpointTimeoutError: A commit hangs.
         """
-        before, lost = 0, None
+        before, failed = 0, None
         for uid, committer in self._committers.items():
             if requests := _requests(metadata, uid):
                 try:
                     before += self._watchdog.run(f"committing sink {uid!r}", commit_requests, committer, requests, uid)
-                except CommittableLostError as e:
-                    lost = lost or e
-        if lost is not None:
-            raise lost
+                except (CommitRefusedError, CommittableLostError) as e:
+                    failed = failed or e
+        if failed is not None:
+            raise failed
         if metadata.partition is not None:
             for uid, committer in self._committers.items():
                 what = f"replacing partition {metadata.partition} in sink {uid!r}"

@@ -23,6 +23,7 @@ from dagster_flinkpy.common.no_effect import no_effect
 from dagster_flinkpy.errors import (
     CheckpointError,
     CheckpointTimeoutError,
+    CommitRefusedError,
     CommittableLostError,
     ConditionalWritesUnsupportedError,
     ConfigurationError,
@@ -88,6 +89,7 @@ class ThrowableType(Enum):
 
 
 _NON_RECOVERABLE = (
+    CommitRefusedError,
     CommittableLostError,
     ConfigurationError,
     FencedError,

@@ -202,6 +202,7 @@ ENVIRONMENT = {
     "PathEscapesPrefixError",
 }
 NON_RECOVERABLE = {
+    "CommitRefusedError",
     "CommittableLostError",
     "ConfigurationError",
     "DuplicateUidError",
