@@ -323,6 +323,27 @@ class SinkCommitError(FlinkPyError):
 class CommitRefusedError(SinkCommitError):
     """A table does not take what a sink has staged, until somebody changes the table. The rows stay staged."""
 
+    @classmethod
+    def of(cls, sink: str, checkpoint_id: int, why: Exception, *, owned: bool) -> CommitRefusedError:
+        """Returns the error of a sink, with what to do.
+
+        Args:
+            sink: The uid of the sink.
+            checkpoint_id: The checkpoint or transaction.
+            why: What the table refuses.
+            owned: Whether the sink belongs to a plain asset.
+        """
+        advice = (
+            "Change the table, and run again, which writes them anew."
+            if owned
+            else "Change the table, and run again, which commits them. Or change the program, and restore a savepoint "
+            f"or an older checkpoint to write them again, or 'chk-{checkpoint_id}' to continue without them."
+        )
+        return cls(
+            f"sink {sink!r} cannot commit its output of checkpoint {checkpoint_id}: {why}. The rows stay staged. "
+            f"{advice}"
+        )
+
 
 class CommittableLostError(SinkCommitError):
     """The output that a sink had prepared is neither committed nor still staged."""

@@ -102,8 +102,6 @@ class DeltaCommitter(Committer):
     def __init__(self, sink: DeltaSink, context: CommitterInitContext) -> None:
         self._sink, self._context = sink, context
         self._what, self._store = f"Delta table {sink.location.url}", sink.location.open()
-        self._staged_in = self._store
-        """Where rows are staged."""
         self._files, self._names = StagedFileCommitter(self._store, context), FileNames(context)
         self._options = storage_options(sink.location)
         self._app_id = f"flinkpy.{len(context.job_id)}.{context.job_id}.{context.uid}"
@@ -124,26 +122,13 @@ class DeltaCommitter(Committer):
             for request in requests:
                 request.signal_failed_with_known_reason(error)
         except ConfigurationError as error:
+            owned = self._sink.filled is not None and self._sink.filled.owner is not None
             for request in requests:
-                request.signal_failed_with_unknown_reason(self._refused(request, error))
+                refused = CommitRefusedError.of(self._context.uid, request.checkpoint_id, error, owned=owned)
+                request.signal_failed_with_unknown_reason(refused)
         except (SinkCommitError, KeyError, TypeError, ValueError) as error:
             for request in requests:
                 request.signal_failed_with_unknown_reason(error)
-
-    def _refused(self, request: CommitRequest, error: Exception) -> CommitRefusedError:
-        """Returns what to do if the table does not take the rows."""
-        owned = self._sink.filled is not None and self._sink.filled.owner is not None
-        return CommitRefusedError(
-            f"sink {self._context.uid!r} cannot commit its output of checkpoint {request.checkpoint_id}: {error}. The "
-            "rows stay staged. "
-            + (
-                "Change the table, and run again, which writes them anew."
-                if owned
-                else "Change the table, and run again, which commits them. Or change the program, and restore a "
-                f"savepoint or an older checkpoint to write them again, or 'chk-{request.checkpoint_id}' to continue "
-                "without them."
-            )
-        )
 
     def _commit(self, requests: Sequence[CommitRequest], digest: str, staged_ms: int) -> None:
         error: Exception | None = None
@@ -155,6 +140,7 @@ class DeltaCommitter(Committer):
                     request.signal_already_committed()
                 self._clean_up(requests)
                 return
+            self._check(table)
             if error is None and not self._complete(requests):
                 return
             try:
@@ -192,11 +178,11 @@ class DeltaCommitter(Committer):
         for file, schema in zip(older, schemas, strict=True):
             self._check_columns(table, Schema.from_arrow(schema))
             by, partitions = list(partition_values(file.key)), table.metadata().partition_columns
-            if self.change != "merge" and set(by) != set(partitions):
+            if set(by) != set(partitions):
                 raise ConfigurationError(f"{self._what} is partitioned by {partitions}, not by {by}, as {file.key} is")
 
     def _schema_of(self, file: RowFile) -> pa.Schema:
-        with pq.ParquetFile(RangedFile(self._staged_in, file.key, file.bytes)) as parquet:
+        with pq.ParquetFile(RangedFile(self._store, file.key, file.bytes)) as parquet:
             return parquet.schema_arrow
 
     def _clean_up(self, requests: Sequence[CommitRequest]) -> None:
@@ -266,26 +252,42 @@ class DeltaCommitter(Committer):
                 )
             limit *= 4
 
-    def _table(self, *, create: bool = True) -> DeltaTable:
-        """Opens the table, and checks that it is the same one and fits the records. The first time it may be created.
-
-        Raises:
-            ConfigurationError: It does not fit, or there is none.
-        """
+    def _schema(self) -> Schema | None:
+        """Returns the columns that are written, or None if the type of the records is unknown."""
         if self._context.type_info is None:
-            return self._opened()
+            return None
         columns = [(name, kind.arrow_type) for name, kind in columns_of(self._context.type_info).items()]
         columns += [] if self._sink.filled is None else [(name, pa.string()) for name in self._sink.filled.names]
-        schema, first = Schema.from_arrow(pa.schema(columns)), self._table_id is None
-        table = self._found_or_created(schema) if create and first else self._opened()
+        return Schema.from_arrow(pa.schema(columns))
+
+    def _table(self, *, create: bool) -> DeltaTable:
+        """Opens the table. The first time it may be created.
+
+        Raises:
+            ConfigurationError: There is none.
+        """
+        schema = self._schema()
+        if schema is None or self._table_id is not None or not create:
+            return self._opened()
+        return self._found_or_created(schema)
+
+    def _check(self, table: DeltaTable) -> None:
+        """Checks that the table is the same one as before, and fits the records. The first time it may get columns.
+
+        Raises:
+            ConfigurationError: It is not, or does not fit.
+        """
+        schema = self._schema()
+        if schema is None:
+            return
         found, partition_by = table.metadata(), self._sink.partition_by
         if self._table_id is not None and found.id != self._table_id:
             raise ConfigurationError(
                 f"{self._what} was dropped and made anew since it was opened. Running again adds the rows to the new "
                 "table, if they were not deleted with the old one"
             )
-        self._check_rules(table, table.schema().fields, [name for name, _ in columns])
-        if first:
+        self._check_rules(table, table.schema().fields, [field.name for field in schema.fields])
+        if self._table_id is None:
             self._add_columns(table, schema)
         self._check_columns(table, schema)
         if found.partition_columns != partition_by:
@@ -294,7 +296,6 @@ class DeltaCommitter(Committer):
                 "partition_by of the sink, or write the table again"
             )
         self._table_id = found.id
-        return table
 
     def _found_or_created(self, schema: Schema) -> DeltaTable:
         try:
@@ -385,7 +386,7 @@ class DeltaCommitter(Committer):
         """Finds or creates the table when an attempt starts."""
         if self._table_id is None:
             try:
-                self._table()
+                self._check(self._table(create=True))
             except (DeltaError, OSError) as error:
                 raise StorageError(f"cannot open {self._what}: {error}") from error
 

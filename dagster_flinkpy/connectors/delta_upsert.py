@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from dagster_flinkpy.connectors.delta_rules import Change
@@ -39,7 +39,6 @@ class DeltaUpsertCommitter(DeltaCommitter):
     def __init__(self, sink: DeltaSink, context: CommitterInitContext) -> None:
         super().__init__(sink, context)
         self._rows = StagedRows(sink.staged.location, context)
-        self._staged_in = sink.staged.location.open()
 
     def _complete(self, requests: Sequence[CommitRequest]) -> bool:
         return True
@@ -48,7 +47,11 @@ class DeltaUpsertCommitter(DeltaCommitter):
         if self._context.type_info is None:
             raise SinkCommitError(f"the type of the records of sink {self._context.uid!r} is unknown")
         files, key, checkpoint_id = [RowFile.of(r) for r in requests], self._sink.key, requests[0].checkpoint_id
-        rows = last_of_each(self._rows.read(files, table_schema(self._context.type_info), checkpoint_id), key)
+        columns = table_schema(self._context.type_info)
+        staged = self._rows.read(
+            files, columns, checkpoint_id, lambda found, _: self._check_columns(table, Schema.from_arrow(found))
+        )
+        rows = last_of_each(staged, key)
         # Without retries it writes the version after that of `table`, or none.
         properties = CommitProperties(
             custom_metadata={DIGEST: digest},
@@ -65,8 +68,7 @@ class DeltaUpsertCommitter(DeltaCommitter):
             raise
 
     def _check_staged(self, table: DeltaTable, requests: Sequence[CommitRequest]) -> None:
-        self._rows.require([RowFile.of(request) for request in requests], requests[0].checkpoint_id)
-        super()._check_staged(table, requests)
+        """Does nothing: the rows are looked at when they are read."""
 
     def _clean_up(self, requests: Sequence[CommitRequest]) -> None:
         self._rows.delete([RowFile.of(request) for request in requests])

@@ -13,11 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyiceberg.exceptions import CommitFailedException, RESTError
+from pyiceberg.exceptions import BadRequestError, CommitFailedException, ForbiddenError, NoSuchTableError, RESTError
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, EqualTo, GreaterThanOrEqual, LessThanOrEqual
 from pyiceberg.io.pyarrow import (
     ArrowScan,
@@ -30,21 +31,39 @@ from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.partitioning import PartitionField
 from pyiceberg.table import FileScanTask, Table, Transaction
 from pyiceberg.table.refs import MAIN_BRANCH
-from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID
+from pyiceberg.table.update import (
+    AssertCurrentSchemaId,
+    AssertDefaultSpecId,
+    AssertRefSnapshotId,
+    AssertTableUUID,
+)
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.typedef import Record
 from pyiceberg.types import BooleanType, DateType, IntegerType, LongType
 from sqlalchemy.exc import SQLAlchemyError
 
 from dagster_flinkpy.common.clock import current_millis
-from dagster_flinkpy.connectors.iceberg_table import NAME_MAPPING, CommitLog, TargetTable
+from dagster_flinkpy.connectors.iceberg_table import (
+    NAME_MAPPING,
+    CommitLog,
+    TargetTable,
+    check_file_schema,
+    column_ids,
+    name_mapping,
+)
 from dagster_flinkpy.connectors.keyed_rows import last_of_each, without
 from dagster_flinkpy.connectors.parquet_table import table_schema
 from dagster_flinkpy.connectors.ranged_file import RangedFile
-from dagster_flinkpy.connectors.staged_files import StagedFile, StagedFileCommitter, partition_values
+from dagster_flinkpy.connectors.staged_files import FileNames, StagedFile, StagedFileCommitter, partition_values
 from dagster_flinkpy.connectors.staged_rows import RowFile, StagedRows, digest_of
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext
-from dagster_flinkpy.errors import CommittableLostError, ConfigurationError, SinkCommitError, StorageError
+from dagster_flinkpy.errors import (
+    CommitRefusedError,
+    CommittableLostError,
+    ConfigurationError,
+    SinkCommitError,
+    StorageError,
+)
 
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors.iceberg_sink import IcebergSink
@@ -76,7 +95,7 @@ class IcebergCommitter(Committer):
     def __init__(self, sink: IcebergSink, context: CommitterInitContext) -> None:
         self._sink, self._context = sink, context
         self._store = sink.location.open()
-        self._files = StagedFileCommitter(self._store, context)
+        self._files, self._names = StagedFileCommitter(self._store, context), FileNames(context)
         self._table = TargetTable(sink, context)
         self._log, self._since_ms = CommitLog(context, sink.table), current_millis()
         """What others commit after this time is later than what this attempt commits."""
@@ -84,13 +103,18 @@ class IcebergCommitter(Committer):
     def commit(self, requests: Sequence[CommitRequest]) -> None:
         try:
             self._commit(requests)
+        except (ConfigurationError, ForbiddenError, BadRequestError) as error:
+            owned = self._sink.filled is not None and self._sink.filled.owner is not None
+            for request in requests:
+                refused = CommitRefusedError.of(self._context.uid, request.checkpoint_id, error, owned=owned)
+                request.signal_failed_with_unknown_reason(refused)
         except _TO_RETRY as error:
             for request in requests:
                 request.retry_later(error)
         except CommittableLostError as error:
             for request in requests:
                 request.signal_failed_with_known_reason(error)
-        except (SinkCommitError, ConfigurationError, KeyError, TypeError, ValueError) as error:
+        except (SinkCommitError, KeyError, TypeError, ValueError) as error:
             for request in requests:
                 request.signal_failed_with_unknown_reason(error)
 
@@ -99,19 +123,21 @@ class IcebergCommitter(Committer):
         staged_ms = min(int(request.committable["staged_ms"]) for request in requests)
         self._since_ms = min(self._since_ms, staged_ms)
         error: Exception | None = None
+        older = [key for r in requests if (key := RowFile.of(r).key) and not self._names.of_this_attempt(key)]
         for _ in range(_LOOKS):
-            table = self._table.load()
+            table = self._table.open(create=not older)  # an attempt finds or creates it before it stages rows
             if self._log.has(table, requests[0].checkpoint_id, digest, staged_ms):
                 for request in requests:
                     request.signal_already_committed()
                 self._clean_up(requests)
                 return
+            table = self._table.check(table)
             self._check_newest(table, requests)
             if error is None and not self._complete(requests):
                 return
             try:
                 self._swap(table, self._change(table, requests), requests, digest)
-            except CommitFailedException as failed:
+            except (CommitFailedException, NoSuchTableError) as failed:  # the next look tells which
                 error = failed
             except CommittableLostError as lost:  # or somebody else has just committed and deleted it
                 if isinstance(error, CommittableLostError):
@@ -144,8 +170,14 @@ class IcebergCommitter(Committer):
     def _change(self, table: Table, requests: Sequence[CommitRequest]) -> _Change:
         files = [StagedFile.from_json(r.committable) for r in requests if r.committable["key"]]
         with ThreadPoolExecutor(_THREADS, "iceberg-footers") as pool:
-            added = list(pool.map(lambda file: to_data_file(table, self._footer(file), file), files))
+            added = list(pool.map(lambda file: self._data_file(table, file), files))
         return _Change(added, [])
+
+    def _data_file(self, table: Table, file: StagedFile) -> DataFile:
+        footer = self._footer(file)
+        if not self._names.of_this_attempt(file.key):
+            check_file_schema(table, footer.schema.to_arrow_schema(), file.key)
+        return to_data_file(table, footer, file)
 
     def _footer(self, file: StagedFile) -> pq.FileMetaData:
         with pq.ParquetFile(RangedFile(self._store, file.key, file.bytes)) as parquet:
@@ -158,9 +190,12 @@ class IcebergCommitter(Committer):
             CommitFailedException: The table has another one now.
         """
         transaction, checkpoint_id = Transaction(table), requests[0].checkpoint_id
-        properties = self._log.properties(table, checkpoint_id, digest, _partitions(requests))
-        if NAME_MAPPING not in table.properties:
-            properties[NAME_MAPPING] = table.schema().name_mapping.model_dump_json()
+        written = self._written()
+        properties = self._log.properties(
+            table, checkpoint_id, digest, _partitions(requests), column_ids(table, written)
+        )
+        if (mapping := name_mapping(table, written)) is not None:
+            properties[NAME_MAPPING] = mapping
         transaction.set_properties(properties)
         if change.added or change.removed:
             update = transaction.update_snapshot(self._log.summary(checkpoint_id, digest))
@@ -175,8 +210,16 @@ class IcebergCommitter(Committer):
             requirements = (
                 AssertRefSnapshotId(ref=MAIN_BRANCH, snapshot_id=None if current is None else current.snapshot_id),
             )
-        requirements = (*requirements, AssertTableUUID(uuid=table.metadata.table_uuid))
+        requirements = (
+            *requirements,
+            AssertTableUUID(uuid=table.metadata.table_uuid),
+            AssertCurrentSchemaId(current_schema_id=table.metadata.current_schema_id),
+            AssertDefaultSpecId(default_spec_id=table.metadata.default_spec_id),
+        )
         table.catalog.commit_table(table, requirements, transaction._updates)
+
+    def _written(self) -> list[str]:
+        return [] if self._context.type_info is None else self._table.schema.names
 
     def _clean_up(self, requests: Sequence[CommitRequest]) -> None:
         """Is called when the requests are committed."""
@@ -189,9 +232,14 @@ class IcebergCommitter(Committer):
         return self._files.lingering([request for request in keep if request.committable["key"]])
 
     def abort_lingering(self, keep: Sequence[CommitRequest]) -> int:
-        with _reachable(self._sink):
-            self._table.load()
+        self._check_at_start()
         return self._files.abort_lingering([request for request in keep if request.committable["key"]])
+
+    def _check_at_start(self) -> None:
+        """Finds or creates the table when an attempt starts."""
+        if not self._table.found:
+            with _reachable(self._sink):
+                self._table.check(self._table.open(create=True))
 
 
 class PartitionCommitter(IcebergCommitter):
@@ -228,7 +276,7 @@ class PartitionCommitter(IcebergCommitter):
                 return 0
             request = CommitRequest(checkpoint_id, 0, {"key": "", "partition": partition})
             for _ in range(_LOOKS):
-                table = self._table.load()
+                table = self._table.check(self._table.open(create=False))
                 since_ms = 0 if self._sink.filled is None or self._sink.filled.owner is not None else self._since_ms
                 if self._log.has_written(table, checkpoint_id, partition, since_ms):
                     return 0
@@ -236,7 +284,7 @@ class PartitionCommitter(IcebergCommitter):
                 change = self._change(table, [request])
                 if not change.removed:
                     return 0
-                with suppress(CommitFailedException):  # somebody else has changed it
+                with suppress(CommitFailedException, NoSuchTableError):  # somebody else has changed or dropped it
                     self._swap(table, change, [request], f"{checkpoint_id}-{partition}")
                     return len(change.removed)
         raise StorageError(f"Iceberg table {self._sink.table!r} changes faster than a partition can be replaced")
@@ -255,7 +303,8 @@ class UpsertCommitter(IcebergCommitter):
     def _change(self, table: Table, requests: Sequence[CommitRequest]) -> _Change:
         type_info, files = self._context.type_info, [RowFile.of(request) for request in requests]
         assert type_info is not None
-        rows = self._rows.read(files, table_schema(type_info), requests[0].checkpoint_id)
+        check = partial(check_file_schema, table)
+        rows = self._rows.read(files, table_schema(type_info), requests[0].checkpoint_id, check)
         kinds = {field.name: field for field in self._table.schema}
         rows = rows.cast(pa.schema([kinds.get(field.name, field) for field in rows.schema]))
         rows = last_of_each(rows, self._sink.key)
@@ -276,8 +325,7 @@ class UpsertCommitter(IcebergCommitter):
         return len(self._rows.lingering(keep))
 
     def abort_lingering(self, keep: Sequence[CommitRequest]) -> int:
-        with _reachable(self._sink):
-            self._table.load()
+        self._check_at_start()
         return self._rows.delete_lingering(keep)
 
 
@@ -285,22 +333,25 @@ def to_data_file(table: Table, footer: pq.FileMetaData, file: StagedFile) -> Dat
     """Returns a staged file as an entry of a manifest.
 
     Raises:
-        SinkCommitError: The table no longer has one of its columns.
+        ConfigurationError: The table no longer has one of its columns, or is partitioned otherwise.
     """
     schema, metadata = table.schema(), table.metadata
     path = f"{table.location().rstrip('/')}/{file.key}"
     ids = parquet_path_to_id_mapping(schema)
     columns = [footer.schema.column(i).path for i in range(footer.num_columns)]
     if missing := [column for column in columns if column not in ids]:
-        raise SinkCommitError(
-            f"Iceberg table {'.'.join(table.name())} no longer has column {missing[0]!r}, which {path} has. The rows "
-            "stay staged: add the column again, and run again."
+        raise ConfigurationError(
+            f"Iceberg table {'.'.join(table.name())!r} no longer has column {missing[0]!r}, which {path} has"
         )
     statistics = data_file_statistics_from_parquet_metadata(
         footer, compute_statistics_plan(schema, metadata.properties), ids
     )
-    values = partition_values(file.key)
-    fields = table.spec().fields
+    values, fields = partition_values(file.key), table.spec().fields
+    by = [schema.find_field(field.source_id).name for field in fields]
+    if set(by) != set(values):
+        raise ConfigurationError(
+            f"Iceberg table {'.'.join(table.name())!r} is partitioned by {by}, not by {list(values)}, as {path} is"
+        )
     return DataFile.from_args(
         content=DataFileContent.DATA,
         file_path=path,

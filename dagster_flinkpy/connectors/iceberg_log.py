@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from datetime import date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import NoSuchTableError, RESTError
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.manifest import DataFile, FileFormat
@@ -19,7 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.arrow_types import row_type_of
-from dagster_flinkpy.connectors.iceberg_table import file_properties, folder_of
+from dagster_flinkpy.connectors.iceberg_table import file_properties, folder_of, open_catalog
 from dagster_flinkpy.connectors.table_source import TableLog
 from dagster_flinkpy.datastream.connectors.base import Json
 from dagster_flinkpy.errors import SourceReadError, StorageError
@@ -142,7 +141,7 @@ class IcebergLog(TableLog):
         with self._reading():
             if self._loaded is None:
                 given = {**file_properties(self._source.location), **self._source.properties}
-                self._loaded = load_catalog(self._source.catalog, **given).load_table(self._source.table)
+                self._loaded = open_catalog(self._source.catalog, given).load_table(self._source.table)
             return self._loaded
 
     def refresh(self) -> None:

@@ -6,6 +6,8 @@ What a snapshot has added is in its summary. Snapshots expire, so a property of 
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
 
@@ -14,7 +16,9 @@ from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
 from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids, schema_to_pyarrow
 from pyiceberg.table import Table
+from pyiceberg.table.name_mapping import MappedField, NameMapping, parse_mapping_from_json
 from pyiceberg.transforms import IdentityTransform
+from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
 
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.connectors.parquet_table import table_schema
@@ -25,7 +29,18 @@ from dagster_flinkpy.storage import StorageLocation
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors.iceberg_sink import IcebergSink
 
-__all__ = ["NAME_MAPPING", "CommitLog", "TargetTable", "file_properties", "folder_of"]
+__all__ = [
+    "NAME_MAPPING",
+    "CommitLog",
+    "TargetTable",
+    "check_file_schema",
+    "column_ids",
+    "file_properties",
+    "folder_of",
+    "mapped_ids",
+    "name_mapping",
+    "open_catalog",
+]
 
 NAME_MAPPING = "schema.name-mapping.default"
 """Tells readers which column of a file is which column of the table; the files have names only."""
@@ -46,15 +61,17 @@ class TargetTable:
 
     def __init__(self, sink: IcebergSink, context: CommitterInitContext) -> None:
         self._sink, self._context = sink, context
+        self._what, self._log = f"Iceberg table {sink.table!r}", CommitLog(context, sink.table)
         self._catalog: Catalog | None = None
-        self._checked = False
+        self._found: Table | None = None
+        """The table as it was found or created. It can be another one later."""
 
     @property
     def catalog(self) -> Catalog:
         """The catalog."""
         if self._catalog is None:
             given = {**file_properties(self._sink.location), **self._sink.properties}
-            self._catalog = load_catalog(self._sink.catalog, **given)
+            self._catalog = open_catalog(self._sink.catalog, given)
         return self._catalog
 
     @property
@@ -68,25 +85,53 @@ class TargetTable:
         """The folder of the table, as Iceberg names it."""
         return folder_of(self._sink.location)
 
-    def load(self) -> Table:
-        """Loads the table as it is now. The first time it is created, or checked against the records.
+    @property
+    def found(self) -> bool:
+        """Whether the table was found or created."""
+        return self._found is not None
+
+    def open(self, *, create: bool) -> Table:
+        """Loads the table as it is now. The first time it may be created.
 
         Raises:
-            ConfigurationError: The table does not fit.
+            ConfigurationError: There is none.
         """
-        if self._checked or self._context.type_info is None:
-            return self.catalog.load_table(self._sink.table)
+        first = self._context.type_info is not None and self._found is None
         for _ in range(_TRIES):
-            try:
-                table = self._load_or_create()
-                self._check(table)
-                if self._add_columns(table):
-                    continue
-            except (CommitFailedException, TableAlreadyExistsError):  # somebody else was faster
-                continue
-            self._checked = True
+            with suppress(TableAlreadyExistsError, IntegrityError):  # somebody else was faster
+                return self._load_or_create() if first and create else self._load()
+        raise StorageError(f"{self._what} changes faster than it can be opened")
+
+    def check(self, table: Table) -> Table:
+        """Checks that the table is the same one as before, and fits the records. The first time it may get columns.
+
+        Returns:
+            The table, with its new columns.
+
+        Raises:
+            ConfigurationError: It is not, or does not fit.
+        """
+        if self._context.type_info is None:
             return table
-        raise StorageError(f"Iceberg table {self._sink.table!r} changes faster than it can be opened")
+        for _ in range(_TRIES):
+            self._check(table)
+            if self._found is not None:
+                return table
+            with suppress(CommitFailedException):  # somebody else was faster
+                if not self._add_columns(table):
+                    self._found = table
+                    return table
+            table = self._load()
+        raise StorageError(f"{self._what} changes faster than it can be opened")
+
+    def _load(self) -> Table:
+        try:
+            return self.catalog.load_table(self._sink.table)
+        except NoSuchTableError as error:
+            raise ConfigurationError(
+                f"{self._what} of catalog {self._sink.catalog!r} does not exist any more: it was dropped or renamed. "
+                "Put it back"
+            ) from error
 
     def exists(self) -> bool:
         """Returns whether the table exists."""
@@ -108,10 +153,29 @@ class TargetTable:
         return self.catalog.load_table(self._sink.table)
 
     def _check(self, table: Table) -> None:
-        what = f"Iceberg table {self._sink.table!r}"
+        what = self._what
+        if self._found is not None and table.metadata.table_uuid != self._found.metadata.table_uuid:
+            raise ConfigurationError(
+                f"{what} was dropped and made anew since it was opened. Running again adds the rows to the new table, "
+                "if they were not deleted with the old one"
+            )
         there = folder_of(StorageLocation(table.location().rstrip("/")))
         if there != self.folder:
             raise ConfigurationError(f"{what} is at {there}, not at {self.folder}: give IcebergSink that location")
+        if table.format_version > 2:
+            raise ConfigurationError(
+                f"{what} has format version {table.format_version}, which pyiceberg does not write: write to a table "
+                "of version 2"
+            )
+        if "encryption.key-id" in table.properties:
+            raise ConfigurationError(f"{what} is encrypted, which IcebergSink does not do: write to another table")
+        self._check_columns(table)
+        self._check_partitions(table, what)
+        name_mapping(table, self.schema.names)
+
+    def _check_columns(self, table: Table) -> None:
+        what = self._what
+        self._check_ids(table)
         wanted = schema_to_pyarrow(_pyarrow_to_schema_without_ids(self.schema), include_field_ids=False)
         found = {field.name: field for field in table.schema().fields}
         for field in wanted:
@@ -131,7 +195,27 @@ class TargetTable:
                 )
         if required := [c.name for c in found.values() if c.required]:
             raise ConfigurationError(f"column {required[0]!r} of {what} must be optional: records may have nulls")
-        self._check_partitions(table, what)
+
+    def _check_ids(self, table: Table) -> None:
+        """Checks that the columns are the ones that were written before: files have their names only."""
+        known = self._log.columns(table)
+        if self._found is not None:
+            known = known | column_ids(self._found, self.schema.names)
+        now = {field_id: table.schema().find_column_name(field_id) for field_id in known.values()}
+        ids = column_ids(table, self.schema.names)
+        for name, field_id in known.items():
+            if name.partition(".")[0] not in self.schema.names or ids.get(name) == field_id:
+                continue
+            if now[field_id] is not None:
+                raise ConfigurationError(
+                    f"column {name!r} of {self._what} was renamed to {now[field_id]!r}: rename it back, or rename the "
+                    "field of the records"
+                )
+            raise ConfigurationError(
+                f"column {name!r} of {self._what} was dropped{' and added again' if name in ids else ''}, but files "
+                "that are there have values under this name: make the former schema the current one, or write to "
+                "another table"
+            )
 
     def _check_partitions(self, table: Table, what: str) -> None:
         columns = []
@@ -175,6 +259,14 @@ class CommitLog:
         self._context, self._table = context, table
         parts = (quote(part, safe="").replace(".", "%2E") for part in (context.job_id, context.uid))
         self._name = f"flinkpy.committed.{'.'.join(parts)}"
+
+    def columns(self, table: Table) -> dict[str, int]:
+        """Returns the ids of the columns that the latest commit has written, by their names then."""
+        try:
+            found = json.loads(table.properties.get(self._name, "{}"))
+            return {str(name): int(number) for name, number in found.get("columns", {}).items()}
+        except (AttributeError, TypeError, ValueError):
+            return {}  # somebody has changed it, which `has` says
 
     def _recent(self, table: Table) -> list[tuple[int, str, int, list[Any]]]:
         """Returns checkpoint, digest, time and partitions of the latest commits, oldest first."""
@@ -265,15 +357,90 @@ class CommitLog:
             _DIGEST: digest,
         }
 
-    def properties(self, table: Table, checkpoint_id: int, digest: str, partitions: list[Any]) -> dict[str, str]:
-        """Returns the property of the table after a commit."""
+    def properties(
+        self, table: Table, checkpoint_id: int, digest: str, partitions: list[Any], written: dict[str, int]
+    ) -> dict[str, str]:
+        """Returns the property of the table after a commit that has written columns with these ids."""
         recent = [*self._recent(table), (checkpoint_id, digest, current_millis(), partitions)][-_RECENT:]
-        return {self._name: json.dumps({"checkpoint": checkpoint_id, "recent": recent})}
+        columns = self.columns(table) | written
+        return {self._name: json.dumps({"checkpoint": checkpoint_id, "recent": recent, "columns": columns})}
 
     def last(self, table: Table) -> int | None:
         """Returns the checkpoint that was committed last."""
         recent = self._recent(table)
         return recent[-1][0] if recent else None
+
+
+def column_ids(table: Table, names: Collection[str]) -> dict[str, int]:
+    """Returns the ids of columns, and of the fields in them, by their full names."""
+    schema, found = table.schema(), dict[str, int]()
+    for field_id in schema.field_ids:
+        name = schema.find_column_name(field_id)
+        if name is not None and name.partition(".")[0] in names:
+            found[name] = field_id
+    return found
+
+
+def name_mapping(table: Table, names: Collection[str]) -> str | None:
+    """Returns the name mapping that a table needs so that files with these columns are read, or None if it has it.
+
+    Raises:
+        ConfigurationError: It has one that says something else about a column.
+    """
+    text = table.properties.get(NAME_MAPPING)
+    if text is None:
+        return str(table.schema().name_mapping.model_dump_json())
+    what = f"property {NAME_MAPPING!r} of Iceberg table {'.'.join(table.name())!r}"
+    try:
+        mapping = parse_mapping_from_json(text)
+    except ValueError as error:
+        raise ConfigurationError(f"{what} is no name mapping: {text:.200}") from error
+    known, missing = mapped_ids(mapping), list[MappedField]()
+    for name, field_id in column_ids(table, names).items():
+        there = known.get(name)
+        if there == field_id or any(name.startswith(f"{added.names[0]}.") for added in missing):
+            continue
+        if there is not None or "." in name or any(each.field_id == field_id for each in mapping):
+            raise ConfigurationError(
+                f"{what} does not say that {name!r} is field {field_id}, so that readers would not find it in files: "
+                "add that name to it"
+            )
+        missing.append(next(each for each in table.schema().name_mapping if each.field_id == field_id))
+    return None if not missing else str(NameMapping([*mapping, *missing]).model_dump_json())
+
+
+def mapped_ids(fields: Iterable[MappedField], prefix: str = "") -> dict[str, int | None]:
+    """Returns the ids of a name mapping by the full names that columns may have in files."""
+    found = dict[str, int | None]()
+    for field in fields:
+        for name in field.names:
+            found[f"{prefix}{name}"] = field.field_id
+            found |= mapped_ids(field.fields, f"{prefix}{name}.")
+    return found
+
+
+def check_file_schema(table: Table, schema: pa.Schema, file: str) -> None:
+    """Checks that a table has the columns of a file that an older program has staged.
+
+    Raises:
+        ConfigurationError: It has not.
+    """
+    what, found = f"Iceberg table {'.'.join(table.name())!r}", {field.name: field for field in table.schema().fields}
+    for field in schema_to_pyarrow(_pyarrow_to_schema_without_ids(schema), include_field_ids=False):
+        column = found.get(field.name)
+        kind = None if column is None else schema_to_pyarrow(column.field_type, include_field_ids=False)
+        if kind != field.type:
+            raise ConfigurationError(
+                f"column {field.name!r} of {what} must be {field.type}, as in {file}, but is {kind or 'not there'}"
+            )
+
+
+def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
+    """Opens a catalog. A new SQL catalog gets its tables, which another process may make at the same time."""
+    for _ in range(_TRIES - 1):
+        with suppress(OperationalError, ProgrammingError, IntegrityError):
+            return load_catalog(name, **properties)
+    return load_catalog(name, **properties)
 
 
 def folder_of(location: StorageLocation) -> str:

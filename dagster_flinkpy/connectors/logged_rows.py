@@ -32,7 +32,7 @@ def rows_of_iceberg(sink: IcebergSink) -> int | None:
     from dagster_flinkpy.connectors.iceberg_table import TargetTable
     from dagster_flinkpy.datastream.connectors.base import CommitterInitContext
 
-    table = TargetTable(sink, CommitterInitContext("", "", fencing_token=0)).load()
+    table = TargetTable(sink, CommitterInitContext("", "", fencing_token=0)).open(create=False)
     snapshot = table.current_snapshot()
     if snapshot is None:
         return 0

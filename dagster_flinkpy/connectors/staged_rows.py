@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
@@ -125,16 +125,32 @@ class StagedRows:
         self._store, self._context = location.open(), context
         self._names = FileNames(context)
 
-    def read(self, files: Sequence[RowFile], schema: pa.Schema, checkpoint_id: int) -> pa.Table:
+    def read(
+        self,
+        files: Sequence[RowFile],
+        schema: pa.Schema,
+        checkpoint_id: int,
+        check: Callable[[pa.Schema, str], None] = lambda columns, file: None,
+    ) -> pa.Table:
         """Reads the rows of files, in their order. Columns that a file does not have are null.
 
         Rows that an older program has staged may have columns that are not in ``schema``; they come last.
+
+        Args:
+            files: The files.
+            schema: The columns of the program.
+            checkpoint_id: The checkpoint, for messages.
+            check: Looks at the columns of each file before it is used.
 
         Raises:
             CommittableLostError: A file is missing or changed.
             StorageError: A file cannot be read.
         """
-        parts = [self._read(file, checkpoint_id) for file in files if file.key]
+        parts = list[pa.Table]()
+        for file in files:
+            if file.key:
+                parts.append(self._read(file, checkpoint_id))
+                check(parts[-1].schema, file.key)
         return pa.concat_tables([schema.empty_table(), *parts], promote_options="default")
 
     def _read(self, file: RowFile, checkpoint_id: int) -> pa.Table:
