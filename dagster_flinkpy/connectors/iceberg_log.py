@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import date, datetime, timedelta
@@ -18,7 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.arrow_types import row_type_of
-from dagster_flinkpy.connectors.iceberg_table import file_properties, folder_of, open_catalog
+from dagster_flinkpy.connectors.iceberg_table import file_properties, folder_of, mapped_ids, open_catalog
 from dagster_flinkpy.connectors.table_source import TableLog
 from dagster_flinkpy.datastream.connectors.base import Json
 from dagster_flinkpy.errors import SourceReadError, StorageError
@@ -43,6 +44,7 @@ class IcebergLog(TableLog):
     def __init__(self, source: IcebergSource) -> None:
         self._source, self._name = source, f"Iceberg table {source.table!r}"
         self._loaded: Table | None = None
+        self._names: Json | None = None
 
     def latest(self) -> int | None:
         current = self._load().current_snapshot()
@@ -93,6 +95,20 @@ class IcebergLog(TableLog):
             "is now"
         )
 
+    def mark(self, version: int) -> str | None:
+        """Returns the ids of the columns, as JSON."""
+        return json.dumps({field.name: field.field_id for field in self._load().schema().fields})
+
+    def check_history(self, version: int, mark: str) -> None:
+        before, now = json.loads(mark), {field.name: field.field_id for field in self._load().schema().fields}
+        for name in self._source.table_type.field_names:
+            if name in before and name in now and before[name] != now[name]:
+                raise SourceReadError(
+                    f"column {name!r} of {self._name} is not the one that the source has read: that one was renamed or "
+                    "dropped, and another one has its name now. Put the column back, or start from empty state to read "
+                    "the table as it is now"
+                )
+
     def column_names(self) -> list[str]:
         return [field.name for field in self._load().schema().fields]
 
@@ -120,7 +136,35 @@ class IcebergLog(TableLog):
             "size": file.file_size_in_bytes,
             "values": {name: value for name, value in values.items() if name is not None},
             "ids": {field.name: field.field_id for field in table.schema().fields},
+            **self._former_names(),
         }
+
+    def _former_names(self) -> Json:
+        """Returns what columns were called in older files, and which fields of columns are others now.
+
+        ``names`` are those that a column has in files without ids, if it has others than its own. ``changed`` has the
+        full names of fields in columns, in any schema, with the id that each of them has now, if that is another one.
+        """
+        if self._names is None:
+            table, now = self._load(), self._load().schema()
+            mapping = table.name_mapping()
+            known = mapped_ids([] if mapping is None else mapping)
+            names = dict[str, list[str]]()
+            for field in now.fields:
+                of_field = [name for name, field_id in known.items() if field_id == field.field_id and "." not in name]
+                if of_field != [field.name] and known:
+                    names[field.name] = of_field or ([] if field.name in known else [field.name])
+            ids = {now.find_column_name(field_id): field_id for field_id in now.field_ids}
+            changed = dict[str, int | None]()
+            for schema in table.schemas().values():
+                for field_id in schema.field_ids:
+                    name = schema.find_column_name(field_id)
+                    if name is None or "." not in name or ids.get(name) == field_id:
+                        continue
+                    if name in ids or field_id in ids.values():
+                        changed[name] = ids.get(name)
+            self._names = {key: found for key, found in (("names", names), ("changed", changed)) if found}
+        return self._names
 
     def _window(self, file: DataFile) -> Json:
         """Returns the value by which time partitions find the file, and the unit of time if it is one."""
@@ -145,13 +189,18 @@ class IcebergLog(TableLog):
             return self._loaded
 
     def refresh(self) -> None:
-        self._loaded = None
+        self._loaded = self._names = None
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
         try:
             yield
-        except (NoSuchTableError, RESTError, SQLAlchemyError, OSError, StorageError) as error:
+        except NoSuchTableError as error:
+            raise SourceReadError(
+                f"cannot read {self._name} of catalog {self._source.catalog!r}: it does not exist. Was it dropped or "
+                "renamed? Put it back, or create it"
+            ) from error
+        except (RESTError, SQLAlchemyError, OSError, StorageError) as error:
             raise SourceReadError(f"cannot read {self._name} of catalog {self._source.catalog!r}: {error}") from error
 
 

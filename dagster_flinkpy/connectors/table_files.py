@@ -35,6 +35,7 @@ def read_table_file(source: TableSource, split: SourceSplit) -> Iterator[tuple[p
     store = source.location.open()
     try:
         with pq.ParquetFile(RangedFile(store, path, size), pre_buffer=True) as file:
+            _check_fields(file.schema_arrow, split, f"{store.url}/{path}")
             columns = _columns(file.schema_arrow, split)
             stop, end = split.properties.get("stop", file.metadata.num_rows), 0
             for group in range(file.num_row_groups):
@@ -81,9 +82,42 @@ def _columns(schema: pa.Schema, split: SourceSplit) -> dict[str, str]:
     ids = {(field.metadata or {}).get(_FIELD_ID): field.name for field in schema}
     ids.pop(None, None)
     if not ids or "ids" not in split.properties:
-        return {name: name for name in schema.names}
+        former = split.properties.get("names", {})
+        own = {name: name for name in schema.names if name not in former}
+        return own | {name: there for name, names in former.items() for there in names if there in schema.names}
     named = {name: ids.get(str(number).encode()) for name, number in split.properties["ids"].items()}
     return {name: found for name, found in named.items() if found is not None}
+
+
+def _check_fields(schema: pa.Schema, split: SourceSplit, file: str) -> None:
+    """Checks that the fields in columns have the names that they have in the table: they are found by these only.
+
+    Raises:
+        SourceReadError: One has another name now, or another one has its name.
+    """
+    changed = split.properties.get("changed", {})
+    for name, field_id in _fields_in(list(schema), "") if changed else ():
+        if name in changed and (field_id is None or field_id != changed[name]):
+            raise SourceReadError(
+                f"{file} has the field {name!r}, which was renamed, or dropped and added again, in the table. Rename "
+                "it back, or rewrite the files of the table"
+            )
+
+
+def _fields_in(fields: list[pa.Field], prefix: str) -> Iterator[tuple[str, int | None]]:
+    """Yields full names and ids of fields, as Iceberg names them."""
+    for field in fields:
+        name, field_id = f"{prefix}{field.name}", (field.metadata or {}).get(_FIELD_ID)
+        yield name, None if field_id is None else int(field_id)
+        yield from _fields_in(_children(field.type), f"{name}.")
+
+
+def _children(kind: pa.DataType) -> list[pa.Field]:
+    if pa.types.is_struct(kind):
+        return [kind.field(i) for i in range(kind.num_fields)]
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return [kind.value_field.with_name("element")]
+    return [kind.key_field.with_name("key"), kind.item_field.with_name("value")] if pa.types.is_map(kind) else []
 
 
 def _struct(source: TableSource, split: SourceSplit, rows: pa.RecordBatch, columns: dict[str, str]) -> pa.Array:

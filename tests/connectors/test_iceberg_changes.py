@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog, SqlCatalogBaseTable
 from pyiceberg.table import Table
@@ -14,13 +15,14 @@ from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import LongType
 
 from dagster_flinkpy.common import Row, Types
-from dagster_flinkpy.connectors import IcebergSink
+from dagster_flinkpy.connectors import IcebergSink, IcebergSource
 from dagster_flinkpy.connectors.iceberg_committer import IcebergCommitter
 from dagster_flinkpy.connectors.iceberg_table import NAME_MAPPING
 from dagster_flinkpy.datastream.connectors.base import CommitRequest
-from dagster_flinkpy.errors import CommitRefusedError
+from dagster_flinkpy.errors import CommitRefusedError, SourceReadError
 from dagster_flinkpy.runtime.master.commit_retries import commit_requests
 from tests.connectors.test_iceberg_sink import commit, committer, opened, rows, sink_in, stage
+from tests.connectors.test_table_sources import take
 from tests.runtime.harness import HarnessAttempt
 from tests.runtime.programs import EVENT, environment, events
 
@@ -227,6 +229,86 @@ def test_a_newer_format_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(Table, "format_version", 3)
     with pytest.raises(CommitRefusedError, match="has format version 3"):
         put(running, stage(sink, 1))
+
+
+# --- the source -------------------------------------------------------------------------------------------------------
+
+
+def source_of(sink: IcebergSink, **options: Any) -> IcebergSource:
+    return IcebergSource(sink.table, sink.location, properties=sink.properties, **options)
+
+
+def records(source: IcebergSource) -> list[Any]:
+    [splits] = source.create_enumerator(None).plan_epoch(1)
+    return [record for split in splits for column, _ in source.read(split) for record in column.to_pylist()]
+
+
+def test_a_renamed_column_is_found_in_files_without_ids(tmp_path: Path) -> None:
+    sink = sink_in(tmp_path)
+    commit(sink, stage(sink, 1))
+    rename(opened(sink), "n", "m")
+    assert records(source_of(sink)) == [{"m": 1, "s": "1"}]
+    with opened(sink).update_schema() as update:
+        update.add_column("x", LongType())
+    rename(opened(sink), "m", "k")
+    assert records(source_of(sink)) == [{"k": 1, "s": "1", "x": None}]
+    now = Types.ROW_NAMED(["k", "s", "x"], [Types.LONG(), Types.STRING(), Types.LONG()])
+    commit(sink, stage(sink, row=now, records=[(2, "2", 7)], checkpoint_id=2), row=now)
+    assert sorted(each["k"] for each in records(source_of(sink))) == [1, 2]
+    assert sorted(opened(sink).scan().to_arrow().column("k").to_pylist()) == [1, 2]
+
+
+@pytest.mark.parametrize("ids", [True, False])
+@pytest.mark.parametrize("change", ["rename", "drop and add"])
+def test_fields_in_columns_that_are_others_now_are_refused(tmp_path: Path, ids: bool, change: str) -> None:
+    row = Types.ROW_NAMED(["p"], [Types.ROW_NAMED(["x", "y"], [Types.LONG(), Types.STRING()])])
+    sink = sink_in(tmp_path)
+    committer(sink, type_info=row).abort_lingering([])
+    if ids:
+        opened(sink).append(pa.table({"p": [{"x": 1, "y": "a"}]}))
+    else:
+        commit(sink, stage(sink, row=row, records=[(Row(1, "a"),)]), row=row)
+    with opened(sink).update_schema() as update:
+        update.add_column(("p", "z"), LongType())
+    assert records(source_of(sink)) == [{"p": {"x": 1, "y": "a", "z": None}}]
+    with opened(sink).update_schema(allow_incompatible_changes=True) as update:
+        if change == "rename":
+            update.rename_column(("p", "x"), "xx")
+        else:
+            update.delete_column(("p", "x"))
+    if change != "rename":
+        assert records(source_of(sink)) == [{"p": {"y": "a", "z": None}}]
+        with opened(sink).update_schema() as update:
+            update.add_column(("p", "x"), LongType())
+    with pytest.raises(SourceReadError, match=r"has the field 'p.x', which was renamed, or dropped and added again"):
+        records(source_of(sink))
+
+
+def test_another_column_of_the_same_name_is_an_error(tmp_path: Path) -> None:
+    sink = sink_in(tmp_path)
+    commit(sink, stage(sink, 1))
+    source = source_of(sink, bounded=False)
+    enumerator = source.create_enumerator(None)
+    assert len(enumerator.plan_epoch(1)[0]) == 1
+    position = enumerator.snapshot_state()
+    rename_and_add(opened(sink))
+    for again in (enumerator, source.create_enumerator(position)):
+        with pytest.raises(SourceReadError, match=r"column 'n' .* is not the one that the source has read"):
+            again.plan_epoch(1)
+
+
+def test_a_source_of_a_table_that_was_dropped(tmp_path: Path) -> None:
+    sink = sink_in(tmp_path)
+    commit(sink, stage(sink, 1))
+    source, before = source_of(sink, bounded=False), opened(sink)
+    enumerator = source.create_enumerator(None)
+    assert take(source, enumerator) == [1]
+    before.catalog.drop_table(sink.table)
+    with pytest.raises(SourceReadError, match=r"'db.t' of catalog 'default': it does not exist.*Put it back"):
+        enumerator.plan_epoch(1)
+    before.catalog.register_table(sink.table, before.metadata_location)
+    commit(sink, stage(sink, 2, checkpoint_id=2))
+    assert take(source, enumerator) == [2]
 
 
 # --- what the message says --------------------------------------------------------------------------------------------
