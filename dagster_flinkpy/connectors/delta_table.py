@@ -238,6 +238,8 @@ class DeltaCommitter(Committer):
             if oldest.get("timestamp", staged_ms) < staged_ms - _CLOCK_SKEW_MS:
                 return False
             if limit > table.version():
+                if oldest.get("version", 1) <= 0:  # below 0 if somebody has committed meanwhile
+                    return False
                 first = min(self._entries(), default="a checkpoint")
                 if first == f"_delta_log/{0:020d}.json":
                     return False
@@ -298,27 +300,29 @@ class DeltaCommitter(Committer):
         self._table_id = found.id
 
     def _found_or_created(self, schema: Schema) -> DeltaTable:
-        try:
-            return self._opened()
-        except ConfigurationError:
-            if DeltaTable.is_deltatable(self._sink.location.url, self._options):
-                raise
-        return DeltaTable.create(
-            self._sink.location.url,
-            schema,
-            mode="ignore",
-            partition_by=self._sink.partition_by or None,
-            storage_options=self._options,
-        )
+        for _ in range(_LOOKS):
+            if (table := self._try_open()) is not None:
+                return table
+            with suppress(CommitFailedError):  # somebody else was faster
+                return DeltaTable.create(
+                    self._sink.location.url,
+                    schema,
+                    mode="ignore",
+                    partition_by=self._sink.partition_by or None,
+                    storage_options=self._options,
+                )
+        raise StorageError(f"{self._what} changes faster than it can be opened")
 
     def _opened(self) -> DeltaTable:
-        url = self._sink.location.url
+        if (table := self._try_open()) is None:
+            raise ConfigurationError(f"{self._what} does not exist any more: it was deleted or moved. Put it back")
+        return table
+
+    def _try_open(self) -> DeltaTable | None:
         try:
-            return DeltaTable(url, storage_options=self._options)
-        except TableNotFoundError as error:
-            raise ConfigurationError(
-                f"{self._what} does not exist any more: it was deleted or moved. Put it back"
-            ) from error
+            return DeltaTable(self._sink.location.url, storage_options=self._options)
+        except TableNotFoundError:
+            return None
         except DeltaError:
             self._check_protocol_in_log()  # delta-rs does not open tables of newer protocols
             raise

@@ -98,7 +98,7 @@ class TargetTable:
         """
         first = self._context.type_info is not None and self._found is None
         for _ in range(_TRIES):
-            with suppress(TableAlreadyExistsError, IntegrityError):  # somebody else was faster
+            with suppress(CommitFailedException, TableAlreadyExistsError, IntegrityError):  # somebody else was faster
                 return self._load_or_create() if first and create else self._load()
         raise StorageError(f"{self._what} changes faster than it can be opened")
 

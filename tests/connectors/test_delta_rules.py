@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import CommitFailedError
 
 from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.common import Types
@@ -289,6 +290,24 @@ def test_a_table_that_was_deleted_is_an_error_at_once_and_can_be_put_back(
     shutil.move(tmp_path / "away", folder)
     commit_requests(running, [CommitRequest(1, 0, request.committable)], "sink", wait=no_retry)
     assert rows(sink) == [1]
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["refused", "found"])
+def test_two_first_runs_into_a_new_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bool) -> None:
+    """Another run creates the table between our look and our write."""
+    sink, real, steps = DeltaSink(str(tmp_path)), DeltaTable.create, list[str]()
+
+    def create(*args: Any, **options: Any) -> DeltaTable:
+        if not steps:
+            steps.append("create")
+            committer(sink).abort_lingering([])
+            if first:
+                raise CommitFailedError("protocol changed")
+        return real(*args, **options)
+
+    monkeypatch.setattr(DeltaTable, "create", create)
+    committer(sink).abort_lingering([])
+    assert (steps, rows(sink), DeltaTable(str(tmp_path)).version()) == (["create"], [], 0)
 
 
 def test_a_partition_is_not_emptied_against_the_rules(tmp_path: Path) -> None:

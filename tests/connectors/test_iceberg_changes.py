@@ -381,3 +381,18 @@ def test_two_first_runs_into_a_new_catalog(tmp_path: Path, monkeypatch: pytest.M
     sink = sink_in(tmp_path)
     commit(sink, stage(sink, 1))
     assert (steps, rows(sink)) == (["tables", "namespace"], [1])
+
+
+def test_two_first_runs_into_a_new_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another run creates the table between our look and our write."""
+    sink, real, steps = sink_in(tmp_path), SqlCatalog.commit_table, list[str]()
+
+    def commit_table(self: SqlCatalog, *args: Any) -> Any:
+        if not steps:
+            steps.append("table")
+            committer(sink).abort_lingering([])
+        return real(self, *args)
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", commit_table)
+    committer(sink).abort_lingering([])
+    assert (steps, rows(sink)) == (["table"], [])
