@@ -37,7 +37,7 @@ from pyiceberg.table.update import (
     AssertRefSnapshotId,
     AssertTableUUID,
 )
-from pyiceberg.transforms import IdentityTransform
+from pyiceberg.transforms import IdentityTransform, VoidTransform
 from pyiceberg.typedef import Record
 from pyiceberg.types import BooleanType, DateType, IntegerType, LongType
 from sqlalchemy.exc import SQLAlchemyError
@@ -50,6 +50,7 @@ from dagster_flinkpy.connectors.iceberg_table import (
     check_file_schema,
     column_ids,
     name_mapping,
+    partition_fields,
 )
 from dagster_flinkpy.connectors.keyed_rows import last_of_each, without
 from dagster_flinkpy.connectors.parquet_table import table_schema
@@ -347,7 +348,7 @@ def to_data_file(table: Table, footer: pq.FileMetaData, file: StagedFile) -> Dat
         footer, compute_statistics_plan(schema, metadata.properties), ids
     )
     values, fields = partition_values(file.key), table.spec().fields
-    by = [schema.find_field(field.source_id).name for field in fields]
+    by = [schema.find_field(field.source_id).name for field in partition_fields(table)]
     if set(by) != set(values):
         raise ConfigurationError(
             f"Iceberg table {'.'.join(table.name())!r} is partitioned by {by}, not by {list(values)}, as {path} is"
@@ -367,6 +368,8 @@ def to_data_file(table: Table, footer: pq.FileMetaData, file: StagedFile) -> Dat
 
 
 def _partition_value(table: Table, field: PartitionField, values: dict[str, str | None]) -> Any:
+    if isinstance(field.transform, VoidTransform):
+        return None
     column = table.schema().find_field(field.source_id)
     text = values[column.name]
     if text is None:
@@ -388,7 +391,13 @@ def _range(rows: pa.Table, column: str) -> BooleanExpression:
 
 
 def _tasks(table: Table, row_filter: BooleanExpression) -> list[FileScanTask]:
-    return list(table.scan(row_filter=row_filter).plan_files())
+    try:
+        return list(table.scan(row_filter=row_filter).plan_files())
+    except (NotImplementedError, ValueError) as error:  # such as equality deletes
+        raise ConfigurationError(
+            f"the rows to replace in Iceberg table {'.'.join(table.name())!r} cannot be found: {error}. Rewrite the "
+            "data files of the table, or write to another one"
+        ) from error
 
 
 def _all_of(conditions: Sequence[BooleanExpression]) -> BooleanExpression:

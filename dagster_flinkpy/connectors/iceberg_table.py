@@ -15,9 +15,10 @@ import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
 from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids, schema_to_pyarrow
+from pyiceberg.partitioning import PartitionField
 from pyiceberg.table import Table
 from pyiceberg.table.name_mapping import MappedField, NameMapping, parse_mapping_from_json
-from pyiceberg.transforms import IdentityTransform
+from pyiceberg.transforms import IdentityTransform, VoidTransform
 from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
 
 from dagster_flinkpy.common.clock import current_millis
@@ -40,6 +41,7 @@ __all__ = [
     "mapped_ids",
     "name_mapping",
     "open_catalog",
+    "partition_fields",
 ]
 
 NAME_MAPPING = "schema.name-mapping.default"
@@ -219,7 +221,7 @@ class TargetTable:
 
     def _check_partitions(self, table: Table, what: str) -> None:
         columns = []
-        for field in table.spec().fields:
+        for field in partition_fields(table):
             name = table.schema().find_field(field.source_id).name
             if not isinstance(field.transform, IdentityTransform):
                 raise ConfigurationError(
@@ -369,6 +371,11 @@ class CommitLog:
         """Returns the checkpoint that was committed last."""
         recent = self._recent(table)
         return recent[-1][0] if recent else None
+
+
+def partition_fields(table: Table) -> list[PartitionField]:
+    """Returns by what a table is partitioned, without what was removed: format version 1 keeps that as ``void``."""
+    return [field for field in table.spec().fields if not isinstance(field.transform, VoidTransform)]
 
 
 def column_ids(table: Table, names: Collection[str]) -> dict[str, int]:

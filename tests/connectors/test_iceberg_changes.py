@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog, SqlCatalogBaseTable
-from pyiceberg.table import Table
+from pyiceberg.table import DataScan, Table
 from pyiceberg.table.name_mapping import parse_mapping_from_json
 from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import LongType
@@ -229,6 +229,42 @@ def test_a_newer_format_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(Table, "format_version", 3)
     with pytest.raises(CommitRefusedError, match="has format version 3"):
         put(running, stage(sink, 1))
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+@pytest.mark.parametrize("key", [[], ["s"]], ids=["append", "key"])
+def test_partitions_that_were_removed_do_not_matter(tmp_path: Path, version: str, key: list[str]) -> None:
+    sink = sink_in(tmp_path, key=key)
+    catalog = SqlCatalog("default", **sink.properties)
+    catalog.create_namespace("db")
+    columns = pa.schema([("n", pa.int64()), ("s", pa.string())])
+    location = f"file://{tmp_path}/t t"
+    table = catalog.create_table("db.t", columns, location=location, properties={"format-version": version})
+    partition(table, IdentityTransform())
+    with table.update_spec() as spec:
+        spec.remove_field("by_s")
+    commit(sink, stage(sink, 1))
+    commit(sink, stage(sink, 2, checkpoint_id=2))
+    assert rows(sink) == [1, 2]
+
+
+@pytest.mark.parametrize("options", [{"key": ["s"]}, {"partition_column": "day"}], ids=["key", "partition"])
+def test_equality_deletes_keep_rows_from_being_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: Any
+) -> None:
+    sink = sink_in(tmp_path, **options)
+    running = committer(sink)
+    running.abort_lingering([])
+    request = stage(sink, 1, partition="a")
+
+    def plan_files(self: DataScan) -> Any:
+        raise ValueError("PyIceberg does not yet support equality deletes")
+
+    monkeypatch.setattr(DataScan, "plan_files", plan_files)
+    with pytest.raises(
+        CommitRefusedError, match=r"'db.t' cannot be found: .*equality deletes\. Rewrite the data files"
+    ):
+        put(running, request)
 
 
 # --- the source -------------------------------------------------------------------------------------------------------
