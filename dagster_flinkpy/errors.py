@@ -333,16 +333,14 @@ class CommitRefusedError(SinkCommitError):
             why: What the table refuses.
             owned: Whether the sink belongs to a plain asset.
         """
+        what = "transaction" if owned else "its output of checkpoint"
         advice = (
             "Change the table, and run again, which writes them anew."
             if owned
             else "Change the table, and run again, which commits them. Or change the program, and restore a savepoint "
             f"or an older checkpoint to write them again, or 'chk-{checkpoint_id}' to continue without them."
         )
-        return cls(
-            f"sink {sink!r} cannot commit its output of checkpoint {checkpoint_id}: {why}. The rows stay staged. "
-            f"{advice}"
-        )
+        return cls(f"sink {sink!r} cannot commit {what} {checkpoint_id}: {why}. The rows stay staged. {advice}")
 
 
 class CommittableLostError(SinkCommitError):

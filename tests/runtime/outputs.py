@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
+from pyiceberg.table import Table
 
 from dagster_flinkpy.connectors import DeltaSink, IcebergSink, ParquetSink, PostgresSink
 from dagster_flinkpy.connectors.delta_table import storage_options
@@ -99,6 +100,14 @@ class Delta(Target):
         columns = (table[name].to_pylist() for name in ("dagster_asset_key", "dagster_partition_key", "n"))
         return _sorted(zip(*columns, strict=True))
 
+    def opened(self) -> DeltaTable:
+        location = self.location.child("t")
+        return DeltaTable(location.url, storage_options=storage_options(location))
+
+    def drop(self) -> None:
+        store = self.location.child("t").open()
+        store.delete_many([info.key for info in store.list()])
+
 
 class Iceberg(Target):
     table = "main.t"
@@ -116,6 +125,12 @@ class Iceberg(Target):
         table = catalog.load_table(self.table).scan().to_arrow()
         columns = (table[name].to_pylist() for name in ("dagster_asset_key", "dagster_partition_key", "n"))
         return _sorted(zip(*columns, strict=True))
+
+    def opened(self) -> Table:
+        return load_catalog("test", **self.sink().properties).load_table(self.table)
+
+    def drop(self) -> None:
+        self.opened().catalog.drop_table(self.table)
 
 
 class Postgres(Target):

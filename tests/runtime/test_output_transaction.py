@@ -18,6 +18,7 @@ from dagster_flinkpy.connectors.iceberg_committer import IcebergCommitter
 from dagster_flinkpy.connectors.output_ledger import OutputLedger
 from dagster_flinkpy.connectors.postgres_session import Session
 from dagster_flinkpy.errors import (
+    CommitRefusedError,
     ConfigurationError,
     CorruptMetadataError,
     FencedError,
@@ -123,6 +124,54 @@ def test_a_zombie_that_goes_on_committing_changes_nothing(target: Target, step: 
         zombie.commit()
     assert target.rows() == [("a", "x", 2), ("a", "y", 1)]
     assert target.staged() == 0
+
+
+LAKES: dict[str, tuple[type[Target], Callable[[Any], None], Callable[[Any], None], str]] = {
+    "delta": (
+        Delta,
+        lambda table: table.alter.add_constraint({"few": "n < 100"}),
+        lambda table: table.alter.drop_constraint("few"),
+        "constraint 'few', CHECK",
+    ),
+    "iceberg": (
+        Iceberg,
+        lambda table: table.update_schema().rename_column("n", "m").commit(),
+        lambda table: table.update_schema().rename_column("m", "n").commit(),
+        "'n' .* was renamed to 'm'",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", LAKES)
+def test_a_table_that_others_change_keeps_its_rows_and_takes_new_ones_when_it_is_changed_back(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    make, change, change_back, said = LAKES[kind]
+    target: Any = make(StorageLocation(str(tmp_path)))
+    target.put({"x": [1], "y": [2]})
+    transaction = target.stage({"x": [10]})
+    change(target.opened())
+    for refused in (transaction, target.stage({"y": [20]})):
+        with pytest.raises(CommitRefusedError, match=f"cannot commit transaction .*{said}.*run again"):
+            refused.commit()
+    with pytest.raises(CommitRefusedError):  # it drops the first one
+        target.put({"x": [11]})
+    assert "so its partitions (x) must be run again" in caplog.text
+    change_back(target.opened())
+    target.put({"y": [21]})
+    assert target.rows() == [("a", "x", 1), ("a", "y", 21)]
+    target.put({"x": [12]})
+    assert target.rows() == [("a", "x", 12), ("a", "y", 21)]
+    assert (target.staged(), target.output().ledger.read().transactions) == (0, ())
+
+
+@pytest.mark.parametrize("kind", LAKES)
+def test_a_table_that_others_drop_is_made_anew(tmp_path: Path, kind: str) -> None:
+    target: Any = LAKES[kind][0](StorageLocation(str(tmp_path)))
+    target.put({"x": [1], "y": [2]})
+    target.drop()
+    target.put({"x": [3]})
+    assert target.rows() == [("a", "x", 3)]
 
 
 def test_a_zombie_amid_its_files(files: Files) -> None:
