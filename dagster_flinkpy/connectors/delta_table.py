@@ -107,6 +107,8 @@ class DeltaCommitter(Committer):
         self._app_id = f"flinkpy.{len(context.job_id)}.{context.job_id}.{context.uid}"
         self._table_id: str | None = None
         """The table that was found or created. It can be another one later."""
+        self._last: tuple[int, int] | None = None
+        """The checkpoint that this attempt has committed last, and its version."""
         self._since_ms = current_millis()
         """What others commit after this time is later than what this attempt commits."""
 
@@ -143,6 +145,7 @@ class DeltaCommitter(Committer):
             self._check(table)
             if error is None and not self._complete(requests):
                 return
+            following = table.version() + 1
             try:
                 self._check_staged(table, requests)
                 self._add(table, requests, digest)
@@ -153,6 +156,7 @@ class DeltaCommitter(Committer):
                     raise
                 error = lost
             else:
+                self._last = requests[0].checkpoint_id, following
                 self._clean_up(requests)
                 return
         raise StorageError(f"table {self._sink.location.url} changes faster than it can be committed to: {error}")
@@ -288,6 +292,13 @@ class DeltaCommitter(Committer):
                 f"{self._what} was dropped and made anew since it was opened. Running again adds the rows to the new "
                 "table, if they were not deleted with the old one"
             )
+        if self._last is not None:
+            (checkpoint_id, version), last = self._last, table.transaction_version(self._app_id)
+            if table.version() < version or (last is not None and last < checkpoint_id):
+                raise ConfigurationError(
+                    f"{self._what} does not have version {version} any more, with the rows of checkpoint "
+                    f"{checkpoint_id}: it was restored from a backup. Running again adds rows to what was restored"
+                )
         self._check_rules(table, table.schema().fields, [field.name for field in schema.fields])
         if self._table_id is None:
             self._add_columns(table, schema)

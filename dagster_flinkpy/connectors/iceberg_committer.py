@@ -100,6 +100,8 @@ class IcebergCommitter(Committer):
         self._table = TargetTable(sink, context)
         self._log, self._since_ms = CommitLog(context, sink.table), current_millis()
         """What others commit after this time is later than what this attempt commits."""
+        self._last: tuple[int, str] | None = None
+        """The checkpoint that this attempt has committed last, and its digest."""
 
     def commit(self, requests: Sequence[CommitRequest]) -> None:
         try:
@@ -133,6 +135,11 @@ class IcebergCommitter(Committer):
                 self._clean_up(requests)
                 return
             table = self._table.check(table)
+            if self._last is not None and not self._log.has_recently(table, self._last[1]):
+                raise ConfigurationError(
+                    f"Iceberg table {self._sink.table!r} does not have the rows of checkpoint {self._last[0]} any "
+                    "more: it was restored from a backup. Running again adds rows to what was restored"
+                )
             self._check_newest(table, requests)
             if error is None and not self._complete(requests):
                 return
@@ -145,6 +152,7 @@ class IcebergCommitter(Committer):
                     raise
                 error = lost
             else:
+                self._last = requests[0].checkpoint_id, digest
                 self._clean_up(requests)
                 return
         raise StorageError(f"Iceberg table {self._sink.table!r} changes faster than it can be committed to: {error}")

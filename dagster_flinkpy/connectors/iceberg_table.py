@@ -311,6 +311,11 @@ class CommitLog:
             f"'chk-{checkpoint_id}' to continue without them."
         )
 
+    def has_recently(self, table: Table, digest: str) -> bool:
+        """Returns whether the property has a commit, or too many later ones to know."""
+        recent = self._recent(table)
+        return len(recent) == _RECENT or any(found == digest for _, found, _, _ in recent)
+
     def check_newest(self, table: Table, checkpoint_id: int, partitions: list[Any], since_ms: int) -> None:
         """Checks that no later commit has written one of the partitions.
 

@@ -246,6 +246,28 @@ def test_what_others_change_meanwhile_is_refused_and_the_rows_stay_staged(
     assert rows(sink) == [1]
 
 
+@pytest.mark.parametrize("others", [0, 2], ids=["older", "as long"])
+def test_a_table_that_was_restored_from_a_backup(tmp_path: Path, others: int) -> None:
+    table = tmp_path / "table"
+    sink = DeltaSink(str(table))
+    running = committer(sink)
+    running.abort_lingering([])
+    commit_requests(running, [stage(sink, 1)], "sink", wait=no_retry)
+    shutil.copytree(table / "_delta_log", tmp_path / "backup")
+    commit_requests(running, [stage(sink, 2, checkpoint_id=2)], "sink", wait=no_retry)
+    request = stage(sink, 3, checkpoint_id=3)
+    shutil.move(table / "_delta_log", tmp_path / "now")
+    shutil.copytree(tmp_path / "backup", table / "_delta_log")
+    for n in range(others):
+        write_deltalake(str(table), pa.table({"n": [10 + n], "s": ["x"]}), mode="append")
+    with pytest.raises(CommitRefusedError, match="does not have version 2 any more, with the rows of checkpoint 2"):
+        commit_requests(running, [request], "sink", wait=no_retry)
+    shutil.rmtree(table / "_delta_log")
+    shutil.move(tmp_path / "now", table / "_delta_log")
+    commit_requests(running, [CommitRequest(3, 0, request.committable)], "sink", wait=no_retry)
+    assert rows(sink) == [1, 2, 3]
+
+
 def test_other_changes_do_not_matter(tmp_path: Path) -> None:
     write_version(tmp_path, OLD, metadata())
     sink = DeltaSink(str(tmp_path))

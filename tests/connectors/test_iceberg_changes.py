@@ -152,6 +152,25 @@ def test_a_table_that_was_made_anew_in_its_place_gets_the_rows_when_it_is_run_ag
     assert rows(sink) == [2]
 
 
+def test_a_table_that_was_restored_from_a_backup(tmp_path: Path) -> None:
+    sink = sink_in(tmp_path)
+    running = committer(sink)
+    running.abort_lingering([])
+    put(running, stage(sink, 1))
+    backup = opened(sink).metadata_location
+    put(running, stage(sink, 2, checkpoint_id=2))
+    request, catalog = stage(sink, 3, checkpoint_id=3), opened(sink).catalog
+    now = opened(sink).metadata_location
+    catalog.drop_table(sink.table)
+    catalog.register_table(sink.table, backup)
+    with pytest.raises(CommitRefusedError, match="does not have the rows of checkpoint 2 any more"):
+        put(running, request)
+    catalog.drop_table(sink.table)
+    catalog.register_table(sink.table, now)
+    put(running, request)
+    assert rows(sink) == [1, 2, 3]
+
+
 def test_other_changes_do_not_matter(tmp_path: Path) -> None:
     sink = sink_in(tmp_path)
     running = committer(sink)
