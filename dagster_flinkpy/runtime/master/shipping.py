@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.runtime import code_pickling
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.python_environment import installed
 from dagster_flinkpy.runtime.user_modules import user_modules_by_value
@@ -22,7 +23,7 @@ def dump_job(job: EpochJob) -> bytes:
 
     with user_modules_by_value(cloudpickle):
         try:
-            data = cloudpickle.dumps(replace(job, python=None), protocol=5)
+            data = code_pickling.dumps(replace(job, python=None))
         except Exception as e:
             raise ConfigurationError(f"{_unpicklable(job.graph)} cannot be sent to the workers: {e}") from e
     # The Python dependencies come first: they must be importable before the job is unpickled.
@@ -30,11 +31,9 @@ def dump_job(job: EpochJob) -> bytes:
 
 
 def _unpicklable(graph: JobGraph) -> str:
-    import cloudpickle
-
     for vertex in graph.vertices:
         try:
-            cloudpickle.dumps(vertex)
+            code_pickling.dumps(vertex)
         except Exception:
             return f"an object in operator {vertex.uid!r} ({vertex.name}), which open() should create instead,"
     return "the program"
@@ -45,10 +44,8 @@ def load_job(data: bytes) -> EpochJob:
 
     The data comes only from the driver of this job.
     """
-    import cloudpickle
-
     *_, pickled = pickle.loads(data)
-    job: EpochJob = cloudpickle.loads(pickled)
+    job: EpochJob = pickle.loads(pickled)
     return job
 
 
