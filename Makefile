@@ -4,26 +4,31 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install demo test soak soak-continuous chaos lint format docs screenshots bench simulate pyflink-suite browser clean
+.PHONY: install lock demo test newest oldest soak soak-continuous chaos lint format docs screenshots bench simulate \
+  pyflink-suite browser clean
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
-	  || { echo "Python 3.10 or newer is needed: make PYTHON=/path/to/python3 $(MAKECMDGOALS)" >&2; exit 1; }
+$(STAMP): pyproject.toml requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3 $(MAKECMDGOALS)" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null \
 	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
 	       && apt-get update -qq && apt-get install -qqy python3-venv >/dev/null; } \
 	  || { echo "$(PYTHON) cannot make virtual environments: apt-get install python3-venv" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[demo,dev,docs]'
-	@# Spark needs Java 17 or newer: the machine's own, or else the one in a wheel.
-	@$(BIN)/python -m dagster_flinkpy.spark.java >/dev/null 2>&1 \
-	  || $(BIN)/pip install --quiet --disable-pip-version-check --editable '.[java]' || true
+	@# No dependencies are looked up: the lock has all of them. It brings a Java, too, for machines without one.
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@$(BIN)/python -m dagster_flinkpy.spark.java >/dev/null
 	@# A first start of Spark: it leaves an archive of Java classes, with which later ones take half the time.
 	@$(BIN)/flinkpy doctor >/dev/null || true
 	@touch $@
+
+# What `make install` installs, with all extras, for each Python and platform: the newest that pyproject.toml allows.
+lock:
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --all-extras --generate-hashes \
+	  --no-emit-index-url --custom-compile-command 'make lock' --output-file requirements.lock pyproject.toml
 
 demo: install
 	$(BIN)/python -m assets.demo
@@ -32,6 +37,15 @@ demo: install
 WORKERS ?= 3
 test: install browser
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+# The tests with the newest, and with the oldest, of all that pyproject.toml allows.
+newest: RESOLUTION := highest
+oldest: RESOLUTION := lowest-direct
+newest oldest: install browser
+	$(PYTHON) -m venv --clear .cache/$@
+	$(BIN)/uv pip install --quiet --python .cache/$@/bin/python --resolution $(RESOLUTION) --requirement pyproject.toml \
+	  --all-extras --editable .
+	PATH="$$PWD/.cache/$@/bin:$$PATH" .cache/$@/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # The property tests of runtime and state, and the matrix of whole jobs, with $(SOAK) times as many examples as CI.
 SOAK ?= 20
