@@ -28,7 +28,9 @@ def repeating(table: pa.Table) -> list[str]:
     sample = table.slice(0, _SAMPLE)
     leaves = (leaf for column in sample.columns for leaf in _leaves(column.combine_chunks()))
     return [
-        path for path, leaf in zip(_paths(table.schema), leaves, strict=True) if len(leaf.unique()) <= len(leaf) // 2
+        path
+        for path, leaf in zip(_paths(table.schema.remove_metadata()), leaves, strict=True)
+        if len(leaf.unique()) <= len(leaf) // 2
     ]
 
 

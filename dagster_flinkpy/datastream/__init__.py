@@ -1,6 +1,7 @@
 """The DataStream API (``pyflink.datastream``)."""
 
 from dagster_flinkpy.datastream.aggregations import Aggregation
+from dagster_flinkpy.datastream.async_data_stream import AsyncDataStream
 from dagster_flinkpy.datastream.batch_function import BatchState, KeyedBatchFunction, KeyedMultipleInputBatchFunction
 from dagster_flinkpy.datastream.broadcast import BroadcastConnectedStream, BroadcastStream
 from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
@@ -25,6 +26,9 @@ from dagster_flinkpy.datastream.externalized_checkpoint_retention import Externa
 from dagster_flinkpy.datastream.functions import (
     AggregateFunction,
     AllWindowFunction,
+    AsyncFunction,
+    AsyncRetryPredicate,
+    AsyncRetryStrategy,
     BroadcastProcessFunction,
     CoFlatMapFunction,
     CoMapFunction,
@@ -94,6 +98,10 @@ __all__ = [
     "Aggregation",
     "AllWindowFunction",
     "AllWindowedStream",
+    "AsyncDataStream",
+    "AsyncFunction",
+    "AsyncRetryPredicate",
+    "AsyncRetryStrategy",
     "BatchState",
     "BroadcastConnectedStream",
     "BroadcastProcessFunction",

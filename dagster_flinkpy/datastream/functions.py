@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
+from dagster_flinkpy.datastream.async_retry_strategies import AsyncRetryPredicate, AsyncRetryStrategy
 from dagster_flinkpy.datastream.base_functions import BaseAggregateFunction, BaseReduceFunction
 from dagster_flinkpy.datastream.state import (
     AggregatingState,
@@ -29,6 +30,9 @@ from dagster_flinkpy.metrics import MetricGroup
 __all__ = [
     "AggregateFunction",
     "AllWindowFunction",
+    "AsyncFunction",
+    "AsyncRetryPredicate",
+    "AsyncRetryStrategy",
     "BaseBroadcastProcessFunction",
     "BroadcastProcessFunction",
     "CoFlatMapFunction",
@@ -132,6 +136,21 @@ class Function:
 
     def close(self) -> None:
         """Is called once in each subtask after the last record."""
+
+
+class AsyncFunction(Function, Generic[IN, OUT]):
+    """Calls something slow, such as a web service, for many records at once; for `AsyncDataStream`."""
+
+    @abstractmethod
+    async def async_invoke(self, value: IN) -> list[OUT]:
+        """Returns the records for a record. All calls of a subtask share one event loop.
+
+        An exception fails the job, unless the retry strategy has the call tried again.
+        """
+
+    def timeout(self, value: IN) -> list[OUT]:
+        """Returns the records for a record whose call has timed out. By default raises a ``TimeoutError``."""
+        raise TimeoutError(f"the asynchronous call for {value!r} has timed out")
 
 
 class MapFunction(Function, ABC):

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, cast
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, TypeInformation
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.datastream.aggregations import Aggregations, CountAggregate, MeanAggregate
+from dagster_flinkpy.datastream.async_retry_strategies import AsyncRetryStrategy
 from dagster_flinkpy.datastream.batch_function import KeyedBatchFunction, KeyedMultipleInputBatchFunction
 from dagster_flinkpy.datastream.checkpointed_function import CheckpointedFunction
 from dagster_flinkpy.datastream.connectors.base import Sink, Source
@@ -17,6 +18,7 @@ from dagster_flinkpy.datastream.connectors.spark import SparkSource, SparkTransf
 from dagster_flinkpy.datastream.functions import (
     AggregateFunction,
     AllWindowFunction,
+    AsyncFunction,
     BroadcastProcessFunction,
     CoProcessFunction,
     FilterFunction,
@@ -39,6 +41,7 @@ from dagster_flinkpy.datastream.window import Trigger, WindowAssigner
 from dagster_flinkpy.errors import ConfigurationError
 
 __all__ = [
+    "AsyncWaitSpec",
     "BlockingEdgeSinkSpec",
     "BlockingEdgeSourceSpec",
     "BroadcastProcessSpec",
@@ -175,6 +178,24 @@ class FlatMapSpec(_FunctionSpec):
 
     function: FlatMapFunction | Callable[[Any], Any]
     kind: ClassVar[str] = "flat_map"
+
+
+@dataclass(frozen=True)
+class AsyncWaitSpec(_FunctionSpec):
+    """Calls an asynchronous function for many records at once."""
+
+    function: AsyncFunction[Any, Any]
+    timeout_ms: int
+    """After this time, ``timeout()`` of the function says what the records are; 0: never."""
+    capacity: int
+    """How many calls a subtask makes at once."""
+    retry_strategy: AsyncRetryStrategy[Any]
+    ordered: bool = False
+    """Whether results have the order of the records."""
+    kind: ClassVar[str] = "async_wait"
+
+    def user_functions(self) -> list[Any]:
+        return [self.function, self.retry_strategy]
 
 
 class MapBatchSpec(_FunctionSpec):

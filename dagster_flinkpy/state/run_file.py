@@ -123,7 +123,7 @@ def _encodings(table: pa.Table) -> Mapping[str, Any]:
     Integers such as sums and keys seldom repeat, so dictionaries are useless for them. Differences take half the time
     and half the bytes.
     """
-    integers = _integers_of(table.schema)
+    integers = _integers_of(table.schema.remove_metadata())
     return {
         "column_encoding": dict.fromkeys(integers, "DELTA_BINARY_PACKED"),
         "use_dictionary": [path for path in repeating(table) if path not in integers],

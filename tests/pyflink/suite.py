@@ -38,12 +38,11 @@ LEFT_OUT = {
     "examples/table/*": TABLE_API,
     "examples/datastream/streaming_word_count": TABLE_API,
     "examples/datastream/connectors/*": SERVER,
-    "examples/datastream/asyncio/*": "needs asynchronous functions, and a server",
+    "examples/datastream/asyncio/*": "needs a server",
     "*_completeness*": "compares PyFlink with Flink's Java classes",
     "*test_connectors*": "needs a JVM",
     "*test_state_backend*": "there are no classes for state backends",
     "*test_checkpoint_storage*": "there is one kind of checkpoint storage",
-    "*test_async*": "functions are synchronous",
 }
 """Examples and tests that do not run, by name, with the reasons."""
 

@@ -94,11 +94,6 @@ ABSENT = {
         common.ExecutionConfig.enable_auto_generated_uids common.ExecutionConfig.disable_auto_generated_uids
         common.ExecutionConfig.has_auto_generated_uids_enabled
     """,
-    "Functions are synchronous": """
-        datastream.AsyncDataStream datastream.AsyncFunction datastream.AsyncRetryPredicate
-        datastream.AsyncRetryStrategy datastream.functions.AsyncFunction datastream.functions.AsyncFunctionDescriptor
-        datastream.functions.AsyncRetryPredicate datastream.functions.AsyncRetryStrategy
-    """,
     "A Dagster asset is what keeps the result of a stream": """
         datastream.DataStream.cache datastream.KeyedStream.cache
     """,
@@ -118,6 +113,7 @@ ABSENT = {
         common.Configuration.parse_list_value common.Configuration.set_bytearray
     """,
     "Internals of PyFlink": """
+        datastream.functions.AsyncFunctionDescriptor
         datastream.KeyedStream.AccumulateType datastream.output_tag.RowTypeInfo datastream.output_tag.Types
         datastream.window.ContinuousEventTimeTrigger.register_next_fire_timestamp
         datastream.window.ContinuousProcessingTimeTrigger.register_next_fire_timestamp

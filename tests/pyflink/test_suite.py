@@ -11,7 +11,7 @@ TESTS = """
 import unittest
 
 from pyflink.common import Configuration, Row, Types
-from pyflink.datastream import AsyncDataStream, MapFunction
+from pyflink.datastream import HashMapStateBackend, MapFunction
 from pyflink.datastream.connectors.pulsar import PulsarSource
 from pyflink.datastream.formats.avro import AvroRowDeserializationSchema
 from pyflink.datastream.tests.test_util import DataStreamTestSinkFunction
@@ -77,7 +77,7 @@ class Tests(PyFlinkStreamingTestCase):
         TableEnvironment.create(self.env)
 
     def test_absent_class(self):
-        AsyncDataStream.unordered_wait(None, None, None)
+        HashMapStateBackend()
 
     def test_absent_method(self):
         self.env.from_collection([3]).cache()

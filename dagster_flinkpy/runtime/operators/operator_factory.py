@@ -8,6 +8,7 @@ from typing import Any
 from dagster_flinkpy.datastream import operator_specs as specs
 from dagster_flinkpy.runtime.operators import (
     aggregate_operators,
+    async_wait_operator,
     batch_operators,
     blocking_edge_operators,
     broadcast_operators,
@@ -28,6 +29,7 @@ _OPERATORS: dict[type[specs.OperatorSpec], Callable[[OperatorContext, Any], Stre
     specs.MapSpec: function_operators.MapOperator,
     specs.FilterSpec: function_operators.FilterOperator,
     specs.FlatMapSpec: function_operators.FlatMapOperator,
+    specs.AsyncWaitSpec: async_wait_operator.AsyncWaitOperator,
     specs.MapBatchSpec: batch_operators.MapBatchOperator,
     specs.FilterBatchSpec: batch_operators.FilterBatchOperator,
     specs.ProcessSpec: function_operators.ProcessOperator,
