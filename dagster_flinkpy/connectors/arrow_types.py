@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from uuid import UUID
-
 import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation, Types
 from dagster_flinkpy.errors import ConfigurationError
 
-__all__ = ["cast_column", "row_type_of"]
+__all__ = ["row_type_of", "type_info_of"]
 
 _SIMPLE: dict[pa.DataType, TypeInformation] = {
     pa.bool_(): Types.BOOLEAN(),
@@ -25,9 +23,12 @@ _SIMPLE: dict[pa.DataType, TypeInformation] = {
     pa.float64(): Types.DOUBLE(),
     pa.string(): Types.STRING(),
     pa.large_string(): Types.STRING(),
+    pa.string_view(): Types.STRING(),
     pa.binary(): Types.PRIMITIVE_ARRAY(Types.BYTE()),
     pa.large_binary(): Types.PRIMITIVE_ARRAY(Types.BYTE()),
+    pa.binary_view(): Types.PRIMITIVE_ARRAY(Types.BYTE()),
     pa.date32(): Types.SQL_DATE(),
+    pa.date64(): Types.SQL_DATE(),
 }
 
 
@@ -37,19 +38,7 @@ def row_type_of(schema: pa.Schema) -> RowTypeInfo:
     Raises:
         ConfigurationError: There is no type information for the type of a column; the message names the column.
     """
-    types = [
-        Types.STRING() if isinstance(field.type, pa.UuidType) else type_info_of(field.type, field.name)
-        for field in schema
-    ]
-    return Types.ROW_NAMED(schema.names, types)
-
-
-def cast_column(column: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Casts a column of a file to a type that a source declares. A UUID becomes its text."""
-    if isinstance(column.type, pa.UuidType) and pa.types.is_string(wanted):
-        values = column.storage.to_pylist()
-        return pa.array([None if value is None else str(UUID(bytes=value)) for value in values], wanted)
-    return column.cast(wanted)
+    return Types.ROW_NAMED(schema.names, [type_info_of(field.type, field.name) for field in schema])
 
 
 def type_info_of(arrow_type: pa.DataType, name: str, *, instants: bool = False) -> TypeInformation:
@@ -65,6 +54,12 @@ def type_info_of(arrow_type: pa.DataType, name: str, *, instants: bool = False) 
     """
     if arrow_type in _SIMPLE:
         return _SIMPLE[arrow_type]
+    if isinstance(arrow_type, pa.UuidType):
+        return Types.STRING()
+    if getattr(arrow_type, "extension_name", None) == "arrow.json":
+        return type_info_of(arrow_type.storage_type, name)
+    if pa.types.is_fixed_size_binary(arrow_type):
+        return Types.PRIMITIVE_ARRAY(Types.BYTE())
     if pa.types.is_dictionary(arrow_type):
         return type_info_of(arrow_type.value_type, name, instants=instants)
     if pa.types.is_timestamp(arrow_type):
@@ -72,8 +67,9 @@ def type_info_of(arrow_type: pa.DataType, name: str, *, instants: bool = False) 
     if pa.types.is_time(arrow_type):
         return Types.SQL_TIME()
     if pa.types.is_decimal(arrow_type):
-        return Types.DECIMAL(arrow_type.precision, arrow_type.scale)
-    if pa.types.is_list(arrow_type) or pa.types.is_large_list(arrow_type):
+        scale = max(arrow_type.scale, 0)
+        return Types.DECIMAL(arrow_type.precision - arrow_type.scale + scale, scale)
+    if pa.types.is_list(arrow_type) or pa.types.is_large_list(arrow_type) or pa.types.is_fixed_size_list(arrow_type):
         return Types.LIST(type_info_of(arrow_type.value_type, f"{name}[]", instants=instants))
     if pa.types.is_map(arrow_type):
         return Types.MAP(

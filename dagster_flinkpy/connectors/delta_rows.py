@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
+from dagster_flinkpy.connectors.column_casts import cast_column
 from dagster_flinkpy.connectors.delta_table import storage_options
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.storage import StorageLocation
@@ -55,7 +56,9 @@ class DeltaRows:
         there = [name for name in self.schema.names if name in dataset.schema.names]
         rows = dataset.to_table(there, filter=condition)
         columns = [
-            rows.column(field.name).cast(field.type) if field.name in there else pa.nulls(len(rows), field.type)
+            cast_column(field.name, rows.column(field.name), field.type)
+            if field.name in there
+            else pa.nulls(len(rows), field.type)
             for field in self.schema
         ]
         return pa.table(columns, schema=self.schema)

@@ -29,7 +29,7 @@ class DeltaSource(TableSource):
 
     Args:
         location: The folder of the table, on S3 or local.
-        row_type: Columns to read, by name, with the types to cast them to. Default: all columns of the table.
+        row_type: Columns to read, by name, and their types, which may be wider. Default: all columns of the table.
         bounded: Whether the input ends with the version that is the latest when an epoch is planned. Default: it ends
             if ``env.execute()`` runs the program, and continues from run to run in Dagster.
         max_files_per_epoch: Maximum number of data files between two barriers. Default: all that exist.

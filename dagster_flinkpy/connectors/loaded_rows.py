@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
-from dagster_flinkpy.errors import SourceReadError
+from dagster_flinkpy.connectors.column_casts import cast_columns
+from dagster_flinkpy.errors import SourceReadError, TypeMismatchError
 
 __all__ = ["columns_of_rows"]
 
@@ -25,7 +26,8 @@ def columns_of_rows(rows: Any, row_type: RowTypeInfo, where: str) -> Iterator[pa
         where: Where they come from, for messages.
 
     Raises:
-        SourceReadError: They do not have the columns, or these have other types.
+        SourceReadError: They do not have the columns.
+        TypeMismatchError: A column has a type, or a value, that does not fit.
     """
     if type(rows).__module__.partition(".")[0] == "pandas":
         rows = pa.Table.from_pandas(rows, preserve_index=False)
@@ -35,12 +37,12 @@ def columns_of_rows(rows: Any, row_type: RowTypeInfo, where: str) -> Iterator[pa
         fields = list(row_type.arrow_type)
         if missing := [field.name for field in fields if field.name not in rows.column_names]:
             raise SourceReadError(f"what {where} returned has no column {missing[0]!r}, only {rows.column_names}")
-        try:
-            table = rows.select([field.name for field in fields]).cast(pa.schema(fields))
-        except pa.ArrowException as error:
-            raise SourceReadError(f"what {where} returned does not fit its row_type: {error}") from error
-        for batch in table.to_batches(max_chunksize=_BATCH_RECORDS):
-            yield pa.StructArray.from_arrays(batch.columns, fields=fields)
+        for batch in rows.to_batches(max_chunksize=_BATCH_RECORDS):
+            try:
+                columns = cast_columns(batch, fields)
+            except TypeMismatchError as error:
+                raise TypeMismatchError(f"what {where} returned: {error}") from error
+            yield pa.StructArray.from_arrays(columns, fields=fields)
         return
     try:
         values = iter(rows)

@@ -27,7 +27,7 @@ from dagster_flinkpy.datastream.connectors.base import (
 )
 from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
-from dagster_flinkpy.errors import ConfigurationError, SourceReadError, StorageError
+from dagster_flinkpy.errors import ConfigurationError, SourceReadError, StorageError, TypeMismatchError
 from dagster_flinkpy.storage import ObjectInfo, ObjectStore, StorageLocation
 
 if TYPE_CHECKING:
@@ -70,7 +70,8 @@ class ParquetSource(PartitionedSource):
     Args:
         location: A folder on S3 or a local one.
         pattern: Pattern for the paths of the files below the location. ``*`` also matches slashes.
-        row_type: Columns to read, by name, with the types to cast them to. Default: all columns of the first file.
+        row_type: Columns to read, by name, and their types. A column may have a narrower type in a file, such as int32
+            for ``Types.LONG()``. Default: all columns of the first file.
         bounded: Whether the input ends with the files that exist when an epoch is planned; files that come later are an
             error. Default: the input ends if ``env.execute()`` runs the program, and continues from run to run in
             Dagster.
@@ -243,10 +244,14 @@ class ParquetSource(PartitionedSource):
                     yield _struct(rows, row_type), min(start, stop)
 
     def _check_columns(self, schema: pa.Schema, row_type: RowTypeInfo) -> None:
+        from dagster_flinkpy.connectors.column_casts import check_cast
+
         _check_unique(schema, row_type.field_names)
         missing = [name for name in row_type.field_names if name not in schema.names]
         if missing:
             raise SourceReadError(f"it has no column {', '.join(map(repr, missing))}, only {schema.names}")
+        for field, declared in zip(row_type.arrow_type, row_type.field_types, strict=True):
+            check_cast(field.name, schema.field(field.name).type, field.type, declared)
 
     def kinds(self) -> set[str]:
         return {"parquet"}
@@ -456,11 +461,13 @@ class _RowMeter(SplitMeter):
 
 @contextmanager
 def _naming(store: ObjectStore, key: str) -> Iterator[None]:
-    """Turns errors with one file into a SourceReadError that names the file."""
+    """Turns errors with one file into a SourceReadError, or into a TypeMismatchError, that names the file."""
     import pyarrow as pa
 
     try:
         yield
+    except TypeMismatchError as error:
+        raise TypeMismatchError(f"cannot read {store.url}/{key}: {error}") from error
     except (pa.ArrowException, OSError, StorageError, SourceReadError, ConfigurationError) as error:
         raise SourceReadError(f"cannot read {store.url}/{key}: {error}") from error
 
@@ -468,7 +475,9 @@ def _naming(store: ObjectStore, key: str) -> Iterator[None]:
 def _open(store: ObjectStore, key: str, size: int, footer: pq.FileMetaData | None = None) -> pq.ParquetFile:
     import pyarrow.parquet as pq
 
-    return pq.ParquetFile(RangedFile(store, key, size), metadata=footer, pre_buffer=True)
+    file = RangedFile(store, key, size)
+    # INT96 as Spark reads it: nanoseconds would overflow in years that are far away.
+    return pq.ParquetFile(file, metadata=footer, pre_buffer=True, coerce_int96_timestamp_unit="us")
 
 
 @lru_cache(maxsize=64)
@@ -517,13 +526,7 @@ def _check_unique(schema: pa.Schema, names: Sequence[str]) -> None:
 def _struct(batch: pa.RecordBatch, row_type: RowTypeInfo) -> pa.Array:
     import pyarrow as pa
 
-    from dagster_flinkpy.connectors.arrow_types import cast_column
+    from dagster_flinkpy.connectors.column_casts import cast_columns
 
     fields = list(row_type.arrow_type)
-    columns = []
-    for field, declared in zip(fields, row_type.field_types, strict=True):
-        try:
-            columns.append(cast_column(batch.column(field.name), field.type))
-        except pa.ArrowException as error:
-            raise SourceReadError(f"column {field.name!r} does not fit {declared}: {error}") from error
-    return pa.StructArray.from_arrays(columns, fields=fields)
+    return pa.StructArray.from_arrays(cast_columns(batch, fields), fields=fields)

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation
+from dagster_flinkpy.connectors.column_casts import cast_column
 from dagster_flinkpy.connectors.ranged_file import RangedFile
 from dagster_flinkpy.connectors.staged_files import partition_folder, partition_values
 from dagster_flinkpy.errors import ConfigurationError
@@ -155,7 +156,7 @@ class ParquetTable:
             count = parquet.metadata.num_rows
         in_path = partition_values(key)
         columns = [
-            rows.column(field.name).cast(field.type)
+            cast_column(field.name, rows.column(field.name), field.type)
             if field.name in there
             else pa.repeat(pa.scalar(in_path.get(field.name), pa.string()).cast(field.type), count)
             for field in self.schema

@@ -12,9 +12,10 @@ import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.arrow_types import row_type_of
+from dagster_flinkpy.connectors.column_casts import cast_columns
 from dagster_flinkpy.connectors.spark_ddl import parse_ddl
 from dagster_flinkpy.datastream.connectors.base import Json, SourceSplit, SplitEnumerator, position_field
-from dagster_flinkpy.errors import ConfigurationError, SourceReadError
+from dagster_flinkpy.errors import ConfigurationError, SourceReadError, TypeMismatchError
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -264,6 +265,6 @@ def _struct(source: PythonDataSource, batch: pa.RecordBatch) -> pa.Array:
     if missing:
         raise SourceReadError(f"a batch of data source {_name(source)} has no column {missing[0]!r}")
     try:
-        return pa.StructArray.from_arrays([batch.column(f.name).cast(f.type) for f in fields], fields=fields)
-    except pa.ArrowException as error:
-        raise SourceReadError(f"a batch of data source {_name(source)} does not fit its schema: {error}") from error
+        return pa.StructArray.from_arrays(cast_columns(batch, fields), fields=fields)
+    except TypeMismatchError as error:
+        raise TypeMismatchError(f"a batch of data source {_name(source)}: {error}") from error

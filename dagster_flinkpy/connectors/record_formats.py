@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
-from datetime import date, datetime, time
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
@@ -28,6 +28,7 @@ from dagster_flinkpy.common.typeinfo import (
 )
 from dagster_flinkpy.connectors.column_types import columns_of
 from dagster_flinkpy.connectors.json_values import to_json_lines
+from dagster_flinkpy.connectors.text_values import as_text, from_text
 from dagster_flinkpy.datastream.formats.json import JsonRowDeserializationSchema, JsonRowSerializationSchema
 
 __all__ = ["Decoder", "Encoder", "UndecodableMessage", "record_decoder", "record_encoder"]
@@ -102,8 +103,9 @@ class _JsonDecoder:
     def __init__(self, schema: JsonRowDeserializationSchema) -> None:
         self._schema, self._type = schema, schema.type_info
         self._columnar = not schema.fails_on_missing_field and _in_columns(schema.type_info)
-        fields = list(schema.type_info.arrow_type)
-        self._parse = pa_json.ParseOptions(explicit_schema=pa.schema(fields), unexpected_field_behavior="ignore")
+        self._read_as = as_text(schema.type_info.arrow_type)
+        read = pa.schema(list(self._read_as))
+        self._parse = pa_json.ParseOptions(explicit_schema=read, unexpected_field_behavior="ignore")
 
     def __call__(self, messages: Messages) -> pa.Array:
         if self._columnar and messages and None not in messages:
@@ -111,7 +113,7 @@ class _JsonDecoder:
             lines = b"\n".join([message.replace(b"\n", b" ") for message in messages if message is not None])
             try:
                 return self._read(lines, len(messages))
-            except pa.ArrowInvalid:
+            except ValueError:  # such as ArrowInvalid
                 pass  # said below, with the message
         return self._one_by_one(messages)
 
@@ -121,23 +123,38 @@ class _JsonDecoder:
         if table.num_rows != count:
             raise pa.ArrowInvalid("not one object for each message")
         table.validate(full=True)
-        columns = [table.column(field.name).combine_chunks() for field in self._type.arrow_type]
-        return pa.StructArray.from_arrays(columns, fields=list(self._type.arrow_type))
+        columns = [table.column(field.name).combine_chunks() for field in self._read_as]
+        return self._converted(pa.StructArray.from_arrays(columns, fields=list(self._read_as)))
 
     def _one_by_one(self, messages: Messages) -> pa.Array:
-        values: list[Any] = []
-        for index, message in enumerate(messages):
-            try:
-                values.append(None if message is None else self._value(message))
-            except (ValueError, InvalidOperation) as error:
-                if not self._schema.ignores_parse_errors:
-                    raise UndecodableMessage(index, str(error)) from error
-                values.append(None)
-        return pa.array(values, self._type.arrow_type)
+        values = [self._value(index, message) for index, message in enumerate(messages)]
+        try:
+            return self._converted(pa.array(values, self._read_as))
+        except ValueError:
+            values = [self._checked(index, value) for index, value in enumerate(values)]
+            return self._converted(pa.array(values, self._read_as))
 
-    def _value(self, message: bytes) -> Any:
-        value = json.loads(message, parse_float=Decimal)
-        return _value("record", self._type, value, self._schema.fails_on_missing_field)
+    def _value(self, index: int, message: bytes | None) -> Any:
+        try:
+            value = None if message is None else json.loads(message, parse_float=Decimal)
+            return _value("record", self._type, value, self._schema.fails_on_missing_field)
+        except (ValueError, InvalidOperation) as error:
+            return self._refused(index, error)
+
+    def _checked(self, index: int, value: Any) -> Any:
+        """Returns a value whose texts can be converted."""
+        try:
+            self._converted(pa.array([value], self._read_as))
+        except ValueError as error:
+            return self._refused(index, error)
+        return value
+
+    def _refused(self, index: int, error: Exception) -> None:
+        if not self._schema.ignores_parse_errors:
+            raise UndecodableMessage(index, str(error)) from error
+
+    def _converted(self, column: pa.Array) -> pa.Array:
+        return from_text("record", column, self._type.arrow_type)
 
 
 def _in_columns(type_info: TypeInformation) -> bool:
@@ -148,20 +165,24 @@ def _in_columns(type_info: TypeInformation) -> bool:
     return type_info in _IN_COLUMNS
 
 
-_TEXTS: dict[TypeInformation, Callable[[str], Any]] = {
-    Types.SQL_DATE(): date.fromisoformat,
-    Types.SQL_TIME(): time.fromisoformat,
-    Types.SQL_TIMESTAMP(): lambda text: _datetime(text, zone=False),
-    Types.INSTANT(): lambda text: _datetime(text, zone=True),
-}
+_TEXTS = (Types.SQL_DATE(), Types.SQL_TIME(), Types.SQL_TIMESTAMP(), Types.INSTANT())
+"""What is text here, and converted for all records at once."""
 _RANGES = {Types.BYTE(): 7, Types.SHORT(): 15, Types.INT(): 31, Types.LONG(): 63}
 
 
-def _datetime(text: str, *, zone: bool) -> datetime:
-    value = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text)
-    if zone == (value.tzinfo is None):
-        raise ValueError(f"{text!r} has {'no' if zone else 'a'} time zone")
-    return value
+def wrong_member(row_type: RowTypeInfo, record: str) -> ValueError | None:
+    """Returns what is wrong with the first member of a JSON object that is not of its type, if one is not.
+
+    Raises:
+        JSONDecodeError: It is not JSON.
+    """
+    try:
+        _value("record", row_type, json.loads(record, parse_float=Decimal), fails=False)
+    except json.JSONDecodeError:
+        raise
+    except (ValueError, InvalidOperation) as error:
+        return ValueError(str(error))
+    return None
 
 
 def _value(name: str, type_info: TypeInformation, value: Any, fails: bool) -> Any:
@@ -206,9 +227,11 @@ def _scalar(name: str, type_info: TypeInformation, value: Any) -> Any:
             raise ValueError(f"{name} is {value}, which is no {type_info}")
         return value
     if type_info in (Types.FLOAT(), Types.DOUBLE()) and (number or isinstance(value, float)):  # NaN, Infinity
+        if number and math.isinf(float(value)):
+            raise ValueError(f"{name} is {value}, which is no {type_info}")
         return float(value)
     if type_info in _TEXTS and isinstance(value, str):
-        return _TEXTS[type_info](value)
+        return value
     if pa.types.is_decimal(type_info.arrow_type) and (number or isinstance(value, str)):
         return _decimal(name, type_info, value)
     raise ValueError(f"{name} is {value!r:.100}, but must be {type_info}")

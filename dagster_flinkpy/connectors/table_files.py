@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dagster_flinkpy.connectors.arrow_types import cast_column
+from dagster_flinkpy.connectors.column_casts import cast_column
 from dagster_flinkpy.connectors.ranged_file import RangedFile
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
-from dagster_flinkpy.errors import ObjectNotFoundError, SourceReadError, StorageError
+from dagster_flinkpy.errors import ObjectNotFoundError, SourceReadError, StorageError, TypeMismatchError
 
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors.table_source import TableSource
@@ -34,7 +34,7 @@ def read_table_file(source: TableSource, split: SourceSplit) -> Iterator[tuple[p
     path, size = split.properties["path"], split.properties["size"]
     store = source.location.open()
     try:
-        with pq.ParquetFile(RangedFile(store, path, size), pre_buffer=True) as file:
+        with pq.ParquetFile(RangedFile(store, path, size), pre_buffer=True, coerce_int96_timestamp_unit="us") as file:
             _check_fields(file.schema_arrow, split, f"{store.url}/{path}")
             columns = _columns(file.schema_arrow, split)
             stop, end = split.properties.get("stop", file.metadata.num_rows), 0
@@ -52,6 +52,8 @@ def read_table_file(source: TableSource, split: SourceSplit) -> Iterator[tuple[p
                     rows = rows.slice(0, max(rows.num_rows - max(start - stop, 0), 0))
                     if len(column := _struct(source, split, rows, columns)):
                         yield column, min(start, stop)
+    except TypeMismatchError as error:
+        raise TypeMismatchError(f"cannot read {store.url}/{path}: {error}") from error
     except (pa.ArrowException, OSError, StorageError) as error:
         raise _unreadable(store, path, error) from error
 
@@ -124,7 +126,7 @@ def _struct(source: TableSource, split: SourceSplit, rows: pa.RecordBatch, colum
     constants, arrays = split.properties.get("values", {}), []
     for field in source.table_type.arrow_type:
         if field.name in columns:
-            arrays.append(cast_column(rows.column(columns[field.name]), field.type))
+            arrays.append(cast_column(field.name, rows.column(columns[field.name]), field.type))
         else:
             arrays.append(pa.repeat(pa.scalar(constants.get(field.name)).cast(field.type), rows.num_rows))
     kind, version = split.properties.get("kind"), split.properties.get("version")

@@ -99,7 +99,7 @@ class TableSource(PartitionedSource):
 
     Args:
         location: The folder of the table.
-        row_type: Columns to read, by name, with the types to cast them to.
+        row_type: Columns to read, by name, and their types, which may be wider.
         bounded: Whether the input ends with the version that is the latest when an epoch is planned.
         max_files_per_epoch: Maximum number of data files between two barriers.
         max_records_per_epoch: Maximum number of rows between two barriers, over all subtasks.

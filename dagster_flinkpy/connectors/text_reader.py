@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -14,7 +16,9 @@ import pyarrow.json as pa_json
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.known_files import check_unchanged
+from dagster_flinkpy.connectors.record_formats import wrong_member
 from dagster_flinkpy.connectors.text_content import TextFile, ends_of_records, location_of
+from dagster_flinkpy.connectors.text_values import as_text, from_text
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.datastream.formats.csv import CsvReaderFormat
 from dagster_flinkpy.datastream.formats.json_lines import JsonLinesReaderFormat
@@ -31,8 +35,11 @@ Parse = Callable[[bytes], pa.Array]
 """Parses whole records. What it raises says what is wrong, without a place."""
 
 
-class _BadRecordsError(Exception):
+class _BadRecordsError(ValueError):
     """A block has other records than lines."""
+
+
+_PARSE_ERRORS = (pa.ArrowException, ValueError)
 
 
 def read_text(source: FileSource, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
@@ -80,7 +87,7 @@ def _next(
     position, data, end, parsed = pending.popleft()
     try:
         rows = parsed.result()
-    except (pa.ArrowException, UnicodeError, _BadRecordsError) as error:
+    except _PARSE_ERRORS as error:
         raise _bad_line(file, parse, position, data, error) from error
     if len(rows):
         yield rows, end
@@ -96,11 +103,14 @@ def _bad_line(file: TextFile, parse: Parse, position: int, data: bytes, error: E
         try:
             parse(b"".join(records[:middle]))
             good = middle
-        except (pa.ArrowException, UnicodeError, _BadRecordsError) as found:
+        except _PARSE_ERRORS as found:
             bad, error = middle, found
     before = sum(block.count(b"\n") for block, _ in file.blocks(0, position)) if position else 0
     line = before + b"".join(records[:good]).count(b"\n") + 1
     record = records[good].decode(errors="replace").strip("\r\n") if records else ""
+    if isinstance(file.format, JsonLinesReaderFormat) and isinstance(error, pa.ArrowException):
+        with suppress(json.JSONDecodeError):  # PyArrow does not name the member
+            error = wrong_member(file.format.produced_type, record) or error
     return SourceReadError(f"line {line:,} ({record!r:.200}): {error}")
 
 
@@ -152,8 +162,8 @@ def _csv_parser(file: TextFile, text: CsvReaderFormat, names: list[str]) -> Pars
     row_type = text.produced_type
     fields, parse_options = list(row_type.arrow_type), _parse_options(text)
     convert_options = pa_csv.ConvertOptions(
-        # PyArrow does not read large decimals from CSV, but it converts text to them.
-        column_types={f.name: pa.string() if pa.types.is_decimal256(f.type) else f.type for f in fields},
+        # PyArrow would take " 0x1F " for a number.
+        column_types={field.name: pa.string() for field in fields},
         include_columns=list(row_type.field_names),
         null_values=[text.null_value],
         strings_can_be_null=True,
@@ -187,7 +197,7 @@ def _advice(text: CsvReaderFormat) -> str:
 
 def _json_parser(row_type: RowTypeInfo) -> Parse:
     fields = list(row_type.arrow_type)
-    schema = pa.schema([pa.field(field.name, _as_read(field.type)) for field in fields])
+    schema = pa.schema([pa.field(field.name, as_text(field.type)) for field in fields])
     options = pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
 
     def parse(data: bytes) -> pa.Array:
@@ -222,38 +232,10 @@ def _check_count(data: bytes, rows: int, advice: str, *, blank: bytes | None = N
 
 def _structs(table: pa.Table, fields: list[pa.Field]) -> pa.Array:
     columns = [
-        _convert(column.chunk(0) if column.num_chunks == 1 else column.combine_chunks(), field.type)
+        from_text(field.name, column.chunk(0) if column.num_chunks == 1 else column.combine_chunks(), field.type)
         for column, field in zip(table.select([field.name for field in fields]).columns, fields, strict=True)
     ]
     return pa.StructArray.from_arrays(columns, fields=fields)
-
-
-def _as_read(arrow_type: pa.DataType) -> pa.DataType:
-    """Returns the type as which PyArrow reads JSON. It does not read dates and times from text."""
-    if pa.types.is_date(arrow_type) or pa.types.is_time(arrow_type):
-        return pa.string()
-    if pa.types.is_struct(arrow_type):
-        return pa.struct([field.with_type(_as_read(field.type)) for field in arrow_type])
-    if pa.types.is_list(arrow_type):
-        return pa.list_(arrow_type.value_field.with_type(_as_read(arrow_type.value_type)))
-    return arrow_type
-
-
-def _convert(column: pa.Array, to: pa.DataType) -> pa.Array:
-    if column.type == to:
-        return column
-    if pa.types.is_time(to):
-        return pc.binary_join_element_wise("1970-01-01T", column, "").cast(pa.timestamp("us")).cast(to)
-    if pa.types.is_struct(to):
-        parts = [_convert(pc.struct_field(column, i), field.type) for i, field in enumerate(to)]
-        return pa.StructArray.from_arrays(parts, fields=list(to), mask=column.is_null())
-    if pa.types.is_list(to):
-        filled = pc.fill_null(column, []) if column.null_count else column
-        values = _convert(filled.flatten(), to.value_type)
-        lengths = pc.fill_null(pc.list_value_length(filled), 0)
-        offsets = pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(lengths.cast(pa.int64()))])
-        return pa.ListArray.from_arrays(offsets.cast(pa.int32()), values, type=to, mask=column.is_null())
-    return column.cast(to)
 
 
 def _lines(data: bytes, charset: str | None) -> pa.Array:

@@ -328,8 +328,8 @@ class DataStream(StreamSettings):
 
         Args:
             func: Takes a DataFrame and returns another one.
-            output_type: The columns to read, by name, and the types to cast them to. Default: all columns; Spark is
-                asked for their types when the program is declared. Required in a Dagster code location, which loads
+            output_type: The columns to read, by name, and their types, which may be wider. Default: all columns; Spark
+                is asked for their types when the program is declared. Required in a Dagster code location, which loads
                 without Spark.
 
         Raises:

@@ -309,9 +309,9 @@ class StreamExecutionEnvironment:
             watermark_strategy: How event times and watermarks are assigned. Default: there are none, and the event time
                 of joined streams waits for these rows only while they are read.
             source_name: The name of the operator.
-            type_info: The columns to read, by name, and the types to cast them to. Default: all columns; Spark is asked
-                for their types when the program is declared. Required in a Dagster code location, which loads without
-                Spark.
+            type_info: The columns to read, by name, and their types, which may be wider. Default: all columns; Spark is
+                asked for their types when the program is declared. Required in a Dagster code location, which loads
+                without Spark.
             bounded: Whether the input ends when the DataFrame has been read. If not, each run reads all of it in its
                 first epoch. Default: the input ends if ``env.execute()`` runs the program. In Dagster each run reads
                 it.

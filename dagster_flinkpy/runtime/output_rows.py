@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, Types
 from dagster_flinkpy.connectors.arrow_types import type_info_of
+from dagster_flinkpy.connectors.column_casts import cast_columns
 from dagster_flinkpy.connectors.output_ledger import StagedRows
 from dagster_flinkpy.errors import TypeMismatchError
 from dagster_flinkpy.runtime.output_transaction import Output, OutputTransaction, writer_context
@@ -84,13 +85,7 @@ def _declared(transaction: OutputTransaction, schema: pa.Schema) -> RowTypeInfo:
 def _records(batch: pa.RecordBatch, record: RowTypeInfo) -> pa.Array:
     """Returns a batch as an array of records."""
     fields = list(record.arrow_type)
-    columns = []
-    for field in fields:
-        try:
-            columns.append(batch.column(field.name).cast(field.type))
-        except (pa.ArrowException, NotImplementedError) as error:
-            raise TypeMismatchError(f"column {field.name!r} cannot be stored as {field.type}: {error}") from error
-    return pa.StructArray.from_arrays(columns, fields=fields)
+    return pa.StructArray.from_arrays(cast_columns(batch, fields), fields=fields)
 
 
 def _write_spark(transaction: OutputTransaction, rows: Any, partition: str | None) -> None:

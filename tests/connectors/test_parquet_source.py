@@ -136,17 +136,10 @@ def test_columns_are_chosen_and_cast_by_the_row_type(tmp_path):
     assert column.type.field("n").type == pa.int64()
 
 
-@pytest.mark.parametrize(
-    ("names", "type_info", "message"),
-    [
-        (["nope"], Types.LONG(), r"1\.parquet.*'nope'"),
-        (["s"], Types.LONG(), r"1\.parquet.*'s' does not fit Types\.LONG\(\)"),
-    ],
-)
-def test_columns_that_do_not_fit_are_named_with_their_file(tmp_path, names, type_info, message):
+def test_a_column_that_is_not_there_is_named_with_its_file(tmp_path):
     pq.write_table(pa.table({"s": ["a"]}), tmp_path / "1.parquet")
-    source = ParquetSource(str(tmp_path), row_type=Types.ROW_NAMED(names, [type_info]))
-    with pytest.raises(SourceReadError, match=message):
+    source = ParquetSource(str(tmp_path), row_type=Types.ROW_NAMED(["nope"], [Types.LONG()]))
+    with pytest.raises(SourceReadError, match=r"1\.parquet.*'nope'"):
         list(source.read(only_split(source)))
 
 

@@ -88,6 +88,42 @@ def test_both_parsers_agree(monkeypatch: pytest.MonkeyPatch) -> None:
             decoded(json_schema(kind), limit)
 
 
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (Types.LONG(), "1.0"),
+        (Types.LONG(), '"7"'),
+        (Types.DOUBLE(), "1e400"),
+        (Types.FLOAT(), "1e39"),
+        (Types.DECIMAL(9, 2), "1.005"),
+        (Types.SQL_DATE(), '"20240101"'),
+        (Types.SQL_DATE(), '"2024-W01-1"'),
+        (Types.SQL_TIME(), '"10:00Z"'),
+        (Types.SQL_TIME(), '"10"'),
+        (Types.SQL_TIME(), '"10:00:00.1234567"'),
+        (Types.SQL_TIMESTAMP(), '"2024-01-01T10:00:00.1234567"'),
+        (Types.SQL_TIMESTAMP(), '"2024-01-01T10:00Z"'),
+        (Types.SQL_TIMESTAMP(), "1700000000"),
+        (Types.INSTANT(), '"2024-01-01T10:00"'),
+    ],
+)
+def test_a_value_that_is_not_written_strictly_is_refused(kind: TypeInformation, value: str) -> None:
+    """Alone, in a list and in a map; and the messages beside it are decoded if such errors are ignored."""
+    nested = {
+        "v": (kind, value),
+        "l": (Types.LIST(kind), f"[null, {value}]"),
+        "m": (Types.MAP(Types.STRING(), kind), f'{{"k": {value}}}'),
+    }
+    for name, (each, text) in nested.items():
+        builder = JsonRowDeserializationSchema.builder().type_info(Types.ROW_NAMED([name], [each]))
+        messages = [b"{}", f'{{"{name}": {text}}}'.encode(), b"{}"]
+        with pytest.raises(UndecodableMessage, match=rf"record\.{name}.* is ") as raised:
+            record_decoder(builder.build())(messages)
+        assert raised.value.index == 1
+        decoded = record_decoder(builder.ignore_parse_errors().build())(messages)
+        assert decoded.to_pylist() == [{name: None}, None, {name: None}]
+
+
 def test_a_missing_field_can_be_an_error() -> None:
     with pytest.raises(UndecodableMessage, match="record has no field 's'"):
         decoded(json_schema(FLAT, "fail_on_missing_field"), b'{"n": 1, "x": 1}')

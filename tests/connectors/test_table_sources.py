@@ -22,7 +22,7 @@ from dagster_flinkpy.connectors.table_source import TableSource
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import SplitEnumerator
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
-from dagster_flinkpy.errors import ConfigurationError, SourceReadError
+from dagster_flinkpy.errors import ConfigurationError, SourceReadError, TypeMismatchError
 from dagster_flinkpy.testing import run_local
 from tests.connectors.test_delta_sink import commit as commit_delta
 from tests.connectors.test_delta_sink import opened as delta_of
@@ -268,8 +268,11 @@ def test_what_is_not_there_is_an_error(target: Target) -> None:
     with pytest.raises(ConfigurationError, match="max_files_per_epoch=0"):
         target.source(max_files_per_epoch=0)
     target.add(1)
-    source = target.source(row_type=Types.ROW_NAMED(["n"], [Types.INT()]))
+    source = target.source(row_type=Types.ROW_NAMED(["n"], [Types.BIG_INT()]))
     assert take(source, source.create_enumerator(None)) == [1]
+    narrow = target.source(row_type=Types.ROW_NAMED(["n"], [Types.INT()]))
+    with pytest.raises(TypeMismatchError, match=r"'n' is int64, which does not become Types.INT\(\)"):
+        take(narrow, narrow.create_enumerator(None))
 
 
 # --- partitions of time and changes -----------------------------------------------------------------------------------

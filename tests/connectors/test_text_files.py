@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from collections.abc import Callable
 from datetime import date, datetime, time, timezone
 from decimal import Decimal
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_flinkpy.common import Duration, Types
+from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors import file_source, text_content
 from dagster_flinkpy.datastream.connectors.file_system import FileSource, FileSourceBuilder, StreamFormat
 from dagster_flinkpy.datastream.formats.csv import CsvReaderFormat
@@ -254,15 +256,15 @@ def test_the_limits_of_an_epoch_are_shared_by_subtasks(tmp_path: Path, small: No
 @pytest.mark.parametrize(
     ("format", "text", "message"),
     [
-        (CSV, "id,name\n1,a\nq,b\n", r"a\.txt: line 3 \('q,b'\): .*invalid value 'q'"),
+        (CSV, "id,name\n1,a\nq,b\n", r"a\.txt: line 3 \('q,b'\): .*'id' is 'q', which is no Types.LONG"),
         (CSV, "id,name\n1,a\n2\n", r"line 3 \('2'\): .*Expected 2 columns, got 1"),
         (CSV, "id,other\n1,a\n", r"its header has no column 'name', only \['id', 'other'\]"),
         (CSV, "id,name,id\n1,a,1\n", r"its header has column 'id' more than once"),
         (CSV, 'id,name\n1,a\n2,"a\nb"\n', r"line 3 .*quote is not closed.*newlines_in_values=True"),
         (CSV, 'id,name\n1,a\n2,"a\n', r"line 3 .*quote is not closed"),
         (QUOTED, 'id,name\n1,"a\nb"\n2,"a\n', r"line 4 .*quote is not closed"),
-        (QUOTED, 'id,name\n1,"a\nb"\nx,"a"\n', r"line 4 .*invalid value 'x'"),
-        (JSON, '{"id": 1}\n{"id": "x"}\n', r"line 2 .*changed from number to string"),
+        (QUOTED, 'id,name\n1,"a\nb"\nx,"a"\n', r"line 4 .*'id' is 'x', which is no Types.LONG"),
+        (JSON, '{"id": 1}\n{"id": "x"}\n', r"line 2 .*record.id is 'x', but must be Types.LONG"),
         (JSON, '{"id": 1}\n\n{"id":\n2}\n', r"line 3 "),
         (JSON, '{"id": 1}{"id": 2}\n', r"line 1 .*1 line\(s\), but 2 record\(s\): each line must be one JSON object"),
         (JSON, '{"id": 1}\n{"id": 300000000000000000000}\n', r"line 2 "),
@@ -272,6 +274,76 @@ def test_a_bad_line_is_named(tmp_path: Path, format: StreamFormat, text: str, me
     (tmp_path / "a.txt").write_text(text)
     with pytest.raises(SourceReadError, match=f"(?s)cannot read .*{message}"):
         read(format, tmp_path)
+
+
+LOOSE = {
+    Types.LONG(): [
+        "0x1F",
+        "0X1f",
+        " 7",
+        "7 ",
+        "\t7",
+        "1_000",
+        "NaN",
+        "1.0",
+        "1e3",
+        "+7",
+        "--1",
+        "9223372036854775808",
+        "٣",
+    ],
+    Types.BYTE(): ["128", "-129"],
+    Types.BOOLEAN(): ["7", "yes", " true", "t"],
+    Types.DOUBLE(): ["1e400", "-1e400", "0x1F", "1_0", " 1.5", "1,5", "1.5 "],
+    Types.FLOAT(): ["1e39", "-1e39"],
+    Types.DECIMAL(9, 2): ["1.005", "12345678.00", " 1.5", "NaN", "0x1", "1_0"],
+    Types.BIG_INT(): ["1.5", "0x1"],
+    Types.SQL_DATE(): ["2024-13-01", "2024-02-30", "2024-1-1", " 2024-01-01", "20240101", "2024-01-01T10:00", "19000"],
+    Types.SQL_TIME(): ["25:00", "10", " 10:00", "10:00Z", "10:00+01:00", "10:00:00.1234567"],
+    Types.SQL_TIMESTAMP(): [
+        "2024-13-01",
+        " 2024-01-01",
+        "1700000000",
+        "2024-01-01T10:00Z",
+        "2024-01-01T10:00+01:00",
+        "2024-01-01T24:00",
+        "2024-01-01T10:00:00.1234567",
+    ],
+    Types.INSTANT(): ["2024-01-01T10:00", "2024-01-01", "1700000000"],
+}
+
+
+@pytest.mark.parametrize(("kind", "text"), [(kind, text) for kind, texts in LOOSE.items() for text in texts])
+def test_what_is_not_written_strictly_is_refused(tmp_path: Path, kind: TypeInformation, text: str) -> None:
+    """In a column of CSV; and as text and, if it is one, as a number of JSON lines, also as a part of a list."""
+    row = Types.ROW_NAMED(["x", "v"], [Types.STRING(), kind])
+    (tmp_path / "a.csv").write_text(f'x;v\n0x1F;\n 0x1F ;"{text}"\n')
+    expected = r"a\.csv: line 3 .*'v' is .*which is no Types\..*correct it, or declare text"
+    with pytest.raises(SourceReadError, match=expected) as caught:
+        read(CsvReaderFormat.for_row_type(row, column_separator=";"), tmp_path / "a.csv")
+    assert repr(text) in str(caught.value)
+    listed = Types.ROW_NAMED(["v"], [Types.LIST(kind)])
+    for value in [json.dumps(text), *([] if text != text.strip() or "," in text else [text])]:
+        for row_type, record in ((row, f'{{"v": {value}}}'), (listed, f'{{"v": [null, {value}]}}')):
+            (tmp_path / "a.json").write_text(f"{{}}\n{record}\n")
+            with pytest.raises(SourceReadError, match=r"a\.json: line 2 "):
+                read(JsonLinesReaderFormat.for_row_type(row_type), tmp_path / "a.json")
+
+
+def test_what_is_written_strictly_is_read(tmp_path: Path) -> None:
+    texts: dict[TypeInformation, dict[str, Any]] = {
+        Types.LONG(): {"-9223372036854775808": -(2**63), "007": 7, "-0": 0},
+        Types.BOOLEAN(): {"true": True, "false": False, "1": True, "0": False},
+        Types.DOUBLE(): {"1e3": 1000.0, "inf": math.inf, "-Infinity": -math.inf, "5": 5.0, "1e-400": 0.0},
+        Types.FLOAT(): {"3.4e38": 3.3999999521443642e38, "inf": math.inf},
+        Types.DECIMAL(9, 2): {"1.50000": Decimal("1.5"), "-1e3": Decimal(-1000)},
+        Types.SQL_TIMESTAMP(): {"2024-01-01": datetime(2024, 1, 1)},
+        Types.INSTANT(): {"2024-01-01 10:00:00.5+01:00": datetime(2024, 1, 1, 9, 0, 0, 500000, timezone.utc)},
+    }
+    for kind, values in texts.items():
+        (tmp_path / "a.csv").write_text("v\n" + "".join(f"{text}\n" for text in values))
+        format = CsvReaderFormat.for_row_type(Types.ROW_NAMED(["v"], [kind]))
+        assert [row["v"] for row in read(format, tmp_path / "a.csv")] == list(values.values())
 
 
 def test_a_bad_line_is_counted_from_the_beginning_of_its_file(tmp_path: Path, small: None) -> None:

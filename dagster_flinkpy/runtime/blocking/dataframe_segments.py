@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.connectors.column_casts import cast_column
 from dagster_flinkpy.datastream.connectors.base import Json
 from dagster_flinkpy.errors import TypeMismatchError
 from dagster_flinkpy.runtime.blocking.segments import SegmentWriter, read_segment
@@ -110,15 +111,10 @@ def _write_partition(target: PartsTarget, batches: Iterator[pa.RecordBatch]) -> 
 
 def _records(target: PartsTarget, batch: pa.RecordBatch) -> tuple[pa.StructArray, pa.Array]:
     """Converts rows to records and their event times."""
-    columns = []
-    for field, column in zip(target.fields, batch.columns, strict=False):
-        try:
-            columns.append(column.cast(field.type))
-        except pa.ArrowException as error:
-            raise TypeMismatchError(
-                f"operator {target.operator!r}: column {field.name!r} of the DataFrame is {column.type}, and a value "
-                f"does not fit {field.type}: {error}"
-            ) from error
+    try:
+        columns = [cast_column(f.name, column, f.type) for f, column in zip(target.fields, batch.columns, strict=False)]
+    except TypeMismatchError as error:
+        raise TypeMismatchError(f"operator {target.operator!r}, the DataFrame: {error}") from error
     if len(columns) < batch.num_columns:
         timestamps = pc.fill_null(batch.columns[-1], NO_TIMESTAMP)
     else:

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, Types
 from dagster_flinkpy.connectors.arrow_types import type_info_of
+from dagster_flinkpy.connectors.column_casts import check_cast
 from dagster_flinkpy.datastream.connectors.spark import ROWTIME
 from dagster_flinkpy.errors import ConfigurationError, FlinkPyError, TypeMismatchError, UserFunctionError
 from dagster_flinkpy.runtime.failure import error_in_task
@@ -105,9 +106,10 @@ def select_columns(frame: DataFrame, type_info: RowTypeInfo, operator: str, *, r
     """Selects the columns of a type in its order, then event time if it is wanted and present.
 
     Raises:
-        TypeMismatchError: A column is missing, or event time is not an integer.
+        TypeMismatchError: A column is missing or has a type that does not fit, or event time is not an integer.
     """
     from pyspark.sql import functions as F
+    from pyspark.sql.pandas.types import to_arrow_type
     from pyspark.sql.types import IntegralType
 
     missing = [name for name in type_info.field_names if name not in frame.columns]
@@ -116,6 +118,12 @@ def select_columns(frame: DataFrame, type_info: RowTypeInfo, operator: str, *, r
             f"operator {operator!r}: the DataFrame has no column {', '.join(map(repr, missing))}; "
             f"its columns are {', '.join(map(repr, frame.columns))}"
         )
+    for name, declared in zip(type_info.field_names, type_info.field_types, strict=True):
+        there = to_arrow_type(frame.schema[name].dataType, timezone="UTC")
+        try:
+            check_cast(name, there, declared.arrow_type, declared)
+        except TypeMismatchError as error:
+            raise TypeMismatchError(f"operator {operator!r}, the DataFrame: {error}, or in Spark") from error
     columns = [F.col(_quoted(name)) for name in type_info.field_names]
     if rowtime and ROWTIME in frame.columns:
         kind = frame.schema[ROWTIME].dataType

@@ -24,7 +24,7 @@ from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.connectors import AssetSource, Materialization, ParquetSink
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import SourceLag, SplitEnumerator, SplitEnumeratorContext
-from dagster_flinkpy.errors import ConfigurationError, SourceReadError
+from dagster_flinkpy.errors import ConfigurationError, SourceReadError, TypeMismatchError
 from dagster_flinkpy.orchestration import flink_assets
 from dagster_flinkpy.orchestration.runs.asset_enumerator import assets_from
 from dagster_flinkpy.runtime.master.job import JobAttempt
@@ -220,14 +220,17 @@ def test_rows_may_be_tables_frames_or_rows(shop: Orders, rows: Any) -> None:
     ("rows", "message"),
     [
         (pa.table({"id": [1]}), r"load\(\) of asset a returned has no column 'run'"),
-        (pa.table({"id": ["x"], "run": ["x"]}), "does not fit its row_type"),
+        (
+            pa.table({"id": ["x"], "run": ["x"]}),
+            r"load\(\) of asset a returned: column 'id' is string, which does not become Types.LONG\(\)",
+        ),
         (5, "returned int: return a pyarrow.Table"),
     ],
 )
 def test_rows_that_do_not_fit_are_refused(shop: Orders, rows: Any, message: str) -> None:
     shop.add()
     [split] = shop.plan()
-    with pytest.raises(SourceReadError, match=message):
+    with pytest.raises((SourceReadError, TypeMismatchError), match=message):
         list(AssetSource("a", lambda m: rows, ROW).read(split))
 
 

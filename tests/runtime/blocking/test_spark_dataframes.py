@@ -135,10 +135,10 @@ def test_columns_of_all_types_there_and_back(tmp_path: Path) -> None:
     assert run(collect_graph(environment().from_spark(columns).uid("rows")), tmp_path / "alone") == ROWS
 
 
-def test_declared_columns_are_cast(tmp_path: Path) -> None:
-    type_info = Types.ROW_NAMED(["at", "id"], [Types.SQL_TIMESTAMP(), Types.INT()])
+def test_declared_columns_are_wider(tmp_path: Path) -> None:
+    type_info = Types.ROW_NAMED(["at", "id"], [Types.SQL_TIMESTAMP(), Types.DECIMAL(20, 1)])
     stream = environment().from_spark(columns, type_info=type_info).uid("rows")
-    assert run(collect_graph(stream), tmp_path)[:1] == [Row(at=datetime(2024, 1, 1, 0, 0, 0, 250_000), id=0)]
+    assert run(collect_graph(stream), tmp_path)[:1] == [Row(at=datetime(2024, 1, 1, 0, 0, 0, 250_000), id=Decimal(0))]
 
 
 class Where(ProcessFunction):
@@ -329,7 +329,7 @@ def _udf(spark: Any) -> Any:
         (
             lambda spark: spark.sql("select 1e30 id"),
             TypeMismatchError,
-            "operator 'rows': column 'id' of the DataFrame is double, and a value does not fit int64",
+            r"operator 'rows', the DataFrame: column 'id' is double, which does not become Types.LONG\(\): ",
         ),
     ],
 )
