@@ -50,6 +50,7 @@ __all__ = [
     "StorageError",
     "TypeMismatchError",
     "UnknownRequestError",
+    "UnsupportedEnvironmentError",
     "UnsupportedKeyTypeError",
     "UploadNotFoundError",
     "UserFunctionError",
@@ -72,6 +73,19 @@ def shorten(text: str, characters: int) -> str:
         return text
     half = (characters - 40) // 2  # leaves room for the number of missing characters
     return f"{text[:half]} ... ({len(text) - 2 * half} characters) ... {text[len(text) - half :]}"
+
+
+def message_of(error: BaseException) -> str:
+    """Returns what an error says, whatever its class does: without the traceback of a user function, and never empty.
+
+    Args:
+        error: The error, which may be of any class.
+    """
+    said = error.args[0] if isinstance(error, FlinkPyError) and error.args else error
+    try:
+        return str(said) or type(error).__name__
+    except BaseException as unsayable:  # whatever a user's class raises
+        return f"<{type(error).__name__}, whose str() raised {type(unsayable).__name__}>"
 
 
 class FlinkPyError(Exception):
@@ -230,6 +244,7 @@ class UserFunctionError(FlinkPyError):
         key: The ``repr`` of the key that was being processed, if any.
         value: The ``repr`` of the record that was being processed, if it is known.
         user_traceback: The original traceback.
+        permanent: Whether the function raises whenever it is tried, because code is not there that it needs.
     """
 
     def __init__(
@@ -241,8 +256,10 @@ class UserFunctionError(FlinkPyError):
         key: str | None = None,
         value: str | None = None,
         user_traceback: str = "",
+        permanent: bool = False,
     ) -> None:
         super().__init__(message)
+        self.permanent = permanent
         self.operator = operator
         self.subtask = subtask
         self.key = None if key is None else shorten(key, _VALUE_CHARACTERS)
@@ -273,6 +290,10 @@ class ExecutorLostError(CheckpointError):
     """Spark gave up a Spark job because it lost executors, or the shuffle files that were on them."""
 
 
+class UnsupportedEnvironmentError(FlinkPyError):
+    """Spark, its workers, or what is installed here or there cannot run the program, however often it is tried."""
+
+
 class NoResourceAvailableError(FlinkPyError):
     """Spark has fewer task slots than are needed at once (Flink: ``NoResourceAvailableException``).
 
@@ -301,7 +322,18 @@ class SourceReadError(FlinkPyError):
 
 
 class SegmentLostError(SourceReadError):
-    """A segment of a blocking edge is gone. The region that wrote it has to run again."""
+    """A segment of a blocking edge is gone. The region that wrote it has to run again.
+
+    Args:
+        message: What happened.
+        edge: The uid of the sink that wrote the segment.
+        key: The key of the segment, below the folder of the edge.
+    """
+
+    def __init__(self, message: str, *, edge: str = "", key: str = "") -> None:
+        super().__init__(message)
+        self.edge = edge
+        self.key = key
 
 
 class InputExpiredError(SourceReadError):

@@ -24,6 +24,7 @@ from dagster_flinkpy.errors import (
     RequestTimeoutError,
     StorageError,
     UnknownRequestError,
+    message_of,
 )
 from dagster_flinkpy.storage.conditional import put_if
 from dagster_flinkpy.storage.object_store import ObjectStore
@@ -177,7 +178,7 @@ class RequestInbox:
         self._answer(self._failed(request_id, error))
 
     def _failed(self, request_id: str, error: BaseException) -> Answer:
-        name, message = type(error).__name__, str(error.args[0] if error.args else error)
+        name, message = type(error).__name__, message_of(error)
         return Answer(request_id, AnswerState.FAILED, self._token, error=name, message=message, nonce=self._nonce)
 
     def _answer(self, answer: Answer) -> None:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from dagster import Failure, MetadataValue
 
 from dagster_flinkpy import errors
-from dagster_flinkpy.errors import FlinkPyError, PythonWorkerLostError, UserFunctionError, shorten
+from dagster_flinkpy.errors import FlinkPyError, PythonWorkerLostError, UserFunctionError, message_of, shorten
 from dagster_flinkpy.orchestration.execution_tables import execution_metadata
-from dagster_flinkpy.runtime.master.failover import ThrowableType, throwable_type
+from dagster_flinkpy.runtime.throwables import ThrowableType, throwable_type
 
 if TYPE_CHECKING:
     from dagster import DagsterLogManager
@@ -50,6 +50,8 @@ def as_failure(error: FlinkPyError, advice: str = "", *, execution: ExecutionRep
             metadata["key"] = MetadataValue.text(error.key)
         if error.value is not None:
             metadata["value"] = MetadataValue.text(error.value)
+        if error.permanent:
+            metadata["permanent"] = MetadataValue.bool(True)
         trace = error.user_traceback
     else:
         trace = shorten("".join(traceback.format_exception(error)), _TRACEBACK_CHARACTERS)
@@ -59,8 +61,7 @@ def as_failure(error: FlinkPyError, advice: str = "", *, execution: ExecutionRep
     if error.suppressed_by:
         metadata["suppressed_by"] = MetadataValue.text(error.suppressed_by)
     retry = throwable_type(error) is not ThrowableType.NON_RECOVERABLE_ERROR and not error.suppressed_by
-    message = str(error.args[0] if error.args else error)
-    first_line = shorten(message.partition("\n")[0], _MESSAGE_CHARACTERS)
+    first_line = shorten(message_of(error).partition("\n")[0], _MESSAGE_CHARACTERS)
     return Failure(f"{first_line} {advice}".rstrip(), metadata, allow_retries=retry)
 
 

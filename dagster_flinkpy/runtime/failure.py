@@ -6,31 +6,41 @@ import json
 import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from operator import length_hint
 from typing import Any
 
 from dagster_flinkpy import errors
-from dagster_flinkpy.errors import FlinkPyError, UserFunctionError, shorten
+from dagster_flinkpy.errors import FlinkPyError, UnsupportedEnvironmentError, UserFunctionError, message_of, shorten
+from dagster_flinkpy.runtime.throwables import fails_always
 
 __all__ = [
+    "DRIVER_EXCEPTIONS",
     "UNKNOWN",
     "USER_EXCEPTIONS",
+    "TaskError",
     "error_from_json",
     "error_in_task",
     "error_to_json",
     "last_taken",
+    "raised_on_driver",
+    "reported",
     "user_error",
 ]
 
 
-USER_EXCEPTIONS = (Exception, SystemExit, KeyboardInterrupt)
-"""Exceptions of user functions that are reported. The last two would otherwise end the Python worker silently."""
+USER_EXCEPTIONS = BaseException
+"""What user functions raise, which is reported. What is no `Exception` would otherwise end the Python worker, or one of
+its generators, without a word."""
+
+DRIVER_EXCEPTIONS = (Exception, SystemExit, GeneratorExit)
+"""What user code on the driver raises, such as an enumerator or a master hook. An interruption is not the code's."""
 
 UNKNOWN: Any = object()
 """Stands for a key or value that does not exist or is not known."""
 
 _SHOWN_CHARACTERS = 500
-_OUR_ERROR = re.compile(r"^dagster_flinkpy\.errors\.(\w+): (.*)$", re.MULTILINE)
+_TASK_ERROR = re.compile(r"^dagster_flinkpy\.runtime\.failure\.TaskError: (\{.*\})$", re.MULTILINE)
 
 
 def user_error(
@@ -65,7 +75,30 @@ def user_error(
         key=shown_key,
         value=shown_value,
         user_traceback="".join(traceback.format_exception(error)),
+        permanent=fails_always(error),
     )
+
+
+@contextmanager
+def raised_on_driver(what: str, kind: type[FlinkPyError]) -> Iterator[None]:
+    """Turns what code of a connector or user raises inside, on the driver, into an error that names it.
+
+    Args:
+        what: The code, for messages, e.g. ``"the split enumerator of source 'orders'"``.
+        kind: The class of the error, unless trying again raises the same.
+
+    Raises:
+        UnsupportedEnvironmentError: Trying again raises the same.
+        FlinkPyError: Another exception, as an error of this class. An error of this library is raised as it is.
+    """
+    try:
+        yield
+    except FlinkPyError:
+        raise
+    except DRIVER_EXCEPTIONS as error:
+        why = UnsupportedEnvironmentError if fails_always(error) else kind
+        said = _shown(error, str)
+        raise why(f"{what} raised {type(error).__name__}{f': {said}' if said else ''}") from error
 
 
 def _shown(value: Any, to_text: Callable[[Any], str]) -> str:
@@ -80,39 +113,50 @@ def last_taken(values: Sequence[Any], each: Iterator[Any]) -> Any:
     return values[len(values) - length_hint(each) - 1]
 
 
-def error_to_json(error: FlinkPyError, operator: str, subtask: int) -> bytes:
-    """Encodes an error as the payload of a row."""
-    parts: dict[str, Any] = {"type": type(error).__name__, "message": str(error.args[0] if error.args else error)}
-    parts |= {"operator": operator, "subtask": subtask}
+def error_to_json(error: FlinkPyError, operator: str = "", subtask: int = 0) -> bytes:
+    """Encodes an error with its fields, as the payload of a row.
+
+    Args:
+        error: The error. Of a user's class, the class of this library is kept.
+        operator: Uid of the operator that raised it, or the first one of its chain, if the error does not say so.
+        subtask: Index of the subtask.
+    """
+    kind = next(each for each in type(error).__mro__ if getattr(errors, each.__name__, None) is each)
+    fields = {name: value for name, value in vars(error).items() if isinstance(value, str | int | None)}
+    where = {"operator": fields.get("operator") or operator, "subtask": subtask}
     if isinstance(error, UserFunctionError):
-        # The error knows its operator; the caller knows only the first operator of the chain.
-        parts |= {"operator": error.operator or operator, "key": error.key, "value": error.value}
-        parts |= {"user_traceback": error.user_traceback}
-    return json.dumps(parts).encode()
+        fields |= where
+    return json.dumps({"type": kind.__name__, "message": message_of(error), **where, "fields": fields}).encode()
 
 
-def error_from_json(payload: bytes) -> FlinkPyError:
-    """Decodes an error that :func:`error_to_json` wrote; an unknown type becomes the base class."""
+def error_from_json(payload: bytes | str) -> FlinkPyError:
+    """Decodes an error that :func:`error_to_json` wrote."""
     parts = json.loads(payload)
-    if parts["type"] == UserFunctionError.__name__:
-        return UserFunctionError(
-            parts["message"],
-            operator=parts["operator"],
-            subtask=parts["subtask"],
-            key=parts["key"],
-            value=parts["value"],
-            user_traceback=parts["user_traceback"],
-        )
-    kind = getattr(errors, parts["type"], FlinkPyError) if parts["type"] in errors.__all__ else FlinkPyError
-    error: FlinkPyError = kind(parts["message"])
+    kind: type[FlinkPyError] = getattr(errors, parts["type"])
+    error = kind.__new__(kind)
+    FlinkPyError.__init__(error, parts["message"])
+    vars(error).update(parts["fields"])
     return error
 
 
-def error_in_task(error: Exception) -> FlinkPyError | None:
+class TaskError(Exception):
+    """Fails a Spark task, and takes an error of this library to the driver as data, in the text that Spark passes on.
+
+    Args:
+        data: The error as JSON, on one line.
+    """
+
+
+@contextmanager
+def reported() -> Iterator[None]:
+    """Lets :func:`error_in_task` find errors of this library that are raised inside, in a function that Spark runs."""
+    try:
+        yield
+    except FlinkPyError as error:
+        raise TaskError(error_to_json(error).decode()) from error
+
+
+def error_in_task(error: BaseException) -> FlinkPyError | None:
     """Returns the error of this library that failed a Spark task, or None if it was another error."""
-    found = _OUR_ERROR.findall(str(error))
-    if not found or found[-1][0] not in errors.__all__:
-        return None
-    kind, message = found[-1]
-    ours: FlinkPyError = getattr(errors, kind)(message)
-    return ours
+    found = _TASK_ERROR.findall(str(error))
+    return error_from_json(found[-1]) if found else None

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
+import inspect
 import sys
+import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,24 +15,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dagster_flinkpy import errors
 from dagster_flinkpy.common.typeinfo import Types
+from dagster_flinkpy.common.watermark_strategy import TimestampAssigner, WatermarkStrategy
 from dagster_flinkpy.datastream import KeyedProcessFunction, ProcessFunction
 from dagster_flinkpy.datastream.data_stream import DataStream
 from dagster_flinkpy.errors import (
     FlinkPyError,
     PythonWorkerLostError,
+    SegmentLostError,
     StorageError,
     TypeMismatchError,
     UserFunctionError,
+    message_of,
     shorten,
 )
 from dagster_flinkpy.orchestration.failure import as_failure
-from dagster_flinkpy.runtime.failure import error_from_json, error_to_json, user_error
+from dagster_flinkpy.runtime.failure import (
+    TaskError,
+    error_from_json,
+    error_in_task,
+    error_to_json,
+    reported,
+    user_error,
+)
 from tests.runtime.harness import HarnessAttempt, collect_graph
 from tests.runtime.programs import EVENT, environment, events
 
 RECORDS = [("a", 0, 1), ("b", 1, 2), ("a", 2, 3)]
 LONG = 5_000_000
+GROUP = "BaseExceptionGroup: both (1 sub-exception)" if sys.version_info >= (3, 11) else "Own: a group"
 
 
 class Mute(Exception):
@@ -47,6 +63,39 @@ def raise_mute() -> None:
 
 def raise_keyboard_interrupt() -> None:
     raise KeyboardInterrupt
+
+
+class Unpicklable(Exception):
+    def __reduce__(self) -> Any:
+        raise RuntimeError("not to be pickled")
+
+
+class Own(BaseException):
+    """An exception of a user that is no Exception."""
+
+
+class Foreign(StorageError):
+    """A user's class below one of the library's."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        self.bucket, self.lock = "a", threading.Lock()
+
+
+def raise_deep() -> None:
+    raise_deep()
+
+
+def raise_group() -> None:
+    group = getattr(builtins, "BaseExceptionGroup", None)  # since Python 3.11
+    raise Own("a group") if group is None else group("both", [SystemExit(1)])
+
+
+def raises(error: BaseException) -> Callable[[], None]:
+    def function() -> None:
+        raise error
+
+    return function
 
 
 def raise_long() -> None:
@@ -111,6 +160,12 @@ def fail(folder: Path, program: Callable[[DataStream], DataStream]) -> FlinkPyEr
     [
         (lambda: sys.exit(3), "raised SystemExit: 3 "),
         (raise_keyboard_interrupt, "raised KeyboardInterrupt "),
+        (raises(GeneratorExit()), "raised GeneratorExit "),
+        (raises(Own("away")), "raised Own: away "),
+        (raise_group, f"raised {GROUP} "),
+        (raises(MemoryError()), "raised MemoryError "),
+        (lambda: raises(Unpicklable("it"))(), "raised Unpicklable: it "),
+        (raise_deep, "raised RecursionError: maximum recursion depth exceeded "),
         (raise_mute, "raised Mute: <Mute, whose str() raised RuntimeError> "),
     ],
 )
@@ -123,7 +178,8 @@ def test_the_error_names_operator_and_record(
     assert error.key == ("'b'" if operator is as_keyed_process else None)
     message = str(error.args[0])
     assert "of operator 'it'" in message and f"{said}(value: Row(key='b', time=1, value=2))" in message
-    assert ("must not end its process" in message) == ("Mute" not in said)
+    ends = not any(name in said for name in ("Mute", "MemoryError", "Unpicklable", "RecursionError"))
+    assert ("must not end its process" in message) == ends
 
 
 @pytest.mark.parametrize("operator", [as_map, as_filter, as_flat_map, as_keyed_process])
@@ -167,6 +223,95 @@ def test_a_step_failure_names_the_operator_of_a_dead_worker() -> None:
     failure = as_failure(PythonWorkerLostError("a Python worker died", operator="it", subtask=2))
     assert failure.allow_retries and failure.description == "a Python worker died"
     assert (failure.metadata["operator"].value, failure.metadata["subtask"].value) == ("it", 2)
+
+
+ENDINGS = [GeneratorExit, SystemExit, KeyboardInterrupt, StopIteration, Own, Unpicklable, MemoryError]
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("method", ["open", "close", "on_timer", "extract_timestamp", "a generator", "key_by"])
+def test_no_method_of_a_function_can_end_its_task_in_silence(
+    tmp_path: Path, method: str, ending: type[BaseException]
+) -> None:
+    class Function(KeyedProcessFunction):
+        def open(self, runtime_context: Any) -> None:
+            if method == "open":
+                raise ending
+
+        def process_element(self, value: Any, ctx: Any) -> Any:
+            ctx.timer_service().register_event_time_timer(1)
+            yield value
+            if method == "a generator":
+                raise ending
+
+        def on_timer(self, timestamp: int, ctx: Any) -> Any:
+            if method == "on_timer":
+                raise ending
+
+        def close(self) -> None:
+            if method == "close":
+                raise ending
+
+    class Time(TimestampAssigner):
+        def extract_timestamp(self, value: Any, record_timestamp: int) -> int:
+            if method == "extract_timestamp":
+                raise ending
+            return int(value.time)
+
+    def key(event: Any) -> str:
+        if method == "key_by":
+            raise ending
+        return str(event.key)
+
+    def program(stream: DataStream) -> DataStream:
+        strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner(Time())
+        timed = stream.assign_timestamps_and_watermarks(strategy).uid("time")
+        return timed.key_by(key, Types.STRING()).process(Function(), EVENT)
+
+    error = fail(tmp_path, program)
+    assert isinstance(error, UserFunctionError)
+    assert error.operator == ("time" if method in ("extract_timestamp", "key_by") else "it")
+    assert ending.__name__ in str(error.args[0]) or "StopIteration" in error.user_traceback
+
+
+# --- errors as data ---------------------------------------------------------------------------------------------------
+
+
+def made(kind: type[FlinkPyError], texts: Callable[[], str], number: int) -> FlinkPyError:
+    """Returns an error of a class with all the fields that the class has."""
+    parameters = inspect.signature(kind).parameters.values()
+    named = {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
+    return kind(texts(), **{n: number if "int" in str(p.annotation) else texts() for n, p in named.items()})
+
+
+KINDS = [kind for name in errors.__all__ if issubclass(kind := getattr(errors, name), FlinkPyError)]
+
+
+@given(st.sampled_from(KINDS), st.data(), st.integers(0, 9))
+def test_errors_reach_the_driver_with_class_message_and_fields(
+    kind: type[FlinkPyError], data: st.DataObject, number: int
+) -> None:
+    error = made(kind, lambda: data.draw(st.text(max_size=60)), number)
+    again = error_from_json(error_to_json(error, "", number))
+    assert (type(again), again.args) == (kind, (message_of(error),))
+    assert vars(again) == {**vars(error), **({"subtask": number} if kind is UserFunctionError else {})}
+    with pytest.raises(TaskError) as raised, reported():
+        raise error
+    java = "org.apache.spark.api.python.PythonException: Traceback (most recent call last):\n"
+    text = f"{java}{''.join(traceback.format_exception(raised.value))}\n\tat org.apache.spark.Task.run(Task.scala:1)"
+    told = error_in_task(RuntimeError(text))
+    assert (type(told), told and told.args) == (kind, (message_of(error),))
+
+
+def test_of_a_users_class_the_class_of_the_library_is_known() -> None:
+    again = error_from_json(error_to_json(Foreign("no bucket"), "it", 0))
+    assert (type(again), str(again), vars(again)) == (StorageError, "no bucket", {"bucket": "a"})
+    assert error_in_task(ValueError("dagster_flinkpy.errors.StorageError: said a user")) is None
+
+
+def test_a_lost_segment_is_named_by_data() -> None:
+    again = error_from_json(error_to_json(SegmentLostError("gone", edge="a.exchange", key="1-1/x.arrow")))
+    assert isinstance(again, SegmentLostError) and (again.edge, again.key) == ("a.exchange", "1-1/x.arrow")
 
 
 # --- long texts -------------------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ def read_segment(job: EpochJob, store: ObjectStore, edge: str, key: str) -> list
             raise ObjectNotFoundError(full)
         records: list[int] = json.loads(store.get(key)[0])
     except ObjectNotFoundError as error:
-        raise SegmentLostError(full) from error
+        raise SegmentLostError(full, edge=edge, key=key) from error
     return records
 
 
@@ -57,7 +57,7 @@ def segment_lost(error: SegmentLostError, token: int, region: int, restarts: int
         region: The region.
         restarts: How often it has restarted.
     """
-    world, lost = here(), str(error.args[0]).partition("\n")[0]
+    world, lost = here(), f"{JOB}/{EXCHANGE_FOLDER}/{error.edge}/{error.key}"
     attempt = world.current.name
     world.bucket.lost[token, region, lost] = restarts
     world.bucket.found_lost[attempt, lost] += 1
@@ -67,11 +67,11 @@ def segment_lost(error: SegmentLostError, token: int, region: int, restarts: int
 
 def put_back(error: NamedSegmentLostError) -> None:
     """Does what the error says: somebody puts the segment back."""
-    bucket = here().bucket
-    found = {full for full in bucket.hidden if full.removeprefix(f"{JOB}/") in str(error)}
+    bucket, named = here().bucket, f"{EXCHANGE_FOLDER}/{error.edge}/{error.key}"
+    found = {f"{JOB}/{named}"} & bucket.hidden
     bucket.put_back |= found
     # Another attempt may have found it lost, too, and somebody has put it back.
-    if not any(full.removeprefix(f"{JOB}/") in str(error) for full in bucket.put_back):
+    if f"{JOB}/{named}" not in bucket.put_back or named not in str(error):
         here().report(f"the error names no lost segment: {error}")
     bucket.hidden -= found
     bucket.lost = {each: n for each, n in bucket.lost.items() if each[2] not in found}

@@ -253,7 +253,7 @@ def hopeless_error(instance: DagsterInstance, history: JobHistory) -> str | None
         metadata = data.user_failure_data.metadata if data and data.user_failure_data else {}
         if (said := metadata.get("error")) is None or entry.step_key != history.target.dagster_name:
             continue
-        if retry_is_pointless(str(said.value)):
+        if retry_is_pointless(str(said.value)) or "permanent" in metadata:
             return f"{said.value}, which a retry cannot fix"
         if (suppressed := metadata.get("suppressed_by")) is not None:
             return f"{said.value}, and {suppressed.value}"

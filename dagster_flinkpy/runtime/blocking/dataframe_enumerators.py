@@ -153,7 +153,7 @@ class SparkTransformEnumerator(BlockingEdgeEnumerator):
         assert source.input_type is not None
         with self._context.spark() as spark, user_frames(source.uid):
             schema = frame_schema(source.input_type, source.uid)
-            rows = read_parts(spark, source.location.child(source.sink_uid), written, schema)
+            rows = read_parts(spark, source.location, source.sink_uid, written, schema)
             frame = frame_of(source.function, rows, source.uid)
             return self._parts.write(frame, cast(RowTypeInfo, source.type_info), rowtime=True)
 

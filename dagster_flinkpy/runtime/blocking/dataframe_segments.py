@@ -20,7 +20,8 @@ from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors.column_casts import cast_column
 from dagster_flinkpy.datastream.connectors.base import Json
 from dagster_flinkpy.errors import TypeMismatchError
-from dagster_flinkpy.runtime.blocking.segments import SegmentWriter, read_segment
+from dagster_flinkpy.runtime.blocking.segments import SegmentWriter, open_segments, read_segment
+from dagster_flinkpy.runtime.failure import reported
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP
 from dagster_flinkpy.storage import StorageLocation
 
@@ -74,13 +75,14 @@ def write_parts(frame: DataFrame, target: PartsTarget) -> list[Json]:
 
 
 def read_parts(
-    spark: SparkSession, location: StorageLocation, segments: Sequence[Json], schema: StructType
+    spark: SparkSession, location: StorageLocation, folder: str, segments: Sequence[Json], schema: StructType
 ) -> DataFrame:
     """Returns segments as a DataFrame with one partition for each segment, and event time as the last column.
 
     Args:
         spark: The session.
-        location: Location of the segments.
+        location: Location of the job's segments.
+        folder: Folder of the writer, below the location.
         segments: The segments, each with ``key`` and ``bytes``.
         schema: Schema of the DataFrame.
     """
@@ -88,7 +90,7 @@ def read_parts(
 
     columns = to_arrow_schema(schema, timezone="UTC")
     numbers = spark.range(0, len(segments), 1, max(len(segments), 1))
-    return numbers.mapInArrow(partial(_read_partition, location, list(segments), columns), schema)
+    return numbers.mapInArrow(partial(_read_partition, location, folder, list(segments), columns), schema)
 
 
 # --- on the executors -------------------------------------------------------------------------------------------------
@@ -101,11 +103,12 @@ def _write_partition(target: PartsTarget, batches: Iterator[pa.RecordBatch]) -> 
     assert context is not None
     partition = context.partitionId()
     name = f"{target.prefix}{partition:06d}.{uuid.uuid4().hex}"
-    writer = SegmentWriter(target.location.open(), name, target.type_info)
-    for batch in batches:
-        if batch.num_rows:
-            writer.write(*_records(target, batch))
-    parts = [{"partition": partition, "number": i, **part} for i, part in enumerate(writer.finish())]
+    with reported():
+        writer = SegmentWriter(target.location.open(), name, target.type_info)
+        for batch in batches:
+            if batch.num_rows:
+                writer.write(*_records(target, batch))
+        parts = [{"partition": partition, "number": i, **part} for i, part in enumerate(writer.finish())]
     yield pa.RecordBatch.from_pylist(parts, schema=_PART_SCHEMA)
 
 
@@ -123,13 +126,18 @@ def _records(target: PartsTarget, batch: pa.RecordBatch) -> tuple[pa.StructArray
 
 
 def _read_partition(
-    location: StorageLocation, segments: Sequence[Json], columns: pa.Schema, numbers: Iterator[pa.RecordBatch]
+    location: StorageLocation,
+    folder: str,
+    segments: Sequence[Json],
+    columns: pa.Schema,
+    numbers: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    store = location.open()
-    for batch in numbers:
-        for number in batch.column(0).to_pylist():
-            for records in read_segment(store, segments[number]):
-                yield _frame_rows(records, columns)
+    store = open_segments(location, folder)
+    with reported():
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                for records in read_segment(store, folder, segments[number]):
+                    yield _frame_rows(records, columns)
 
 
 def _frame_rows(records: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:

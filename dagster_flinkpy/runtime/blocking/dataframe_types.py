@@ -15,6 +15,7 @@ from dagster_flinkpy.connectors.column_casts import check_cast
 from dagster_flinkpy.datastream.connectors.spark import ROWTIME
 from dagster_flinkpy.errors import ConfigurationError, FlinkPyError, TypeMismatchError, UserFunctionError
 from dagster_flinkpy.runtime.failure import error_in_task
+from dagster_flinkpy.runtime.throwables import fails_always
 from dagster_flinkpy.runtime.user_modules import user_modules_by_value
 from dagster_flinkpy.spark.sessions import get_session
 
@@ -69,6 +70,7 @@ def user_frames(operator: str) -> Iterator[None]:
             f"the DataFrame of operator {operator!r} failed: {type(error).__name__}: {_first_line(error)}",
             operator=operator,
             user_traceback="".join(traceback.format_exception(error)),
+            permanent=fails_always(error),
         ) from error
 
 

@@ -112,17 +112,22 @@ def read_segments(
     """
     store, offset = open_segments(location, folder), 0
     for segment in split.properties["segments"]:
-        for batch in read_segment(store, segment):
+        for batch in read_segment(store, folder, segment):
             offset += batch.num_rows
             value = upgraded(batch.column("value"), type_info)
             yield pa.StructArray.from_arrays([value, batch.column("timestamp")], ["value", "timestamp"]), offset
 
 
-def read_segment(store: ObjectStore, segment: Json) -> Iterator[pa.RecordBatch]:
+def read_segment(store: ObjectStore, folder: str, segment: Json) -> Iterator[pa.RecordBatch]:
     """Reads the batches of a segment, with columns ``value`` and ``timestamp``.
 
+    Args:
+        store: The folder of the writer.
+        folder: The name of the folder.
+        segment: The segment, with ``key`` and ``bytes``.
+
     Raises:
-        SegmentLostError: It does not exist. The message names it.
+        SegmentLostError: It does not exist.
         SourceReadError: It cannot be read.
     """
     raw = RangedFile(store, segment["key"], segment["bytes"])
@@ -131,7 +136,9 @@ def read_segment(store: ObjectStore, segment: Json) -> Iterator[pa.RecordBatch]:
             yield from stream
     except ObjectNotFoundError as error:
         raise SegmentLostError(
-            f"segment {store.url}/{segment['key']} is gone, although no complete checkpoint has read it: {error}"
+            f"segment {store.url}/{segment['key']} is gone, although no complete checkpoint has read it: {error}",
+            edge=folder,
+            key=segment["key"],
         ) from error
     except (StorageError, pa.ArrowException) as error:
         raise SourceReadError(f"cannot read {store.url}/{segment['key']}: {error}") from error

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import ParamSpec, TypeVar
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.datastream.connectors.base import (
@@ -13,12 +14,16 @@ from dagster_flinkpy.datastream.connectors.base import (
 )
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_specs import SinkSpec
-from dagster_flinkpy.errors import CommitRefusedError, CommittableLostError, ConfigurationError
+from dagster_flinkpy.errors import CommitRefusedError, CommittableLostError, ConfigurationError, SinkCommitError
+from dagster_flinkpy.runtime.failure import raised_on_driver
 from dagster_flinkpy.runtime.master.commit_retries import commit_requests
 from dagster_flinkpy.runtime.master.job_session import JobSession
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 
 __all__ = ["Committers"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Committers:
@@ -92,7 +97,7 @@ class Committers:
         for uid, committer in self._committers.items():
             if requests := _requests(metadata, uid):
                 try:
-                    before += self._watchdog.run(f"committing sink {uid!r}", commit_requests, committer, requests, uid)
+                    before += self._run(uid, f"committing sink {uid!r}", commit_requests, committer, requests, uid)
                 except (CommitRefusedError, CommittableLostError) as e:
                     failed = failed or e
         if failed is not None:
@@ -100,7 +105,7 @@ class Committers:
         if metadata.partition is not None:
             for uid, committer in self._committers.items():
                 what = f"replacing partition {metadata.partition} in sink {uid!r}"
-                self._watchdog.run(what, committer.replace_partition, metadata.partition, metadata.checkpoint_id)
+                self._run(uid, what, committer.replace_partition, metadata.partition, metadata.checkpoint_id)
         return before
 
     def last_committed(self) -> int | None:
@@ -108,14 +113,15 @@ class Committers:
         found = []
         for uid, committer in self._committers.items():
             what = f"reading what sink {uid!r} has committed"
-            if (last := self._watchdog.run(what, committer.last_committed)) is not None:
+            if (last := self._run(uid, what, committer.last_committed)) is not None:
                 found.append(last)
         return max(found, default=None)
 
     def lingering(self, latest: CheckpointMetadata | None) -> dict[str, int]:
         """Returns the number of open transactions that the latest checkpoint does not name, by uid."""
         return {
-            uid: self._watchdog.run(
+            uid: self._run(
+                uid,
                 f"listing the open transactions of sink {uid!r}",
                 committer.lingering,
                 _requests(latest, uid) if latest else [],
@@ -129,8 +135,13 @@ class Committers:
         for uid, committer in self._committers.items():
             kept = _requests(latest, uid) if latest else []
             what = f"aborting the open transactions of sink {uid!r}"
-            aborted += self._watchdog.run(what, committer.abort_lingering, kept)
+            aborted += self._run(uid, what, committer.abort_lingering, kept)
         return aborted
+
+    def _run(self, uid: str, what: str, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs a step of a committer, which may be a user's."""
+        with raised_on_driver(f"the committer of sink {uid!r}", SinkCommitError):
+            return self._watchdog.run(what, step, *args, **kwargs)
 
 
 def _requests(metadata: CheckpointMetadata, uid: str) -> list[CommitRequest]:

@@ -18,7 +18,7 @@ from enum import Enum
 from dagster_flinkpy.checkpoint.messages import Subtask
 from dagster_flinkpy.common.job_status import JobStatus
 from dagster_flinkpy.datastream.job_graph import JobVertex
-from dagster_flinkpy.errors import IllegalStateTransitionError, shorten
+from dagster_flinkpy.errors import IllegalStateTransitionError, message_of, shorten
 
 __all__ = [
     "Execution",
@@ -427,4 +427,4 @@ class ExecutionGraph:
 
 
 def _message(error: BaseException) -> str:
-    return shorten(str(error.args[0] if error.args else error).partition("\n")[0], _MESSAGE_CHARACTERS)
+    return shorten(message_of(error).partition("\n")[0], _MESSAGE_CHARACTERS)

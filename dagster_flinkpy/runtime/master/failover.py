@@ -15,34 +15,17 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from typing import ClassVar
 
 from dagster_flinkpy.common.configuration import Configuration
 from dagster_flinkpy.common.no_effect import no_effect
 from dagster_flinkpy.errors import (
     CheckpointError,
-    CheckpointTimeoutError,
-    CommitRefusedError,
-    CommittableLostError,
-    ConditionalWritesUnsupportedError,
     ConfigurationError,
-    CorruptMetadataError,
-    CorruptStateError,
     ExecutorLostError,
     FencedError,
-    HeadLostError,
-    IllegalStateTransitionError,
-    InputAfterEndError,
-    JavaNotFoundError,
-    JobCancelledError,
-    NamedSegmentLostError,
-    PathEscapesPrefixError,
     PythonWorkerLostError,
-    RequestFailedError,
-    RestoreError,
     SparkUnavailableError,
-    StateSchemaError,
 )
 from dagster_flinkpy.runtime.master.restart_strategies import (
     FixedDelayRestart,
@@ -50,6 +33,7 @@ from dagster_flinkpy.runtime.master.restart_strategies import (
     RestartStrategy,
     restart_strategy_of,
 )
+from dagster_flinkpy.runtime.throwables import ThrowableType, throwable_type
 
 __all__ = [
     "ExecutionFailureHandler",
@@ -63,11 +47,9 @@ __all__ = [
     "RestartIndividualStrategy",
     "RestartPipelinedRegionStrategy",
     "RestartPlan",
-    "ThrowableType",
     "cause_rank",
     "failover_strategy_of",
     "root_cause",
-    "throwable_type",
 ]
 
 _OPTION = "jobmanager.execution.failover-strategy"
@@ -75,55 +57,6 @@ _LOST_WORKERS = (PythonWorkerLostError, ExecutorLostError, SparkUnavailableError
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
-
-
-class ThrowableType(Enum):
-    """What a restart can do about an error (Flink: ``ThrowableType``)."""
-
-    RECOVERABLE_ERROR = auto()
-    """Trying again may help: a worker was lost, the store or a source had a hiccup, a user function raised."""
-    ENVIRONMENT_ERROR = auto()
-    """Trying again in this attempt of the job does not help; another attempt may."""
-    NON_RECOVERABLE_ERROR = auto()
-    """Trying again fails in the same way until somebody changes something."""
-
-
-_NON_RECOVERABLE = (
-    CommitRefusedError,
-    CommittableLostError,
-    ConfigurationError,
-    FencedError,
-    HeadLostError,
-    InputAfterEndError,
-    JobCancelledError,
-    NamedSegmentLostError,
-    RequestFailedError,
-    RestoreError,
-    StateSchemaError,
-)
-_ENVIRONMENT = (
-    CheckpointTimeoutError,  # a step of the driver still hangs, and may go on at any time
-    ConditionalWritesUnsupportedError,
-    CorruptMetadataError,
-    CorruptStateError,
-    IllegalStateTransitionError,
-    JavaNotFoundError,
-    PathEscapesPrefixError,
-)
-
-
-def throwable_type(error: BaseException | type[BaseException]) -> ThrowableType:
-    """Returns what a restart can do about an error, or an error of a type (Flink: ``ThrowableClassifier``).
-
-    Errors of user functions and sources are recoverable, as in Flink: they may depend on the world outside. What is no
-    `Exception`, such as a termination from outside, is not.
-    """
-    kind = error if isinstance(error, type) else type(error)
-    if issubclass(kind, _NON_RECOVERABLE) or not issubclass(kind, Exception):
-        return ThrowableType.NON_RECOVERABLE_ERROR
-    if issubclass(kind, _ENVIRONMENT):
-        return ThrowableType.ENVIRONMENT_ERROR
-    return ThrowableType.RECOVERABLE_ERROR
 
 
 def cause_rank(error: BaseException) -> int:

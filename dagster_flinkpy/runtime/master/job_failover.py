@@ -19,6 +19,7 @@ As the checkpoints of a region that restarts alone stay pending, the coordinator
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -26,7 +27,7 @@ from dataclasses import dataclass, replace
 from dagster_flinkpy.checkpoint.messages import Subtask
 from dagster_flinkpy.common.job_status import JobStatus
 from dagster_flinkpy.datastream.job_graph import JobGraph
-from dagster_flinkpy.errors import FencedError, FlinkPyError, JobCancelledError
+from dagster_flinkpy.errors import FencedError, FlinkPyError, JobCancelledError, message_of
 from dagster_flinkpy.runtime.master.execution_graph import ExecutionGraph
 from dagster_flinkpy.runtime.master.failover import (
     ExecutionFailureHandler,
@@ -38,6 +39,8 @@ from dagster_flinkpy.runtime.master.failover import (
 from dagster_flinkpy.runtime.master.job_config import JobConfig
 
 __all__ = ["JobFailover"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -134,7 +137,7 @@ class JobFailover:
         if len(found.plan.epochs) > 1:
             since = min(found.plan.epochs.values())
             regions = f"regions {_numbers(found.plan.epochs)} run all epochs from checkpoint {since} on"
-        self._progress(f"{_what(error)}; {regions} again: {found.reason}")
+        _log.warning("%s; %s again: %s", _what(error), regions, found.reason)
         return found.plan.epochs
 
     def _restart_later(self, regions: Collection[int], at_ms: int, at_work: Collection[int]) -> None:
@@ -192,7 +195,8 @@ class JobFailover:
             self.graph.await_restart(range(len(self.graph.regions)))
             for region in range(len(self.graph.regions)):
                 self.graph.cancel(region)
-            self._progress(f"{_what(error)}; the job goes back to its last checkpoint: {self._decided.reason}")
+            reason = self._decided.reason
+            _log.warning("%s; the job goes back to its last checkpoint: %s", _what(error), reason)
         elif isinstance(error, FencedError):
             self.graph.suspend()
         else:
@@ -240,4 +244,5 @@ def _numbers(regions: Collection[int]) -> str:
 
 
 def _what(error: BaseException) -> str:
-    return str(error.args[0] if error.args else error).partition("\n")[0]
+    said = message_of(error).partition("\n")[0]
+    return f"{type(error).__name__}: {said}" if said != type(error).__name__ else said

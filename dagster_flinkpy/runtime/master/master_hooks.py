@@ -10,7 +10,8 @@ from typing import Any
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.datastream.master_hook import MasterTriggerRestoreHook
 from dagster_flinkpy.datastream.state_recovery import NonRestoredState, may_stay_behind
-from dagster_flinkpy.errors import CheckpointError, CheckpointTimeoutError, RestoreError
+from dagster_flinkpy.errors import CheckpointError, CheckpointTimeoutError, RestoreError, message_of
+from dagster_flinkpy.runtime.failure import DRIVER_EXCEPTIONS
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 
 __all__ = ["MasterHooks"]
@@ -54,9 +55,10 @@ class MasterHooks:
             return json.loads(json.dumps(state, allow_nan=False))
         except CheckpointTimeoutError:
             raise
-        except Exception as error:
+        except DRIVER_EXCEPTIONS as error:
             raise CheckpointError(
-                f"master hook {identifier!r} failed at checkpoint {checkpoint_id}: {type(error).__name__}: {error}"
+                f"master hook {identifier!r} failed at checkpoint {checkpoint_id}: {type(error).__name__}: "
+                f"{message_of(error)}"
             ) from error
 
     def restore(self, restored: CheckpointMetadata | None, *, allow_non_restored_state: NonRestoredState) -> None:
@@ -89,13 +91,13 @@ class MasterHooks:
                     self._watchdog.run(what, hook.restore_checkpoint, restored.checkpoint_id, state)
             except CheckpointTimeoutError:
                 raise
-            except Exception as error:
+            except DRIVER_EXCEPTIONS as error:
                 raise RestoreError(
-                    f"master hook {identifier!r} could not be restored: {type(error).__name__}: {error}"
+                    f"master hook {identifier!r} could not be restored: {type(error).__name__}: {message_of(error)}"
                 ) from error
 
     def close(self) -> None:
         """Closes the hooks and ignores what they raise. If one hangs, the others are not called."""
         for identifier, hook in self._hooks.items():
-            with suppress(Exception):
+            with suppress(*DRIVER_EXCEPTIONS):
                 self._watchdog.run(f"closing master hook {identifier!r}", hook.close)

@@ -359,12 +359,13 @@ class RegionExecution:
                     self.begun[uid] = max(self.begun.get(uid, 0), outputs[sink].checkpoint_id)
 
     def written_in(self, lost: SegmentLostError) -> dict[str, list[int]]:
-        """Returns the epochs in which segments were written that it cannot read, by uid of the source."""
+        """Returns the epochs in which the segment was written that it cannot read, by uid of the source."""
         reads, found = self._current.reads if self._current is not None else None, dict[str, list[int]]()
         for uid, sink in self.planner.edge_sources.items():
-            outputs = [outputs[sink] for inputs in reads or () for outputs in inputs if sink in outputs]
-            epochs = [o.checkpoint_id for o in outputs if any(s["key"] in str(lost) for s in o.segments)]
-            found |= {uid: epochs} if epochs else {}
+            if sink == lost.edge:
+                outputs = [outputs[sink] for inputs in reads or () for outputs in inputs if sink in outputs]
+                epochs = [o.checkpoint_id for o in outputs if any(s["key"] == lost.key for s in o.segments)]
+                found |= {uid: epochs} if epochs else {}
         return found
 
     def _written(self, epochs: _RegionEpochs) -> bool:

@@ -17,22 +17,29 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from dagster_flinkpy.errors import CheckpointError, ExecutorLostError, FlinkPyError, PythonWorkerLostError
+from dagster_flinkpy.errors import (
+    CheckpointError,
+    ExecutorLostError,
+    FlinkPyError,
+    PythonWorkerLostError,
+    UnsupportedEnvironmentError,
+)
 from dagster_flinkpy.runtime.epoch import EpochJob
-from dagster_flinkpy.runtime.failure import error_in_task
+from dagster_flinkpy.runtime.failure import error_in_task, reported
 from dagster_flinkpy.runtime.master.shipping import dump_job, loaded_job
 from dagster_flinkpy.runtime.shuffle.spark_shuffle import shuffle
 from dagster_flinkpy.runtime.shuffle.wire import SPARK_SCHEMA, WireRow, rows_of
 from dagster_flinkpy.runtime.task.breadcrumb import read_breadcrumb
 from dagster_flinkpy.runtime.task.garbage import collect_rarely
 from dagster_flinkpy.runtime.task.task import StageTask
+from dagster_flinkpy.runtime.throwables import refused_by_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from dagster_flinkpy.spark.server_log import ServerLog
 
-__all__ = ["run_region"]
+__all__ = ["run_region", "unsupported"]
 
 _WORKER_DIED = "Python worker exited unexpectedly"
 _EXECUTOR_LOST = re.compile(
@@ -51,6 +58,7 @@ def run_region(spark: SparkSession, job: EpochJob) -> Iterator[WireRow]:
     Raises:
         PythonWorkerLostError: A Python worker died.
         ExecutorLostError: Spark gave up because it lost executors.
+        UnsupportedEnvironmentError: This Spark, or its Python workers, cannot run the job.
         CheckpointError: The Spark job failed for another reason.
         NoResourceAvailableError: No executor has the cores and resources that a slot-sharing group asks for.
         FlinkPyError: A task failed with this error.
@@ -60,13 +68,13 @@ def run_region(spark: SparkSession, job: EpochJob) -> Iterator[WireRow]:
     from dagster_flinkpy.runtime.master.stage_profiles import stage_profile  # here, because workers import this module
 
     graph, program = job.graph, dump_job(job)
-    rows = spark.range(0, graph.stage_parallelism(0), 1, graph.stage_parallelism(0)).mapInArrow(
-        _stage(program, 0), SPARK_SCHEMA, profile=stage_profile(spark, graph, 0)
-    )
-    for stage in range(1, graph.number_of_stages):
-        shuffled = shuffle(rows, graph.stage_parallelism(stage))
-        rows = shuffled.mapInArrow(_stage(program, stage), SPARK_SCHEMA, profile=stage_profile(spark, graph, stage))
     try:
+        rows = spark.range(0, graph.stage_parallelism(0), 1, graph.stage_parallelism(0)).mapInArrow(
+            _stage(program, 0), SPARK_SCHEMA, profile=stage_profile(spark, graph, 0)
+        )
+        for stage in range(1, graph.number_of_stages):
+            shuffled = shuffle(rows, graph.stage_parallelism(stage))
+            rows = shuffled.mapInArrow(_stage(program, stage), SPARK_SCHEMA, profile=stage_profile(spark, graph, stage))
         table = rows.toArrow()
     except PySparkException as e:
         from dagster_flinkpy.spark.sessions import server_log  # here, because workers import this module, too
@@ -84,10 +92,29 @@ def _translated(error: Exception, job: EpochJob, log: ServerLog | None) -> Flink
     lines = [line for line in str(error).splitlines() if line.strip()][:30]
     if log is not None:
         lines.append(log.quote())
-    failed, reason = f"the Spark job of checkpoint {job.checkpoint_id} of job {job.job_id!r} failed", "\n".join(lines)
+    what = f"the Spark job of checkpoint {job.checkpoint_id} of job {job.job_id!r}"
+    failed, reason = f"{what} failed", "\n".join(lines)
     if _EXECUTOR_LOST.search(str(error)):
         return ExecutorLostError(f"{failed}, because Spark lost an executor: {reason}")
+    if refused_by_spark(error):
+        return unsupported(what, reason)
     return CheckpointError(f"{failed}: {reason}")
+
+
+def unsupported(what: str, reason: str) -> UnsupportedEnvironmentError:
+    """Returns the error of a Spark job that cannot run on this Spark.
+
+    Args:
+        what: The Spark job, in words for people.
+        reason: What Spark or Python say.
+    """
+    import pyspark
+
+    return UnsupportedEnvironmentError(
+        f"{what} cannot run, however often it is tried, because the program, PySpark {pyspark.__version__}, the Spark "
+        "server and what is installed on its workers do not fit together: run 'flinkpy doctor', which compares them. "
+        f"Spark or Python say: {reason}"
+    )
 
 
 def _lost_worker(text: str, job: EpochJob) -> PythonWorkerLostError:
@@ -120,7 +147,7 @@ def run_stage(program: bytes, stage: int, batches: Iterator[pa.RecordBatch]) -> 
     context = TaskContext.get()
     assert context is not None
     collect_rarely()
-    with loaded_job(program) as job:
+    with reported(), loaded_job(program) as job:
         last_try = context.attemptNumber() + 1 >= job.task_tries
         task = StageTask(job, stage, context.partitionId(), capture_logs=True, may_fail=not last_try)
         # The input of the first stage is only numbers, from which Spark makes tasks.

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER
 from dagster_flinkpy.checkpoint.stimuli import TasksRestarted
 from dagster_flinkpy.errors import FlinkPyError, NamedSegmentLostError, SegmentLostError
 from dagster_flinkpy.runtime.master.failover import RegionFailure
@@ -29,16 +30,17 @@ def diagnosed(error: E, latest: CheckpointMetadata | None) -> E | NamedSegmentLo
     """
     if latest is None or not isinstance(error, SegmentLostError) or isinstance(error, NamedSegmentLostError):
         return error
-    message, paths = str(error), (path for operator in latest.operators for path in operator.segments())
-    lost = next((path for path in paths if path in message), None)
-    if lost is None:
+    lost = f"{EXCHANGE_FOLDER}/{error.edge}/{error.key}"
+    if not any(lost in operator.segments() for operator in latest.operators):
         return error
     named = NamedSegmentLostError(
         f"{lost} is gone, and checkpoint {latest.checkpoint_id} names it, because barriers are unaligned and its "
         "records were not read before the barrier. No restart from this checkpoint can succeed. Put the object back, "
         "from a backup or an older version of it. Otherwise restore a checkpoint or savepoint that does not name it, "
         "with restore_from (flinkpy savepoint describe --json shows what one names), or start from empty state, with "
-        "start_empty"
+        "start_empty",
+        edge=error.edge,
+        key=error.key,
     )
     named.__cause__ = error
     return named

@@ -14,15 +14,18 @@ from dagster_flinkpy.errors import (
     FlinkPyError,
     SegmentLostError,
     StorageError,
+    message_of,
 )
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeInputs, EdgeOutput
 from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
 from dagster_flinkpy.runtime.master.epoch_planner import EpochPlanner
 from dagster_flinkpy.runtime.master.job_session import JobSession
+from dagster_flinkpy.runtime.master.region_job import unsupported
 from dagster_flinkpy.runtime.master.results import EpochResults
 from dagster_flinkpy.runtime.master.timeline import CheckpointTimeline
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
+from dagster_flinkpy.runtime.throwables import ThrowableType, throwable_type
 
 __all__ = ["InputFound", "JobRunner", "RegionEnded"]
 
@@ -167,9 +170,21 @@ class JobRunner:
         for epoch in epochs:
             self.progress(f"checkpoint {epoch.checkpoint_id}: {splits.describe(epoch)}")
         with self.timeline.measured("spark_ms", [epoch.checkpoint_id for epoch in epochs]):
-            results = EpochResults.of(self.run_job(job))
+            try:
+                rows = self.run_job(job)
+            except Exception as error:
+                if isinstance(error, FlinkPyError) or throwable_type(error) is ThrowableType.RECOVERABLE_ERROR:
+                    raise
+                raise self._unsupported(job, error) from error
+            results = EpochResults.of(rows)
         self.on_results(results, job)
         return results
+
+    def _unsupported(self, job: EpochJob, error: Exception) -> FlinkPyError:
+        return unsupported(
+            f"the Spark job of checkpoint {job.checkpoint_id} of job {job.job_id!r}",
+            f"{type(error).__name__}: {message_of(error)}",
+        )
 
     def repeat(self, checkpoint_id: int) -> RegionEnded:
         """Returns the current state as the results of an epoch that has read nothing."""

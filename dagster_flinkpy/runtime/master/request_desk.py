@@ -29,6 +29,7 @@ from dagster_flinkpy.errors import (
     RequestFailedError,
     RequestOutcomeUnknownError,
     StorageError,
+    message_of,
 )
 from dagster_flinkpy.runtime.master.mailbox import Done, Lane, Mailbox
 from dagster_flinkpy.runtime.master.savepoints import SavepointWriter
@@ -331,7 +332,7 @@ class RequestDesk:
             if request.order.kind is RequestKind.CANCEL:
                 raise _cancelled(request) from error
             if request.order.kind not in _ENDINGS:
-                reason = f"{type(error).__name__}: {error.args[0] if error.args else error}"
+                reason = f"{type(error).__name__}: {message_of(error)}"
                 kind = request.order.kind.value
                 self.failed(request, JobRestartedError(f"the job restarted before the {kind} was complete: {reason}"))
         self._waiting.clear()

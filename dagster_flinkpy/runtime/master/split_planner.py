@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -12,9 +13,10 @@ from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.datastream.connectors.base import Source, SourceSplit, SplitEnumerator, SplitEnumeratorContext
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_specs import SourceSpec
-from dagster_flinkpy.errors import CorruptMetadataError, FlinkPyError, InputAfterEndError, RestoreError
+from dagster_flinkpy.errors import CorruptMetadataError, FlinkPyError, InputAfterEndError, RestoreError, SourceReadError
 from dagster_flinkpy.runtime.blocking.blocking_edge import BlockingEdgeEnumerator, EdgeInputs
 from dagster_flinkpy.runtime.epoch import Epoch
+from dagster_flinkpy.runtime.failure import raised_on_driver
 from dagster_flinkpy.runtime.master.partition_input import WholeInput
 
 __all__ = ["SplitPlanner"]
@@ -47,7 +49,8 @@ class SplitPlanner:
             own = {u: WholeInput(e) for u, e in self._enumerators.items() if u not in self._edges}
             self._enumerators |= own
         for uid, enumerator in self._enumerators.items():
-            enumerator.start(context)
+            with _asked(uid):
+                enumerator.start(context)
             if uid in self._edges:
                 continue
             if uid in restored and restored[uid] is None and enumerator.snapshot_state() is not None:
@@ -115,7 +118,8 @@ class SplitPlanner:
             self._ahead = splits, ended
             return True
         for uid in self.uids:
-            self._enumerators[uid].on_epoch_read([])
+            with _asked(uid):
+                self._enumerators[uid].on_epoch_read([])
         return False
 
     @property
@@ -132,7 +136,8 @@ class SplitPlanner:
         """Returns splits by source and subtask, and the sources that end with them."""
         splits: dict[tuple[str, int], tuple[SourceSplit, ...]] = {}
         for uid in uids:
-            planned = self._enumerators[uid].plan_epoch(self._parallelism[uid])
+            with _asked(uid):
+                planned = self._enumerators[uid].plan_epoch(self._parallelism[uid])
             splits |= {(uid, subtask): tuple(each) for subtask, each in enumerate(planned)}
         return splits, {uid for uid in uids if self._enumerators[uid].exhausted}
 
@@ -146,7 +151,11 @@ class SplitPlanner:
             InputAfterEndError: A source has such input. The message names both.
         """
         for uid, enumerator in self._enumerators.items():
-            if (all_ended or enumerator.exhausted) and (names := enumerator.unread()):
+            names: Sequence[str] = ()
+            if all_ended or enumerator.exhausted:
+                with _asked(uid):
+                    names = enumerator.unread()
+            if names:
                 more = f" and {len(names) - 3} more" if len(names) > 3 else ""
                 raise InputAfterEndError(
                     f"source {uid!r} has input that came after its end: {', '.join(names[:3])}{more}. A source that "
@@ -167,7 +176,8 @@ class SplitPlanner:
         """
         for uid, enumerator in self._enumerators.items():
             given = (s for (source, _), splits in epoch.splits.items() if source == uid for s in splits)
-            enumerator.on_epoch_read([replace(s, finished=True) for s in given])
+            with _asked(uid):
+                enumerator.on_epoch_read([replace(s, finished=True) for s in given])
         self.snapshot(epoch.checkpoint_id)
 
     def was_read(self, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> None:
@@ -175,14 +185,19 @@ class SplitPlanner:
         for uid in self.uids:
             enumerator = self._enumerators[uid]
             read = [s for task, state in states.items() if task.uid == uid for s in state.splits]
-            enumerator.on_epoch_read([SourceSplit.from_json(s) for s in read])
+            with _asked(uid):
+                enumerator.on_epoch_read([SourceSplit.from_json(s) for s in read])
         self.snapshot(checkpoint_id)
 
     def snapshot(self, checkpoint_id: int) -> None:
         """Keeps the current state of the enumerators for a checkpoint."""
-        self._states[checkpoint_id] = {uid: _position(self._enumerators[uid]) for uid in self.uids}
+        positions = self._states[checkpoint_id] = dict[str, Any]()
         for uid in self.uids:
-            self._enumerators[uid].on_snapshot(checkpoint_id)
+            with _asked(uid):
+                positions[uid] = _position(self._enumerators[uid])
+        for uid in self.uids:
+            with _asked(uid):
+                self._enumerators[uid].on_snapshot(checkpoint_id)
 
     def take_states(self, checkpoint_id: int) -> dict[str, Any]:
         """Returns and forgets the state of the enumerators at the barrier of a checkpoint, by uid.
@@ -193,8 +208,9 @@ class SplitPlanner:
 
     def notify_complete(self, checkpoint_id: int) -> None:
         """Tells the enumerators that a checkpoint is complete."""
-        for enumerator in self._enumerators.values():
-            enumerator.notify_checkpoint_complete(checkpoint_id)
+        for uid, enumerator in self._enumerators.items():
+            with _asked(uid):
+                enumerator.notify_checkpoint_complete(checkpoint_id)
 
     def describe(self, epoch: Epoch) -> str:
         """Describes what an epoch reads, for progress messages."""
@@ -206,6 +222,10 @@ class SplitPlanner:
             shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             parts.append(f"{uid}: {shown or 'nothing to read'}")
         return "; ".join(parts)
+
+
+def _asked(uid: str) -> AbstractContextManager[None]:
+    return raised_on_driver(f"the split enumerator of source {uid!r}", SourceReadError)
 
 
 def _position(enumerator: SplitEnumerator) -> Any:

@@ -12,7 +12,7 @@ from dagster_flinkpy.checkpoint.messages import (
 )
 from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.checkpoint.stimuli import Acknowledge, CoordinatorSnapshotted, Decline
-from dagster_flinkpy.errors import FlinkPyError
+from dagster_flinkpy.errors import FlinkPyError, message_of
 from dagster_flinkpy.runtime.master.epoch_planner import EpochPlanner
 
 __all__ = ["acknowledgements", "declined"]
@@ -57,7 +57,7 @@ def declined(
         now_ms: The time, in milliseconds since 1970.
     """
     where = task or planner.tasks[0]
-    cause = {"type": type(error).__name__, "message": str(error.args[0] if error.args else error)}
+    cause = {"type": type(error).__name__, "message": message_of(error)}
     reason = CheckpointFailureReason.CHECKPOINT_ASYNC_EXCEPTION
     if task is not None:
         reason = CheckpointFailureReason.CHECKPOINT_DECLINED

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from dagster_flinkpy.errors import FlinkPyError, SourceReadError, StorageError, UserFunctionError
 from dagster_flinkpy.runtime.epoch import EpochJob
-from dagster_flinkpy.runtime.failure import error_to_json
+from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS, error_to_json
 from dagster_flinkpy.runtime.operators.source_operator import SourceOperator
 from dagster_flinkpy.runtime.record_counts import TaskCount
 from dagster_flinkpy.runtime.shuffle.channel_selectors import downstream_subtasks
@@ -215,7 +215,7 @@ class StageTask:
 
     def _abort(self) -> None:
         for task in self._tasks.values():
-            with suppress(Exception):  # the next attempt aborts what remains
+            with suppress(USER_EXCEPTIONS):  # the next attempt aborts what remains
                 task.operator.abort()
 
     def _cancel(self, rows: Iterable[WireRow], error: FlinkPyError | None) -> Iterator[pa.RecordBatch]:

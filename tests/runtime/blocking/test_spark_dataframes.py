@@ -400,7 +400,7 @@ def test_a_partition_is_written_in_pieces(tmp_path: Path, monkeypatch: pytest.Mo
         writer.write(values.slice(start, 100), values.slice(start, 100))
     written = writer.finish()
     assert len(written) > 1
-    read = [b for p in written for b in segments.read_segment(store, p)]
+    read = [b for p in written for b in segments.read_segment(store, "", p)]
     assert pa.Table.from_batches(read).column("value").to_pylist() == list(range(2000))
 
 

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_flinkpy import errors
 from dagster_flinkpy.common import no_effect
 from dagster_flinkpy.common.configuration import Configuration
 from dagster_flinkpy.errors import (
@@ -21,7 +20,6 @@ from dagster_flinkpy.errors import (
     CorruptStateError,
     ExecutorLostError,
     FencedError,
-    FlinkPyError,
     JobGraphError,
     NoEffectWarning,
     PythonWorkerLostError,
@@ -40,10 +38,8 @@ from dagster_flinkpy.runtime.master.failover import (
     RestartAllStrategy,
     RestartIndividualStrategy,
     RestartPipelinedRegionStrategy,
-    ThrowableType,
     failover_strategy_of,
     root_cause,
-    throwable_type,
 )
 from dagster_flinkpy.runtime.master.restart_strategies import (
     ExponentialDelayRestart,
@@ -191,54 +187,6 @@ def test_an_unknown_strategy_is_refused() -> None:
 
 
 # --- which errors -----------------------------------------------------------------------------------------------------
-
-ENVIRONMENT = {
-    "CheckpointTimeoutError",
-    "ConditionalWritesUnsupportedError",
-    "CorruptMetadataError",
-    "CorruptStateError",
-    "IllegalStateTransitionError",
-    "JavaNotFoundError",
-    "PathEscapesPrefixError",
-}
-NON_RECOVERABLE = {
-    "CommitRefusedError",
-    "CommittableLostError",
-    "ConfigurationError",
-    "DuplicateUidError",
-    "FencedError",
-    "HeadLostError",
-    "InputAfterEndError",
-    "JobCancelledError",
-    "NamedSegmentLostError",
-    "JobGraphError",
-    "JobNotRunningError",
-    "JobRestartedError",
-    "MissingUidError",
-    "ParallelismError",
-    "RequestFailedError",
-    "RequestOutcomeUnknownError",
-    "RequestTimeoutError",
-    "RestoreError",
-    "StateSchemaError",
-    "UnknownRequestError",
-}
-
-
-def test_the_errors_that_no_restart_in_the_run_mends() -> None:
-    found: dict[ThrowableType, set[str]] = {kind: set() for kind in ThrowableType}
-    for name in errors.__all__:
-        kind = getattr(errors, name)
-        if issubclass(kind, FlinkPyError):
-            found[throwable_type(kind)].add(name)
-    assert found[ThrowableType.ENVIRONMENT_ERROR] == ENVIRONMENT
-    assert found[ThrowableType.NON_RECOVERABLE_ERROR] == NON_RECOVERABLE
-
-
-def test_an_error_of_the_driver_is_recoverable_but_its_end_is_not() -> None:
-    assert throwable_type(ValueError("a split enumerator raised")) is ThrowableType.RECOVERABLE_ERROR
-    assert throwable_type(KeyboardInterrupt()) is ThrowableType.NON_RECOVERABLE_ERROR
-    assert throwable_type(SystemExit()) is ThrowableType.NON_RECOVERABLE_ERROR
 
 
 @pytest.mark.parametrize(

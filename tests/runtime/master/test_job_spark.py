@@ -34,10 +34,14 @@ from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.errors import (
     CheckpointError,
     NoEffectWarning,
+    SegmentLostError,
     SparkUnavailableError,
     StorageError,
+    UnsupportedEnvironmentError,
     UserFunctionError,
 )
+from dagster_flinkpy.runtime.blocking.dataframe_segments import read_parts
+from dagster_flinkpy.runtime.blocking.dataframe_types import frame_schema, user_frames
 from dagster_flinkpy.runtime.master import job_session
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
@@ -419,3 +423,36 @@ def test_a_typed_error_of_a_spark_task_keeps_its_type(
     with attempt_of(graph, tmp_path) as attempt, pytest.raises(StorageError, match=r"^the disk is full$"):
         attempt.run_epoch()
     assert (sink.rows(), sink.staged()) == ([], [])
+
+
+class Needs:
+    """An object that workers can only load if they have a module."""
+
+    def __init__(self, module: str) -> None:
+        self.module = module
+
+    def __reduce__(self) -> Any:
+        return importlib.import_module, (self.module,)
+
+
+def test_workers_without_a_module_end_the_run_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    needed = Needs("no_such_module")
+    graph = collect_graph(events(environment(1), RECORDS).map(lambda event: (event, needed)[0], EVENT).uid("map"))
+    config = {"failover": FailoverConfig(FixedDelayRestart(attempts=9))}
+    with (
+        attempt_of(graph, tmp_path, config=config) as attempt,
+        pytest.raises(UnsupportedEnvironmentError, match="cannot run, however often it is tried") as raised,
+    ):
+        attempt.run_epoch()
+    assert "ModuleNotFoundError: No module named 'no_such_module'" in str(raised.value)
+    assert [record for record in caplog.records if "again" in record.getMessage()] == []
+
+
+def test_an_error_of_a_spark_task_keeps_its_fields(tmp_path: Path, spark_settings: SparkSettings) -> None:
+    store = StorageLocation(str(tmp_path))
+    with get_session(spark_settings) as spark, pytest.raises(SegmentLostError) as raised, user_frames("it"):
+        segment = {"key": "1-1/a.arrow", "bytes": 8}
+        schema = frame_schema(Types.ROW_NAMED(["a"], [Types.LONG()]), "it")
+        read_parts(spark, store, "a.exchange", [segment], schema).collect()
+    assert (raised.value.edge, raised.value.key) == ("a.exchange", "1-1/a.arrow")
+    assert "a.exchange/1-1/a.arrow is gone" in str(raised.value)

@@ -9,6 +9,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from dagster_flinkpy.errors import CheckpointError, ExecutorLostError, StorageError
+from dagster_flinkpy.runtime.failure import error_to_json
 from dagster_flinkpy.runtime.master.region_job import run_region
 from dagster_flinkpy.spark import sessions
 from dagster_flinkpy.spark.server_log import ServerLog
@@ -47,7 +48,8 @@ def test_the_end_of_sparks_log_is_in_the_error(tmp_path: Path, monkeypatch: pyte
     assert "[INTERNAL_ERROR] Java heap space" in str(error)
     assert "ERROR TaskSetManager: Task 0 failed" in str(error)
     assert "spark.driver.memory" in str(error)
-    ours = failure(FailingSpark("dagster_flinkpy.errors.StorageError: no bucket"), tmp_path)
+    told = f"dagster_flinkpy.runtime.failure.TaskError: {error_to_json(StorageError('no bucket')).decode()}"
+    ours = failure(FailingSpark(told), tmp_path)
     assert isinstance(ours, StorageError), "an error of ours says all there is to say"
     assert str(ours) == "no bucket"
 

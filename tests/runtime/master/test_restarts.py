@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import logging
 from collections import Counter
 from datetime import timedelta
 from itertools import count
@@ -9,11 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import AnalysisException, PySparkAttributeError
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.stimuli import MetadataWriteFailed
 from dagster_flinkpy.common import JobStatus
+from dagster_flinkpy.common.typeinfo import Types
+from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.datastream import DataStream
+from dagster_flinkpy.datastream.connectors.base import CommitterInitContext, SplitEnumerator
+from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.functions import MapFunction
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.errors import (
@@ -21,10 +28,13 @@ from dagster_flinkpy.errors import (
     FencedError,
     PythonWorkerLostError,
     RestoreError,
+    SinkCommitError,
     SourceReadError,
     StorageError,
+    UnsupportedEnvironmentError,
     UserFunctionError,
 )
+from dagster_flinkpy.orchestration.failure import as_failure
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master import job
 from dagster_flinkpy.runtime.master.checkpoint_steps import CheckpointSteps, Outcome
@@ -112,10 +122,13 @@ def splits(epoch: EpochJob) -> list[tuple[str, ...]]:
     return [tuple(s.split_id for s in given.splits) for _, given in sorted(epoch.inputs.items())]
 
 
-def test_a_region_runs_the_epoch_again_whose_function_raised(tmp_path: Path) -> None:
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+
+def test_a_region_runs_the_epoch_again_whose_function_raised(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     graph, sink = program(tmp_path, FailsAt(9, tmp_path, executions=2))
-    lines: list[str] = []
-    with Watched(graph, tmp_path, on_progress=lines.append, **restarting()) as attempt:
+    with Watched(graph, tmp_path, **restarting()) as attempt:
         epochs = list(attempt.run_epochs())
         completed = [epoch.checkpoint_id for epoch in epochs]
         assert attempt.token == 1
@@ -128,7 +141,10 @@ def test_a_region_runs_the_epoch_again_whose_function_raised(tmp_path: Path) -> 
     status = attempt._failover.graph
     assert (status.status, status.restarts, status.attempt(0)) == (JobStatus.FINISHED, 2, 2)
     assert [entry.error for entry in status.failures] == ["UserFunctionError"] * 2
-    assert sum("the region runs the epoch again: restart 1 of 9" in line for line in lines) == 1
+    first, second = warnings(caplog)
+    assert "UserFunctionError: map() of operator 'map'" in first and "raised ValueError: boom at 9" in first
+    assert first.endswith("; the region runs the epoch again: restart 1 of 9 after 0 ms")
+    assert second.endswith("restart 2 of 9 after 0 ms")
 
 
 def test_the_epoch_runs_again_from_the_same_state_with_the_same_splits(tmp_path: Path) -> None:
@@ -225,6 +241,7 @@ def test_epochs_whose_checkpoints_never_complete_do_not_end_a_series_of_failures
     ("error", "config"),
     [
         (RestoreError("the state does not fit"), FailoverConfig(FixedDelayRestart(9))),
+        (UnsupportedEnvironmentError("no module"), FailoverConfig(FixedDelayRestart(9))),
         (StorageError("a hiccup"), FailoverConfig(NoRestart())),
         (StorageError("a hiccup"), FailoverConfig(FixedDelayRestart(9), only_lost_workers=True)),
     ],
@@ -236,6 +253,112 @@ def test_what_does_not_restart(tmp_path: Path, error: Exception, config: Failove
         list(attempt.run_epochs())
     assert not raised.value.suppressed_by, "no strategy of the program has given up"
     assert attempt.ran == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AttributeError("'SparkSession' object has no attribute 'addTag'"),
+        PySparkAttributeError("[ATTRIBUTE_NOT_SUPPORTED] Attribute `sparkContext` is not supported"),
+        AnalysisException("[UNRESOLVED_COLUMN] a"),
+        TypeError("mapInArrow() got an unexpected keyword argument 'profile'"),
+        ModuleNotFoundError("No module named 'grpc'"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_this_spark_cannot_do_ends_the_run_at_once(
+    tmp_path: Path, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    graph, sink = program(tmp_path)
+    attempt = Watched(graph, tmp_path, fails={2: [error]}, **restarting())
+    with pytest.raises(UnsupportedEnvironmentError, match="checkpoint 2 of job 'job' cannot run") as raised, attempt:
+        list(attempt.run_epochs())
+    assert raised.value.__cause__ is error and str(error) in str(raised.value) and "flinkpy doctor" in str(raised.value)
+    assert attempt.ran == [1, 2] and warnings(caplog) == []
+    assert (len(sink.rows()), sink.staged()) == (4, []), "only the first epoch is visible"
+
+
+def test_a_function_whose_module_is_not_there_ends_the_run_at_once(tmp_path: Path) -> None:
+    class Imports(MapFunction):
+        def map(self, value: Any) -> Any:
+            return importlib.import_module("no_such_module")
+
+    graph, _ = program(tmp_path, Imports())
+    attempt = Watched(graph, tmp_path, **restarting())
+    with pytest.raises(UserFunctionError, match="raised ModuleNotFoundError: No module") as raised, attempt:
+        list(attempt.run_epochs())
+    assert (raised.value.operator, attempt.ran) == ("map", [1])
+    assert not as_failure(raised.value).allow_retries
+
+
+class Ends(SplitEnumerator):
+    """Raises something when it plans its first epoch."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def plan_epoch(self, parallelism: int) -> Any:
+        raise self._error
+
+    def on_epoch_read(self, splits: Any) -> None:
+        pass
+
+    exhausted = False
+
+    def snapshot_state(self) -> Any:
+        return {}
+
+
+class Input(CollectionSource):
+    def __init__(self, error: BaseException) -> None:
+        super().__init__([1], Types.LONG())
+        self.error, self.attempts = error, 0
+
+    def create_enumerator(self, restored: Any) -> SplitEnumerator:
+        self.attempts += 1
+        return Ends(self.error)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "attempts"),
+    [
+        (ValueError("a hiccup"), SourceReadError, 3),
+        (AttributeError("of the world"), SourceReadError, 3),
+        (SystemExit(0), SourceReadError, 3),
+        (GeneratorExit(), SourceReadError, 3),
+        (NotImplementedError("plan_epoch"), UnsupportedEnvironmentError, 1),
+        (ImportError("no client"), UnsupportedEnvironmentError, 1),
+    ],
+)
+def test_an_enumerator_that_raises_is_named_and_tried_again_if_that_may_help(
+    tmp_path: Path, error: BaseException, kind: type[Exception], attempts: int
+) -> None:
+    source = Input(error)
+    env = environment(1)
+    env.from_source(source, WatermarkStrategy.no_watermarks(), "numbers").uid("numbers").print()
+    attempt = HarnessAttempt(
+        env.get_job_graph(), tmp_path, require_uids=False, **restarting(FixedDelayRestart(2, timedelta(0)))
+    )
+    with pytest.raises(kind, match=f"the split enumerator of source 'numbers' raised {type(error).__name__}"), attempt:
+        list(attempt.run_epochs())
+    assert source.attempts == attempts
+
+
+@pytest.mark.parametrize("ending", [SystemExit(0), GeneratorExit(), KeyError("table")])
+def test_a_committer_cannot_end_the_run_in_silence(tmp_path: Path, ending: BaseException) -> None:
+    graph, sink = program(tmp_path)
+
+    def commit(committer: Any, requests: Any) -> None:
+        raise ending
+
+    kind = type(sink.create_committer(CommitterInitContext("job", "sink", 1, None, None)))
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        pytest.raises(SinkCommitError, match="the committer of sink 'sink'"),
+    ):
+        patch.setattr(kind, "commit", commit)
+        with HarnessAttempt(graph, tmp_path) as attempt:
+            list(attempt.run_epochs())
 
 
 def test_a_lost_worker_restarts_its_region_in_a_scheduled_run(tmp_path: Path) -> None:
