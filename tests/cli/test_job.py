@@ -19,6 +19,7 @@ from dagster_flinkpy.runtime.master import request_desk
 from dagster_flinkpy.runtime.master.mailbox import Mailbox, ThreadMailbox
 from tests.runtime.harness import HarnessAttempt, collect_graph
 from tests.runtime.programs import COUNTED, CountPerKey, environment, events
+from tests.waiting import LIMIT
 
 
 class _Running(HarnessAttempt):
@@ -53,10 +54,10 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
     thread = threading.Thread(target=run)
     thread.start()
-    assert began.wait(60)
+    assert began.wait(LIMIT)
     yield tmp_path / "job"
     CliRunner().invoke(main, ["job", "cancel", str(tmp_path / "job")])
-    thread.join(60)
+    thread.join(LIMIT)
     assert not thread.is_alive() and not problems
 
 

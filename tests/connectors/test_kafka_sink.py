@@ -390,7 +390,7 @@ def test_a_run_that_is_killed_before_its_commit_writes_once(kafka: str, tmp_path
 
 def _kill_run(topic: Topic, folder: Path, at: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.connectors.kafka_kill_run", topic.brokers, topic.name, str(folder), at]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[2])
+    return subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
 
 
 # --- librdkafka -------------------------------------------------------------------------------------------------------

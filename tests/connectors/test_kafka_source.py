@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +39,7 @@ from dagster_flinkpy.testing import run_local
 from tests.connectors.kafka_topics import Topic, committed
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected
 from tests.runtime.programs import environment
+from tests.waiting import until
 
 TP = KafkaTopicPartition
 LATEST, EARLIEST = KafkaOffsetsInitializer.latest(), KafkaOffsetsInitializer.earliest()
@@ -212,18 +212,11 @@ def test_the_group_gets_the_offsets_of_completed_checkpoints(topic: Topic, kafka
         enumerator.snapshot_state()
         enumerator.on_snapshot(checkpoint)
     enumerator.notify_checkpoint_complete(2)
-    _until(lambda: committed(kafka, group, topic.name, [0]) == [2])
+    until(lambda: committed(kafka, group, topic.name, [0]) == [2], "the offset is not committed")
     starts = KafkaOffsetsInitializer.committed_offsets(KafkaOffsetResetStrategy.EARLIEST)
     assert plan(builder(topic).set_group_id(group).set_starting_offsets(starts).build().create_enumerator(None)) == {
         0: (2, 3)
     }
-
-
-def _until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_bounded_source_ends_where_the_topic_ended(topic: Topic) -> None:

@@ -328,7 +328,7 @@ def killed(runs: list[tuple[Deployment, str]]) -> None:
         arguments.append([deployment.kind, deployment.url, *database, step])
     command = [sys.executable, str(PROGRAM), json.dumps(arguments)]
     variables = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import re
@@ -11,12 +12,13 @@ import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from itertools import repeat
+from pathlib import Path
 
 from tests.simulation.completion_mutations import MUTATIONS
 from tests.simulation.run import Outcome, simulate
 
-_SHOWN = 80
+_NOTICED = Path(__file__).with_name("noticed.json")
+"""By mutation, the first seed that is tried: one that notices it, or did so before the library was changed."""
 
 
 def main() -> int:
@@ -28,12 +30,13 @@ def main() -> int:
     parser.add_argument(
         "--mutations", action="store_true", help="break each rule in turn; the simulation must notice all of them"
     )
+    parser.add_argument("--write", action="store_true", help="note the seeds that notice them, for the next time")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes (default: one per core)")
     args = parser.parse_args()
     logging.getLogger("dagster_flinkpy").addHandler(logging.NullHandler())  # a store that fails is meant to
     seeds = range(args.first, args.first + args.seeds)
     if args.mutations:
-        return _break_rules(seeds, args.workers)
+        return _break_rules(args.seeds, args.workers, write=args.write)
     if args.seed is not None:
         outcome = simulate(args.seed, args.mutation)
         print("\n".join(outcome.trace))
@@ -58,26 +61,30 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _break_rules(seeds: range, workers: int) -> int:
-    missed, started = 0, time.monotonic()
+def _break_rules(seeds: int, workers: int, *, write: bool) -> int:
+    missed, started, before = 0, time.monotonic(), json.loads(_NOTICED.read_text())
+    noticed = dict[str, int]()
+    ranges = [range(first, first + seeds) for first in (before.get(name, 0) for name in MUTATIONS)]
     with ProcessPoolExecutor(workers) as pool:
-        for name, outcome in zip(MUTATIONS, pool.map(_first_violation, MUTATIONS, repeat(seeds)), strict=True):
+        for name, outcome in zip(MUTATIONS, pool.map(_first_violation, MUTATIONS, ranges), strict=True):
             found = (
                 f"seed {outcome.seed}: {(outcome.violation or '').strip().splitlines()[-1]}" if outcome else "MISSED"
             )
             print(f"{name}: {found}", flush=True)
             missed += outcome is None
+            noticed |= {name: outcome.seed} if outcome else {}
+    if write:
+        _NOTICED.write_text(json.dumps(noticed, indent=1) + "\n")
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     print(
-        f"{len(MUTATIONS) - missed} of {len(MUTATIONS)} broken rules were noticed within {len(seeds)} seeds, in "
+        f"{len(MUTATIONS) - missed} of {len(MUTATIONS)} broken rules were noticed within {seeds} seeds, in "
         f"{time.monotonic() - started:.0f} s, with {used.ru_utime + used.ru_stime:.0f} s of processor time"
     )
     return 1 if missed else 0
 
 
 def _first_violation(mutation: str, seeds: range) -> Outcome | None:
-    first = MUTATIONS[mutation].first
-    for seed in range(seeds.start + first, seeds.stop + first):
+    for seed in seeds:
         outcome = simulate(seed, mutation)
         if outcome.violation is None:
             continue

@@ -81,7 +81,6 @@ def _(real: Wrapped, chain: CompletionChain, checkpoint_id: int | None) -> bool:
     JobMaster,
     "_on_region_ended",
     "but the files have",
-    first=300_296,
 )
 def _(real: Wrapped, master: JobMaster, region: RegionExecution, ended: Any) -> None:
     settle = master._barriers.settle
@@ -100,7 +99,6 @@ def _(real: Wrapped, master: JobMaster, region: RegionExecution, ended: Any) -> 
     CompletedCheckpointStore,
     "subsume",
     "which does not exist|CorruptStateError",
-    first=303_293,
 )
 def _(real: Wrapped, store: CompletedCheckpointStore, attempt: Attempt, *args: Any) -> None:
     attempt.unfinished.clear()

@@ -65,17 +65,13 @@ class Mutation:
     """Matches a part of the message of the violation, to prove that this rule is missed and not another one."""
     chaos: Mapping[str, Any] = field(default_factory=dict)
     """Chances of events, to create worlds in which the rule matters more often."""
-    first: int = 0
-    """The first seed to try, near one that notices a rule that matters seldom, because a search takes a minute."""
 
 
 MUTATIONS: dict[str, Mutation] = {}
 """The mutations, by what they break."""
 
 
-def mutation(
-    what: str, owner: Any, name: str, noticed: str, *, first: int = 0, **chaos: Any
-) -> Callable[[Wrapped], Wrapped]:
+def mutation(what: str, owner: Any, name: str, noticed: str, **chaos: Any) -> Callable[[Wrapped], Wrapped]:
     """Registers a function that replaces a method. Its first argument is the original method."""
 
     def register(function: Wrapped) -> Wrapped:
@@ -84,7 +80,7 @@ def mutation(
         def stand_in(*args: Any, **kwargs: Any) -> Any:
             return function(real, *args, **kwargs)
 
-        MUTATIONS[what] = Mutation(lambda: mock.patch.object(owner, name, stand_in), noticed, chaos, first)
+        MUTATIONS[what] = Mutation(lambda: mock.patch.object(owner, name, stand_in), noticed, chaos)
         return function
 
     return register
@@ -502,7 +498,6 @@ def _(real: Wrapped, store: CompletedCheckpointStore, *args: Any, **kwargs: Any)
     JobAttempt,
     "_recover",
     "has to commit it",
-    first=120,
 )
 def _(real: Wrapped, attempt: JobAttempt, latest: Any) -> None:
     attempt._abort_lingering()

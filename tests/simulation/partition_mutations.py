@@ -95,7 +95,6 @@ def _(real: Wrapped, attempt: JobAttempt, write: Any) -> CheckpointMetadata:
     JobAttempt,
     "_commit",
     "CommittableLostError",
-    first=310,
     **{**_PARTITIONS, "crash": 0.01, "pause": 0.03},
 )
 def _(real: Wrapped, attempt: JobAttempt, metadata: CheckpointMetadata) -> Any:

@@ -77,7 +77,6 @@ def _(real: Wrapped, region: RegionExecution, checkpoint_id: int, *, rewritten: 
     RegionRestarts,
     "_unavailable",
     "",
-    first=240,
     **{**_LOSING, "unaligned": 1, "lags": 0.7},
 )
 def _(real: Wrapped, restarts: RegionRestarts, epochs: Mapping[int, int]) -> str:

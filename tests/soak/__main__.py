@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from dagster_flinkpy.spark.sessions import SparkSettings
@@ -20,8 +21,9 @@ def main() -> int:
     minutes = parser.parse_args().minutes
     settings = SparkSettings(master="local[2]", conf={"spark.driver.memory": "1g"})
     taken: list[Sample] = []
+    until = time.monotonic() + minutes * 60
     with tempfile.TemporaryDirectory() as folder:
-        for sample in samples(Path(folder), settings, minutes):
+        for sample in samples(Path(folder), settings, lambda _: time.monotonic() >= until):
             taken.append(sample)
             if len(taken) % _SHOWN == 1:
                 print(f"epoch {len(taken)}: {sample}", flush=True)

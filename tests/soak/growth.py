@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import statistics
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,14 +41,17 @@ class Sample:
     jvm: Held
     workers: Held
     """Spark's Python daemon and workers."""
-    files: int
-    """Files of checkpoints, in the cache and in scratch folders."""
+    files: Mapping[str, int]
+    """Files of checkpoints, in the cache and in Spark's scratch folder, by kind; see `files_below`."""
 
 
 _ALLOWED = Held(memory_mb=48, threads=4, descriptors=12)
 _ALLOWED_SHARE = 0.1
 """Memory may grow by this share, if that is more: an allocator returns it late, and Java's heap grows to its limit."""
-_ALLOWED_FILES = 20
+_ALLOWED_FILES = 8
+"""Of one kind. What others are about to delete does not count: the fewest in a part of the samples are compared. Spark
+deletes the files of a shuffle when Java next collects garbage."""
+_DIFFERS = re.compile(r"[0-9a-f]{8}-[0-9a-f-]+|[0-9a-f]{16,}|\b[0-9a-f]{2}$|\d+")
 _POOLS = ("block-manager-", "Worker Monitor")
 """Threads of Spark that come and go with the number of tasks: two pools of up to 128 threads each, which give them back
 after a minute without work, and one thread per Python task, which ends up to two seconds after it."""
@@ -67,9 +72,14 @@ def _threads(pid: int) -> int:
     return found
 
 
-def files_below(*folders: Path) -> int:
-    """Counts files, while others delete some."""
-    return sum(len(files) for folder in folders for _, _, files in os.walk(folder))
+def files_below(**folders: Path) -> Counter[str]:
+    """Counts files by kind, while others delete some: their paths, with N for what differs between epochs."""
+    return Counter(
+        "/".join([name, *(_DIFFERS.sub("N", part) for part in (*Path(folder).relative_to(top).parts, file))])
+        for name, top in folders.items()
+        for folder, _, files in os.walk(top)
+        for file in files
+    )
 
 
 def growth(samples: Sequence[Sample], *, jvm_memory: bool) -> list[str]:
@@ -85,7 +95,10 @@ def growth(samples: Sequence[Sample], *, jvm_memory: bool) -> list[str]:
         before, after = map(statistics.median, values)
         return [f"{what}: {before:.0f} -> {after:.0f}"] if after > before + allowed else []
 
-    found = compared("files", [[s.files for s in part] for part in (middle, end)], _ALLOWED_FILES)
+    found = []
+    for kind in sorted({kind for sample in end for kind in sample.files}):
+        before, after = (min(sample.files.get(kind, 0) for sample in part) for part in (middle, end))
+        found += [f"files {kind}: {before} -> {after}"] if after > before + _ALLOWED_FILES else []
     for role in ("driver", "jvm", "workers"):
         for name in ("memory_mb", "threads", "descriptors"):
             if (role, name) == ("jvm", "memory_mb") and not jvm_memory:

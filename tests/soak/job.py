@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,22 +72,18 @@ def program(tables: StorageLocation) -> JobGraph:
     return env.get_job_graph()
 
 
-def samples(folder: Path, settings: SparkSettings, minutes: float) -> Iterator[Sample]:
+def samples(folder: Path, settings: SparkSettings, enough: Callable[[int], bool]) -> Iterator[Sample]:
     """Runs the job for a while, and yields what is held after each epoch.
 
     Args:
         folder: Contains its checkpoints, the cache of its state, and its table, which does grow.
         settings: The local Spark server.
-        minutes: How long, from the end of the first epoch.
+        enough: Says after each epoch, given their number, whether it was the last one.
     """
     config = JobConfig("soak", StorageLocation(str(folder / "checkpoints")), settings, cache_dir=str(folder / "cache"))
     with JobAttempt(program(StorageLocation(str(folder / "table"))), config, owner="soak") as attempt:
         state = sessions._state_file(settings).read()
-        until = math.inf
-        for _ in attempt.run_epochs():
-            until = min(until, time.monotonic() + minutes * 60)
-            if time.monotonic() >= until:
-                return
+        for number, _ in enumerate(attempt.run_epochs(), 1):
             state = state or sessions._state_file(settings).read()
             assert state is not None and state.server is not None and state.scratch is not None
             server = psutil.Process(state.server.pid)
@@ -97,5 +91,7 @@ def samples(folder: Path, settings: SparkSettings, minutes: float) -> Iterator[S
                 hold(psutil.Process(os.getpid())),
                 hold(server),
                 sum(map(hold, server.children(recursive=True)), Held()),
-                files_below(folder / "checkpoints", folder / "cache", Path(state.scratch)),
+                files_below(checkpoints=folder / "checkpoints", cache=folder / "cache", scratch=Path(state.scratch)),
             )
+            if enough(number):
+                return

@@ -10,10 +10,10 @@ from dagster_flinkpy.spark.sessions import SparkSettings
 from tests.soak.growth import Held, Sample, growth
 from tests.soak.job import samples
 
-MINUTES = 3
+EPOCHS = 90
 
 
-def _sample(memory: float, threads: int = 10, files: int = 100) -> Sample:
+def _sample(memory: float, threads: int = 10, **files: int) -> Sample:
     held = Held(memory, threads, 50)
     return Sample(held, held, held, files)
 
@@ -28,7 +28,8 @@ def test_growth_is_noticed() -> None:
     assert _found([_sample(300, threads=10 + n) for n in range(90)]) == [
         f"{role} threads: 54 -> 84" for role in ("driver", "jvm", "workers")
     ]
-    assert _found([_sample(300, files=100 + n) for n in range(90)]) == ["files: 144 -> 174"]
+    assert _found([_sample(300, kept=9, leaked=100 + n) for n in range(90)]) == ["files leaked: 130 -> 160"]
+    assert _found([_sample(300, shuffled=40 + 3 * (n % 20)) for n in range(90)]) == []  # until Java collects garbage
     leak = [_sample(300 + 3 * n) for n in range(90)]
     assert [text.split(":")[0] for text in _found(leak)] == [f"{r} memory_mb" for r in ("driver", "jvm", "workers")]
     assert [text.split(":")[0] for text in _found(leak, jvm_memory=False)] == ["driver memory_mb", "workers memory_mb"]
@@ -37,5 +38,5 @@ def test_growth_is_noticed() -> None:
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 def test_nothing_grows_with_the_epochs(tmp_path: Path, spark_settings: SparkSettings) -> None:
-    taken = list(samples(tmp_path, spark_settings, MINUTES))
+    taken = list(samples(tmp_path, spark_settings, lambda epochs: epochs == EPOCHS))
     assert growth(taken, jvm_memory=False) == []

@@ -80,6 +80,8 @@ WEATHER = dict(zip(KEYS, ["b", "", "cc", "ab", "", "b", "a"], strict=True))
 REGION = ["flights", "weather", "departed", "delays", "joined", "table"]
 SINGLE, EACH = BackfillPolicy.single_run(), BackfillPolicy.multi_run(1)
 IN_PROCESS = {
+    # A file per run takes a connection, and files of its own, for each event.
+    "event_log_storage": {"module": "dagster._core.storage.event_log", "class": "InMemoryEventLogStorage"},
     "run_launcher": {
         "module": "dagster._core.launcher.sync_in_memory_run_launcher",
         "class": "SyncInMemoryRunLauncher",

@@ -40,6 +40,7 @@ from dagster_flinkpy.storage import lease
 from dagster_flinkpy.storage.object_store import ObjectStore
 from tests.orchestration.programs import Count, word_count
 from tests.runtime.harness import run_rows
+from tests.waiting import LIMIT
 
 UIDS = ["words", "count", "table"]
 FILES = AssetKey("files")
@@ -201,7 +202,7 @@ def test_a_run_that_is_terminated_keeps_its_checkpoints(words: Words, number: si
             (run,) = words.instance.get_runs()
             words.instance.report_run_canceling(run)
             os.kill(os.getpid(), number)  # as Dagster does in the process of the run
-            assert ended.wait(30), "the run waits for Spark"
+            assert ended.wait(LIMIT), "the run waits for Spark"
 
     words.during = terminate
     try:

@@ -64,6 +64,7 @@ from dagster_flinkpy.orchestration.runs.runs_of_job import recent_runs
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from tests.orchestration.programs import Count, word_count
 from tests.runtime.harness import run_rows, spark_order
+from tests.waiting import LIMIT
 
 WEEK = DailyPartitionsDefinition("2024-03-01", end_date="2024-03-08")
 KEYS = [f"2024-03-0{i}" for i in range(1, 8)]
@@ -320,7 +321,7 @@ def test_a_run_that_is_terminated_keeps_the_partitions_that_are_complete(
             (run,) = deployment.instance.get_runs()
             deployment.instance.report_run_canceling(run)
             os.kill(os.getpid(), signal.SIGTERM)  # as Dagster does in the process of the run
-            assert ended.wait(30), "the run waits for Spark"
+            assert ended.wait(LIMIT), "the run waits for Spark"
         return run_rows(job, spark_order)
 
     with monkeypatch.context() as patch:

@@ -35,6 +35,7 @@ from tests.examples import examples
 from tests.runtime import in_flight_v1
 from tests.runtime.harness import HarnessAttempt
 from tests.runtime.programs import COUNTED, EVENT, CountPerKey, FolderSink, environment, events
+from tests.waiting import LIMIT
 
 RECORDS = [(f"k{i % 3}", i, i) for i in range(12)]
 READER = "events.exchange.counts"
@@ -135,8 +136,10 @@ def test_a_restore_reads_it_at_any_parallelism(tmp_path: Path, parallelism: int,
 
 def test_both_regions_run_an_epoch_at_the_same_time(tmp_path: Path) -> None:
     graph, sink = program(tmp_path)
-    meet = threading.Barrier(2, timeout=30)
-    with Threaded(graph, tmp_path, config=options(), before={(0, 2): meet.wait, (1, 2): meet.wait}) as attempt:
+    # The second region has its first Spark job in any case. Whether it has another one before the end depends on how
+    # much of the edge was written when that job was planned.
+    meet = threading.Barrier(2, timeout=LIMIT)
+    with Threaded(graph, tmp_path, config=options(), before={(0, 2): meet.wait, (1, 1): meet.wait}) as attempt:
         assert [epoch.checkpoint_id for epoch in attempt.run_epochs()] == [1, 2, 3]
     assert in_any_order(sink.rows()) == expected(tmp_path)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.spark.sessions import SparkSettings
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.programs import COUNTED, EVENT, CountPerKey, FolderSink, environment, events
+from tests.waiting import until
 
 pytestmark = pytest.mark.spark
 
@@ -30,16 +30,8 @@ class Busy(MapFunction):
 
     def map(self, value: Any) -> Any:
         (self.folder / "begun").touch()
-        appears(self.folder / "go")
+        until((self.folder / "go").exists, "nobody lets the region go on")
         return value
-
-
-def appears(file: Path) -> None:
-    end = time.monotonic() + 60
-    while not file.exists():
-        if time.monotonic() > end:
-            raise TimeoutError(f"{file} does not appear")
-        time.sleep(0.05)
 
 
 def program(folder: Path) -> tuple[JobGraph, FolderSink]:
@@ -60,7 +52,7 @@ def test_checkpoints_do_not_wait_for_a_busy_region(tmp_path: Path, spark_setting
     with pytest.raises(KeyboardInterrupt), JobAttempt(graph, config, owner="test") as attempt:
         for epoch in attempt.run_epochs():
             if epoch.checkpoint_id == 4:
-                appears(tmp_path / "begun")
+                until((tmp_path / "begun").exists, "the region does not begin")
                 raise KeyboardInterrupt
     latest = attempt.latest
     assert latest is not None

@@ -18,6 +18,7 @@ from dagster_flinkpy.errors import ConfigurationError, JobCancelledError, JobNot
 from dagster_flinkpy.runtime.master import request_desk
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.programs import FolderSink, environment
+from tests.waiting import until
 
 
 @pytest.fixture(autouse=True)
@@ -99,11 +100,12 @@ def test_a_job_that_waits_for_its_restart_says_so() -> None:
     env.configure(configuration)
     env.from_collection([1]).map(lambda value: 1 // (value - 1)).print()
     client, seen = env.execute_async(), set[JobStatus]()
-    until = time.monotonic() + 60
-    while JobStatus.RESTARTING not in seen:
+
+    def restarts() -> bool:
         seen.add(client.get_job_status().result())
-        assert time.monotonic() < until, seen
-        time.sleep(0.01)
+        return JobStatus.RESTARTING in seen
+
+    until(restarts, "the job does not wait for a restart")
     assert seen <= {JobStatus.CREATED, JobStatus.RUNNING, JobStatus.RESTARTING}
     client.cancel().result()
     assert client.get_job_status().result() is JobStatus.CANCELED

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
@@ -24,9 +23,9 @@ from dagster_flinkpy.runtime.master.mailbox import Done, InlineMailbox, Lane, Ma
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from tests.runtime.harness import HarnessAttempt
 from tests.runtime.programs import COUNTED, CountPerKey, FolderSink, environment, events
+from tests.waiting import LIMIT, until
 
 RECORDS = [(f"k{i % 3}", i, i) for i in range(20)]
-LIMIT = 30
 
 
 def program(folder: Path) -> tuple[JobGraph, FolderSink]:
@@ -118,9 +117,7 @@ def test_the_id_of_the_next_checkpoint_is_taken_while_an_epoch_runs(tmp_path: Pa
             return found[0].last if found else 0
 
         def await_id(number: int) -> None:
-            deadline = time.monotonic() + LIMIT
-            while reserved() < number and time.monotonic() < deadline:
-                time.sleep(0.001)
+            until(lambda: reserved() >= number, f"id {number} is not taken")
             taken.append(reserved())
 
         last = limit or 5

@@ -29,9 +29,9 @@ from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt
 from tests.runtime.programs import COUNTED, EVENT, CountPerKey, FolderSink, environment, events
+from tests.waiting import LIMIT
 
 RECORDS = [(f"k{i % 3}", i, i) for i in range(12)]
-LIMIT = 30
 
 
 def program(folder: Path, cuts: tuple[bool, ...] = (True,), per_epoch: int = 4) -> tuple[JobGraph, FolderSink]:

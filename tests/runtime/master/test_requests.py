@@ -32,7 +32,8 @@ from dagster_flinkpy.runtime.master.mailbox import InlineMailbox
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.harness import HarnessAttempt
-from tests.runtime.master.test_job_master import LIMIT, Threaded, expected, program
+from tests.runtime.master.test_job_master import Threaded, expected, program
+from tests.waiting import LIMIT
 
 CHECKPOINT = Order(RequestKind.CHECKPOINT)
 SAVEPOINT = Order(RequestKind.SAVEPOINT)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -19,7 +18,8 @@ from dagster_flinkpy.runtime.master.failover import FailoverConfig
 from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.harness import HarnessAttempt
-from tests.runtime.master.test_job_master import LIMIT, Threaded, expected, program
+from tests.runtime.master.test_job_master import Threaded, expected, program
+from tests.waiting import until
 
 
 @pytest.fixture(autouse=True)
@@ -65,10 +65,7 @@ class Asked(Threaded):
         return super()._commit(metadata)
 
     def _await_taken(self) -> None:
-        deadline = time.monotonic() + LIMIT
-        while self.asker.answer(self.request) is None:
-            assert time.monotonic() < deadline, "nobody takes the request"
-            time.sleep(0.002)
+        until(lambda: self.asker.answer(self.request) is not None, "nobody takes the request")
 
     def answer(self) -> Any:
         return self.asker.wait(self.request)

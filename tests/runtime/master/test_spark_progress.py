@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from dagster_flinkpy.runtime.master.spark_progress import SparkProgress, StagePr
 from dagster_flinkpy.spark.sessions import SparkSettings
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.programs import FolderSink, environment
+from tests.waiting import LIMIT, until
 
 
 class Told:
@@ -138,7 +138,7 @@ def test_a_driver_in_this_process_is_asked(group: str | None, monkeypatch: pytes
     session._sc = context  # type: ignore[assignment]
     with watched(session, progress):
         context.jobs[8] = context.group
-        assert told.wait(60)
+        assert told.wait(LIMIT)
     assert "checkpoint 7: [##########----------] stage 2 of 3, 2 of 4 tasks done, 1 running, after" in lines[-1]
     assert context.group == group
 
@@ -153,10 +153,7 @@ def test_spark_reports_while_the_job_runs(
 
     def wait(value: int) -> tuple[int]:
         """Ends when the driver knows that this task runs."""
-        deadline = time.monotonic() + 120
-        while not Path(marker).exists():
-            assert time.monotonic() < deadline, "no progress was reported"
-            time.sleep(0.05)
+        until(Path(marker).exists, "no progress was reported")
         return (value,)
 
     env = environment(1)
