@@ -15,11 +15,12 @@ from dagster_flinkpy.spark.sessions import SparkSettings, get_session, stop_serv
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.s3 import s3_client
 from tests import servers
+from tests.examples import examples
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-settings.register_profile("any machine", deadline=None)
+settings.register_profile("any machine", deadline=None, max_examples=examples(100))
 settings.load_profile("any machine")
 
 

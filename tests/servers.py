@@ -10,13 +10,14 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import psutil
+
+from tests.waiting import LIMIT, until
 
 SCRIPTS = Path(sys.executable).parent
 _METHODS = (b"GET ", b"HEAD ", b"PUT ", b"POST ", b"DELETE ")
@@ -77,7 +78,7 @@ def kafka() -> Iterator[str]:
     from confluent_kafka import Producer
 
     cluster = Producer({"bootstrap.servers": "mock", "test.mock.num.brokers": 1, "log_level": 2})
-    yield ",".join(f"{each.host}:{each.port}" for each in cluster.list_topics(timeout=10).brokers.values())
+    yield ",".join(f"{each.host}:{each.port}" for each in cluster.list_topics(timeout=LIMIT).brokers.values())
     del cluster
 
 
@@ -88,10 +89,7 @@ def crash_postgres(conninfo: str) -> None:
     data = Path(parse_qs(urlsplit(conninfo).query)["host"][0])
     server, lock = PostgresServer._instances[data], data / "postmaster.pid"
     os.kill(int(lock.read_text().splitlines()[0]), signal.SIGQUIT)
-    until = time.monotonic() + 60
-    while lock.exists():
-        assert time.monotonic() < until, "PostgreSQL does not end"
-        time.sleep(0.01)
+    until(lambda: not lock.exists(), "PostgreSQL does not end")
     server.ensure_postgres_running()
 
 
@@ -146,11 +144,11 @@ def _serving(command: Sequence[str], port: int, logs: Path, variables: Mapping[s
     with log.open("wb") as output:
         server = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, **variables})
         try:
-            deadline = time.monotonic() + 60
-            while not _accepts(port):
-                if server.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"{command[0]} does not serve port {port}:\n{log.read_text()[-2000:]}")
-                time.sleep(0.02)
+            try:
+                until(lambda: server.poll() is not None or _accepts(port), "it does not answer")
+                assert server.poll() is None, "it has ended"
+            except (TimeoutError, AssertionError) as error:
+                raise RuntimeError(f"{command[0]} on port {port}: {error}:\n{log.read_text()[-2000:]}") from None
             yield
         finally:
             server.terminate()

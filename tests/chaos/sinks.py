@@ -26,10 +26,10 @@ from typing import Any
 from dagster_flinkpy.errors import FencedError, FlinkPyError
 from tests.chaos.sink_job import RECORDS, Order, left_open, run, steps_of
 from tests.chaos.sink_targets import TARGETS, Place, Target, running_server
+from tests.waiting import LIMIT
 
 __all__ = ["Case", "Outcome", "named_cases", "random_cases", "run_case", "run_once"]
 
-_PATIENCE_SECONDS = 60
 _SLEEP_SECONDS = 5
 """A sleeping process may hold a lock. After this time it wakes up while the other attempt waits."""
 _ATTEMPTS = 4
@@ -104,7 +104,7 @@ class _Process:
         other.close()
         self._at_first = self.said()
 
-    def said(self, seconds: float = _PATIENCE_SECONDS) -> Any:
+    def said(self, seconds: float = LIMIT) -> Any:
         """Waits for what the process says next. Returns ``dead`` if it dies instead, or None if the time is over."""
         try:
             return self._pipe.recv() if self._pipe.poll(seconds) else None
@@ -117,7 +117,7 @@ class _Process:
             os.kill(self._process.pid, number)
 
     def end(self) -> None:
-        self._process.join(_PATIENCE_SECONDS)
+        self._process.join(LIMIT)
         if self._process.is_alive():
             self.signal(signal.SIGKILL)
             raise AssertionError("the process does not end")
@@ -173,7 +173,7 @@ def run_case(case: Case, name: str, make: Callable[[], Place], seconds: float = 
     for _ in range(_ATTEMPTS):
         attempts += 1
         other = _Process(Order(name, place, broken=broken))
-        said = other.said(_SLEEP_SECONDS if sleeper is not None else _PATIENCE_SECONDS)
+        said = other.said(_SLEEP_SECONDS if sleeper is not None else LIMIT)
         if said is None and sleeper is not None:
             sleeper.signal(signal.SIGCONT)
             said = other.said()

@@ -48,6 +48,7 @@ from dagster_flinkpy.checkpoint.stimuli import (
     TriggerRequested,
 )
 from tests.checkpoint.samples import keyed
+from tests.examples import examples
 
 TASKS = (Subtask("a", 0), Subtask("a", 1))
 HOOKS = ("hook", "other hook")
@@ -222,5 +223,5 @@ class CoordinatorWalk(RuleBasedStateMachine):
         assert not set(self.coordinator.pending) & {*self.completed, *self.ended}
 
 
-CoordinatorWalk.TestCase.settings = settings(max_examples=200, stateful_step_count=60)
+CoordinatorWalk.TestCase.settings = settings(max_examples=examples(200), stateful_step_count=60)
 TestCoordinatorWalk = CoordinatorWalk.TestCase

@@ -16,6 +16,7 @@ from dagster_flinkpy.errors import CheckpointError, CorruptMetadataError
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state.handles import KeyedSnapshot
 from tests.checkpoint.samples import metadata, operator
+from tests.examples import examples
 
 NAME = "s3://bucket/job/chk-1/_metadata"
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "metadata"
@@ -78,7 +79,7 @@ def test_every_single_bit_flip_is_found(sample: CheckpointMetadata) -> None:
 
 
 @FORMS
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(data=st.data())
 def test_bit_flips_are_found(sample: CheckpointMetadata, data: st.DataObject) -> None:
     damaged = bytearray(sample.to_bytes())
@@ -88,7 +89,7 @@ def test_bit_flips_are_found(sample: CheckpointMetadata, data: st.DataObject) ->
         CheckpointMetadata.from_bytes(bytes(damaged), NAME)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.binary(max_size=200), st.sampled_from([b"", b"\x1f\x8b", SMALL.to_bytes()[:60], LARGE.to_bytes()[:90]]))
 def test_garbage_is_found(garbage: bytes, start: bytes) -> None:
     with pytest.raises(CorruptMetadataError, match="chk-1/_metadata"):

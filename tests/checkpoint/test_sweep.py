@@ -22,6 +22,7 @@ from dagster_flinkpy.state.handles import KeyedSnapshot
 from dagster_flinkpy.state.state_files import sha256_of, state_file
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.checkpoint.samples import content, keyed, metadata
+from tests.examples import examples
 
 HOUR = timedelta(hours=1)
 CONTROL = {"HEAD", "counter", "leader"}
@@ -204,7 +205,7 @@ EPOCHS = st.tuples(
 
 
 @given(epochs=st.lists(EPOCHS, max_size=12), num_retained=st.integers(1, 3), old=st.integers(0, 12))
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_file_is_named_by_a_retained_checkpoint_or_young(
     tmp_path_factory: pytest.TempPathFactory,
     epochs: list[tuple[int, int, str, bool]],

@@ -10,6 +10,8 @@ from typing import Any
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from tests.waiting import LIMIT
+
 PARTITIONS = 4
 
 
@@ -25,15 +27,15 @@ class Topic:
         self._producer = Producer({"bootstrap.servers": brokers, "log_level": 2})
         if "FLINKPY_TEST_KAFKA" in os.environ:
             admin = AdminClient({"bootstrap.servers": brokers})
-            admin.create_topics([NewTopic(self.name, PARTITIONS, 1)])[self.name].result(30)
-        while len(self._producer.list_topics(self.name, timeout=10).topics[self.name].partitions) < PARTITIONS:
+            admin.create_topics([NewTopic(self.name, PARTITIONS, 1)])[self.name].result()
+        while len(self._producer.list_topics(self.name, timeout=LIMIT).topics[self.name].partitions) < PARTITIONS:
             pass
 
     def send(self, *values: Any, partition: int = 0, **options: Any) -> None:
         """Appends records to a partition. The timestamp is that of ``options``, or now."""
         for value in values:
             self._producer.produce(self.name, value, partition=partition, **options)
-        assert self._producer.flush(20) == 0
+        assert self._producer.flush(LIMIT) == 0
 
     def received(self) -> list[Any]:
         """Returns all records, by partition."""
@@ -67,6 +69,8 @@ def committed(brokers: str, group: str, topic: str, partitions: Sequence[int]) -
     """Returns what a group has committed."""
     consumer = Consumer({"bootstrap.servers": brokers, "group.id": group, "log_level": 2})
     try:
-        return [each.offset for each in consumer.committed([TopicPartition(topic, n) for n in partitions], timeout=10)]
+        return [
+            each.offset for each in consumer.committed([TopicPartition(topic, n) for n in partitions], timeout=LIMIT)
+        ]
     finally:
         consumer.close()

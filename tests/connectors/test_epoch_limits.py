@@ -26,6 +26,7 @@ from dagster_flinkpy.datastream.connectors.file_system import FileSource
 from dagster_flinkpy.datastream.formats.csv import CsvReaderFormat
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.testing import run_local
+from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt
 from tests.runtime.programs import environment
 
@@ -41,7 +42,7 @@ class Rows(SplitMeter):
         return share_of_rows(split.properties["rows"], split.properties["rows"] * 10, offset, most, least)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     rows=st.lists(st.integers(0, 30), max_size=12),
     most=st.one_of(st.none(), st.integers(1, 40)),

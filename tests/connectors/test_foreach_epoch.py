@@ -30,6 +30,7 @@ from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.connectors.test_postgres_jobs import dying
 from tests.connectors.test_postgres_sink import Crash
+from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt
 from tests.runtime.programs import EVENT, environment, events
 
@@ -156,7 +157,7 @@ STEPS: list[tuple[Any, str]] = [
 ]
 
 
-@settings(max_examples=8)
+@settings(max_examples=examples(8))
 @given(
     step=st.sampled_from(STEPS),
     when=st.sampled_from(["before", "after"]),

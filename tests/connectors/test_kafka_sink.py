@@ -45,6 +45,7 @@ from dagster_flinkpy.storage.local import LocalObjectStore
 from dagster_flinkpy.testing import run_local
 from tests.connectors.fake_kafka import TOPIC, FakeCluster, FakeConsumer, FakeProducer
 from tests.connectors.kafka_topics import Topic
+from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt
 from tests.runtime.programs import EVENT, environment, events
 
@@ -350,7 +351,7 @@ def run(sink: Any, folder: Path, parallelism: int) -> list[list[CommitRequest]]:
     raise AssertionError("the job does not end")
 
 
-@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(10), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     step=st.sampled_from(STEPS),
     when=st.sampled_from(["before", "after"]),

@@ -22,6 +22,7 @@ from dagster_flinkpy.datastream.connectors.base import Source, SplitEnumerator, 
 from dagster_flinkpy.datastream.connectors.file_system import FileSource, StreamFormat
 from dagster_flinkpy.errors import SourceReadError
 from dagster_flinkpy.storage import ObjectInfo
+from tests.examples import examples
 
 NAMES = st.sampled_from(["-", "a", "a-", "aa", "a~", "b", "é", "𝒳"]).map(lambda stem: f"{stem}.parquet")
 """The names, in order."""
@@ -202,7 +203,7 @@ _AND_ANOTHER_IS_DELETED = [
 """A file comes too late, and the folder has as many files as were read."""
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @example(steps=_AND_ANOTHER_IS_DELETED, limit=None, bounded=False)
 @given(steps=STEPS, limit=st.sampled_from([None, None, 1, 2]), bounded=BOUNDED)
 def test_any_history_of_a_folder_of_parquet_files(
@@ -212,7 +213,7 @@ def test_any_history_of_a_folder_of_parquet_files(
         run(ParquetHistory(Path(root), limit, bounded), steps)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(steps=STEPS, bounded=BOUNDED)
 def test_any_history_of_a_folder_of_text_files(steps: Any, bounded: bool) -> None:
     with tempfile.TemporaryDirectory() as root:

@@ -103,7 +103,7 @@ def test_a_split_read_in_part_goes_on_from_its_row_after_rescaling(tmp_path):
     assert numbers(source, plan[0][0]) == list(range(13, 25))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(40))
 @given(rows=st.integers(0, 40), group=st.integers(1, 15), batch=st.integers(1, 12), data=st.data())
 def test_any_offset_replays_the_rest(tmp_path, rows, group, batch, data):
     write(tmp_path, "a.parquet", range(rows), row_group_size=group)

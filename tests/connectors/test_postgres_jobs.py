@@ -19,6 +19,7 @@ from dagster_flinkpy.connectors.postgres_writer import PreparingWriter, StagingW
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitterInitContext
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.connectors.test_postgres_sink import Crash, Database
+from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt
 from tests.runtime.programs import EVENT, environment, events
 
@@ -97,7 +98,7 @@ def run(sink: PostgresSink, folder: Path, parallelism: int) -> list[list[CommitR
     raise AssertionError("the job does not end")
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     step=st.sampled_from(STEPS),
     when=st.sampled_from(["before", "after"]),

@@ -23,6 +23,7 @@ from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.errors import ConfigurationError, SourceReadError
 from dagster_flinkpy.testing import run_local
 from tests.connectors.test_postgres_sink import Database
+from tests.examples import examples
 
 ROW = Types.ROW_NAMED(["n"], [Types.LONG()])
 
@@ -113,7 +114,7 @@ def test_the_table_is_read_and_then_what_is_added(database: Database) -> None:
     assert (take(source, restored(source, enumerator)), list(enumerator.unread())) == ([], [])
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=14),
     st.none() | st.integers(1, 4),

@@ -21,6 +21,7 @@ from dagster_flinkpy.connectors.postgres_slot import Slot
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.connectors.test_postgres_jobs import dying
 from tests.connectors.test_postgres_sink import Crash, Database
+from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt
 from tests.runtime.programs import environment
 
@@ -29,7 +30,7 @@ WRITERS = 2
 
 
 @example([("insert", 0, "epoch"), ("insert", 1, "epoch"), ("commit", 1, "epoch"), ("commit", 0, "epoch")], None)
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     steps=st.lists(
         st.tuples(
@@ -111,7 +112,7 @@ CHANGES = [
 ]
 
 
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(5), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     step=st.sampled_from(STEPS),
     when=st.sampled_from(["before", "after"]),

@@ -16,6 +16,7 @@ from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitterI
 from dagster_flinkpy.errors import ConfigurationError, SinkCommitError, TypeMismatchError
 from dagster_flinkpy.runtime.master.commit_retries import commit_requests
 from dagster_flinkpy.storage import StorageLocation
+from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt, ManualClock
 from tests.runtime.programs import environment, events
 
@@ -287,7 +288,7 @@ def run(folder: Path, function: FolderFunction, parallelism: int) -> None:
     raise AssertionError("the job does not end")
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     st.tuples(st.sampled_from(STEPS), st.sampled_from(["before", "after"]), st.integers(1, 4)),
     st.integers(1, 2),

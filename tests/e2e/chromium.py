@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from playwright.sync_api import Locator, Page, TimeoutError, expect, sync_playwright
 
-from tests.e2e.deployment import SECONDS
+from tests.waiting import LIMIT
 
 __all__ = ["CHROMIUM", "appears", "fill_launchpad", "launch_backfill", "node", "open_page", "switch_of", "terminate"]
 
@@ -27,8 +27,8 @@ def open_page(width: int, height: int) -> Iterator[Page]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=_FLAGS.split())
         page = browser.new_page(viewport={"width": width, "height": height})
-        page.set_default_timeout(SECONDS * 1000)
-        expect.set_options(timeout=SECONDS * 1000)
+        page.set_default_timeout(LIMIT * 1000)
+        expect.set_options(timeout=LIMIT * 1000)
         yield page
         browser.close()
 
@@ -39,7 +39,7 @@ def appears(page: Page, url: str, what: Locator) -> None:
     Raises:
         AssertionError: It does not appear. The error has the text of the page.
     """
-    for _ in range(SECONDS * 1000 // _RELOAD_MILLIS):
+    for _ in range(LIMIT * 1000 // _RELOAD_MILLIS):
         page.goto(url)
         try:
             what.wait_for(timeout=_RELOAD_MILLIS)

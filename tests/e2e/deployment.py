@@ -18,13 +18,11 @@ from typing import Any
 from dagster import DagsterInstance
 
 from tests.servers import free_port
+from tests.waiting import LIMIT
 
-__all__ = ["ROOT", "SECONDS", "Deployment", "dagster_dev"]
+__all__ = ["ROOT", "Deployment", "dagster_dev"]
 
 ROOT = Path(__file__).parents[2]
-SECONDS = int(os.environ.get("E2E_SECONDS", "60"))
-"""Limit for everything that is waited for. On a machine with other work set the variable to more."""
-
 _SETTINGS: dict[str, Any] = {
     "telemetry": {"enabled": False},
     "nux": {"enabled": False},
@@ -62,7 +60,7 @@ class Deployment:
         """Sends a request, and raises its errors."""
         body = json.dumps({"query": query, "variables": variables}).encode()
         request = urllib.request.Request(f"{self.url}/graphql", body, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=SECONDS) as response:
+        with urllib.request.urlopen(request, timeout=LIMIT) as response:
             answer = json.load(response)
         assert "errors" not in answer, answer["errors"]
         data: dict[str, Any] = answer["data"]
@@ -130,12 +128,12 @@ class Deployment:
             AssertionError: It takes too long. The error has what the call returned last, the runs, and the end of the
                 log.
         """
-        deadline = time.monotonic() + SECONDS
+        deadline = time.monotonic() + LIMIT
         while not (found := holds()):
             if time.monotonic() > deadline:
                 runs = "".join(f"\n  {run['jobName']} {run['runId']}: {run['status']}" for run in self.runs())
                 log = (self.home / "dagster-dev.log").read_text()[-4000:]
-                raise AssertionError(f"{what}: {found!r} after {SECONDS} s. Runs:{runs}\nLog:\n{log}")
+                raise AssertionError(f"{what}: {found!r} after {LIMIT} s. Runs:{runs}\nLog:\n{log}")
             time.sleep(0.25)
         return found
 
@@ -170,7 +168,7 @@ def dagster_dev(
         "PYTHONWARNINGS": "ignore",
         **variables,
     }
-    subprocess.run([sys.executable, "-c", prepare], cwd=ROOT, env=environment, check=True, timeout=2 * SECONDS)
+    subprocess.run([sys.executable, "-c", prepare], cwd=ROOT, env=environment, check=True)
     port = free_port()
     running = Deployment(f"http://127.0.0.1:{port}", home)
     log = home / "dagster-dev.log"
@@ -184,7 +182,7 @@ def dagster_dev(
             start_new_session=True,
         )
     try:
-        deadline = time.monotonic() + SECONDS
+        deadline = time.monotonic() + LIMIT
         while not _answers(running.url):
             assert server.poll() is None and time.monotonic() < deadline, log.read_text()
             time.sleep(0.25)

@@ -32,6 +32,7 @@ from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.connectors.test_postgres_jobs import dying
 from tests.connectors.test_postgres_sink import Crash
+from tests.examples import examples
 from tests.runtime.outputs import Delta, Files, Iceberg, Postgres, Target, write
 
 
@@ -200,7 +201,7 @@ STEPS: list[tuple[Any, str]] = [
 ]
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     kind=st.sampled_from(["files", "delta", "iceberg", "postgres"]),
     step=st.sampled_from(STEPS),

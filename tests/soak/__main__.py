@@ -8,7 +8,6 @@ import tempfile
 import time
 from pathlib import Path
 
-from dagster_flinkpy.spark.sessions import SparkSettings
 from tests.soak.growth import Sample, growth
 from tests.soak.job import samples
 
@@ -19,11 +18,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=30, help="how long (default: 30)")
     minutes = parser.parse_args().minutes
-    settings = SparkSettings(master="local[2]", conf={"spark.driver.memory": "1g"})
     taken: list[Sample] = []
     until = time.monotonic() + minutes * 60
     with tempfile.TemporaryDirectory() as folder:
-        for sample in samples(Path(folder), settings, lambda _: time.monotonic() >= until):
+        for sample in samples(Path(folder), lambda _: time.monotonic() >= until):
             taken.append(sample)
             if len(taken) % _SHOWN == 1:
                 print(f"epoch {len(taken)}: {sample}", flush=True)

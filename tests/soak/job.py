@@ -21,9 +21,15 @@ from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.programs import COUNTED, EVENT, CountPerKey, environment
 from tests.soak.growth import Held, Sample, files_below, hold
 
-__all__ = ["samples"]
+__all__ = ["SETTINGS", "samples"]
 
 PARALLELISM, KEYS, RECORDS = 2, 500, 1_000
+SETTINGS = SparkSettings(
+    master="local[2]",
+    # Java collects garbage after so much work, on any machine. Spark then deletes files of shuffles.
+    conf={"spark.driver.memory": "1g", "spark.driver.extraJavaOptions": "-Xmn64m"},
+)
+"""Nobody else has these, so the job has a server of its own."""
 
 
 class _Endless(SplitEnumerator):
@@ -72,19 +78,18 @@ def program(tables: StorageLocation) -> JobGraph:
     return env.get_job_graph()
 
 
-def samples(folder: Path, settings: SparkSettings, enough: Callable[[int], bool]) -> Iterator[Sample]:
+def samples(folder: Path, enough: Callable[[int], bool]) -> Iterator[Sample]:
     """Runs the job for a while, and yields what is held after each epoch.
 
     Args:
         folder: Contains its checkpoints, the cache of its state, and its table, which does grow.
-        settings: The local Spark server.
         enough: Says after each epoch, given their number, whether it was the last one.
     """
-    config = JobConfig("soak", StorageLocation(str(folder / "checkpoints")), settings, cache_dir=str(folder / "cache"))
+    config = JobConfig("soak", StorageLocation(str(folder / "checkpoints")), SETTINGS, cache_dir=str(folder / "cache"))
     with JobAttempt(program(StorageLocation(str(folder / "table"))), config, owner="soak") as attempt:
-        state = sessions._state_file(settings).read()
+        state = sessions._state_file(SETTINGS).read()
         for number, _ in enumerate(attempt.run_epochs(), 1):
-            state = state or sessions._state_file(settings).read()
+            state = state or sessions._state_file(SETTINGS).read()
             assert state is not None and state.server is not None and state.scratch is not None
             server = psutil.Process(state.server.pid)
             yield Sample(

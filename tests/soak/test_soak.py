@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from dagster_flinkpy.spark.sessions import SparkSettings
+from dagster_flinkpy.spark.sessions import stop_server
 from tests.soak.growth import Held, Sample, growth
-from tests.soak.job import samples
+from tests.soak.job import SETTINGS, samples
 
-EPOCHS = 90
+EPOCHS = 75
 
 
 def _sample(memory: float, threads: int = 10, **files: int) -> Sample:
@@ -36,7 +36,9 @@ def test_growth_is_noticed() -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(600)
-def test_nothing_grows_with_the_epochs(tmp_path: Path, spark_settings: SparkSettings) -> None:
-    taken = list(samples(tmp_path, spark_settings, lambda epochs: epochs == EPOCHS))
+def test_nothing_grows_with_the_epochs(tmp_path: Path, runtime_dir: Path) -> None:
+    try:
+        taken = list(samples(tmp_path, lambda epochs: epochs == EPOCHS))
+    finally:
+        stop_server(SETTINGS)
     assert growth(taken, jvm_memory=False) == []

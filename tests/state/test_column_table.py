@@ -18,6 +18,7 @@ from dagster_flinkpy.errors import ConfigurationError, StateSchemaError
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state.keys import hash_keys
 from dagster_flinkpy.state.reader import read_table
+from tests.examples import examples
 
 from .conftest import MAX_PARALLELISM, groups_of, touch
 
@@ -105,7 +106,7 @@ def test_cells_without_values_are_dropped(make_backend: Any, store: Any, monkeyp
 
 @pytest.mark.parametrize("namespaced", [False, True])
 @pytest.mark.parametrize("kind", KEYS)
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_the_two_forms_write_the_same_state(make_backend, store, kind, namespaced, data):
     key_type, keys = KEYS[kind]

@@ -22,6 +22,7 @@ from dagster_flinkpy.state.layout import APPEND, TableLayout, make_sort_keys, me
 from dagster_flinkpy.state.reader import read_table
 from dagster_flinkpy.state.runs import MAX_RUNS, TURNS, RunFiles, Runs, merge_from
 from dagster_flinkpy.storage.local import LocalObjectStore
+from tests.examples import examples
 from tests.state.conftest import MakeBackend
 
 LAYOUT = TableLayout("l", "LIST", Types.LONG(), value_type=Types.LIST(Types.LONG()))
@@ -96,7 +97,7 @@ def test_however_runs_are_merged_they_hold_the_same_lists(
     inline_below=st.sampled_from([0, 20_000]),
     turns=st.booleans(),
 )
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_runs_and_rows_are_bounded_by_what_makes_up_the_lists(
     store: LocalObjectStore,
     cache: RunCache,

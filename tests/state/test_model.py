@@ -32,6 +32,7 @@ from dagster_flinkpy.state.heap_backend import HeapKeyedStateBackend
 from dagster_flinkpy.state.keys import hash_keys
 from dagster_flinkpy.state.reader import read_table
 from dagster_flinkpy.storage.local import LocalObjectStore
+from tests.examples import examples
 
 MAX_PARALLELISM = 16
 NAN = float("nan")
@@ -364,5 +365,5 @@ def test_state_behaves_like_dicts(kind: str, monkeypatch: pytest.MonkeyPatch) ->
     machine = type(f"Program_{kind}", (Program,), {"kind": kind})
     run_state_machine_as_test(
         machine,
-        settings=settings(max_examples=15, stateful_step_count=30, suppress_health_check=list(HealthCheck)),
+        settings=settings(max_examples=examples(15), stateful_step_count=30, suppress_health_check=list(HealthCheck)),
     )

@@ -18,6 +18,7 @@ from dagster_flinkpy.state.layout import TableLayout, make_sort_keys
 from dagster_flinkpy.state.operator_state import INLINE_BELOW
 from dagster_flinkpy.state.runs import MAX_RUNS, TURNS, RunFiles, Runs, merge_from
 from dagster_flinkpy.storage.local import LocalObjectStore
+from tests.examples import examples
 
 LAYOUT = TableLayout("v", "VALUE", Types.LONG(), value_type=Types.LONG())
 
@@ -59,7 +60,7 @@ def test_compaction_bounds_runs_and_space(deltas: list[int]) -> None:
     inline_below=st.sampled_from([0, 20_000]),
     turns=st.booleans(),
 )
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_runs_and_rows_are_bounded_by_what_is_live(
     store: LocalObjectStore,
     cache: RunCache,

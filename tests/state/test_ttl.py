@@ -31,6 +31,7 @@ from dagster_flinkpy.state.cache import RunCache
 from dagster_flinkpy.state.handles import KeyedSnapshot, TableSnapshot
 from dagster_flinkpy.state.reader import read_table
 from dagster_flinkpy.storage.local import LocalObjectStore
+from tests.examples import examples
 from tests.state.conftest import MakeBackend
 
 MAX_PARALLELISM = 16
@@ -224,7 +225,7 @@ class Program(RuleBasedStateMachine):
 def test_any_program_reads_what_has_not_expired() -> None:
     run_state_machine_as_test(
         Program,
-        settings=settings(max_examples=60, stateful_step_count=40, suppress_health_check=list(HealthCheck)),
+        settings=settings(max_examples=examples(60), stateful_step_count=40, suppress_health_check=list(HealthCheck)),
     )
 
 

@@ -47,6 +47,7 @@ from dagster_flinkpy.errors import (
     UserFunctionError,
 )
 from dagster_flinkpy.testing import OperatorTestHarness
+from tests.examples import examples
 
 WORD, COUNT = Types.STRING(), Types.TUPLE([Types.STRING(), Types.LONG()])
 LATE = OutputTag("late", Types.STRING())
@@ -232,7 +233,7 @@ def test_functions_are_opened_anew_after_a_snapshot_as_in_each_epoch() -> None:
         assert harness.state("count", "a") == 2
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 20))),
     st.integers(0, 30),

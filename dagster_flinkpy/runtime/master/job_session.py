@@ -83,10 +83,11 @@ class JobSession:
         """Names the Spark jobs that follow, and lets them run even if earlier ones were interrupted.
 
         Args:
-            tag: Distinguishes these jobs from all others.
+            tag: Distinguishes these jobs from all others of the attempt. Jobs of other attempts may have the same one,
+                such as those of a job of this name with other checkpoints: all of them share a session.
             what: Their purpose, such as a checkpoint. Other runs on the same Spark server see it.
         """
-        self._tag, self._what, self._interrupted = tag, what, False
+        self._tag, self._what, self._interrupted = f"{tag}-{self._shared.owner}", what, False
 
     def interrupt(self) -> None:
         """Ends running Spark jobs, and those that start before the next :meth:`begin`. Any thread may call it."""

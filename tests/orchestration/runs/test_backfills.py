@@ -70,6 +70,7 @@ from dagster_flinkpy.orchestration.runs.partition_start import time_partition
 from dagster_flinkpy.orchestration.runs.runs_of_job import works_on
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.storage import StorageLocation
+from tests.examples import examples
 from tests.orchestration.programs import Count
 from tests.runtime.harness import run_rows, spark_order
 
@@ -445,7 +446,7 @@ def test_a_file_that_comes_late_is_read_when_its_partition_runs_again(
     assert daemon.table() == expected
 
 
-@settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(4), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_sequence_of_runs_backfills_and_rescales_equals_one_straight_run(
     daemon: Daemon, data: st.DataObject

@@ -14,7 +14,12 @@ from dagster_flinkpy.spark.sessions import SparkSettings
 
 
 class FakeSession:
-    def addTag(self, tag: str) -> None: ...
+    def __init__(self) -> None:
+        self.tags: list[str] = []
+
+    def addTag(self, tag: str) -> None:
+        self.tags.append(tag)
+
     def removeTag(self, tag: str) -> None: ...
     def interruptTag(self, tag: str) -> None: ...
 
@@ -43,3 +48,17 @@ def test_another_session_is_opened_when_the_server_is_lost(shared: SharedSession
     shared.forget(lost)  # another region finds out later
     with regions[1].open() as spark:
         assert spark is found
+
+
+def test_jobs_of_one_name_on_one_server_are_not_interrupted_together(
+    shared: SharedSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = FakeSession()  # all processes have the same session on the local server
+    monkeypatch.setattr(job_session, "get_session", lambda settings: one)
+    for attempt in (shared, SharedSession(SparkSettings(), lambda line: None)):
+        for _ in range(2):
+            session = JobSession(attempt)
+            session.begin("flinkpy-job-1-1-0", "checkpoint 1 of job 'job'")
+            with session.open():
+                pass
+    assert one.tags[0] == one.tags[1] != one.tags[2] == one.tags[3]

@@ -31,6 +31,7 @@ from dagster_flinkpy.datastream.window import TumblingEventTimeWindows
 from dagster_flinkpy.errors import CheckpointError, ConfigurationError, FencedError, RestoreError
 from dagster_flinkpy.runtime.master.committers import Committers
 from dagster_flinkpy.storage import StorageLocation
+from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt
 from tests.runtime.programs import FolderSink
 
@@ -171,7 +172,7 @@ def test_a_day_whose_input_is_gone_is_emptied(tmp_path: Path, monkeypatch: pytes
     assert set(table(tmp_path / "table")) == {day(0).key}
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(st.data())
 def test_any_sequence_of_runs_equals_one_straight_run(data: st.DataObject) -> None:
     """Materialises, backfills and rescales in any possible order, and then runs the remaining partitions in order."""

@@ -12,6 +12,7 @@ from dagster_flinkpy.datastream import DataStream, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.errors import NoResourceAvailableError
 from dagster_flinkpy.runtime.master.slot_plan import RegionSlots, plan_slots, required_slots
+from tests.examples import examples
 
 LONG = Types.LONG()
 
@@ -91,7 +92,7 @@ def test_a_task_goes_where_its_state_is(env: StreamExecutionEnvironment) -> None
     assert {task: wave[task].task_manager for task in prior if task.uid == "a"} == {("a", 0): "2", ("a", 1): "1"}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 6), st.sampled_from([None, "g", "h"])), min_size=1, max_size=4),
     st.lists(st.integers(0, 3), min_size=1, max_size=3),

@@ -24,6 +24,7 @@ from dagster_flinkpy.runtime.master.slots import (
     TaskManager,
     preferred_locations,
 )
+from tests.examples import examples
 
 
 class Cluster:
@@ -243,7 +244,7 @@ TASKS = [f"{operator}{i}" for operator in "abA" for i in range(4)]
 MOVES = st.tuples(st.sampled_from(TASKS), st.sampled_from([None, "t1", "t2"]), st.sampled_from([None, "c", "d", "e"]))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.tuples(st.integers(0, 3), st.integers(0, 3)), st.lists(st.one_of(MOVES, st.sampled_from(TASKS)), max_size=40))
 def test_whatever_is_allocated_and_released(slots: tuple[int, int], moves: list[Any]) -> None:
     cluster = Cluster(*slots)

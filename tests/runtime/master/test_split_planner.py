@@ -20,6 +20,7 @@ from dagster_flinkpy.datastream.connectors.spark import SparkSource
 from dagster_flinkpy.errors import RestoreError
 from dagster_flinkpy.runtime.master.split_planner import SplitPlanner
 from dagster_flinkpy.storage import StorageLocation
+from tests.examples import examples
 
 ROW = Types.ROW_NAMED(["n"], [Types.LONG()])
 SOURCES = ["parquet", "files", "collection", "numbers", "spark"]
@@ -91,7 +92,7 @@ POSITIONS = {
 }
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(200), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(kind=st.sampled_from(SOURCES), data=st.data())
 def test_a_damaged_position_is_refused_or_read(tmp_path: Path, kind: str, data: st.DataObject) -> None:
     position: Any = dict(POSITIONS[kind])

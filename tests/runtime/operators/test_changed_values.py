@@ -20,6 +20,7 @@ from dagster_flinkpy.datastream import (
     WindowedStream,
 )
 from dagster_flinkpy.errors import TypeMismatchError, UserFunctionError
+from tests.examples import examples
 from tests.runtime.harness import collect_all
 from tests.runtime.programs import environment, events
 
@@ -67,7 +68,7 @@ def sums(given: list[tuple[str, int, int]]) -> list[tuple[str, int]]:
 
 @pytest.mark.parametrize("type_info", [EXACT, WIDE, UNNAMED])
 @given(given_records=records, batch_size=st.integers(1, 20), chained=st.booleans())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=8)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(8))
 def test_a_running_reduction_sends_each_value_as_it_was(
     tmp_path_factory: Any, type_info: Any, given_records: list[tuple[str, int, int]], batch_size: int, chained: bool
 ) -> None:
@@ -106,7 +107,7 @@ OVERLAPPING = {
 
 @pytest.mark.parametrize("window", OVERLAPPING.values(), ids=OVERLAPPING)
 @given(given_records=records, batch_size=st.integers(1, 20))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=8)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(8))
 def test_a_reduction_may_change_its_first_argument_though_a_record_is_in_several_windows(
     tmp_path_factory: Any, window: Any, given_records: list[tuple[str, int, int]], batch_size: int
 ) -> None:
@@ -134,7 +135,7 @@ class Keeps(MapFunction):
 
 
 @given(given_records=records, batch_size=st.integers(1, 20), keep=st.booleans(), least=st.integers(-9, 9))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(15))
 def test_a_function_that_keeps_and_changes_records_changes_none_that_was_sent(
     tmp_path_factory: Any, given_records: list[tuple[str, int, int]], batch_size: int, keep: bool, least: int
 ) -> None:

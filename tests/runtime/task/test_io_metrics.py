@@ -19,6 +19,7 @@ from dagster_flinkpy.datastream.job_graph import JobGraph, PartitionerKind
 from dagster_flinkpy.runtime.master.reports import CompletedEpoch
 from dagster_flinkpy.runtime.master.timeline import CheckpointTimeline
 from dagster_flinkpy.runtime.task.task_times import TaskTimes
+from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt, ManualClock, collect_graph, random_order
 from tests.runtime.programs import COUNTED, EVENT, CountPerKey, FolderSink, environment, event_time, events
 
@@ -58,7 +59,7 @@ def check_sums(graph: JobGraph, found: Mapping[str, OperatorMetrics]) -> None:
             assert all(numbers[name] >= 0 for name in TIMES)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     steps=st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.integers(1, 3)), min_size=1, max_size=4),
     parallelism=st.integers(1, 2),
