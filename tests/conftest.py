@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import sqlite3
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
 
 from dagster_flinkpy.spark.server_state import RUNTIME_DIR_VARIABLE
 from dagster_flinkpy.spark.sessions import SparkSettings, get_session, stop_server
@@ -22,6 +26,24 @@ if TYPE_CHECKING:
 
 settings.register_profile("any machine", deadline=None, max_examples=examples(100))
 settings.load_profile("any machine")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_has_to_outlive_the_machine() -> Iterator[None]:
+    """Lets files of the local store and of SQLite reach the disk when the system likes, as those of PostgreSQL do here.
+
+    Nothing is lost by it if a process is killed. A busy disk takes milliseconds for each of many thousand calls.
+    """
+
+    def no_sync(connection: Any, _: object) -> None:
+        if isinstance(connection, sqlite3.Connection):
+            connection.execute("PRAGMA synchronous = OFF")
+
+    event.listen(Engine, "connect", no_sync)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+    event.remove(Engine, "connect", no_sync)
 
 
 @pytest.fixture(scope="session")
