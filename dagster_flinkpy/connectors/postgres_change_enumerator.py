@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import psycopg
 
 from dagster_flinkpy.connectors.postgres_columns import check_columns, columns_of_table
+from dagster_flinkpy.connectors.postgres_connection import connect
 from dagster_flinkpy.connectors.postgres_slot import Slot, lsn_text, slot_of
+from dagster_flinkpy.connectors.postgres_surroundings import Surroundings
 from dagster_flinkpy.datastream.connectors.base import (
     Json,
     SourceLag,
@@ -15,7 +19,7 @@ from dagster_flinkpy.datastream.connectors.base import (
     SplitEnumeratorContext,
     position_field,
 )
-from dagster_flinkpy.errors import RestoreError, SourceReadError
+from dagster_flinkpy.errors import SourceReadError
 
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors.postgres_change_source import PostgresChangeSource
@@ -29,8 +33,10 @@ _IDLE_BYTES = 64 << 20
 class PostgresChangeEnumerator(SplitEnumerator):
     """Assigns ranges of the WAL. All transactions whose commit begins in a range belong to it.
 
-    State: the LSN before which everything was assigned, the table and the database cluster that it belongs to, and
-    whether the input has ended. A bounded input ends at the LSN ``end``.
+    State: the LSN before which everything was assigned; what it belongs to (`Surroundings`), such as the table and the
+    database cluster; and whether the input has ended. A bounded input ends at the LSN ``end``. If the rows that the
+    table had are read first, ``snapshot`` is empty until that epoch is planned, and then says which transactions these
+    rows have seen.
 
     Args:
         source: The source.
@@ -42,8 +48,9 @@ class PostgresChangeEnumerator(SplitEnumerator):
         self._progress: Callable[[str], None] = lambda line: None
         self._lsn: int | None = None
         self._end: int | None = None
-        self._table = 0
-        self._system = ""
+        self._surroundings: Surroundings | None = None
+        self._snapshot: Json | None = None
+        self._exporting: psycopg.Connection[Any] | None = None
         self._ended = False
         self._behind: int | None = None
         """How many bytes of WAL there were after what was planned last."""
@@ -54,8 +61,8 @@ class PostgresChangeEnumerator(SplitEnumerator):
         if restored is not None:
             self._lsn = self._complete = position_field(restored, "lsn", int)
             self._end = None if restored.get("end") is None else position_field(restored, "end", int)
-            self._table = position_field(restored, "table", int)
-            self._system = position_field(restored, "system", str)
+            self._surroundings = Surroundings.from_json(restored)
+            self._snapshot = None if restored.get("snapshot") is None else position_field(restored, "snapshot", dict)
             self._ended = position_field(restored, "ended", bool)
 
     def start(self, context: SplitEnumeratorContext) -> None:
@@ -64,14 +71,15 @@ class PostgresChangeEnumerator(SplitEnumerator):
             return
         with slot_of(self._source) as slot:
             slot.check_server()
-            table, system = slot.check_table(), slot.system()
+            slot.check_table()
             check_columns(slot.table_name, columns_of_table(slot.connection, slot.table_name), self._source.table_type)
-            slot.publish(table)
             if self._lsn is None:
+                slot.publication.create(slot.table())
+                self._surroundings = Surroundings.of(slot, self._source)  # before the position, so that it covers it
                 self._begin(slot)
             else:
-                self._resume(slot, table, system)
-            self._table, self._system = table, system
+                self._check(slot)
+                slot.publication.create(slot.table())
 
     def _begin(self, slot: Slot) -> None:
         self._lsn, name = slot.position(), self._source.slot
@@ -87,29 +95,8 @@ class PostgresChangeEnumerator(SplitEnumerator):
             self._progress(
                 f"replication slot {name!r} exists: the source begins with the changes since {lsn_text(self._lsn)}"
             )
-
-    def _resume(self, slot: Slot, table: int, system: str) -> None:
-        assert self._lsn is not None
-        if system != self._system:
-            raise RestoreError(
-                f"the state has read the changes of table {slot.table_name} in database cluster {self._system}, but "
-                f"this is cluster {system}, with a WAL of its own. Connect to the former one, or start from empty state"
-            )
-        if (flushed := slot.flushed()) < self._lsn:
-            raise RestoreError(
-                f"the state has read the changes of table {slot.table_name} up to {lsn_text(self._lsn)}, but the WAL "
-                f"of the server ends at {lsn_text(flushed)}: it was reset to an earlier state, so the job knows "
-                "changes that no longer happened. Start from empty state"
-            )
-        confirmed = slot.position()
-        if confirmed is None or confirmed > self._lsn:
-            raise slot.gone(self._lsn, confirmed)
-        if table != self._table:
-            raise RestoreError(
-                f"table {slot.table_name} was dropped and created anew since the state was stored, so its rows are "
-                "others. Start from empty state"
-            )
-        slot.confirm(self._lsn)
+        if self._source.snapshot:
+            self._snapshot = {}
 
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
         shares: list[list[SourceSplit]] = [[] for _ in range(parallelism)]
@@ -117,13 +104,19 @@ class PostgresChangeEnumerator(SplitEnumerator):
             return shares
         with slot_of(self._source) as slot:
             confirmed = self._check(slot)
+            if self._snapshot == {}:
+                shares[0].append(self._read_table(slot))
+                return shares
             start, flushed = self._position, slot.flushed()
             if self._source.bounded is not False:
                 self._end = flushed = flushed if self._end is None else self._end
             stop, changes = self._stop(slot, start, flushed)
+            self._check(slot)  # what was just decoded was decoded with what was there all the time
             if changes or stop - confirmed >= _IDLE_BYTES:
-                name, properties = f"{lsn_text(start)}-{lsn_text(stop)}", {"start": start, "stop": stop}
-                shares[0].append(SourceSplit(name, {**properties, "table": self._table}))
+                assert self._surroundings is not None
+                given: Json = {"start": start, "stop": stop, "table": self._surroundings.table}
+                given |= {"key": self._surroundings.key, "seen": self._snapshot}
+                shares[0].append(SourceSplit(f"{lsn_text(start)}-{lsn_text(stop)}", given))
             self._lsn = stop
             self._behind = slot.flushed() - stop
         self._ended = self._lsn == self._end
@@ -135,12 +128,36 @@ class PostgresChangeEnumerator(SplitEnumerator):
         return self._lsn
 
     def _check(self, slot: Slot) -> int:
-        """Tells the slot what is complete, and returns its position."""
-        slot.confirm(self._complete)
+        """Checks that no change is missing, tells the slot what is complete, and returns its position.
+
+        Raises:
+            RestoreError: Changes can be missing. The message says how to go on.
+        """
+        assert self._surroundings is not None
+        now = Surroundings.of(slot, self._source)
+        self._surroundings = self._surroundings.followed_by(now, slot, self._position)
         confirmed = slot.position()
         if confirmed is None or confirmed > self._position:
             raise slot.gone(self._position, confirmed)
-        return confirmed
+        slot.confirm(self._complete)
+        return max(confirmed, self._complete)
+
+    def _read_table(self, slot: Slot) -> SourceSplit:
+        """Plans to read the rows that the table has, in a snapshot that stays until they are read."""
+        connection = self._exporting = connect(self._source.conninfo, "flinkpy source")
+        connection.execute("SET idle_in_transaction_session_timeout = 0")
+        connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        # TRUNCATE and ALTER TABLE would take the rows from the snapshot.
+        connection.execute(f"LOCK TABLE {slot.table_name} IN ACCESS SHARE MODE".encode())
+        found = connection.execute("SELECT pg_export_snapshot(), pg_current_snapshot()::text").fetchone()
+        inserted = connection.execute(
+            "SELECT pg_current_wal_insert_lsn() - '0/0', (extract(epoch FROM now()) * 1000000)::bigint"
+        ).fetchone()
+        assert found is not None
+        assert inserted is not None
+        # The commits of all transactions that the snapshot sees are before this position.
+        self._snapshot = {"visible": found[1], "before": int(inserted[0])}
+        return SourceSplit(f"rows of {slot.table_name}", {"snapshot": found[0], "micros": int(inserted[1])})
 
     def _stop(self, slot: Slot, start: int, flushed: int) -> tuple[int, bool]:
         """Returns the LSN before which an epoch reads, and whether there are changes to read."""
@@ -166,7 +183,10 @@ class PostgresChangeEnumerator(SplitEnumerator):
         return min(found[taken - 1].end, flushed), True
 
     def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
-        pass  # they are read to their ends, or planned again from the last checkpoint
+        # They are read to their ends, or planned again from the last checkpoint.
+        if self._exporting is not None and any("snapshot" in split.properties for split in splits):
+            self._exporting.close()
+            self._exporting = None
 
     def on_snapshot(self, checkpoint_id: int) -> None:
         if self._lsn is not None:
@@ -199,10 +219,11 @@ class PostgresChangeEnumerator(SplitEnumerator):
         return SourceLag(bytes=self._behind)
 
     def snapshot_state(self) -> Json:
+        surroundings = {} if self._surroundings is None else self._surroundings.to_json()
         return {
             "lsn": self._lsn,
             "end": self._end,
-            "table": self._table,
-            "system": self._system,
+            **surroundings,
+            "snapshot": self._snapshot,
             "ended": self._ended,
         }

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from psycopg import sql
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.column_types import columns_of
@@ -33,8 +34,9 @@ from dagster_flinkpy.connectors.postgres_columns import (
     row_type_of,
 )
 from dagster_flinkpy.connectors.postgres_connection import connect, reading
-from dagster_flinkpy.connectors.postgres_slot import IDENTITIES, lsn_text, slot_of
-from dagster_flinkpy.datastream.connectors.base import SourceSplit
+from dagster_flinkpy.connectors.postgres_scan import parsed_rows, struct_of
+from dagster_flinkpy.connectors.postgres_slot import IDENTITIES, Slot, lsn_text, slot_of
+from dagster_flinkpy.datastream.connectors.base import Json, SourceSplit
 from dagster_flinkpy.errors import ConfigurationError, SourceReadError
 
 if TYPE_CHECKING:
@@ -42,6 +44,11 @@ if TYPE_CHECKING:
 
 __all__ = ["change_row_type", "read_changes"]
 
+# The order of the rows in the file, so that an offset among them means the same each time.
+_IN_ORDER = (
+    "SET LOCAL synchronize_seqscans = off; SET LOCAL max_parallel_workers_per_gather = 0; "
+    "SET LOCAL enable_indexonlyscan = off"
+)
 _EPOCH_MICROS = int((datetime(2000, 1, 1) - datetime(1970, 1, 1)).total_seconds()) * 1_000_000
 
 
@@ -53,18 +60,46 @@ def change_row_type(source: PostgresChangeSource) -> RowTypeInfo:
 
 
 def read_changes(source: PostgresChangeSource, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
-    """Reads the transactions of a range from the split's offset on, which counts records."""
-    start, stop = split.properties["start"], split.properties["stop"]
-    with slot_of(source) as slot:
-        confirmed = slot.position()
-        if confirmed is None or confirmed > start:
-            raise slot.gone(start, confirmed)
-        changes, done = _Changes(source, slot.table_name, split.properties["table"]), 0
-        with closing(slot.messages(stop)) as messages:  # an open COPY would block the end of the connection
-            for column in changes.columns(map(_decoded, messages), range(start, stop)):
-                done, skipped = done + len(column), min(max(split.offset - done, 0), len(column))
-                if skipped < len(column):
-                    yield column.slice(skipped), done
+    """Reads the rows of the table, or a range of the WAL, from the split's offset on, which counts records."""
+    read, done = _rows if "snapshot" in split.properties else _changes, 0
+    with slot_of(source) as slot, closing(read(source, slot, split.properties)) as columns:
+        for column in columns:
+            done, skipped = done + len(column), min(max(split.offset - done, 0), len(column))
+            if skipped < len(column):
+                yield column.slice(skipped), done
+
+
+def _rows(source: PostgresChangeSource, slot: Slot, given: Json) -> Generator[pa.Array, None, None]:
+    """Yields the rows of the table, as a snapshot sees them."""
+    columns = columns_of_table(slot.connection, slot.table_name)
+    check_columns(slot.table_name, columns, source.table_type)
+    names = sql.SQL(", ").join(map(sql.Identifier, source.table_type.field_names))
+    rows = sql.SQL("COPY (SELECT {} FROM " + slot.table_name + ") TO STDOUT (FORMAT csv)").format(names)
+    with slot.connection.transaction(), slot.connection.cursor() as cursor:
+        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        cursor.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(given["snapshot"])))
+        cursor.execute(_IN_ORDER)
+        with cursor.copy(rows) as lines:
+            for table in parsed_rows(lines, source.table_type.field_names, source.batch_rows):
+                arrays = struct_of(table, source.table_type, columns).flatten()
+                kinds = pa.repeat(pa.scalar("+I"), table.num_rows)
+                times = pa.repeat(pa.scalar(given["micros"], pa.timestamp("us")), table.num_rows)
+                yield pa.StructArray.from_arrays([*arrays, kinds, times], fields=list(source.produced_type.arrow_type))
+
+
+def _changes(source: PostgresChangeSource, slot: Slot, given: Json) -> Generator[pa.Array, None, None]:
+    """Yields the changes of a range of the WAL."""
+    _check_position(slot, given["start"])
+    changes = _Changes(source, slot, given)
+    with closing(slot.messages(given["stop"])) as messages:  # an open COPY would block the end of the connection
+        yield from changes.columns(map(_decoded, messages))
+    _check_position(slot, given["start"])  # somebody may have made the slot anew before it was read
+
+
+def _check_position(slot: Slot, start: int) -> None:
+    confirmed = slot.position()
+    if confirmed is None or confirmed > start:
+        raise slot.gone(start, confirmed)
 
 
 def _decoded(data: bytes) -> Message | None:
@@ -79,36 +114,46 @@ class _Changes:
 
     Args:
         source: The source.
-        table: The name of the table, for messages.
-        oid: The id of the table.
+        slot: The slot.
+        given: The range.
     """
 
-    def __init__(self, source: PostgresChangeSource, table: str, oid: int) -> None:
-        self._source, self._table, self._oid = source, table, oid
+    def __init__(self, source: PostgresChangeSource, slot: Slot, given: Json) -> None:
+        self._source, self._table, self._way_on = source, slot.table_name, slot.way_on
+        self._lsns, self._oid, self._key = range(given["start"], given["stop"]), given["table"], given.get("key")
+        self._seen = _Seen(given["seen"]) if given.get("seen") else None
         self._type = source.table_type
         self._transaction: Begin | None = None
         self._relation: Relation | None = None
+        self._described: list[Relation] = []
+        """What was described since the last change: the table, and the partition that a change comes from."""
         self._indices: list[int] | None = None
         """Where each field of the records is in the rows of the table, or None before the table was checked."""
         self._columns: dict[str, Column] = {}
         self._rows: list[tuple[str, int, TupleData]] = []
 
-    def columns(self, messages: Iterator[Message | None], lsns: range) -> Iterator[pa.Array]:
-        """Yields the records of the transactions whose commit begins at one of some LSNs."""
+    def columns(self, messages: Iterator[Message | None]) -> Iterator[pa.Array]:
+        """Yields the records of the transactions whose commit begins in the range."""
         for message in messages:
             if isinstance(message, Begin):
-                self._transaction = message if message.commit_lsn in lsns else None
+                self._transaction = message if self._wanted(message) else None
             elif isinstance(message, Relation):
+                self._described.append(message)
                 if message.oid == self._oid:
                     if self._rows:
                         yield self._flush()
                     self._relation, self._indices = message, None
-            elif self._transaction is not None and message is not None and not isinstance(message, Commit):
-                self._take(message, self._transaction)
+            elif message is not None and not isinstance(message, Commit):
+                if self._transaction is not None:
+                    self._take(message, self._transaction)
+                self._described.clear()
                 if len(self._rows) >= self._source.batch_rows:
                     yield self._flush()
         if self._rows:
             yield self._flush()
+
+    def _wanted(self, transaction: Begin) -> bool:
+        return transaction.commit_lsn in self._lsns and (self._seen is None or not self._seen.has(transaction))
 
     def _take(self, message: Insert | Update | Delete | Truncate, transaction: Begin) -> None:
         if isinstance(message, Truncate):
@@ -116,11 +161,14 @@ class _Changes:
                 raise SourceReadError(
                     f"table {self._table} was truncated by the transaction at {lsn_text(transaction.commit_lsn)}, and "
                     "no record says which rows that has deleted. Declare skip_truncate=True to go on without such "
-                    "records, or start from empty state"
+                    f"records. Or else: {self._way_on}"
                 )
             return
         if message.relation != self._oid:
             return
+        for each in self._described:
+            if each.identity not in IDENTITIES[self._source.changelog_mode]:
+                raise self._changed(f"the replica identity of {each.schema}.{each.name} was {each.identity!r}")
         everything = self._source.changelog_mode == "all"
         if isinstance(message, Insert):
             self._add("+I", message.new, transaction)
@@ -155,10 +203,11 @@ class _Changes:
         relation = self._relation
         if relation is None:
             raise SourceReadError(f"PostgreSQL sends changes of table {self._table}, but does not describe it")
-        if relation.name != self._source.table:
-            raise self._changed(f"its name was {relation.name!r}")
-        if relation.identity not in IDENTITIES[self._source.changelog_mode]:
-            raise self._changed(f"its replica identity was {relation.identity!r}")
+        if relation.name != self._source.table or self._source.schema not in (None, relation.schema):
+            raise self._changed(f"its name was {relation.schema}.{relation.name}")
+        key = sorted(column.name for column in relation.columns if column.is_key)
+        if self._source.changelog_mode == "upsert" and self._key and key != sorted(self._key):
+            raise self._changed(f"its key was {key}, not {sorted(self._key)}")
         with reading(f"the types of table {self._table}"), connect(self._source.conninfo, "flinkpy source") as lookup:
             self._columns = {c.name: column_of_type(lookup, c.type_oid, c.modifier) for c in relation.columns}
         names, known = list(self._columns), columns_of(self._type)
@@ -174,8 +223,8 @@ class _Changes:
     def _changed(self, what: str) -> SourceReadError:
         return SourceReadError(
             f"the definition of table {self._table} was another one when the changes were made that are read now: "
-            f"{what}. Declare a row_type with the columns that the table had before and after it was changed; or start "
-            "from empty state with a new slot"
+            f"{what}. If columns were changed, declare a row_type with those that it had before and after. Or else: "
+            f"{self._way_on}"
         )
 
     def _flush(self) -> pa.Array:
@@ -191,3 +240,25 @@ class _Changes:
         arrays.append(pa.array(kinds, pa.string()))
         arrays.append(pa.array([each + _EPOCH_MICROS for each in micros], pa.timestamp("us")))
         return pa.StructArray.from_arrays(arrays, fields=list(self._source.produced_type.arrow_type))
+
+
+class _Seen:
+    """Tells which transactions a snapshot has seen.
+
+    Args:
+        snapshot: The snapshot: what is visible, as PostgreSQL writes it, and the LSN before which all of that is.
+    """
+
+    def __init__(self, snapshot: Json) -> None:
+        low, high, running = snapshot["visible"].split(":")
+        self._before: int = snapshot["before"]
+        self._low, self._high = int(low), int(high)
+        self._running = frozenset(int(each) for each in running.split(",") if each)
+
+    def has(self, transaction: Begin) -> bool:
+        if transaction.commit_lsn >= self._before:
+            return False
+        # Messages have the lower half of the number. The transaction is at most half a round away.
+        behind = (self._high - transaction.xid) % (1 << 32)
+        number = self._high - behind + ((1 << 32) if behind >= 1 << 31 else 0)
+        return number < self._low or (number < self._high and number not in self._running)

@@ -37,11 +37,13 @@ class PostgresChangeSource(Source):
     (before and after an update) or ``-D`` (deleted), as `RowKind` is printed; and ``commit_time``, in UTC.
 
     The first attempt of a job creates the slot, and a publication of the table, if they do not exist. The changes since
-    then are read, not the rows that are there already. **The server keeps the WAL until the slot has read it.** When
-    the job is given up, drop both: ``SELECT pg_drop_replication_slot('...')``, ``DROP PUBLICATION ...``.
+    then are read, and before them, with ``snapshot``, the rows that are there already. **The server keeps the WAL until
+    the slot has read it.** When the job is given up, drop both: ``SELECT pg_drop_replication_slot('...')``, ``DROP
+    PUBLICATION ...``.
 
     Errors say what to do: ``wal_level`` is not ``logical``; the slot is gone or has lost WAL; a checkpoint is restored
-    whose changes the slot no longer has; columns of the table were added, dropped or changed; the table was truncated.
+    whose changes the slot no longer has; columns of the table were added, dropped or changed; the table was truncated;
+    the publication was changed, so that changes may be missing. If they are, ``snapshot`` closes the gap.
 
     Args:
         conninfo: How to connect, as libpq knows it. The role needs ``REPLICATION``, and to create the publication it
@@ -56,6 +58,8 @@ class PostgresChangeSource(Source):
             IDENTITY FULL``. ``upsert`` has no ``-U``, and of a deleted row only the key, with null in the other
             columns. The table needs a primary key or a replica identity index. An update that changes the key is
             ``-D`` and ``+U``. Default: ``all``.
+        snapshot: Whether a job that starts from empty state first reads the rows that the table has, in one epoch, as
+            ``+I`` with the time of reading. Their changes follow without a gap. Default: only changes are read.
         bounded: Whether the input ends with the changes that are committed when the first epoch is planned. Default: it
             ends if ``env.execute()`` runs the program, and continues from run to run in Dagster.
         max_records_per_epoch: Maximum number of changes between two barriers, where the rows of an update count as one.
@@ -78,6 +82,7 @@ class PostgresChangeSource(Source):
         publication: str | None = None,
         row_type: RowTypeInfo | None = None,
         changelog_mode: str = "all",
+        snapshot: bool = False,
         bounded: bool | None = None,
         max_records_per_epoch: int | None = None,
         max_bytes_per_epoch: int | None = None,
@@ -89,6 +94,7 @@ class PostgresChangeSource(Source):
         check_name(f"{call} as conninfo", conninfo)
         check_name(f"{call} as table", table)
         check_argument(f"row_type of {call}", row_type, (RowTypeInfo, type(None)), "Types.ROW_NAMED(...)")
+        check_argument(f"snapshot of {call}", snapshot, bool, "True or False")
         check_argument(f"discovery_interval of {call}", discovery_interval, timedelta, "a timedelta")
         if publication is not None:
             check_name(f"{call} as publication", publication)
@@ -110,7 +116,8 @@ class PostgresChangeSource(Source):
             raise ConfigurationError(f"row_type of {call} has {twice[0]!r}, which the source adds itself: leave it out")
         self.conninfo, self.schema, self.table = conninfo, schema or None, name
         self.slot, self.publication = slot, publication or slot
-        self.changelog_mode, self.bounded, self.skip_truncate = changelog_mode, bounded, skip_truncate
+        self.changelog_mode, self.snapshot = changelog_mode, snapshot
+        self.bounded, self.skip_truncate = bounded, skip_truncate
         self.limits = EpochLimits.checked(call, max_records_per_epoch, max_bytes_per_epoch)
         self.discovery_interval, self.batch_rows = discovery_interval, batch_rows
         self.all_columns = row_type is None

@@ -13,10 +13,14 @@ import pyarrow.compute as pc
 from dagster_flinkpy.common.typeinfo import DecimalTypeInfo, RowTypeInfo, TypeInformation, Types
 from dagster_flinkpy.errors import ConfigurationError, SourceReadError
 
-__all__ = ["TEXT_FORMAT", "Column", "check_columns", "column_of_type", "columns_of_table", "from_text", "row_type_of"]
+__all__ = ["READING", "Column", "check_columns", "column_of_type", "columns_of_table", "from_text", "row_type_of"]
 
-TEXT_FORMAT = "SET DateStyle = 'ISO'; SET TimeZone = 'UTC'; SET bytea_output = 'hex'; SET extra_float_digits = 1"
-"""The settings of a connection with which values have the text that `from_text` reads."""
+READING = (
+    "SET DateStyle = 'ISO'; SET TimeZone = 'UTC'; SET bytea_output = 'hex'; SET extra_float_digits = 1; "
+    "SET row_security = off"
+)
+"""The settings of a connection that reads: values have the text that `from_text` reads, and rows that a policy would
+hide are an error."""
 
 _TEXT = Types.STRING()
 _BYTES = Types.PRIMITIVE_ARRAY(Types.BYTE())
@@ -45,7 +49,7 @@ WITH RECURSIVE base (num, oid, mod) AS (
   UNION ALL
     SELECT num, typbasetype, typtypmod FROM base JOIN pg_type ON pg_type.oid = base.oid WHERE typtype = 'd'
 )
-SELECT attname, typname, mod, typtype = 'e', format_type(atttypid, atttypmod), attnotnull, attgenerated <> ''
+SELECT attname, typname, mod, typtype = 'e', format_type(atttypid, atttypmod), attnotnull, attgenerated <> '', num
 FROM base JOIN pg_type ON pg_type.oid = base.oid
 JOIN pg_attribute ON attrelid = to_regclass(%s) AND attnum = num
 WHERE typtype <> 'd' ORDER BY num
@@ -64,6 +68,8 @@ class Column:
     """The type for messages."""
     not_null: bool = False
     generated: bool = False
+    number: int = 0
+    """Which column it is: a column that is dropped and added again has another number. 0 if it is unknown."""
 
 
 def columns_of_table(connection: psycopg.Connection[Any], table: str) -> dict[str, Column]:
@@ -80,8 +86,8 @@ def columns_of_table(connection: psycopg.Connection[Any], table: str) -> dict[st
     if not found:
         raise SourceReadError(f"there is no table {table} that this user can see: check its name and schema")
     return {
-        name: Column("enum" if is_enum else kind, modifier, shown, not_null, generated)
-        for name, kind, modifier, is_enum, shown, not_null, generated in found
+        name: Column("enum" if is_enum else kind, modifier, shown, not_null, generated, number)
+        for name, kind, modifier, is_enum, shown, not_null, generated, number in found
     }
 
 
@@ -148,7 +154,7 @@ def _default(table: str, name: str, column: Column) -> TypeInformation:
 
 
 def from_text(name: str, column: Column, text: pa.Array, type_info: TypeInformation) -> pa.Array:
-    """Converts the text of values, as PostgreSQL writes it with `TEXT_FORMAT`.
+    """Converts the text of values, as PostgreSQL writes it with `READING`.
 
     Args:
         name: The column, for messages.

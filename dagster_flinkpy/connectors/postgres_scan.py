@@ -16,7 +16,7 @@ from psycopg import sql
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.postgres_columns import (
-    TEXT_FORMAT,
+    READING,
     Column,
     check_columns,
     columns_of_table,
@@ -30,7 +30,7 @@ from dagster_flinkpy.errors import ConfigurationError, SourceReadError
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors.postgres_source import PostgresSource
 
-__all__ = ["TIMES", "Scan", "Value", "read_rows", "scanning", "table_row_type"]
+__all__ = ["TIMES", "Scan", "Value", "parsed_rows", "read_rows", "scanning", "struct_of", "table_row_type"]
 
 Value = list[str]
 """The text of the values of the columns in whose order the table is read."""
@@ -74,7 +74,7 @@ class Scan:
         self._source, self.connection = source, connection
         self.table = sql.Identifier(*([source.schema] if source.schema else []), source.table)
         self.name = self.table.as_string(connection)
-        connection.execute(TEXT_FORMAT)
+        connection.execute(READING)
         self.columns = columns_of_table(connection, self.name)
         for name in source.columns:
             if name not in self.columns:
@@ -322,11 +322,11 @@ def read_rows(source: PostgresSource, split: SourceSplit) -> Iterator[tuple[pa.A
     with scanning(source) as scan, scan.connection.cursor() as cursor:
         check_columns(scan.name, scan.columns, source.produced_type)
         with cursor.copy(scan.copy(names, given["after"], given["through"])) as lines:
-            for table in _tables(lines, [*names, _VERSION], source.batch_rows):
+            for table in parsed_rows(lines, [*names, _VERSION], source.batch_rows):
                 versions += pc.sum(table.column(_VERSION).cast(pa.int64())).as_py()
                 rows, skipped = rows + table.num_rows, min(max(split.offset - rows, 0), table.num_rows)
                 if skipped < table.num_rows:
-                    yield _struct(table.slice(skipped), source.produced_type, scan.columns), rows
+                    yield struct_of(table.slice(skipped), source.produced_type, scan.columns), rows
         if (rows, versions) != (given["rows"], given["versions"]):
             raise SourceReadError(
                 f"rows of table {scan.name} were added, changed or deleted in the range {split.split_id} after the "
@@ -335,7 +335,7 @@ def read_rows(source: PostgresSource, split: SourceSplit) -> Iterator[tuple[pa.A
             )
 
 
-def _tables(lines: Any, names: Sequence[str], batch_rows: int) -> Iterator[pa.Table]:
+def parsed_rows(lines: Any, names: Sequence[str], batch_rows: int) -> Iterator[pa.Table]:
     """Parses CSV, some lines at a time. The values stay text."""
     gathered: list[bytes] = []
     for line in lines:  # the server sends one at a time
@@ -361,7 +361,8 @@ def _parse(text: bytes, names: Sequence[str]) -> pa.Table:
     ).combine_chunks()
 
 
-def _struct(table: pa.Table, row_type: RowTypeInfo, columns: dict[str, Column]) -> pa.Array:
+def struct_of(table: pa.Table, row_type: RowTypeInfo, columns: dict[str, Column]) -> pa.Array:
+    """Converts values, which are text, to the fields of a row type."""
     arrays = []
     for name, kind in zip(row_type.field_names, row_type.field_types, strict=True):
         text = table.column(name)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import errors, sql
 
-from dagster_flinkpy.connectors.postgres_columns import TEXT_FORMAT
+from dagster_flinkpy.connectors.postgres_columns import READING
 from dagster_flinkpy.connectors.postgres_connection import connect, reading
+from dagster_flinkpy.connectors.postgres_publication import Publication
 from dagster_flinkpy.errors import ConfigurationError, RestoreError, SourceReadError
 
 if TYPE_CHECKING:
@@ -38,19 +39,20 @@ FROM """
     + _PEEK
     + " GROUP BY xid::text ORDER BY 1"
 )
-_PUBLISHED = """
-SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate, pubviaroot,
-  EXISTS (SELECT FROM pg_publication_tables t JOIN pg_namespace n ON n.nspname = t.schemaname
-          JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
-          WHERE t.pubname = p.pubname AND c.oid = %(oid)s)
-FROM pg_publication p WHERE pubname = %(name)s
+_SYSTEM = """
+SELECT system_identifier, substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) FROM pg_control_system()
 """
 _TABLE = """
-SELECT oid::bigint, relkind IN ('r', 'p') AND relpersistence = 'p',
+SELECT relkind IN ('r', 'p') AND relpersistence = 'p',
   ARRAY(SELECT DISTINCT relreplident::text FROM pg_class p WHERE p.oid = c.oid
         OR p.oid IN (SELECT relid FROM pg_partition_tree(c.oid) WHERE isleaf)),
   EXISTS (SELECT FROM pg_index WHERE indrelid = c.oid AND indisprimary)
-FROM pg_class c WHERE oid = to_regclass(%s)
+FROM pg_class c WHERE oid = %s
+"""
+_KEY = """
+SELECT array_agg(attname::text ORDER BY attname) FROM pg_index i
+JOIN pg_class c ON c.oid = i.indrelid JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = ANY(i.indkey)
+WHERE c.oid = %s AND (relreplident = 'i' AND indisreplident OR relreplident = 'd' AND indisprimary)
 """
 _SLOT = """
 SELECT plugin, database, wal_status, confirmed_flush_lsn - '0/0', database = current_database()
@@ -81,7 +83,7 @@ def slot_of(source: PostgresChangeSource) -> Iterator[Slot]:
     """
     what = f"the changes of table {source.table!r} of PostgreSQL"
     with reading(what), connect(source.conninfo, "flinkpy source") as connection:
-        connection.execute(TEXT_FORMAT)
+        connection.execute(READING)
         yield Slot(source, connection)
 
 
@@ -97,12 +99,36 @@ class Slot:
         self._source, self.connection = source, connection
         self._table = sql.Identifier(*([source.schema] if source.schema else []), source.table)
         self.table_name = self._table.as_string(connection)
+        self.publication = Publication(source, connection, self.table_name)
         self.drop = f"SELECT pg_drop_replication_slot('{source.slot}')"
         """The statement that drops the slot, for messages."""
+        self.way_on = (
+            f"To go on without a gap: {self.drop}, and start from empty state (start_empty: true) with snapshot=True, "
+            "which reads the rows that the table has then, and their changes. What sinks have written stays, so clear "
+            "it first"
+        )
+        """How to go on when changes are missing, for messages."""
 
-    def system(self) -> str:
-        """Returns the identifier of the database cluster. Positions of one mean nothing in another."""
-        return str(self._one("SELECT system_identifier FROM pg_control_system()"))
+    def system(self) -> tuple[str, int]:
+        """Returns the identifier of the database cluster, and its timeline, which each recovery makes anew.
+
+        Positions of one cluster mean nothing in another.
+        """
+        found = self.connection.execute(_SYSTEM).fetchone()
+        assert found is not None
+        return str(found[0]), int(found[1], 16)
+
+    def end_of(self, timeline: int) -> int | None:
+        """Returns where the WAL of the server has left an earlier timeline, or None if it does not descend from it."""
+        conninfo = psycopg.conninfo.make_conninfo(self._source.conninfo, replication="database")
+        current = self.system()[1]
+        with connect(conninfo, "flinkpy source") as connection:
+            history = connection.pgconn.exec_(f"TIMELINE_HISTORY {current}".encode()).get_value(0, 1) or b""
+        for line in history.decode().splitlines():
+            if (parts := line.split("\t"))[0].strip() == str(timeline):
+                high, low = parts[1].split("/")
+                return int(high, 16) << 32 | int(low, 16)
+        return None
 
     def flushed(self) -> int:
         """Returns how far the WAL is written."""
@@ -122,17 +148,30 @@ class Slot:
         if self._one("SELECT pg_is_in_recovery()"):
             raise ConfigurationError("PostgresChangeSource needs the primary, but this server is a standby")
 
-    def check_table(self) -> int:
-        """Checks that changes of the table have what the mode needs, and returns the table's id.
+    def table(self) -> int:
+        """Returns the id of the table.
+
+        Raises:
+            SourceReadError: There is no such table.
+        """
+        if (oid := self._one("SELECT to_regclass(%s)::oid::bigint", self.table_name)) is None:
+            raise SourceReadError(f"there is no table {self.table_name} that this user can see: check name and schema")
+        return int(oid)
+
+    def key(self, oid: int) -> list[str]:
+        """Returns the columns that a deleted row has in mode ``upsert``, or none if it has all."""
+        return list(self._one(_KEY, oid) or [])
+
+    def check_table(self) -> None:
+        """Checks that changes of the table have what the mode needs.
 
         Raises:
             SourceReadError: There is no such table.
             ConfigurationError: Its replica identity does not suffice. The message says what to do.
         """
-        found = self.connection.execute(_TABLE, [self.table_name]).fetchone()
-        if found is None:
-            raise SourceReadError(f"there is no table {self.table_name} that this user can see: check name and schema")
-        oid, is_logged, identities, has_key = found
+        found = self.connection.execute(_TABLE, [self.table()]).fetchone()
+        assert found is not None
+        is_logged, identities, has_key = found
         if not is_logged:
             raise ConfigurationError(f"{self.table_name} is not a table whose changes are logged")
         enough = IDENTITIES[self._source.changelog_mode]
@@ -145,39 +184,6 @@ class Slot:
                 f"the changes of table {self.table_name} are logged without what "
                 f"changelog_mode={self._source.changelog_mode!r} needs: {todo}"
             )
-        return int(oid)
-
-    def publish(self, oid: int) -> None:
-        """Creates the publication, if there is none.
-
-        Raises:
-            ConfigurationError: It exists and does not publish all changes of the table, or cannot be created.
-        """
-        name = self._source.publication
-        found = self.connection.execute(_PUBLISHED, {"oid": oid, "name": name}).fetchone()
-        shown, options = sql.Identifier(name), "publish_via_partition_root = true"
-        create = sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH (" + options + ")").format(shown, self._table)
-        if found is None:
-            try:
-                self.connection.execute(create)
-            except errors.InsufficientPrivilege as error:
-                raise ConfigurationError(
-                    f"this role may not create publication {name!r} ({str(error).strip()}): let the owner of the table "
-                    f"run {create.as_string(self.connection)}"
-                ) from error
-            return
-        whole, via_root, has_table = found
-        wrong = "" if has_table else f"ADD TABLE {self.table_name}"
-        wrong = wrong or ("" if via_root or not self._partitioned(oid) else f"SET ({options})")
-        wrong = wrong or ("" if whole else "SET (publish = 'insert, update, delete, truncate')")
-        if wrong:
-            raise ConfigurationError(
-                f"publication {name!r} does not publish all changes of table {self.table_name}: ALTER PUBLICATION "
-                f"{shown.as_string(self.connection)} {wrong}"
-            )
-
-    def _partitioned(self, oid: int) -> bool:
-        return bool(self._one("SELECT relkind = 'p' OR relispartition FROM pg_class WHERE oid = %s", oid))
 
     def position(self) -> int | None:
         """Returns the confirmed position of the slot, or None if there is no slot.
@@ -198,8 +204,7 @@ class Slot:
         if status == "lost" or confirmed is None:
             raise SourceReadError(
                 f"replication slot {self._source.slot!r} has lost WAL that was not read, as max_slot_wal_keep_size "
-                f"tells the server to, so changes are missing. They cannot be had again: run {self.drop}, and start "
-                "from empty state; the new slot begins with the changes from then on"
+                f"tells the server to, so changes are missing. {self.way_on}"
             )
         return int(confirmed)
 
@@ -296,13 +301,15 @@ class Slot:
         if confirmed is None:
             return RestoreError(
                 f"replication slot {slot!r} is gone, so the changes of table {table} since {lsn_text(lsn)} cannot be "
-                "read. Start from empty state to read the changes from now on; what happened in between is missing"
+                "read. To go on without a gap, start from empty state (start_empty: true) with snapshot=True, which "
+                "reads the rows that the table has then, and their changes. What sinks have written stays, so clear "
+                "it first"
             )
         return RestoreError(
             f"the state has read the changes of table {table} up to {lsn_text(lsn)}, but replication slot {slot!r} "
-            f"begins at {lsn_text(confirmed)}: a later checkpoint was completed, or the slot was created anew, and the "
-            "server no longer has the changes in between. Restore the latest checkpoint. If there is none, start from "
-            "empty state; what happened in between is missing"
+            f"begins at {lsn_text(confirmed)}: a later checkpoint was completed, somebody has advanced the slot, or it "
+            "was created anew, and the server no longer has the changes in between. Restore the latest checkpoint. If "
+            f"there is none from after {lsn_text(confirmed)}, changes are missing. {self.way_on}"
         )
 
     def _one(self, statement: str, *values: object) -> Any:

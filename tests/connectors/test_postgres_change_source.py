@@ -306,8 +306,8 @@ def test_truncated_tables(database: Changes) -> None:
         ("DROP COLUMN s", "has no column 's'"),
         ("RENAME COLUMN s TO r", "has no column 's'"),
         ("ALTER COLUMN s TYPE bytea USING s::bytea", "had the column 's' of type"),
-        ("REPLICA IDENTITY DEFAULT", "replica identity was 'd'"),
-        ("RENAME TO t2", "its name was 't2'"),
+        ("REPLICA IDENTITY DEFAULT", r"replica identity of \w+\.t was 'd'"),
+        ("RENAME TO t2", r"its name was \w+\.t2"),
     ],
 )
 def test_changed_tables(database: Changes, change: str, message: str) -> None:
@@ -319,6 +319,7 @@ def test_changed_tables(database: Changes, change: str, message: str) -> None:
     database.sql(f"ALTER TABLE {{}}.t {change}")
     if "RENAME TO" in change:
         database.sql("ALTER TABLE {}.t2 REPLICA IDENTITY FULL; INSERT INTO {}.t2 (n) VALUES (2)")
+        database.sql("ALTER TABLE {}.t2 RENAME TO t")
     else:
         database.sql("INSERT INTO {}.t (n) VALUES (2)")
     splits = planned(enumerator)
@@ -341,7 +342,7 @@ def test_slots_that_are_gone(database: Changes) -> None:
         enumerator.plan_epoch(1)
     database.sql("INSERT INTO {}.t VALUES (1, 'missed')")
     started(source)
-    with pytest.raises(RestoreError, match="slot was created anew"):
+    with pytest.raises(RestoreError, match="or it was created anew"):
         started(source, state)
 
 
@@ -369,7 +370,7 @@ def test_states_of_another_server_or_table(database: Changes) -> None:
     state = started(source).snapshot_state()
     for change, message in (
         ({"system": "1"}, "database cluster 1, but"),
-        ({"lsn": 1 << 62}, "it was reset to an earlier state"),
+        ({"lsn": 1 << 62}, "was reset to an earlier state"),
         ({"table": 1}, "was dropped and created anew"),
     ):
         with pytest.raises(RestoreError, match=message):
@@ -393,7 +394,7 @@ def test_tables_and_publications_that_lack_something(database: Changes, monkeypa
         with pytest.raises(ConfigurationError) as caught:
             started(database.source())
         expected = statement.replace("{}.t", f'"{database.schema}"."t"')
-        assert str(caught.value).endswith(f'ALTER PUBLICATION "{database.schema}" {expected}')
+        assert str(caught.value).endswith(f'Put it right: ALTER PUBLICATION "{database.schema}" {expected}')
         database.sql(f"ALTER PUBLICATION {{}} {expected}")
     started(database.source())
     real = postgres_slot.Slot._one
