@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 import pyarrow as pa
 
+from dagster_flinkpy.connectors.input_files import input_files
 from dagster_flinkpy.connectors.known_files import KnownFiles, some_of, version_of
 from dagster_flinkpy.connectors.open_splits import OpenSplits, Quantity, SplitMeter
 from dagster_flinkpy.connectors.text_content import TextFile, ends_of_records, location_of
@@ -164,11 +165,11 @@ def _files(path: Any, *, needed: bool, gone: bool = False) -> list[tuple[Storage
     try:
         if name and not parent.endswith(":/"):
             folder = replace(location, url=parent or "/")
-            info = next((info for info in folder.open().list(name) if info.key == name), None)
-            if info is not None:
+            info = next(iter(folder.open().list(name)), None)  # the shortest key comes first
+            if info is not None and info.key == name:
                 return [(folder, info)]
         store = location.open()
-        found = [(location, info) for info in store.list() if not _hidden(info.key)]
+        found = [(location, info) for info in input_files(store)]
     except StorageError as error:
         raise SourceReadError(f"cannot list {path}: {error}") from error
     if not found and not gone and (needed or not store.root_exists()):
@@ -177,10 +178,6 @@ def _files(path: Any, *, needed: bool, gone: bool = False) -> list[tuple[Storage
             "is still to come, make the folder and declare monitor_continuously()"
         )
     return found
-
-
-def _hidden(key: str) -> bool:
-    return any(part.startswith((".", "_")) for part in key.split("/"))
 
 
 class _TextMeter(SplitMeter):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from dagster_flinkpy.common.arguments import check_argument, check_number
 from dagster_flinkpy.common.decimals import check_has_scale
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
+from dagster_flinkpy.connectors.input_files import input_files
 from dagster_flinkpy.connectors.known_files import KnownFiles, check_unchanged, some_of, version_of
 from dagster_flinkpy.connectors.open_splits import OpenSplits, Quantity, SplitMeter, share_of_rows
 from dagster_flinkpy.connectors.ranged_file import RangedFile
@@ -65,7 +66,8 @@ class ParquetSource(PartitionedSource):
     1: neighbouring row groups form splits of at least 4 MiB, up to four for each subtask. Split ``n``, counted over all
     files, is read by subtask ``n % parallelism``. Each subtask reads its splits in order, but only with parallelism 1
     do all records of a large file stay in the order of the file. A file is ignored if a part of its path starts with
-    ``_`` or ``.``.
+    ``_`` or ``.``. Links in a local folder are followed; one that leads nowhere or back, or to a file that is also read
+    by another name, is an error.
 
     Args:
         location: A folder on S3 or a local one.
@@ -188,7 +190,7 @@ class ParquetSource(PartitionedSource):
         """
         literal = re.split(r"[*?\[]", self.pattern, maxsplit=1)[0]
         try:
-            found = [info for info in store.list(literal) if self._selects(info.key)]
+            found = input_files(store, self._selects, literal)
             if not found and not store.root_exists():
                 raise SourceReadError(
                     f"there is no folder {store.url}. Check the location. If the first file is still to come, make the "
@@ -203,8 +205,7 @@ class ParquetSource(PartitionedSource):
             return False
         if self._before is not None and key >= self._before:
             return False
-        hidden = any(part[0] in "_." for part in key.split("/"))
-        return not hidden and fnmatch.fnmatchcase(key, self.pattern)
+        return fnmatch.fnmatchcase(key, self.pattern)
 
     def create_enumerator(self, restored: Json | None) -> SplitEnumerator:
         return _ParquetEnumerator(self, restored)

@@ -14,7 +14,7 @@ import hashlib
 import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -38,6 +38,7 @@ from dagster_flinkpy.storage.local_files import (
     to_disk,
     translated,
 )
+from dagster_flinkpy.storage.local_input import walk_input
 from dagster_flinkpy.storage.local_upload import LocalUpload, consists_of
 from dagster_flinkpy.storage.object_store import (
     ObjectInfo,
@@ -123,6 +124,14 @@ class LocalObjectStore(ObjectStore):
             with suppress(FileNotFoundError):
                 status = entry.stat()
                 yield ObjectInfo(key, status.st_size, "", _time(status.st_mtime))
+
+    def list_input(self, selects: Callable[[str], bool], prefix: str = "") -> Iterator[ObjectInfo]:
+        """See ``ObjectStore``."""
+        folder, start = _split(prefix)
+        return (
+            ObjectInfo(key, status.st_size, "", _time(status.st_mtime))
+            for key, status in walk_input(self._root / folder, folder, start, selects)
+        )
 
     def list_folders(self, prefix: str = "") -> Iterator[str]:
         """See ``ObjectStore``."""
@@ -324,8 +333,15 @@ def _walk(directory: Path, folder: str, start: str) -> Iterator[tuple[str, os.Di
         if name.startswith(start):
             if name.endswith("/"):
                 yield from _walk(Path(entry.path), folder + name, "")
-            elif entry.is_file():
+            elif _is_file(entry):
                 yield folder + name, entry
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file()
+    except OSError:  # a link that leads to itself
+        return False
 
 
 def _digest(file: BinaryIO) -> str:

@@ -123,6 +123,19 @@ class ObjectStore(ABC):
         They are relative to the root, as keys are: ``list_folders("a/")`` yields ``a/b/``.
         """
 
+    def list_input(self, selects: Callable[[str], bool], prefix: str = "") -> Iterator[ObjectInfo]:
+        """Yields the objects that a source reads, as `list` does, but in a local folder also those behind links.
+
+        Args:
+            selects: Tells by its key whether an object is read, and by the key of a folder, with its slash, whether
+                objects in it may be.
+            prefix: What the keys start with.
+
+        Raises:
+            StorageError: Something there cannot be read as a file, or would be read twice. The message names it.
+        """
+        return (info for info in self.list(prefix) if selects(info.key))
+
     def root_exists(self) -> bool:
         """Returns whether ``url`` exists. A folder can be missing; a prefix of a bucket always exists, even if empty.
 

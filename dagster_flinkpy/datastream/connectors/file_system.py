@@ -139,6 +139,9 @@ class FileSourceBuilder:
 class FileSource(Source):
     """Reads text files. Files in folders are skipped if their name starts with ``.`` or ``_``.
 
+    Links in local folders are followed; one that leads nowhere or back, or to a file that is also read by another name,
+    is an error.
+
     Names that end with ``.gz`` or ``.zst`` are unpacked. With a parallelism above 1, a file of 8 MiB or more is read by
     several subtasks, in splits that begin and end with a line, unless it is compressed, has a charset in which a line
     end is not one byte, or is CSV with line ends in values.

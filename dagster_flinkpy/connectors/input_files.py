@@ -1,0 +1,47 @@
+"""The files that a source finds in a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dagster_flinkpy.errors import PathEscapesPrefixError, SourceReadError
+from dagster_flinkpy.storage import ObjectInfo, ObjectStore
+from dagster_flinkpy.storage.object_store import check_relative
+
+__all__ = ["input_files", "is_hidden"]
+
+
+def is_hidden(key: str) -> bool:
+    """Returns whether a source ignores a file: a part of its path begins with ``_`` or ``.``."""
+    return any(part.startswith((".", "_")) for part in key.split("/"))
+
+
+def input_files(
+    store: ObjectStore, selects: Callable[[str], bool] = lambda key: True, prefix: str = ""
+) -> list[ObjectInfo]:
+    """Lists the files of a source, sorted by name. Links in a local folder are followed.
+
+    Args:
+        store: The folder.
+        selects: Tells by its key whether a file is read. Hidden ones are not.
+        prefix: What the keys start with.
+
+    Raises:
+        SourceReadError: A name cannot be part of a position.
+        StorageError: The folder cannot be listed, or something in it cannot be read as a file.
+    """
+    found = [
+        info
+        for info in store.list_input(lambda key: not is_hidden(key) and (key.endswith("/") or selects(key)), prefix)
+        # S3 consoles make an empty object for a folder.
+        if selects(info.key) and (info.size or info.key.rpartition("/")[2])
+    ]
+    for info in found:
+        try:
+            check_relative(info.key).encode()
+        except (PathEscapesPrefixError, UnicodeEncodeError) as error:
+            raise SourceReadError(
+                f"the file {info.key!r} in {store.url} has a name that sources do not read: rename it to one of UTF-8 "
+                "without line ends, other control characters, backslashes and empty parts, or move it away"
+            ) from error
+    return found
