@@ -11,6 +11,7 @@ import psycopg
 
 from dagster_flinkpy.connectors.postgres_in_flight import InFlight
 from dagster_flinkpy.connectors.postgres_scan import Scan, Value, scanning
+from dagster_flinkpy.connectors.postgres_seen import Seen
 from dagster_flinkpy.datastream.connectors.base import (
     Json,
     SourceLag,
@@ -43,9 +44,10 @@ class PostgresEnumerator(SplitEnumerator):
     From then on no row with this value or a lesser one can appear, if transactions take their values while they run.
     Rows are read up to a settled value.
 
-    State: the last value that was assigned; the range of the last epoch and its number of rows, to notice rows that
-    appear behind the position; the settled value; the value to be settled next, and the transactions that it waits
-    for; the number of splits so far, and whether the input has ended. A bounded input ends with the value ``end``.
+    State: the last value that was assigned; what was seen of the table then (`Seen`); the range of the last epoch and
+    its number of rows, to notice rows that appear behind the position; the settled value; the value to be settled next,
+    and the transactions that it waits for; the number of splits so far, and whether the input has ended. A bounded
+    input ends with the value ``end``.
 
     Args:
         source: The source.
@@ -61,6 +63,7 @@ class PostgresEnumerator(SplitEnumerator):
         self._candidate: tuple[Value, InFlight] | None = None
         self._last: tuple[Value | None, int] | None = None
         """Where the last epoch with rows began, and how many they were."""
+        self._seen: Seen | None = None
         self._end: Value | None = None
         self._planned = 0
         self._behind = 0
@@ -75,6 +78,8 @@ class PostgresEnumerator(SplitEnumerator):
         self._end = self._value(state, "end")
         self._planned = position_field(state, "planned", int)
         self._ended = position_field(state, "ended", bool)
+        if state.get("seen") is not None:
+            self._seen = Seen.from_json(position_field(state, "seen", dict))
         if (last := state.get("last")) is not None:
             self._last = self._value(last, "after"), position_field(last, "rows", int)
         if (candidate := state.get("candidate")) is not None:
@@ -103,6 +108,7 @@ class PostgresEnumerator(SplitEnumerator):
                 self._progress(advice)
             self._checked = True
             scan.refuse_unordered()
+            self._look(scan)
             through = self._limit(scan)
             if through is not None and through != self._position:
                 with scan.connection.transaction():
@@ -112,6 +118,15 @@ class PostgresEnumerator(SplitEnumerator):
                 self._position = through
         self._ended = self._source.bounded is not False and self._position == self._end
         return shares
+
+    def _look(self, scan: Scan) -> None:
+        """Checks what others have done to the table since the last plan."""
+        now = Seen.of(scan)
+        if self._seen is not None and self._position is not None:
+            self._seen.check(scan, now, self._position)
+        if self._seen is not None and self._seen.files != now.files:  # what was settled was so for other rows
+            self._settled, self._candidate = self._position, None
+        self._seen = now
 
     def _limit(self, scan: Scan) -> Value | None:
         """Returns the last value that may be read now."""
@@ -229,6 +244,7 @@ class PostgresEnumerator(SplitEnumerator):
             "settled": self._settled,
             "candidate": candidate,
             "last": None if self._last is None else {"after": self._last[0], "rows": self._last[1]},
+            "seen": None if self._seen is None else self._seen.to_json(),
             "end": self._end,
             "planned": self._planned,
             "ended": self._ended,

@@ -41,13 +41,17 @@ _VERSION = "xmin"
 """The transaction that has written a version of a row. No column of a table can have this name."""
 
 _SEQUENCES = """
-SELECT s.seqrelid::regclass::text, s.seqcache, s.seqincrement, s.seqcycle FROM pg_depend d
+SELECT s.seqrelid::regclass::text, s.seqcache, s.seqincrement, s.seqcycle,
+  CASE WHEN has_sequence_privilege(s.seqrelid, 'USAGE, SELECT') THEN pg_sequence_last_value(s.seqrelid) END
+FROM pg_depend d
 JOIN pg_attrdef a ON d.classid = 'pg_attrdef'::regclass AND d.objid = a.oid
 JOIN pg_sequence s ON d.refclassid = 'pg_class'::regclass AND d.refobjid = s.seqrelid
 WHERE a.adrelid = to_regclass(%(table)s)
   AND a.adnum = (SELECT attnum FROM pg_attribute WHERE attrelid = to_regclass(%(table)s) AND attname = %(column)s)
 UNION
-SELECT s.seqrelid::regclass::text, s.seqcache, s.seqincrement, s.seqcycle FROM pg_depend d
+SELECT s.seqrelid::regclass::text, s.seqcache, s.seqincrement, s.seqcycle,
+  CASE WHEN has_sequence_privilege(s.seqrelid, 'USAGE, SELECT') THEN pg_sequence_last_value(s.seqrelid) END
+FROM pg_depend d
 JOIN pg_sequence s ON d.classid = 'pg_class'::regclass AND d.objid = s.seqrelid
 WHERE d.refclassid = 'pg_class'::regclass AND d.refobjid = to_regclass(%(table)s) AND d.deptype IN ('a', 'i')
   AND d.refobjsubid = (SELECT attnum FROM pg_attribute WHERE attrelid = to_regclass(%(table)s) AND attname = %(column)s)
@@ -92,6 +96,15 @@ class Scan:
         self._first = sql.Identifier(source.columns[0])
 
     @property
+    def ordered_by(self) -> Sequence[str]:
+        """The columns in whose order the table is read."""
+        return self._source.columns
+
+    def number(self, value: Value) -> int:
+        """Returns the first part of a value, which comes from a sequence."""
+        return int(value[0])
+
+    @property
     def by_time(self) -> bool:
         """Whether the first column is a time."""
         return self._kinds[0] in TIMES
@@ -106,7 +119,7 @@ class Scan:
             ConfigurationError: It cannot, or a setting does not fit the column. The message says what to do.
         """
         source = self._source
-        kind = self._one("SELECT relkind::text FROM pg_class WHERE oid = to_regclass(%s)", self.name)
+        kind = self.one("SELECT relkind::text FROM pg_class WHERE oid = to_regclass(%s)", self.name)
         if kind not in ("r", "p"):
             raise ConfigurationError(f"{self.name} is not a table, so nobody knows when its rows were added")
         check_columns(self.name, self.columns, source.produced_type)
@@ -129,20 +142,27 @@ class Scan:
         return None
 
     def _check_safe(self) -> None:
-        if self._one("SELECT pg_is_in_recovery()"):
+        if self.one("SELECT pg_is_in_recovery()"):
             raise ConfigurationError(
                 f"table {self.name} is on a standby, which does not know the transactions in flight on the primary, so "
                 "rows could be missed: connect to the primary, or declare bounded=True"
             )
         column = self._source.columns[0]
-        sequences = self.connection.execute(_SEQUENCES, {"table": self.name, "column": column}).fetchall()
-        for name, cache, increment, cycles in sequences:
+        for name, cache, increment, cycles, _ in self._sequences():
             if cache > 1 or increment < 0 or cycles:
                 change = "NO CYCLE" if cycles else "CACHE 1" if cache > 1 else "INCREMENT 1"
                 raise ConfigurationError(
                     f"the values of column {column!r} of table {self.name} come from sequence {name}, which does not "
                     f"hand them out in order, so rows could be missed: ALTER SEQUENCE {name} {change}"
                 )
+
+    def _sequences(self) -> list[Any]:
+        values = {"table": self.name, "column": self._source.columns[0]}
+        return self.connection.execute(_SEQUENCES, values).fetchall()
+
+    def last_values(self) -> dict[str, int]:
+        """Returns the last value of each sequence of the first column that has one and that this role may read."""
+        return {name: int(last) for name, _, _, _, last in self._sequences() if last is not None}
 
     def refuse_unordered(self) -> None:
         """Checks that each row has a place in the order.
@@ -155,7 +175,7 @@ class Scan:
             wrong += [("infinity", "{} = 'infinity'")] if kind in TIMES else []
             for what, condition in wrong:
                 statement = sql.SQL("SELECT EXISTS (SELECT FROM {} WHERE " + condition + ")")
-                if self._one(statement.format(self.table, sql.Identifier(name))):
+                if self.one(statement.format(self.table, sql.Identifier(name))):
                     raise SourceReadError(
                         f"table {self.name} has rows with {what} in {name!r}, which would never be read: give them "
                         "values and add NOT NULL, or read by another column"
@@ -165,11 +185,11 @@ class Scan:
         """Returns the time of the server, minus a delay, as text of the first column's type."""
         zone = " AT TIME ZONE 'UTC'" if self._kinds[0] != "timestamptz" else ""
         statement = f"SELECT ((clock_timestamp() - %s){zone})::{self._kinds[0]}::text"
-        return str(self._one(statement, delay))
+        return str(self.one(statement, delay))
 
     def age(self, when: datetime) -> timedelta:
         """Returns for how long a time has been over, by the server's clock."""
-        age: timedelta = self._one("SELECT clock_timestamp() - %s", when)
+        age: timedelta = self.one("SELECT clock_timestamp() - %s", when)
         return age
 
     def newest(self, after: Value | None, before: str | None = None) -> Value | None:
@@ -235,7 +255,7 @@ class Scan:
     def count(self, after: Value | None, through: Value) -> int:
         """Returns the number of rows of a range."""
         statement = sql.SQL("SELECT count(*) FROM {} WHERE {}").format(self.table, self.within(after, through))
-        return int(self._one(statement))
+        return int(self.one(statement))
 
     def versions(self, after: Value | None, through: Value) -> tuple[int, int]:
         """Returns the number of rows of a range, and the sum of the transactions that have written them.
@@ -292,8 +312,10 @@ class Scan:
         ordered = (sql.SQL("{} " + direction).format(sql.Identifier(name)) for name in self._source.columns)
         return sql.SQL(", ").join(ordered)
 
-    def _one(self, statement: Any, *values: object) -> Any:
-        found = self.connection.execute(statement, values or None).fetchone()
+    def one(self, statement: Any, *values: object) -> Any:
+        """Returns the first value of a statement's only row. Values are given one by one, or as a dictionary."""
+        given = values[0] if len(values) == 1 and isinstance(values[0], dict) else values
+        found = self.connection.execute(statement, given or None).fetchone()
         assert found is not None
         return found[0]
 
