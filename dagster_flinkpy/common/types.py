@@ -56,7 +56,7 @@ _makers: dict[tuple[str, ...] | int, Callable[[Any], Row]] = {}
 
 
 def _maker(key: tuple[str, ...] | int) -> Callable[[Any], Row]:
-    if len(_makers) == _REMEMBERED:
+    if len(_makers) >= _REMEMBERED:
         _makers.clear()
     if isinstance(key, int):
         return row_class(None, key)._of

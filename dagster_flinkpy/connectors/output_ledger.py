@@ -29,6 +29,8 @@ Stages = Literal["uploads", "files"]
 _FOLDER = ".transactions"
 _VERSION = 1
 _TRIES = 100
+_WRITERS = 1000
+"""How many writers a ledger remembers. One that asks again is a run that is at work."""
 _LONGEST_PAUSE = 0.2
 
 
@@ -61,6 +63,8 @@ class TransactionRecord:
     """None while it is open. Otherwise it is being committed: it will not be aborted, whatever happens."""
     record_type: Json | None = None
     """The type of the records, if it has any and is being committed."""
+    writer: str | None = None
+    """The try of a run that may write only once, because the table cannot replace what it has."""
 
     @property
     def is_committing(self) -> bool:
@@ -85,6 +89,7 @@ class TransactionRecord:
             "stages": self.stages,
             "staged": staged,
             "record_type": self.record_type,
+            "writer": self.writer,
         }
 
     @staticmethod
@@ -106,6 +111,7 @@ class TransactionRecord:
             "files" if text(data, "stages") == "files" else "uploads",
             staged,
             data.get("record_type"),
+            None if data.get("writer") is None else text(data, "writer"),
         )
 
 
@@ -124,6 +130,8 @@ class LedgerState:
     """The token that was given last."""
     transactions: tuple[TransactionRecord, ...] = ()
     """Those that have begun and have not ended, oldest first."""
+    writers: tuple[str, ...] = ()
+    """The last ones that may write only once, and have."""
     exists: bool = field(default=False, compare=False)
     """Whether the ledger has been written."""
 
@@ -134,6 +142,12 @@ class LedgerState:
     def without(self, *tokens: int) -> LedgerState:
         """Returns the state without some transactions."""
         return replace(self, transactions=tuple(each for each in self.transactions if each.token not in tokens))
+
+    def written_by(self, writer: str | None) -> LedgerState:
+        """Returns the state after somebody has written who may do so only once; None changes nothing."""
+        if writer is None or writer in self.writers:
+            return self
+        return replace(self, writers=(*self.writers, writer)[-_WRITERS:])
 
     def overlapping(self, partitions: tuple[str, ...] | None) -> list[TransactionRecord]:
         """Returns the transactions that replace some of these partitions."""
@@ -201,7 +215,8 @@ class OutputLedger:
             if integer(record, "version") != _VERSION:
                 raise ValueError(f"version {record['version']} was written by a newer release")
             transactions = tuple(TransactionRecord.from_json(each) for each in items(record, "transactions"))
-            return LedgerState(integer(record, "last_token"), transactions, exists=True), etag
+            writers = tuple(str(each) for each in items(record, "writers")) if "writers" in record else ()
+            return LedgerState(integer(record, "last_token"), transactions, writers, exists=True), etag
         except (ValueError, TypeError, AttributeError, KeyError) as error:
             raise CorruptMetadataError(
                 f"cannot read the transactions of {self._store.url}/{self._key}: {error}"
@@ -213,6 +228,7 @@ def _encoded(state: LedgerState) -> bytes:
         "version": _VERSION,
         "last_token": state.last_token,
         "transactions": [each.to_json() for each in state.transactions],
+        "writers": state.writers,
         "write": uuid.uuid4().hex,  # so that no two writes are equal, see put_if
     }
     return json.dumps(record).encode()

@@ -6,6 +6,7 @@ import logging
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from dagster import Failure, MetadataValue
@@ -77,17 +78,24 @@ def flink_failures(log: DagsterLogManager | None = None) -> Iterator[None]:
     handlers = [] if log is None or told else [_ToRun(log)]
     for handler in handlers:
         logger.addHandler(handler)
+    before = _run_log.get()
+    _run_log.set(log or before)
     try:
         yield
     except FlinkPyError as error:
         raise as_failure(error) from error
     finally:
+        _run_log.set(before)
         for handler in handlers:
             logger.removeHandler(handler)
 
 
+_run_log: ContextVar[DagsterLogManager | None] = ContextVar("run_log", default=None)
+"""The log of the run that this thread works for, or None if that is not known."""
+
+
 class _ToRun(logging.Handler):
-    """Forwards warnings to the log of a run.
+    """Forwards warnings to the log of a run, but not those of another run in this process.
 
     Args:
         log: The log.
@@ -98,4 +106,5 @@ class _ToRun(logging.Handler):
         self.log = log
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.log.log(record.levelno, self.format(record))
+        if _run_log.get() in (None, self.log):
+            self.log.log(record.levelno, self.format(record))

@@ -108,6 +108,9 @@ class TwoPhaseCommitSinkResource(StorageResource, ABC):
     stages: ClassVar[Stages] = "uploads"
     """How its sinks stage rows: as uploads, which are completed when they commit, or as files."""
 
+    writes_once: ClassVar[bool] = False
+    """Whether transactions of assets add rows, which cannot be replaced. Then a run has one of an asset and a table."""
+
     @abstractmethod
     def sink(self, table: str, **options: Any) -> TwoPhaseCommittingSink:
         """Returns the sink into a table, for a program.
@@ -164,7 +167,10 @@ class TwoPhaseCommitSinkResource(StorageResource, ABC):
             key = _asset_key(context, asset_key)
             partitions = _partitions(context, key)
             transaction = OutputTransaction.begin(
-                self._output(key.to_user_string(), table, options), partitions, context.run.run_id
+                self._output(key.to_user_string(), table, options),
+                partitions,
+                context.run.run_id,
+                f"{context.run.run_id}/{context.retry_number}" if self.writes_once else None,
             )
         try:
             yield AssetTransaction(transaction)
@@ -334,6 +340,7 @@ class KafkaSinkResource(TwoPhaseCommitSinkResource):
     """
 
     stages: ClassVar[Stages] = "files"
+    writes_once: ClassVar[bool] = True
 
     bootstrap_servers: str = Field(description="The brokers to ask first: 'host:9092', separated by commas.")
     properties: dict[str, str] = Field(
@@ -417,23 +424,11 @@ class KafkaSinkResource(TwoPhaseCommitSinkResource):
                 the store failed.
         """
         with flink_failures(context.log):
-            asset = _asset_key(context, asset_key).to_user_string()
-            this = (context.run.run_id, context.retry_number, asset, table)
             if unfit := sorted({"record_serializer", "run_key"} & set(options)):
                 raise ConfigurationError(f"a transaction writes JSON objects, once in a run: leave out {unfit[0]}")
-            if this in _written:
-                raise ConfigurationError(
-                    f"asset {asset!r} has written to topic {table!r} in this run already, and Kafka cannot replace "
-                    "records: write all of them in one transaction"
-                )
         run_key = context.run.root_run_id or context.run.tags.get("dagster/root_run_id") or context.run.run_id
         with super().transaction(context, table, asset_key=asset_key, run_key=run_key, **options) as transaction:
             yield transaction
-        _written.add(this)
-
-
-_written: set[tuple[str, int, str, str]] = set()
-"""Transactions into Kafka that this process has committed: the run, the number of its try, the asset, the topic."""
 
 
 def _asset_key(context: AssetExecutionContext, asset_key: CoercibleToAssetKey | None) -> AssetKey:

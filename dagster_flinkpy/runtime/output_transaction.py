@@ -101,11 +101,16 @@ class Output:
             raise
         for partition in [None] if record.partitions is None else record.partitions:
             committer.replace_partition(partition, record.token)
-        self.drop(record.token)
+        self.drop(record.token, record.writer)
 
-    def drop(self, token: int) -> None:
-        """Removes a transaction from the ledger, and what it has staged."""
-        self.ledger.change(lambda state: state.without(token))
+    def drop(self, token: int, writer: str | None = None) -> None:
+        """Removes a transaction from the ledger, and what it has staged.
+
+        Args:
+            token: The transaction.
+            writer: Its writer, if it is committed.
+        """
+        self.ledger.change(lambda state: state.without(token).written_by(writer))
         self.discard(lambda each: each == token)
 
     def discard(self, ended: Callable[[int], bool]) -> int:
@@ -183,15 +188,19 @@ class OutputTransaction:
         self._staged: list[StagedRows] = []
 
     @staticmethod
-    def begin(output: Output, partitions: Sequence[str] | None, run_id: str) -> OutputTransaction:
+    def begin(
+        output: Output, partitions: Sequence[str] | None, run_id: str, writer: str | None = None
+    ) -> OutputTransaction:
         """Begins a transaction, and fences older ones over the same partitions.
 
         Args:
             output: The output.
             partitions: The partitions that it replaces, or None for the whole output.
             run_id: The Dagster run.
+            writer: The try of the run, if the table cannot replace what it has. Default: it can.
 
         Raises:
+            ConfigurationError: The writer has written already.
             StorageError: The store failed, or an earlier transaction that has to be committed first cannot be just now.
         """
         ledger = output.ledger
@@ -203,9 +212,16 @@ class OutputTransaction:
         def enter(state: LedgerState) -> LedgerState:
             if any(each.is_committing for each in state.overlapping(wanted)):
                 raise _Busy
+            if writer in state.writers:
+                raise ConfigurationError(
+                    f"asset {output.asset!r} has written to {output.table!r} in this run already, and what is there "
+                    "cannot be replaced: write all of it in one transaction"
+                )
             token = max(state.last_token, floor) + 1
             others = state.without(*(each.token for each in state.overlapping(wanted))).transactions
-            record = TransactionRecord(token, wanted, run_id, current_millis(), dict(output.options), output.stages)
+            record = TransactionRecord(
+                token, wanted, run_id, current_millis(), dict(output.options), output.stages, writer=writer
+            )
             return replace(state, last_token=token, transactions=(*others, record))
 
         while True:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,42 @@ def test_a_second_transaction_of_a_run_is_refused(deployment: Deployment) -> Non
 
     assert not deployment.run(twice)
     assert deployment.numbers() == [1]
+
+
+@pytest.mark.parametrize("order", ["one after the other", "side by side"])
+def test_two_transactions_of_a_run_at_once_write_one_of_them_and_fail(deployment: Deployment, order: str) -> None:
+    """Both have begun before one ends. What the other wrote must not be dropped in silence."""
+    failures: list[str | None] = []
+
+    @dg.asset
+    def both(context: dg.AssetExecutionContext, topics: KafkaSinkResource) -> None:
+        with ExitStack() as stack:
+            first = stack.enter_context(topics.transaction(context, TOPIC))
+            if order == "side by side":
+                try:
+                    with topics.transaction(context, TOPIC) as second:
+                        second.write(pa.table({"n": [2]}))
+                except dg.Failure as failure:
+                    failures.append(failure.description)
+            first.write(pa.table({"n": [1]}))
+        try:
+            with topics.transaction(context, TOPIC) as third:
+                third.write(pa.table({"n": [3]}))
+        except dg.Failure as failure:
+            failures.append(failure.description)
+
+    succeeded = deployment.run(both)
+    assert succeeded == (order == "one after the other")
+    assert deployment.numbers() == ([1] if succeeded else [2])
+    assert all("in this run already" in str(said) for said in failures) and len(failures) == (1 if succeeded else 0)
+
+
+def test_another_process_of_a_run_knows_what_the_first_one_has_written(deployment: Deployment) -> None:
+    """The ledger knows it, not the process."""
+    assert deployment.run(writing())
+    (ledger,) = OutputLedger.all(deployment.topics.location().open())
+    (run,) = deployment.instance.get_runs()
+    assert ledger.read().writers == (f"{run.run_id}/0",)
 
 
 def test_a_topic_that_does_not_exist_fails_the_step_and_leaves_nothing(deployment: Deployment) -> None:

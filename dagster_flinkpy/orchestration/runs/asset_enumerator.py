@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from dagster import AssetKey, AssetRecordsFilter, DagsterInstance, EventLogRecord
@@ -15,7 +16,6 @@ from dagster_flinkpy.datastream.connectors.base import (
     SourceLag,
     SourceSplit,
     SplitEnumerator,
-    SplitEnumeratorContext,
     position_field,
 )
 from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
@@ -32,23 +32,23 @@ _WINDOW = 1000
 """Events are numbered before they are committed, so one may appear behind newer ones. So many numbers are looked at
 again."""
 
-_instances: dict[str, DagsterInstance] = {}
-"""The instances of the runs of this process, by run."""
+_instance: ContextVar[DagsterInstance | None] = ContextVar("instance", default=None)
+"""The instance of the run that this thread works for. The lanes of an attempt have the context of its run."""
 
 
 @contextmanager
-def assets_from(instance: DagsterInstance, run_id: str) -> Iterator[None]:
-    """Lets the sources of a run find assets in its instance, instead of that of ``DAGSTER_HOME``.
+def assets_from(instance: DagsterInstance) -> Iterator[None]:
+    """Lets the sources of attempts that run inside find assets in an instance, instead of that of ``DAGSTER_HOME``.
 
     Args:
         instance: The instance.
-        run_id: The run of the attempt.
     """
-    _instances[run_id] = instance
+    before = _instance.get()
+    _instance.set(instance)
     try:
         yield
     finally:
-        _instances.pop(run_id, None)
+        _instance.set(before)
 
 
 class MaterializationEnumerator(SplitEnumerator):
@@ -64,7 +64,6 @@ class MaterializationEnumerator(SplitEnumerator):
 
     def __init__(self, source: AssetSource, restored: Json | None) -> None:
         self._source, self._key = source, AssetKey(list(source.asset_key))
-        self._run_id: str | None = None
         self._after: int | None = None
         self._seen: set[int] = set()
         self._partitions: dict[str, str | None] = {}
@@ -79,9 +78,6 @@ class MaterializationEnumerator(SplitEnumerator):
             self._ended = position_field(restored, "ended", bool)
             fields = (("asset", list), ("run_id", str), ("metadata", dict))
             self._open.restore(position_field(restored, "open", list), position_field(restored, "planned", int), fields)
-
-    def start(self, context: SplitEnumeratorContext) -> None:
-        self._run_id = context.run_id
 
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
         if not self._ended:
@@ -105,7 +101,7 @@ class MaterializationEnumerator(SplitEnumerator):
 
     def _new(self) -> list[EventLogRecord]:
         """Returns the materializations that were not seen, oldest first."""
-        instance = _instances.get(self._run_id or "") or DagsterInstance.get()
+        instance = _instance.get() or DagsterInstance.get()
         after = None if self._after is None else max(self._after - _WINDOW, 0)
         cursor, found = None, list[EventLogRecord]()
         while True:

@@ -39,7 +39,8 @@ FIRST_TRY_TAG = "flink/first_try"
 _PLANNED = 50
 
 _in_snapshot: dict[str, frozenset[str]] = {}
-"""The Flink jobs whose steps a job snapshot has, by id of the snapshot. Snapshots never change."""
+"""The Flink jobs whose steps a job snapshot has, by id of the snapshot. An id is the digest of its
+snapshot, so it stands for the same in every instance, and threads that look at once find the same."""
 _checked_in_plan: dict[str, frozenset[str]] = {}
 """The Flink jobs of whose steps an execution plan selects only checks, by id of the plan's snapshot."""
 

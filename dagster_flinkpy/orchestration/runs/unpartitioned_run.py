@@ -65,7 +65,7 @@ def run_epochs(
     )
     taken = 0
     try:
-        with assets_from(context.instance, run_id), attempt:
+        with assets_from(context.instance), attempt:
             attempt.refuse_input_after_end()
             if not attempt.finished:
                 barriers = 1 if config.periodic else config.barriers or job.checkpointing.barriers_per_job

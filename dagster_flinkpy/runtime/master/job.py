@@ -196,7 +196,7 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
 
     def __enter__(self) -> JobAttempt:
         try:
-            self._require_slots()
+            self._require_slots(self.graph)
             self._attempt: Attempt = self._watchdog.run(f"taking over job {self.config.job_id!r}", self._take_over)
         except BaseException:
             self._watchdog.close()
@@ -208,9 +208,9 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
             raise
         return self
 
-    def _require_slots(self) -> None:
+    def _require_slots(self, graph: JobGraph) -> None:
         if self.config.require_all_slots and not self.config.in_process:
-            require_all_slots(self.config.job_id, self.graph, self.config.spark, JobSession(self._spark))
+            require_all_slots(self.config.job_id, graph, self.config.spark, JobSession(self._spark))
 
     def _take_over(self, after: Attempt | None = None) -> Attempt:
         job_store = self._location.open()
@@ -254,24 +254,25 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
         self._deploy(self.restored, statistics)
 
     def _deploy(self, start: CheckpointMetadata | None, statistics: CheckpointStatistics) -> None:
-        """Creates the master of a job that continues from a checkpoint, at the parallelism to restore it with."""
+        """Creates the master of a job that continues from a checkpoint, at the parallelism to restore it with.
+
+        All is created before anything is replaced, because other threads use what is there, and it may fail.
+        """
         plan: RestorePlan | None = None
-        self.graph = self._restore.settle_parallelism(self._program, start)
+        graph = self._restore.settle_parallelism(self._program, start)
         if start is not None:
-            self.graph, plan = self._restore.assign(self.graph, start)
-            self._require_slots()  # the parallelism may be another one
-        self._slots = JobSlots(self.config.job_id, self.graph, self.graph.regions(), self.config.spark, self._progress)
+            graph, plan = self._restore.assign(graph, start)
+            self._require_slots(graph)  # the parallelism may be another one
+        slots = JobSlots(self.config.job_id, graph, graph.regions(), self.config.spark, self._progress)
         if not self.config.in_process:
-            self._slots.open(JobSession(self._spark))
-        self._regions = JobRegions(
-            self.graph, self.config, self.token, self._run_id, start, plan, self._spark, self._progress
-        )
-        self._regions.discard_lingering(self._watchdog, partial(self._store.unnamed, self._attempt))
-        self._contents = CheckpointContents(self.graph, self.config.job_id, self.token, start)
-        self._coordinator = CheckpointCoordinator(
+            slots.open(JobSession(self._spark))
+        regions = JobRegions(graph, self.config, self.token, self._run_id, start, plan, self._spark, self._progress)
+        regions.discard_lingering(self._watchdog, partial(self._store.unnamed, self._attempt))
+        contents = CheckpointContents(graph, self.config.job_id, self.token, start)
+        coordinator = CheckpointCoordinator(
             self.config.job_id,
             self._attempt.token,
-            self._regions.checkpoint_plan(self._committers.uids, self._hooks.identifiers),
+            regions.checkpoint_plan(self._committers.uids, self._hooks.identifiers),
             self.config.checkpointing,
             restored=start,
             retained=self._attempt.head.retained,
@@ -282,11 +283,11 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
             self._reporters.open()
             self._started_from = None if self.restored is None else self.restored.checkpoint_id
             self._reporter = JobReporter(self._store.store, _now)
-            self._failover = JobFailover(self._regions.graphs, self._regions.edges, self.config, _now, self._progress)
+            self._failover = JobFailover(regions.graphs, regions.edges, self.config, _now, self._progress)
             self._failover.graph.add_listener(self._on_status)
-        failover, self._failover = self._failover, self._failover.deployed(self._regions.graphs)
+        failover = self._failover.deployed(regions.graphs)
         if self._failover is not failover:
-            self._failover.graph.add_listener(self._on_status)
+            failover.graph.add_listener(self._on_status)
         steps = CheckpointSteps(
             self._store,
             self._attempt,
@@ -301,35 +302,37 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
             after_commit=lambda: self._after_commit(),
             timeline=timeline,
         )
-        self._master = JobMaster(
-            self._coordinator,
-            self._regions.executions(
+        master = JobMaster(
+            coordinator,
+            regions.executions(
                 self._mailbox,
                 self._watchdog,
                 run_job=lambda job: self._on_spark(job),
                 on_results=self._on_results,
                 check_leader=self._check_leader,
-                slots=self._slots,
-                failover=self._failover,
+                slots=slots,
+                failover=failover,
                 timeline=timeline,
                 now=_now,
             ),
-            self._failover,
+            failover,
             steps,
             self._mailbox,
             self._desk,
-            contents=self._contents,
+            contents=contents,
             create_metadata=lambda write: self._create_metadata(write),
             on_completed=self._on_completed,
             abort_lingering=self._abort_after_failure,
-            discard_read=partial(self._regions.discard_read, self._watchdog),
+            discard_read=partial(regions.discard_read, self._watchdog),
             max_ahead=self.config.checkpointing.max_concurrent,
             owner=self._owner,
             now=_now,
             progress=self._progress,
         )
+        self.graph, self._slots, self._regions, self._contents = graph, slots, regions, contents
+        self._coordinator, self._failover, self._master = coordinator, failover, master
         self._tokens.add(self.token)
-        self._master.start()
+        master.start()
 
     def _create_mailbox(self) -> Mailbox:
         return InlineMailbox(now=_now) if self.config.in_process else ThreadMailbox(_now)
@@ -555,12 +558,10 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
         return epochs[0]
 
     def _redeploy(self, parallelism: int) -> None:
-        before = {**vars(self)}
         kept, self._restore.parallelism = self._restore.parallelism, parallelism
         try:
             self._deploy(self._contents.parent, self._coordinator.statistics)
-        except FlinkPyError:
-            vars(self).update(before)
+        except BaseException:
             self._restore.parallelism = kept
             raise
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import queue
 import threading
 from collections.abc import Callable, Sequence
+from enum import Enum, auto
 from typing import TYPE_CHECKING, Protocol
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
@@ -21,6 +24,16 @@ _PUSH_SECONDS = 10.0
 """How long a push may take, and how long the end of a run waits for the last one."""
 
 
+_log = logging.getLogger(__name__)
+
+
+class _Due(Enum):
+    """What the thread of a reporter has to do."""
+
+    PUSH = auto()
+    END = auto()
+
+
 class _Reporter(Protocol):
     def report(self) -> None:
         """There are new metrics."""
@@ -35,7 +48,7 @@ class MetricReporters:
     Args:
         options: Which reporters there are; often none.
         job_id: Id of the job.
-        progress: Takes a line about where the metrics are, or why they are not there.
+        progress: Takes a line about where the metrics are.
 
     Raises:
         ConfigurationError: ``prometheus_client`` is not installed.
@@ -66,7 +79,7 @@ class MetricReporters:
         registry.register(self._metrics)
         for each in self._options:
             if isinstance(each, PushGatewayOptions):
-                self._reporters.append(_PushGatewayReporter(each, self._job_id, registry, self._progress))
+                self._reporters.append(_PushGatewayReporter(each, self._job_id, registry))
             elif (endpoint := _listen(each, registry, self._progress)) is not None:
                 self._reporters.append(endpoint)
 
@@ -113,44 +126,39 @@ def _listen(
         progress(f"metrics for Prometheus are at http://localhost:{endpoint.port}/metrics")
         return endpoint
     tried = ", ".join(map(str, options.ports[:3])) + (", ..." if len(options.ports) > 3 else "")
-    progress(f"warning: no metrics for Prometheus, because no port is free: {tried}; set a wider range of ports")
+    _log.warning("no metrics for Prometheus, because no port is free: %s; set a wider range of ports", tried)
     return None
 
 
 class _PushGatewayReporter:
     """Pushes the newest metrics on a thread of its own; while a push takes long, older metrics are left out."""
 
-    def __init__(
-        self, options: PushGatewayOptions, job_id: str, registry: CollectorRegistry, progress: Callable[[str], object]
-    ) -> None:
-        self._options, self._registry, self._progress = options, registry, progress
+    def __init__(self, options: PushGatewayOptions, job_id: str, registry: CollectorRegistry) -> None:
+        self._options, self._registry = options, registry
         self._name = options.job_name or job_id
-        self._due = threading.Event()
-        self._reported = self._closing = self._failing = False
+        self._due: queue.SimpleQueue[_Due] = queue.SimpleQueue()
+        self._failing = False
         self._thread = threading.Thread(target=self._push_when_due, name="flinkpy-metrics", daemon=True)
         self._thread.start()
 
     def report(self) -> None:
-        self._reported = True
-        self._due.set()
+        self._due.put(_Due.PUSH)
 
     def close(self) -> None:
-        self._closing = True
-        self._due.set()
+        self._due.put(_Due.END)
         self._thread.join(2 * _PUSH_SECONDS)
 
     def _push_when_due(self) -> None:
         from prometheus_client import delete_from_gateway, push_to_gateway
 
         url, key = self._options.host_url, dict(self._options.grouping_key)
-        while True:
-            self._due.wait()
-            self._due.clear()
-            closing, self._reported, reported = self._closing, False, self._reported
-            if reported:
+        due: set[_Due] = set()
+        while _Due.END not in due:
+            due = {self._due.get()}
+            while not self._due.empty():
+                due.add(self._due.get())
+            if _Due.PUSH in due:
                 self._attempt(lambda: push_to_gateway(url, self._name, self._registry, key, _PUSH_SECONDS))
-            if closing:
-                break
         if self._options.delete_on_shutdown:
             self._attempt(lambda: delete_from_gateway(url, self._name, key, _PUSH_SECONDS))
 
@@ -160,5 +168,5 @@ class _PushGatewayReporter:
             self._failing = False
         except Exception as error:  # whatever the network does; metrics never fail a job
             if not self._failing:
-                self._progress(f"warning: metrics cannot be pushed to {self._options.host_url}: {error}")
+                _log.warning("metrics cannot be pushed to %s: %s", self._options.host_url, error)
             self._failing = True

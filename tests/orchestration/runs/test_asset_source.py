@@ -1,6 +1,8 @@
 """An upstream asset as a source, in process."""
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +126,7 @@ class Orders:
 
 @pytest.fixture
 def shop(instance: DagsterInstance) -> Any:
-    with assets_from(instance, "run"):
+    with assets_from(instance):
         yield Orders(instance)
 
 
@@ -141,6 +143,30 @@ def test_each_partition_is_read_once(shop: Orders) -> None:
     with pytest.raises(SourceReadError, match=r"partition 'b' of asset shop/orders was materialized again"):
         shop.plan()
     assert shop.enumerator.unread()
+
+
+def test_runs_side_by_side_read_from_their_own_instances(instance: DagsterInstance) -> None:
+    """Two threads of a process work for runs of one id, as the tries of a run have it. One ends before the other."""
+    with DagsterInstance.ephemeral() as other:
+        there, ended = threading.Event(), threading.Event()
+
+        def run() -> list[Any]:
+            with assets_from(other):
+                shop = Orders(other)
+                shop.add("theirs", "1")
+                there.set()
+                found = shop.read()
+            ended.set()
+            return found
+
+        with ThreadPoolExecutor(1) as threads, assets_from(instance):
+            mine = Orders(instance)
+            mine.add("mine", "1")
+            theirs = threads.submit(run)
+            there.wait()
+            ended.wait()
+            assert mine.read() == [("mine", "1")]
+            assert theirs.result() == [("theirs", "1")]
 
 
 def test_an_epoch_reads_so_many_materializations(shop: Orders) -> None:

@@ -24,7 +24,7 @@ from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.datastream import MapFunction, RuntimeContext
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.runtime.master.metric_reporters import MetricReporters
+from dagster_flinkpy.runtime.master.metric_reporters import MetricReporters, _PushGatewayReporter
 from dagster_flinkpy.runtime.master.prometheus_metrics import PrometheusMetrics
 from tests.checkpoint.samples import metadata as sample
 from tests.runtime.harness import HarnessAttempt, collect_graph
@@ -114,7 +114,7 @@ def taken_port() -> Iterator[int]:
         yield taken.getsockname()[1]
 
 
-def test_two_runs_on_a_machine_listen_on_two_ports(tmp_path: Path) -> None:
+def test_two_runs_on_a_machine_listen_on_two_ports(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     lines: list[str] = []
     with taken_port() as port:
         reporters = MetricReporters([PrometheusOptions((port, 0))], "job", lines.append)
@@ -126,7 +126,7 @@ def test_two_runs_on_a_machine_listen_on_two_ports(tmp_path: Path) -> None:
         none.open()
         none.report(sample(), CheckpointStatistics())
         none.close()
-    assert f"warning: no metrics for Prometheus, because no port is free: {port}" in lines[-1]
+    assert f"no metrics for Prometheus, because no port is free: {port}" in caplog.messages[-1]
 
 
 class Gateway(ThreadingHTTPServer):
@@ -189,17 +189,58 @@ def test_metrics_can_be_deleted_when_the_run_ends() -> None:
     ]
 
 
-def test_a_gateway_that_is_away_is_reported_and_fails_nothing(tmp_path: Path) -> None:
-    lines: list[str] = []
+def test_a_gateway_that_is_away_is_reported_and_fails_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with Gateway() as gateway:
         gateway.refuses = True
         config = {"metric_reporters": (PushGatewayOptions(gateway.url),)}
-        with HarnessAttempt(measured(), tmp_path, config=config, on_progress=lines.append) as attempt:
+        with HarnessAttempt(measured(), tmp_path, config=config) as attempt:
             attempt.run_epoch()
             attempt.run_epoch()
             assert attempt.finished
-    (told,) = (line for line in lines if "warning" in line)
-    assert "metrics cannot be pushed to http://127.0.0.1" in told
+    (told,) = caplog.messages
+    assert told.startswith("metrics cannot be pushed to http://127.0.0.1")
+
+
+def test_the_last_report_is_pushed_whenever_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report may come at any moment of the thread that pushes. Each push takes what is reported then."""
+    pushed: list[int] = []
+    reports = 0
+    monkeypatch.setattr("prometheus_client.push_to_gateway", lambda *args: pushed.append(reports))
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for number in range(150):
+            reporter = _PushGatewayReporter(PushGatewayOptions("http://localhost:1"), "job", None)  # type: ignore[arg-type]
+            for _ in range(number % 7):
+                reports += 1
+                reporter.report()
+            reporter.close()
+            assert not number % 7 or pushed[-1] == reports
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_a_report_during_a_push_is_pushed_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pushed: list[str] = []
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def push(*args: object) -> None:
+        pushed.append(newest)
+        begun.set()
+        goes_on.wait()
+
+    monkeypatch.setattr("prometheus_client.push_to_gateway", push)
+    reporter = _PushGatewayReporter(PushGatewayOptions("http://localhost:1"), "job", None)  # type: ignore[arg-type]
+    newest = "first"
+    reporter.report()
+    begun.wait()
+    newest = "second"
+    reporter.report()
+    newest = "third"
+    reporter.report()
+    goes_on.set()
+    reporter.close()
+    assert pushed == ["first", "third"]
 
 
 def test_without_the_library_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
 from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.checkpoint.requests import JobRequests, Order, RequestKind
 from dagster_flinkpy.checkpoint.stored_checkpoint import open_checkpoint
@@ -28,6 +29,10 @@ from dagster_flinkpy.errors import (
 )
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master import request_desk, savepoints
+from dagster_flinkpy.runtime.master.checkpoint_contents import CheckpointContents
+from dagster_flinkpy.runtime.master.checkpoint_steps import CheckpointSteps
+from dagster_flinkpy.runtime.master.job_regions import JobRegions
+from dagster_flinkpy.runtime.master.job_slots import JobSlots
 from dagster_flinkpy.runtime.master.mailbox import InlineMailbox
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.storage import StorageLocation
@@ -306,6 +311,29 @@ def test_a_rescale_that_is_impossible_changes_nothing(tmp_path: Path) -> None:
         with pytest.raises(RequestFailedError, match="100000"):
             attempt.answer()
         assert {v.parallelism for v in attempt.graph.vertices if not v.parallelism_set} == {2}
+    assert attempt.sink.rows() == expected(tmp_path)
+
+
+@pytest.mark.parametrize("part", [JobSlots, JobRegions, CheckpointContents, CheckpointCoordinator, CheckpointSteps])
+@pytest.mark.parametrize("error", [StorageError("a hiccup"), RuntimeError("an error in the library")])
+def test_a_rescale_that_fails_anywhere_replaces_nothing_on_its_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: type, error: Exception
+) -> None:
+    """Other threads use the parts of the attempt meanwhile, so they see the old ones, and all of them."""
+    with Asked(tmp_path) as attempt:
+        attempt.run_epoch()
+        before, seen = {**vars(attempt)}, list[dict[str, Any]]()
+
+        def fails(self: Any, *args: Any, **options: Any) -> None:
+            seen.append({**vars(attempt)})
+            raise error
+
+        with monkeypatch.context() as patch, pytest.raises(type(error)):
+            patch.setattr(part, "__init__", fails)
+            attempt._redeploy(3)
+        assert seen == [before] and vars(attempt) == before
+        assert attempt._restore.parallelism is None
+        assert [epoch.checkpoint_id for epoch in attempt.run_epochs()] == [2, 3, 4, 5]
     assert attempt.sink.rows() == expected(tmp_path)
 
 
