@@ -39,9 +39,10 @@ class FileEnumerator(SplitEnumerator):
     """Finds files; each becomes a split, or several, whatever its name.
 
     A file with an unknown name is new. If the size or version of a known file differs, it was changed after it was
-    read, which is an error. A known file that was deleted is forgotten, so a later file with its name is new.
+    read, which is an error. A known file that was deleted and comes back as it was is still known; another file with its
+    name is new.
 
-    State: the known files that still exist, and the splits that are not yet read to the end.
+    State: the known files, and the splits that are not yet read to the end.
 
     Args:
         source: What to read.
@@ -71,7 +72,8 @@ class FileEnumerator(SplitEnumerator):
         # A position that an earlier release stored does not say so.
         self._ended = position.get("ended", self._bounded and self._listed) is True
         if "files" in position:
-            self._known = KnownFiles.from_json(position_field(position, "files", str))
+            gone = position_field({"gone": "", **position}, "gone", str)
+            self._known = KnownFiles.from_json(position_field(position, "files", str), gone)
         else:
             self._names = frozenset(str(name) for name in position_field(position, "found", list))
 
@@ -85,13 +87,13 @@ class FileEnumerator(SplitEnumerator):
         for name in self._names & files.keys():
             self._known.add(name, files[name][1])
         self._names = frozenset()
+        self._known.compare({name: info for name, (_, info) in files.items()})
         if changed := [n for n, (_, info) in files.items() if n in self._known and self._known.has_changed(n, info)]:
             raise SourceReadError(
                 f"{some_of(changed)} changed after the source had read them. Their new content would never be read. "
                 "Move them away, and write new data to new files. To read them again, start from a checkpoint before "
                 "them, or from empty state."
             )
-        self._known.retain(files)
         for name, (root, info) in files.items():
             if name not in self._known:
                 self._known.add(name, info)
@@ -128,8 +130,7 @@ class FileEnumerator(SplitEnumerator):
 
     def unread(self) -> Sequence[str]:
         files = self._files(needed=False, gone=True)  # files that were read may be deleted
-        known, names = self._known, self._names
-        return [n for n, (_, i) in files.items() if n not in names and (n not in known or known.has_changed(n, i))]
+        return [n for n, (_, i) in files.items() if n not in self._names and not self._known.has_read(n, i)]
 
     def snapshot_state(self) -> Json:
         position: Json = {
@@ -139,7 +140,7 @@ class FileEnumerator(SplitEnumerator):
             "ended": self._ended,
         }
         # If there are names, nothing has been listed since the position of an earlier release was restored.
-        return position | ({"found": sorted(self._names)} if self._names else {"files": self._known.to_json()})
+        return position | ({"found": sorted(self._names)} if self._names else self._known.to_json())
 
 
 def _without_lines(split: Json) -> Json:

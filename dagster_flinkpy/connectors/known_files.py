@@ -1,10 +1,10 @@
-"""The files that a source has assigned to readers and that still exist."""
+"""The files that a source has assigned to readers."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from dagster_flinkpy.errors import SourceReadError
 from dagster_flinkpy.storage import ObjectInfo, ObjectStore
@@ -12,17 +12,23 @@ from dagster_flinkpy.storage import ObjectInfo, ObjectStore
 __all__ = ["KnownFiles", "check_unchanged", "some_of", "version_of"]
 
 _HASH_BYTES = 8
+_MOST_GONE = 10_000
+"""How many files that are gone are remembered."""
 
 
 class KnownFiles:
     """The files that have been assigned to readers, each with its version. Part of a source's position.
 
     A file is identified by its name, and has changed if its size or version differs. Both are kept as 64-bit hashes, so
-    a stored position takes 21 bytes per file. It shrinks when files are deleted.
+    a stored position takes 21 bytes per file. It shrinks when files are deleted, except for the last 10,000 of them: if
+    they come back as they were, because a folder was not mounted or a backup is restored, they are no new files. As
+    long as nothing at all is in the folder, none is forgotten.
     """
 
     def __init__(self) -> None:
         self._versions: dict[bytes, bytes] = {}
+        self._gone: dict[bytes, bytes] = {}
+        """Files that were deleted, the last one at the end."""
 
     def __len__(self) -> int:
         return len(self._versions)
@@ -37,36 +43,59 @@ class KnownFiles:
             name: The name, unique among the files of the source.
             info: The file as it was listed.
         """
-        self._versions[_hash(name)] = _hash(f"{info.size}:{version_of(info)}")
+        self._gone.pop(_hash(name), None)
+        self._versions[_hash(name)] = _state(info)
 
     def has_changed(self, name: str, info: ObjectInfo) -> bool:
         """Returns whether a known file differs from the recorded version."""
-        return self._versions[_hash(name)] != _hash(f"{info.size}:{version_of(info)}")
+        return self._versions[_hash(name)] != _state(info)
 
-    def retain(self, names: Iterable[str]) -> None:
-        """Forgets all other files: they were deleted, so a later file with such a name is a new one."""
-        kept = {_hash(name) for name in names}
-        self._versions = {name: version for name, version in self._versions.items() if name in kept}
+    def has_read(self, name: str, info: ObjectInfo) -> bool:
+        """Returns whether a file has been recorded as it is, also if it was gone meanwhile."""
+        return _state(info) in (self._versions.get(_hash(name)), self._gone.get(_hash(name)))
 
-    def to_json(self) -> str:
-        """Encodes the files for a position in checkpoint metadata. Equal files give equal strings."""
-        return base64.b64encode(b"".join(name + self._versions[name] for name in sorted(self._versions))).decode()
+    def compare(self, files: Mapping[str, ObjectInfo]) -> None:
+        """Takes note of the files that exist: others are gone, and those that are back as they were are known again.
+
+        Args:
+            files: All files that can be known, by name.
+        """
+        there = {_hash(name): _state(info) for name, info in files.items()}
+        for name in [name for name in self._versions if name not in there]:
+            self._gone[name] = self._versions.pop(name)
+        for name, state in there.items():
+            if name not in self._versions and self._gone.get(name) == state:
+                self._versions[name] = self._gone.pop(name)
+        while there and len(self._gone) > _MOST_GONE:
+            del self._gone[next(iter(self._gone))]
+
+    def to_json(self) -> dict[str, str]:
+        """Returns the files as parts of a position in checkpoint metadata. Equal files give equal strings."""
+        position = {"files": _packed(self._versions, sorted(self._versions))}
+        return {**position, "gone": _packed(self._gone, self._gone)} if self._gone else position
 
     @staticmethod
-    def from_json(data: str) -> KnownFiles:
+    def from_json(files: str, gone: str = "") -> KnownFiles:
         """Decodes what :meth:`to_json` returned.
 
         Raises:
             ValueError: The data is something else.
         """
-        packed = base64.b64decode(data, validate=True)
-        if len(packed) % (2 * _HASH_BYTES):
-            raise ValueError(f"{len(packed)} bytes are not a list of known files")
         known = KnownFiles()
-        for at in range(0, len(packed), 2 * _HASH_BYTES):
-            middle = at + _HASH_BYTES
-            known._versions[packed[at:middle]] = packed[middle : middle + _HASH_BYTES]
+        known._versions, known._gone = _unpacked(files), _unpacked(gone)
         return known
+
+
+def _packed(versions: Mapping[bytes, bytes], names: Iterable[bytes]) -> str:
+    return base64.b64encode(b"".join(name + versions[name] for name in names)).decode()
+
+
+def _unpacked(data: str) -> dict[bytes, bytes]:
+    packed = base64.b64decode(data, validate=True)
+    if len(packed) % (2 * _HASH_BYTES):
+        raise ValueError(f"{len(packed)} bytes are not a list of known files")
+    at = range(0, len(packed), 2 * _HASH_BYTES)
+    return {packed[i : i + _HASH_BYTES]: packed[i + _HASH_BYTES : i + 2 * _HASH_BYTES] for i in at}
 
 
 def version_of(info: ObjectInfo) -> str:
@@ -101,6 +130,10 @@ def some_of(names: Sequence[str]) -> str:
     """Describes files in a message: their number and up to three names."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"{len(names)} file(s) ({', '.join(map(repr, names[:3]))}{more})"
+
+
+def _state(info: ObjectInfo) -> bytes:
+    return _hash(f"{info.size}:{version_of(info)}")
 
 
 def _hash(text: str) -> bytes:

@@ -59,8 +59,8 @@ class ParquetSource(PartitionedSource):
       the epoch fails with a :class:`SourceReadError` that names it.
     - If the size or version of a known file differs, it was changed after it was read. That is an error, too. (The
       version is the ETag on S3, and the time of the last change in a local folder.)
-    - A known file that was deleted is forgotten. You may delete files that were read, which keeps the position small. A
-      later file with such a name counts as late.
+    - You may delete files that were read, which keeps the position small. If one of the last 10,000 comes back as it was,
+      it is still known. Any other file with such a name counts as late.
 
     A file is one split. A file of 8 MiB or more is several, if it has several row groups and the parallelism is above
     1: neighbouring row groups form splits of at least 4 MiB, up to four for each subtask. Split ``n``, counted over all
@@ -261,7 +261,7 @@ class ParquetSource(PartitionedSource):
 class _ParquetEnumerator(SplitEnumerator):
     """Assigns files, or parts of them, to readers in the order of their names.
 
-    State: the last name assigned, the files up to it that still exist, and the splits that are not read to the end.
+    State: the last name assigned, the known files up to it, and the splits that are not read to the end.
     The number of a split says which subtask reads it. The split of a whole file has the file's name as its id. The
     split of a part also has the properties ``file`` and ``row_groups``: the first row group, and the one after the
     last.
@@ -298,7 +298,8 @@ class _ParquetEnumerator(SplitEnumerator):
                     raise ValueError(f"split {split.split_id!r} has no row groups")
         self._ended = position.get("ended", False) is True
         if "files" in position:
-            self._known = KnownFiles.from_json(position_field(position, "files", str))
+            gone = position_field({"gone": "", **position}, "gone", str)
+            self._known = KnownFiles.from_json(position_field(position, "files", str), gone)
         else:
             self._counted = position_field(position, "present", int)
 
@@ -370,6 +371,7 @@ class _ParquetEnumerator(SplitEnumerator):
         old = [info for info in files if info.key <= last]
         if self._counted is not None:
             self._adopt(old, self._counted, last)
+        self._known.compare({info.key: info for info in old})
         if late := [info.key for info in old if info.key not in self._known]:
             raise SourceReadError(
                 f"{some_of(late)} came too late in {self._store.url}: files are read in the order of their names, and "
@@ -382,7 +384,6 @@ class _ParquetEnumerator(SplitEnumerator):
                 f"would never be read. Move them away, and write new data to files with names after {last!r}. To read "
                 "them again, start from a checkpoint before them, or from empty state."
             )
-        self._known.retain(info.key for info in old)
         return files[len(old) :]
 
     def _adopt(self, old: list[ObjectInfo], counted: int, last: str) -> None:
@@ -415,7 +416,7 @@ class _ParquetEnumerator(SplitEnumerator):
         files = self._source.files(self._store)
         if self._counted is not None:
             return [info.key for info in files if self._last is None or info.key > self._last]
-        return [info.key for info in files if info.key not in self._known or self._known.has_changed(info.key, info)]
+        return [info.key for info in files if not self._known.has_read(info.key, info)]
 
     def snapshot_state(self) -> Json:
         position: Json = {
@@ -423,8 +424,8 @@ class _ParquetEnumerator(SplitEnumerator):
             "present": len(self._known),
             "planned": self._open.planned,
             "open": self._open.to_json(),
-            "files": self._known.to_json(),
             "ended": self._ended,
+            **self._known.to_json(),
         }
         if self._counted is not None:  # nothing has been planned since the restore
             del position["files"]

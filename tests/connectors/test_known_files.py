@@ -34,6 +34,7 @@ STEPS = st.lists(
         st.tuples(st.just("epoch"), st.integers(1, 3), st.booleans()),
         st.tuples(st.just("epoch_fails"), st.booleans()),
         st.tuples(st.just("delete"), st.integers(0, 7)),
+        st.tuples(st.just("bring_back"), st.integers(0, 7)),
         st.tuples(st.just("move_away_what_was_named")),
         st.tuples(st.just("go_back"), st.integers(1, 3)),
     ),
@@ -64,6 +65,8 @@ class _History:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.files: dict[str, int] = {}
+        self.deleted: dict[str, int] = {}
+        """The last version of each name."""
         self.versions = 0
         self.checkpoints = [Checkpoint()]
         self.bounded = False
@@ -72,16 +75,26 @@ class _History:
 
     def write(self, name: str) -> None:
         self.versions += 1
-        self.files[name] = self.versions
+        self._put(name, self.versions)
+
+    def _put(self, name: str, version: int) -> None:
+        self.files[name] = version
         (self.root / name).write_bytes(b"x")
-        os.utime(self.root / name, (self.versions, self.versions))
+        os.utime(self.root / name, (version, version))
 
     def delete(self, number: int) -> None:
         if self.files:
             self._delete(sorted(self.files)[number % len(self.files)])
 
+    def bring_back(self, number: int) -> None:
+        """Puts a deleted file back, as it was."""
+        if self.deleted:
+            name = sorted(self.deleted)[number % len(self.deleted)]
+            if name not in self.files:
+                self._put(name, self.deleted[name])
+
     def _delete(self, name: str) -> None:
-        del self.files[name]
+        self.deleted[name] = self.files.pop(name)
         (self.root / name).unlink()
 
     def move_away_what_was_named(self) -> None:
@@ -101,7 +114,7 @@ class _History:
         if before.ended:
             # The job refuses to continue if there are any.
             unread = {name.rpartition("/")[2] for name in enumerator.unread()}
-            assert unread == {n for n, version in self.files.items() if before.listed.get(n) != version}
+            assert unread == {n for n, version in self.files.items() if version not in before.read}
             offenders = []
         try:
             plan = enumerator.plan_epoch(parallelism)
@@ -183,7 +196,7 @@ class FileHistory(_History):
         return sorted(n for n, version in self.files.items() if before.listed.get(n, version) != version)
 
     def expected(self, before: Checkpoint) -> list[str]:
-        return [name for name in self.files if name not in before.listed]
+        return [n for n, version in self.files.items() if n not in before.listed and version not in before.read]
 
 
 def run(history: _History, steps: list[tuple[Any, ...]]) -> None:
@@ -238,10 +251,28 @@ def test_files_that_are_gone_take_no_place() -> None:
     known = KnownFiles()
     for number in range(100):
         known.add(f"{number}", info(f"{number}"))
-    assert len(known.to_json()) == 2136  # 1600 bytes as text
-    known.retain(["7", "nobody"])
-    again = KnownFiles.from_json(known.to_json())
-    assert (len(again), "7" in again, "8" in again) == (1, True, False)
+    assert {name: len(text) for name, text in known.to_json().items()} == {"files": 2136}  # 1600 bytes as text
+    known.compare({"7": info("7"), "nobody": info("nobody")})
+    again = KnownFiles.from_json(**known.to_json())
+    assert (len(again), "7" in again, "8" in again, "nobody" in again) == (1, True, False, False)
+
+
+def test_files_that_come_back_are_known_as_long_as_they_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dagster_flinkpy.connectors.known_files._MOST_GONE", 2)
+    files = {f"{number}": info(f"{number}") for number in range(5)}
+    known = KnownFiles()
+    for name, each in files.items():
+        known.add(name, each)
+    known.compare({})  # the folder is not mounted
+    known.compare(files)
+    assert len(known) == 5
+    known.compare({"0": files["0"]})
+    known = KnownFiles.from_json(**known.to_json())
+    assert [known.has_read(name, each) for name, each in files.items()] == [True, False, False, True, True]
+    known.compare({"0": files["0"], "3": files["3"], "4": info("4", size=2)})
+    assert (sorted(name for name in files if name in known), len(known)) == (["0", "3"], 2)
+    known.add("4", info("4", size=2))
+    assert not known.has_read("4", files["4"])
 
 
 @pytest.mark.parametrize("data", ["?", "AAAA", None, 7])
@@ -328,7 +359,7 @@ def test_a_check_that_only_counts_files_is_noticed(tmp_path: Path, monkeypatch: 
         changed = [each.key for each in old if each.key in known and known.has_changed(each.key, each)]
         if len(old) > len(known) or changed:
             raise SourceReadError(f"{[each.key for each in late]} {changed}")
-        known.retain(each.key for each in old)
+        known.compare({each.key: each for each in old})
         for each in late:
             known.add(each.key, each)
         return files[len(old) :]
