@@ -390,6 +390,9 @@ class DeltaCommitter(Committer):
         version: int | None = table.transaction_version(self._app_id)
         return version
 
+    def is_record_with_rows(self) -> bool:
+        return True
+
     def lingering(self, keep: Sequence[CommitRequest]) -> int:
         return self._files.lingering(keep)
 

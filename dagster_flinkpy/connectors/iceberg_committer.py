@@ -237,6 +237,9 @@ class IcebergCommitter(Committer):
         with _reachable(self._sink):
             return self._log.last(self._table.catalog.load_table(self._sink.table)) if self._table.exists() else None
 
+    def is_record_with_rows(self) -> bool:
+        return True
+
     def lingering(self, keep: Sequence[CommitRequest]) -> int:
         return self._files.lingering([request for request in keep if request.committable["key"]])
 

@@ -218,6 +218,9 @@ class KafkaCommitter(Committer):
         except KafkaException as error:
             raise self._unreachable(error) from error
 
+    def is_record_with_rows(self) -> bool:
+        return True
+
     def lingering(self, keep: Sequence[CommitRequest]) -> int:
         return len(self._rows.lingering(keep))
 

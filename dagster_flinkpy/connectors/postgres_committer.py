@@ -243,6 +243,9 @@ class LedgerCommitter(_PostgresCommitter):
             if staged.sha256() != file["sha256"]:
                 raise CommittableLostError(f"{what}, is not what was written. {advice}")
 
+    def is_record_with_rows(self) -> bool:
+        return True
+
     def lingering(self, keep: Sequence[CommitRequest]) -> int:
         return len(self._staged(keep))
 

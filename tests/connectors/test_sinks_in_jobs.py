@@ -18,7 +18,7 @@ from dagster_flinkpy.connectors import DeltaSink, IcebergSink
 from dagster_flinkpy.datastream.connectors.base import Source, TwoPhaseCommittingSink
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
-from dagster_flinkpy.errors import StorageError
+from dagster_flinkpy.errors import CommitRefusedError, StorageError
 from dagster_flinkpy.runtime.master import job_master
 from tests.connectors.test_postgres_sink import database as database  # a fixture
 from tests.runtime.harness import HarnessAttempt
@@ -122,3 +122,31 @@ def test_a_partition_that_runs_again_replaces_its_rows(
     assert rows() == [(1, "2024-03-01"), (2, "2024-03-01"), (30, "2024-03-02"), (31, "2024-03-02")]
     run(0, start_empty=True)
     assert len(rows()) == 4
+
+
+def test_a_table_that_is_restored_from_a_backup_between_two_runs_is_refused(tmp_path: Path) -> None:
+    table, job = tmp_path / "table", tmp_path / "job"
+    env = environment(1)
+    events(env, [("k", i, i) for i in range(9)], per_epoch=3).sink_to(DeltaSink(str(table))).uid("sink")
+    graph = env.get_job_graph()
+    config = {"checkpointing": CoordinatorConfig(num_retained=2)}
+
+    def rows() -> list[int]:
+        return sorted(DeltaTable(str(table)).to_pyarrow_table()["value"].to_pylist())
+
+    with HarnessAttempt(graph, job, config=config) as attempt:
+        list(attempt.run_epochs(2))
+    newest = table / "_delta_log" / f"{2:020}.json"
+    content = newest.read_bytes()
+    newest.unlink()
+    for _ in range(2):
+        with pytest.raises(CommitRefusedError, match=r"'sink' has committed checkpoint 2, but .* up to checkpoint 1"):
+            HarnessAttempt(graph, job, config=config).__enter__()
+    assert rows() == [0, 1, 2]
+    newest.write_bytes(content)  # as it was
+    with HarnessAttempt(graph, job, config=config) as attempt:
+        assert attempt.finished is False
+    newest.unlink()
+    with HarnessAttempt(graph, job, config=config, restore_from="chk-1") as attempt:
+        list(attempt.run_epochs())
+    assert rows() == list(range(9))

@@ -467,6 +467,14 @@ class Committer(ABC):
         """
         return None
 
+    def is_record_with_rows(self) -> bool:
+        """Returns whether `last_committed` is part of the target, so that it goes back only if the rows do.
+
+        Then a run that continues after a clean end is refused if the target was restored from a backup. Default: False,
+        as for files, which others may move away.
+        """
+        return False
+
     def lingering(self, keep: Sequence[CommitRequest]) -> int:
         """Returns the number of open transactions that `abort_lingering` would abort. Default: 0."""
         return 0

@@ -38,8 +38,16 @@ class AttemptTransactions(ABC):
         """Takes a one-line progress message."""
 
     def _recover(self, latest: CheckpointMetadata | None) -> None:
-        """Commits what the last checkpoint prepared, then aborts everything else that is open."""
-        if latest is not None and self._attempt.committed != latest.checkpoint_id:
+        """Commits what the last checkpoint prepared, then aborts everything else that is open.
+
+        Raises:
+            CommitRefusedError: A sink does not take it, or no longer has what was committed.
+            CommittableLostError: It is gone.
+        """
+        if latest is not None and self._attempt.committed == latest.checkpoint_id:
+            if self._restore.path is None and not self._restore.start_empty:
+                self._committers.check_kept(latest)
+        elif latest is not None:
             prepared = sum(len(s.committables) for o in latest.operators for s in o.subtasks)
             try:
                 self.committed_on_recovery = prepared - self._commit(latest)

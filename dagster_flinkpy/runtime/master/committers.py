@@ -117,6 +117,25 @@ class Committers:
                 found.append(last)
         return max(found, default=None)
 
+    def check_kept(self, metadata: CheckpointMetadata) -> None:
+        """Checks that targets still have what a checkpoint is known to have committed.
+
+        Raises:
+            CommitRefusedError: One has only what older checkpoints have committed.
+        """
+        number = metadata.checkpoint_id
+        for uid, committer in self._committers.items():
+            if not committer.is_record_with_rows() or not _requests(metadata, uid) or metadata.partition is not None:
+                continue
+            last = self._run(uid, f"reading what sink {uid!r} has committed", committer.last_committed)
+            if last is not None and last < number:
+                raise CommitRefusedError(
+                    f"sink {uid!r} has committed checkpoint {number}, but its target has only what was committed up to "
+                    f"checkpoint {last}: it was restored from a backup. Put it back as it was, and run again. Or "
+                    f"restore a savepoint, or 'chk-{last}' if it is kept, to write the rows again, or 'chk-{number}' "
+                    "to continue without them."
+                )
+
     def lingering(self, latest: CheckpointMetadata | None) -> dict[str, int]:
         """Returns the number of open transactions that the latest checkpoint does not name, by uid."""
         return {
