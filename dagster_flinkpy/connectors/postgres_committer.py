@@ -185,8 +185,9 @@ class LedgerCommitter(_PostgresCommitter):
         connection.execute(sql.SQL("ALTER TABLE {} ADD COLUMN {} bigserial").format(staged, order))
         self._copy(connection, staged, checkpoint_id, files)
         values = [name for name in names if name not in self._sink.key]
+        rows = sum(file["rows"] for file in files)
         updates = sql.SQL(", ").join(sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in values)
-        connection.execute(
+        written = connection.execute(
             # Of several rows with the same key the last one counts.
             sql.SQL(
                 "INSERT INTO {target} ({columns}) SELECT DISTINCT ON ({key}) {columns} FROM {staged} "
@@ -200,6 +201,20 @@ class LedgerCommitter(_PostgresCommitter):
                 action=sql.SQL("UPDATE SET {}").format(updates) if values else sql.SQL("NOTHING"),
             )
         )
+        if written.rowcount < rows:
+            self._check_keys(connection, staged)
+
+    def _check_keys(self, connection: psycopg.Connection[Any], staged: sql.Identifier) -> None:
+        """Checks that the target has all keys of fewer rows than were staged. A trigger may skip updates that change
+        nothing, but not rows."""
+        same = sql.SQL(" AND ").join(sql.SQL("t.{0} = s.{0}").format(sql.Identifier(name)) for name in self._sink.key)
+        some = sql.SQL(" AND ").join(sql.SQL("s.{} IS NOT NULL").format(sql.Identifier(name)) for name in self._sink.key)
+        statement = sql.SQL(
+            "SELECT count(*), count(*) FILTER (WHERE EXISTS (SELECT 1 FROM {target} t WHERE {same})) "
+            "FROM (SELECT DISTINCT {key} FROM {staged}) s WHERE {some}"
+        ).format(target=self._session.target, same=same, key=_listed(self._sink.key), staged=staged, some=some)
+        rows, taken = connection.execute(statement).fetchone() or (0, 0)
+        self._session.check_taken(taken, rows)
 
     def _columns(self) -> list[str]:
         assert self._context.type_info is not None
@@ -213,10 +228,12 @@ class LedgerCommitter(_PostgresCommitter):
         checkpoint_id: int,
         files: list[dict[str, Any]],
     ) -> None:
-        with connection.cursor().copy(self._session.copy_into(table, self._columns())) as copy:
+        cursor = connection.cursor()
+        with cursor.copy(self._session.copy_into(table, self._columns())) as copy:
             for file in files:
                 for data in self._read(checkpoint_id, file):
                     copy.write(data)
+        self._session.check_taken(cursor.rowcount, sum(file["rows"] for file in files))
 
     def _read(self, checkpoint_id: int, file: dict[str, Any]) -> Any:
         """Yields the content of a staged file.

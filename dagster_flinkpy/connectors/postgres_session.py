@@ -11,6 +11,7 @@ import psycopg
 from psycopg import sql
 
 from dagster_flinkpy.connectors.postgres_connection import connect
+from dagster_flinkpy.errors import SinkCommitError
 
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors.postgres_sink import PostgresSink
@@ -45,6 +46,7 @@ class Session:
         self._conninfo = sink.conninfo
         self._job_id, self._uid = job_id, uid
         schema = [] if sink.schema is None else [sink.schema]
+        self._name = ".".join([*schema, sink.table])
         self.target = sql.Identifier(*schema, sink.table)
         self.ledger = sql.Identifier(*schema, LEDGER)
         names = json.dumps([job_id, uid, *schema, sink.table])
@@ -131,6 +133,19 @@ class Session:
         """Returns the statement that copies CSV into columns of a table."""
         names = sql.SQL(", ").join(map(sql.Identifier, columns))
         return sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(table, names)
+
+    def check_taken(self, taken: int, rows: int) -> None:
+        """Checks that the target has taken all rows, as the server counts them.
+
+        Raises:
+            SinkCommitError: It has not.
+        """
+        if taken < rows:
+            raise SinkCommitError(
+                f"table {self._name} has taken only {taken} of {rows} rows: a trigger or a rule of the "
+                "table drops the others, or puts them elsewhere. They stay staged: drop it, or disable it for the role "
+                "of the sink, and run again"
+            )
 
     def two_phase(self, command: str, gid: str) -> sql.Composed:
         """Returns a command about a prepared transaction."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as csv
@@ -21,7 +22,7 @@ from dagster_flinkpy.connectors.json_values import to_json_text
 from dagster_flinkpy.connectors.postgres_session import Session
 from dagster_flinkpy.connectors.staged_files import StagedUpload, file_name, still_staged
 from dagster_flinkpy.datastream.connectors.base import CommittingSinkWriter, Json, WriterInitContext
-from dagster_flinkpy.errors import StorageError, TypeMismatchError
+from dagster_flinkpy.errors import SinkCommitError, StorageError, TypeMismatchError
 
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors.postgres_sink import PostgresSink
@@ -182,7 +183,7 @@ class PreparingWriter(CommittingSinkWriter):
 
     def __init__(self, sink: PostgresSink, context: WriterInitContext, type_info: TypeInformation) -> None:
         self._session = Session(sink, context.job_id, context.uid)
-        self._encoder = CsvEncoder(type_info)
+        self._encoder, self._what = CsvEncoder(type_info), f"table {sink.uri()} of sink {context.uid!r}"
         self._columns = list(columns_of(type_info))
         self._checkpoint_id = context.checkpoint_id
         digest = hashlib.sha256(context.execution.encode()).hexdigest()[:16]
@@ -196,22 +197,38 @@ class PreparingWriter(CommittingSinkWriter):
 
     def write(self, column: pa.Array) -> None:
         data = self._encoder.encode(column)
-        if self._copy is None:
-            self._connection = self._session.connect()
-            self._connection.execute("BEGIN")
-            self._copying = self._connection.cursor().copy(self._session.copy_into(self._session.target, self._columns))
-            self._copy = self._copying.__enter__()
-        self._copy.write(data)
+        with self._errors():
+            if self._copy is None:
+                self._connection = self._session.connect()
+                self._connection.execute("BEGIN")
+                self._cursor = self._connection.cursor()
+                self._copying = self._cursor.copy(self._session.copy_into(self._session.target, self._columns))
+                self._copy = self._copying.__enter__()
+            self._copy.write(data)
         self._rows += len(column)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except psycopg.OperationalError as error:
+            raise StorageError(f"{self._what} cannot be reached: {str(error).strip()}") from error
+        except psycopg.Error as error:
+            raise SinkCommitError(
+                f"{self._what} refuses the rows of checkpoint {self._checkpoint_id}: {str(error).strip()}. Change the "
+                "table so that it takes them, and run again, which writes them again."
+            ) from error
 
     def prepare_commit(self) -> list[Json]:
         if self._copy is None:
             return []
-        self._copying.__exit__(None, None, None)
-        self._session.register(self._connection, self._checkpoint_id, self._gid, self._rows, None)
-        self._prepared = True  # from now on a failure leaves the outcome open
-        self._connection.execute(self._session.two_phase("PREPARE TRANSACTION", self._gid))
-        self._connection.close()
+        with self._errors():
+            self._copying.__exit__(None, None, None)
+            self._session.check_taken(self._cursor.rowcount, self._rows)
+            self._session.register(self._connection, self._checkpoint_id, self._gid, self._rows, None)
+            self._prepared = True  # from now on a failure leaves the outcome open
+            self._connection.execute(self._session.two_phase("PREPARE TRANSACTION", self._gid))
+            self._connection.close()
         return [{"gid": self._gid, "rows": self._rows}]
 
     def abort(self) -> None:

@@ -407,6 +407,48 @@ def test_a_table_that_does_not_fit_comes_with_what_to_do(
         committer(sink).abort_lingering([])
 
 
+DROPS = """CREATE FUNCTION {}.drops() RETURNS trigger LANGUAGE plpgsql AS
+    'BEGIN IF NEW.n > 1 THEN RETURN NULL; END IF; RETURN NEW; END';
+CREATE TRIGGER drops BEFORE INSERT ON {}.t FOR EACH ROW EXECUTE FUNCTION {}.drops()"""
+
+
+@pytest.mark.parametrize("options", [{}, {"key": ["n"]}])
+def test_rows_that_a_trigger_drops_are_an_error_and_stay_staged(database: Database, options: Any) -> None:
+    database.create("n bigint UNIQUE, s text")
+    database.sql(DROPS)
+    sink = database.sink(**options)
+    request = stage(sink, numbers(1, 1, 2, 3) if options else numbers(1, 2, 3))
+    with pytest.raises(SinkCommitError, match=r"t has taken only 1 of 3 rows: a trigger"):
+        commit(sink, request)
+    assert (database.rows(), database.staged()) == ([], 1)
+    database.sql("DROP TRIGGER drops ON {}.t")
+    assert commit(sink, request) == 0
+    assert database.rows() == [1, 2, 3]
+
+
+def test_a_trigger_may_skip_updates_that_change_nothing(database: Database) -> None:
+    database.create("n bigint PRIMARY KEY, s text")
+    database.sql(
+        "CREATE TRIGGER same BEFORE UPDATE ON {}.t FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()"
+    )
+    sink = database.sink(key=["n"])
+    commit(sink, stage(sink, numbers(1, 2)))
+    commit(sink, stage(sink, numbers(2, 3), checkpoint_id=2))
+    assert database.rows() == [1, 2, 3]
+
+
+def test_what_the_table_refuses_is_no_error_of_a_function_of_the_user(database: Database) -> None:
+    database.create()
+    database.sql(DROPS)
+    sink = database.sink(prepare_transactions=True)
+    with pytest.raises(SinkCommitError, match="has taken only 1 of 3 rows"):
+        stage(sink, numbers(1, 2, 3))
+    database.sql("ALTER TABLE {}.t DROP s")
+    with pytest.raises(SinkCommitError, match=r't of sink \'sink\' refuses the rows of checkpoint 1: .* "s" .*Change'):
+        stage(sink, numbers(1))
+    assert database.prepared() == 0
+
+
 def test_a_server_that_cannot_be_reached_is_named_without_the_password(tmp_path: Path) -> None:
     sink = PostgresSink("host=127.0.0.1 port=1 dbname=shop password='s e c'", "orders", str(tmp_path))
     with pytest.raises(StorageError, match=r"(?s)//127\.0\.0\.1:1/shop/orders: .*Check that") as error:
