@@ -39,8 +39,8 @@ class FileEnumerator(SplitEnumerator):
     """Finds files; each becomes a split, or several, whatever its name.
 
     A file with an unknown name is new. If the size or version of a known file differs, it was changed after it was
-    read, which is an error. A known file that was deleted and comes back as it was is still known; another file with its
-    name is new.
+    read, which is an error. A known file that was deleted and comes back as it was is still known; another file with
+    its name is new.
 
     State: the known files, and the splits that are not yet read to the end.
 

@@ -59,8 +59,8 @@ class ParquetSource(PartitionedSource):
       the epoch fails with a :class:`SourceReadError` that names it.
     - If the size or version of a known file differs, it was changed after it was read. That is an error, too. (The
       version is the ETag on S3, and the time of the last change in a local folder.)
-    - You may delete files that were read, which keeps the position small. If one of the last 10,000 comes back as it was,
-      it is still known. Any other file with such a name counts as late.
+    - You may delete files that were read, which keeps the position small. If one of the last 10,000 comes back as it
+      was, it is still known. Any other file with such a name counts as late.
 
     A file is one split. A file of 8 MiB or more is several, if it has several row groups and the parallelism is above
     1: neighbouring row groups form splits of at least 4 MiB, up to four for each subtask. Split ``n``, counted over all

@@ -1,0 +1,69 @@
+"""``python -m tests.world case SYSTEM "ACT @ MOMENT ROUND" ...`` and ``python -m tests.world grid``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from tests import servers
+from tests.world.play import Case, Deed, Promise
+from tests.world.stage import Place
+from tests.world.worlds import SYSTEMS, run
+
+
+@contextmanager
+def _place(systems: list[str]) -> Iterator[Place]:
+    needs = {SYSTEMS[name].needs for name in systems}
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=memory)))
+        postgres = stack.enter_context(servers.postgres()) if "postgres" in needs else ""
+        yield Place(folder, postgres)
+
+
+def main() -> int:
+    """Plays one case, or every act at every moment."""
+    parser = argparse.ArgumentParser(prog="python -m tests.world")
+    commands = parser.add_subparsers(dest="command", required=True)
+    case = commands.add_parser("case")
+    case.add_argument("system", choices=SYSTEMS)
+    case.add_argument("deeds", nargs="*")
+    case.add_argument("--run-ends", type=int, default=2)
+    grid = commands.add_parser("grid")
+    grid.add_argument("systems", nargs="*")
+    grid.add_argument("--round", type=int, default=2)
+    grid.add_argument("--moment", action="append")
+    options = parser.parse_args()
+    if options.command == "case":
+        with _place([options.system]) as place:
+            for stands, error in run(
+                Case(options.system, tuple(map(Deed.parse, options.deeds)), options.run_ends), place
+            ):
+                print(f"{stands}: {type(error).__name__}: {error}")
+        print("the promise was kept")
+        return 0
+    broken = 0
+    names = options.systems or list(SYSTEMS)
+    with _place(names) as place:
+        for name in names:
+            for act in SYSTEMS[name].acts:
+                for moment in options.moment or act.at:
+                    began = time.monotonic()
+                    try:
+                        errors = run(Case(name, (Deed(act.name, moment, options.round),)), place)
+                        result = ", ".join(type(error).__name__ for _, error in errors) or "rows right"
+                    except Promise as error:
+                        broken += 1
+                        result = f"BROKEN {error}"
+                    print(f"{time.monotonic() - began:5.2f} {name}: {act.name} @ {moment}: {result}", flush=True)
+    return broken > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

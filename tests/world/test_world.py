@@ -1,0 +1,57 @@
+"""A world that changes: somebody else acts on the systems of a job between any two of its steps."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.world.play import ROUNDS, Case, Deed
+from tests.world.stage import Act, Place, Sink, Source
+from tests.world.worlds import SYSTEMS, run
+
+_EXAMPLES = 10 * int(os.environ.get("SOAK", "1"))
+_OF_SOURCES = ("before planning", "after planning", "while reading", "between runs")
+_OF_SINKS = ("before HEAD", "before commit", "within commit", "after commit")
+
+
+def _moment(system: str, act: Act) -> str:
+    """Returns one moment at which the act can matter, each time the same one."""
+    kind = SYSTEMS[system]
+    usual = _OF_SOURCES if issubclass(kind, Source) else _OF_SINKS if issubclass(kind, Sink) else act.at
+    moments = [moment for moment in usual if moment in act.at]
+    return moments[zlib.crc32(f"{system} {act.name}".encode()) % len(moments)]
+
+
+@pytest.fixture(scope="module")
+def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Place:
+    memory = Path("/dev/shm")
+    folder = memory if memory.is_dir() else tmp_path_factory.mktemp("world")
+    return Place(folder, request.getfixturevalue("postgres"))
+
+
+_EACH = [(name, act) for name, system in SYSTEMS.items() for act in system.acts]
+
+
+@pytest.mark.parametrize(("system", "act"), _EACH, ids=[f"{name}-{act.name}" for name, act in _EACH])
+def test_each_act_at_one_moment(place: Place, system: str, act: Act) -> None:
+    run(Case(system, (Deed(act.name, _moment(system, act)),)), place)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    name = draw(st.sampled_from(sorted(SYSTEMS)))
+    acts = draw(st.lists(st.sampled_from(SYSTEMS[name].acts), min_size=1, max_size=2, unique_by=lambda act: act.name))
+    deeds = (Deed(act.name, draw(st.sampled_from(act.at)), draw(st.integers(1, ROUNDS))) for act in acts)
+    return Case(name, tuple(sorted(deeds, key=lambda deed: deed.round)), draw(st.integers(1, ROUNDS)))
+
+
+@settings(max_examples=_EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(case=cases())
+def test_any_acts_at_any_moments(place: Place, case: Case) -> None:
+    run(case, replace(place))
