@@ -205,9 +205,7 @@ class LedgerCommitter(_PostgresCommitter):
             self._check_keys(connection, staged)
 
     def _check_keys(self, connection: psycopg.Connection[Any], staged: sql.Identifier) -> None:
-        """Checks that the target has all keys of fewer rows than were staged. A trigger may skip updates that change
-        nothing, but not rows.
-        """
+        """Checks that the target has all keys. A trigger may skip updates that change nothing, but not rows."""
         same = sql.SQL(" AND ").join(sql.SQL("t.{0} = s.{0}").format(sql.Identifier(name)) for name in self._sink.key)
         some = sql.SQL(" AND ").join(
             sql.SQL("s.{} IS NOT NULL").format(sql.Identifier(name)) for name in self._sink.key
