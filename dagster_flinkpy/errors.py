@@ -145,6 +145,10 @@ class StorageError(FlinkPyError):
     """An operation of the object store failed."""
 
 
+class AccessDeniedError(StorageError):
+    """The store, or the file system, does not allow the operation."""
+
+
 class ObjectNotFoundError(StorageError):
     """There is no object with this key."""
 
@@ -190,6 +194,10 @@ class CheckpointError(FlinkPyError):
 
 class CheckpointTimeoutError(CheckpointError):
     """A step of a run, such as a master hook, a write or a commit, took longer than the checkpoint timeout."""
+
+
+class SavepointOutcomeUnknownError(CheckpointError):
+    """A savepoint may have been written or not; the message names it."""
 
 
 class RestoreError(FlinkPyError):

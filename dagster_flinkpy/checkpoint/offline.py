@@ -12,13 +12,13 @@ from dagster_flinkpy.checkpoint.coordinator_config import DEFAULT_NUM_RETAINED
 from dagster_flinkpy.checkpoint.head import read_head
 from dagster_flinkpy.checkpoint.metadata import STOPPED, CheckpointKind, CheckpointMetadata
 from dagster_flinkpy.checkpoint.savepoint import (
-    check_target,
     files_location,
     import_savepoint,
     load_savepoint,
     pickled_state,
     write_savepoint,
 )
+from dagster_flinkpy.checkpoint.savepoint_target import check_target, folders_of
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.traces import head_of_job
 from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
@@ -63,7 +63,8 @@ def trigger_savepoint(
         The URL of the savepoint.
 
     Raises:
-        ConfigurationError: A native savepoint would be outside the job's prefix.
+        ConfigurationError: The target must not be used; see
+            :func:`~dagster_flinkpy.checkpoint.savepoint_target.check_target`.
         CheckpointError: There is no checkpoint, or it may still have something to commit.
         HeadLostError: ``HEAD`` was lost.
         CorruptMetadataError: Its metadata cannot be read.
@@ -75,6 +76,7 @@ def trigger_savepoint(
         if latest is None:
             head_of_job(checkpoints.store)  # raises if it was lost
             raise CheckpointError(f"{job.url} has no completed checkpoint to make a savepoint of")
+        check_target(target, job, format_type, folders_of(latest.operators))
         leader = checkpoints.leader()
         _check_committed(job, latest, None if leader is None else leader.committed)
         try:
@@ -108,10 +110,12 @@ def stop_with_savepoint(
         The URL of the savepoint.
 
     Raises:
-        ConfigurationError: A native savepoint would be outside the job's prefix.
+        ConfigurationError: The target must not be used; see
+            :func:`~dagster_flinkpy.checkpoint.savepoint_target.check_target`.
         CheckpointError: A run may be active, there is no checkpoint, or it may still have something to commit.
     """
-    check_target(format_type, job.url, (target or job).url)
+    before = CompletedCheckpointStore(job.open()).latest()
+    check_target(target or job, job, format_type, folders_of(before.operators if before is not None else ()))
     checkpoints, attempt = _begin(job, owner, now_ms)
     try:
         latest = attempt.latest

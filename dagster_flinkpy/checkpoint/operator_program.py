@@ -14,24 +14,34 @@ import logging
 import re
 import sys
 import types
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
-from dagster_flinkpy.checkpoint.json_values import Json, extra_fields, text
+from dagster_flinkpy.checkpoint.json_values import Json, extra_fields, sequence, text
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.datastream.job_graph import JobGraph, PartitionerKind
 from dagster_flinkpy.datastream.operator_specs import (
     BlockingEdgeSinkSpec,
     BlockingEdgeSourceSpec,
     OperatorSpec,
+    SinkSpec,
+    SourceSpec,
     SparkSourceSpec,
     SparkTransformSpec,
 )
 from dagster_flinkpy.datastream.window import Trigger, WindowAssigner
+from dagster_flinkpy.errors import FlinkPyError
 from dagster_flinkpy.storage import StorageLocation
 
-__all__ = ["OperatorProgram", "describe_setting_change", "operator_code_version", "operator_program"]
+__all__ = [
+    "OperatorProgram",
+    "describe_setting_change",
+    "operator_code_version",
+    "operator_folders",
+    "operator_program",
+]
 
 _LIBRARIES = (__name__.partition(".")[0], "builtins", "abc", "typing", "pyarrow")
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...))
@@ -52,18 +62,22 @@ class OperatorProgram:
     """The Python version, such as ``3.11``. Bytecode can only be compared within one version."""
     settings: dict[str, str]
     """A short text for each setting, by name. If the text is not the whole value, ``@`` and a hash follow it."""
+    folders: tuple[str, ...] = ()
+    """The URLs of the folders that a source reads or a sink writes."""
     extra: dict[str, Json] = field(default_factory=dict)
     """Fields that this release does not know."""
 
     def to_json(self) -> dict[str, Json]:
         """Encodes it for ``_metadata``."""
-        return {**self.extra, "kind": self.kind, "python": self.python, "settings": self.settings}
+        data = {**self.extra, "kind": self.kind, "python": self.python, "settings": self.settings}
+        return {**data, "folders": list(self.folders)} if self.folders else data
 
     @classmethod
     def from_json(cls, data: dict[str, Json]) -> OperatorProgram:
         """Decodes what :meth:`to_json` returned."""
         settings = {text(name): text(value) for name, value in data["settings"].items()}
-        return cls(text(data["kind"]), text(data["python"]), settings, extra_fields(cls, data))
+        folders = tuple(text(folder) for folder in sequence(data.get("folders", [])))
+        return cls(text(data["kind"]), text(data["python"]), settings, folders, extra_fields(cls, data))
 
 
 def operator_program(graph: JobGraph, uid: str) -> OperatorProgram:
@@ -83,7 +97,25 @@ def operator_program(graph: JobGraph, uid: str) -> OperatorProgram:
                 name += f" in input {edge.input_index + 1}"
             values[name] = edge.partitioner.selector
     settings = {name: said for name, value in values.items() if (said := _setting(value)) is not None}
-    return OperatorProgram(vertex.spec.kind, f"{sys.version_info.major}.{sys.version_info.minor}", settings)
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return OperatorProgram(vertex.spec.kind, python, settings, operator_folders(vertex.spec))
+
+
+def operator_folders(spec: OperatorSpec) -> tuple[str, ...]:
+    """Returns the URLs of the folders that a source reads or a sink writes.
+
+    Args:
+        spec: The operator.
+    """
+    if isinstance(spec, SourceSpec):
+        paths = spec.source.folders()
+    else:
+        paths = spec.sink.folders() if isinstance(spec, SinkSpec) else ()
+    found: dict[str, None] = {}
+    for path in paths:
+        with suppress(FlinkPyError):  # what a user's sink returns may be no URL, and is only a description
+            found[StorageLocation(path).url] = None
+    return tuple(found)
 
 
 def describe_setting_change(name: str, before: str, now: str, *, same_python: bool) -> str | None:

@@ -173,9 +173,15 @@ class RequestInbox:
         answer = Answer(request_id, AnswerState.DONE, self._token, checkpoint_id, savepoint, nonce=self._nonce)
         self._answer(answer)
 
-    def failed(self, request_id: str, error: BaseException) -> None:
-        """Answers that a request was refused, or could not be carried out."""
-        self._answer(self._failed(request_id, error))
+    def failed(self, request_id: str, error: BaseException, stopped_with: int | None = None) -> None:
+        """Answers that a request was refused, or could not be carried out.
+
+        Args:
+            request_id: The request.
+            error: Why not.
+            stopped_with: The checkpoint with which the job has stopped all the same, without a savepoint.
+        """
+        self._answer(replace(self._failed(request_id, error), checkpoint_id=stopped_with))
 
     def _failed(self, request_id: str, error: BaseException) -> Answer:
         name, message = type(error).__name__, message_of(error)

@@ -31,6 +31,7 @@ from dagster_flinkpy.errors import (
     JobNotRunningError,
     JobRestartedError,
     ObjectNotFoundError,
+    PathEscapesPrefixError,
     PreconditionFailedError,
     RequestFailedError,
     RequestOutcomeUnknownError,
@@ -114,6 +115,8 @@ class Order:
             raise ConfigurationError(f"only a job that stops is drained, not one that is asked for: {self.kind.value}")
         if self.target is not None and self.kind not in (RequestKind.SAVEPOINT, RequestKind.STOP):
             raise ConfigurationError(f"a request of kind {self.kind.value!r} writes no savepoint, so it has no target")
+        if self.target is not None:
+            StorageLocation(self.target)  # raises if it is no place
 
 
 @dataclass(frozen=True)
@@ -165,7 +168,7 @@ class Request:
             )
             expires_at = json_fields.integer(raw, "expires_at", most=json_fields.MAX_TIMESTAMP_MS)
             return Request(request_id, order, json_fields.text(raw, "owner"), expires_at)
-        except ValueError as error:
+        except (ValueError, PathEscapesPrefixError) as error:
             raise UnknownRequestError(
                 f"request {request_id} cannot be carried out: {error}. Ask with the release that the job runs with"
             ) from error
@@ -192,7 +195,8 @@ class Answer:
     attempt: int = 0
     """The fencing token of the attempt that answers; 0 if the asker has withdrawn the request."""
     checkpoint_id: int | None = None
-    """The checkpoint that was taken. It is complete, and the sinks have committed it."""
+    """The checkpoint that was taken. It is complete, and the sinks have committed it. If a stop has FAILED, the job has
+    stopped with it nevertheless, but its savepoint could not be written."""
     savepoint: str | None = None
     """The URL of the savepoint that was written."""
     error: str = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -18,21 +18,21 @@ from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER, Operator
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo
 from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.errors import (
-    ConfigurationError,
     CorruptStateError,
     ObjectNotFoundError,
     PreconditionFailedError,
     RestoreError,
+    SavepointOutcomeUnknownError,
     StorageError,
 )
 from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.state.run_file import as_file, upload_run
 from dagster_flinkpy.state.state_files import file_of, sha256_of, state_file
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
+from dagster_flinkpy.storage.conditional import put_if
 
 __all__ = [
     "as_savepoint",
-    "check_target",
     "copy_files",
     "files_location",
     "has_pickled_values",
@@ -53,6 +53,9 @@ def write_savepoint(
     source: ObjectStore,
     target: ObjectStore,
     format_type: SavepointFormatType = SavepointFormatType.CANONICAL,
+    *,
+    name: str = "",
+    go_on: Callable[[bool], object] = lambda appears: None,
 ) -> str:
     """Writes a savepoint of a checkpoint.
 
@@ -64,59 +67,61 @@ def write_savepoint(
     Args:
         metadata: A fully acknowledged checkpoint. For a native savepoint it must be completed.
         source: The store with its files, rooted at the job's prefix.
-        target: The folder in which to create the savepoint's folder.
+        target: The folder in which to create the savepoint's folder; see
+            :func:`~dagster_flinkpy.checkpoint.savepoint_target.check_target`.
         format_type: The format. A native savepoint must be written where its files are.
+        name: The last part of the folder's name, which no other savepoint may have. Default: random.
+        go_on: Called before each file is copied with False, and with True before the savepoint appears. It raises to
+            give the savepoint up.
 
     Returns:
-        The savepoint's folder in ``target``: ``savepoint-{job}-{random}``, with the suffix ``-native`` for a native
+        The savepoint's folder in ``target``: ``savepoint-{job}-{name}``, with the suffix ``-native`` for a native
         one. Its ``_metadata`` is written last, so the savepoint does not exist before it is complete.
 
     Raises:
-        ConfigurationError: A native savepoint would be written elsewhere.
         CorruptStateError: A file is missing or damaged, or the checkpoint was subsumed in the meantime.
         CheckpointError: The metadata is not JSON.
+        SavepointOutcomeUnknownError: The store failed when the savepoint was to appear, and it could not be deleted.
         StorageError: The savepoint could not be written.
     """
     native = format_type is SavepointFormatType.NATIVE
-    check_target(format_type, source.url, target.url)
-    folder = f"savepoint-{metadata.job_id}-{secrets.token_hex(6)}{'-native' if native else ''}"
+    folder = f"savepoint-{metadata.job_id}-{name or secrets.token_hex(6)}{'-native' if native else ''}"
     savepoint = as_savepoint(metadata, metadata.operators, format_type)
     savepoint.to_bytes()  # fails before anything is copied
-    store = target.child(folder)
+    store, appears = target.child(folder), False
     try:
         if not native:
-            operators = tuple(replace(o, subtasks=copy_files(o.subtasks, source, store)) for o in metadata.operators)
-            _copy({path: sha256_of(path) for o in operators for path in o.segments()}, source, store)
+            operators = tuple(
+                replace(o, subtasks=copy_files(o.subtasks, source, store, go_on)) for o in metadata.operators
+            )
+            _copy({path: sha256_of(path) for o in operators for path in o.segments()}, source, store, go_on=go_on)
             savepoint = replace(savepoint, operators=operators)
-        store.put(METADATA_NAME, savepoint.to_bytes(), if_none_match=True)
+        go_on(True)
+        appears = True
+        put_if(store, METADATA_NAME, savepoint.to_bytes(), None)
         if native and ((head := read_head(source)) is None or metadata.checkpoint_id not in head[0].kept):
             raise CorruptStateError(
                 f"{source.url} no longer keeps checkpoint {metadata.checkpoint_id}, and a native savepoint needs its "
                 "files; take a native savepoint of the latest checkpoint, or a canonical one"
             )
-    except BaseException:
-        with suppress(StorageError):
-            store.delete_many([info.key for info in store.list()])
+    except BaseException as error:
+        _delete(store, appears, error)
         raise
     return folder
 
 
-def check_target(format_type: SavepointFormatType, job_url: str, target_url: str) -> None:
-    """Checks that a native savepoint is written where its files are.
-
-    Args:
-        format_type: Format of the savepoint.
-        job_url: The job's prefix.
-        target_url: The folder in which to create the savepoint's folder.
-
-    Raises:
-        ConfigurationError: A native savepoint would be written elsewhere.
-    """
-    if format_type is SavepointFormatType.NATIVE and job_url != target_url:
-        raise ConfigurationError(
-            f"a native savepoint names files below {job_url}, so it cannot be written to {target_url}; leave out the "
-            "target, or write a canonical savepoint"
-        )
+def _delete(store: ObjectStore, appears: bool, error: BaseException) -> None:
+    """Deletes a savepoint that was not written."""
+    try:
+        store.delete(METADATA_NAME)  # first, because without it there is no savepoint
+    except StorageError as again:
+        if appears:
+            raise SavepointOutcomeUnknownError(
+                f"it is unknown whether there is a savepoint {store.url}: {error}. It could not be deleted either: "
+                f"{again}. If it has a {METADATA_NAME}, delete it, and take another one"
+            ) from error
+    with suppress(StorageError):  # what stays is no savepoint
+        store.delete_many([info.key for info in store.list()])
 
 
 def as_savepoint(
@@ -240,13 +245,19 @@ def has_pickled_values(description: Any) -> bool:
     return _PICKLED in json.dumps(description)
 
 
-def copy_files(subtasks: Sequence[SubtaskState], source: ObjectStore, target: ObjectStore) -> tuple[SubtaskState, ...]:
+def copy_files(
+    subtasks: Sequence[SubtaskState],
+    source: ObjectStore,
+    target: ObjectStore,
+    go_on: Callable[[bool], object] = lambda appears: None,
+) -> tuple[SubtaskState, ...]:
     """Copies the files of subtasks. Runs that are part of the metadata become files, so that any tool can read them.
 
     Args:
         subtasks: The subtasks of one operator.
         source: The store that the paths of their files are relative to.
         target: The folder to write to; nothing else writes to it.
+        go_on: Called before each file with False; see :func:`write_savepoint`.
 
     Returns:
         The subtasks, with all keyed state in files of the target.
@@ -254,7 +265,7 @@ def copy_files(subtasks: Sequence[SubtaskState], source: ObjectStore, target: Ob
     Raises:
         CorruptStateError: A file is missing or damaged.
     """
-    _copy(_checksums(subtasks), source, target)
+    _copy(_checksums(subtasks), source, target, go_on=go_on)
     return tuple(subtask if subtask.keyed is None else _with_files(subtask, target) for subtask in subtasks)
 
 
@@ -316,8 +327,15 @@ def _segment_key(path: str, written_by: str) -> str:
     return f"{parent}{slash}{int(token):010d}-{int(checkpoint_id):010d}/{sha256_of(name)}.arrow"
 
 
-def _copy(checksums: Mapping[str, str], source: ObjectStore, target: ObjectStore, written_by: str = "") -> None:
+def _copy(
+    checksums: Mapping[str, str],
+    source: ObjectStore,
+    target: ObjectStore,
+    written_by: str = "",
+    go_on: Callable[[bool], object] = lambda appears: None,
+) -> None:
     def copy(path: str) -> None:
+        go_on(False)
         try:
             data, _ = source.get(path)
         except ObjectNotFoundError as error:

@@ -87,6 +87,9 @@ class ForeachEpoch(TwoPhaseCommittingSink):
         committer: Committer = resolve("foreach_committer")(self, context)
         return committer
 
+    def folders(self) -> list[str]:
+        return [self.staging.url]
+
     def kinds(self) -> set[str]:
         return {"python"} if self.frame == "arrow" else {"spark"}
 

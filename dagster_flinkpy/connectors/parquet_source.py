@@ -254,6 +254,9 @@ class ParquetSource(PartitionedSource):
         for field, declared in zip(row_type.arrow_type, row_type.field_types, strict=True):
             check_cast(field.name, schema.field(field.name).type, field.type, declared)
 
+    def folders(self) -> list[str]:
+        return [self.location.url]
+
     def kinds(self) -> set[str]:
         return {"parquet"}
 

@@ -132,6 +132,9 @@ class PostgresSink(TwoPhaseCommittingSink):
         sink.filled = FilledColumns.of_owner(owner)
         return sink
 
+    def folders(self) -> list[str]:
+        return [] if self.staging is None else [self.staging.url]
+
     def kinds(self) -> set[str]:
         return {"postgres"}
 

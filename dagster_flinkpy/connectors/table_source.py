@@ -165,6 +165,9 @@ class TableSource(PartitionedSource):
         """The type of the records."""
         return self.table_type
 
+    def folders(self) -> list[str]:
+        return [self.location.url]
+
     @property
     def in_order(self) -> bool:
         """Whether one subtask reads all files, in their order."""

@@ -13,6 +13,7 @@ import pyarrow as pa
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointKind, CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
 from dagster_flinkpy.checkpoint.savepoint import as_savepoint, copy_files
+from dagster_flinkpy.checkpoint.savepoint_target import check_target, folders_of
 from dagster_flinkpy.checkpoint.stored_checkpoint import open_checkpoint
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.decimals import column_of
@@ -299,7 +300,8 @@ class SavepointWriter:
             The URL of the savepoint, from which a job can be restored.
 
         Raises:
-            ConfigurationError: The folder already has a savepoint.
+            ConfigurationError: The folder already has a savepoint, or must not be used: it is inside the folder of a
+                job, of a savepoint, or of a table.
             CorruptStateError: A file of an old savepoint is missing or damaged; the message names it.
             StorageError: The savepoint could not be written. Only a complete savepoint becomes visible.
         """
@@ -307,6 +309,8 @@ class SavepointWriter:
         store = target.open()
         if store.head(METADATA_NAME) is not None:
             raise ConfigurationError(f"{store.url} already has a savepoint; choose a new folder")
+        known = [*(() if self._base is None else self._base.operators), *(o.state for o in self._operators.values())]
+        check_target(target, folders=folders_of(known))
         written = tuple(_written(uid, operator, store) for uid, operator in self._operators.items())
         base = self._base or CheckpointMetadata(
             job_id="bootstrap",

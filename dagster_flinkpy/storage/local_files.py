@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from dagster_flinkpy.errors import StorageError
+from dagster_flinkpy.errors import AccessDeniedError, StorageError
 from dagster_flinkpy.file_lock import LockTimeoutError, file_lock
 
 __all__ = ["HIDDEN", "directory_to_disk", "locked", "make_directory", "temporary", "to_disk", "translated"]
@@ -34,7 +34,8 @@ def translated(what: str) -> Iterator[None]:
         raise StorageError(f"cannot {what}: {error}") from None
     except OSError as error:
         reason = error.strerror or str(error)
-        raise StorageError(f"cannot {what}: {reason}. Check the path, its permissions and the free space.") from error
+        kind = AccessDeniedError if isinstance(error, PermissionError) else StorageError
+        raise kind(f"cannot {what}: {reason}. Check the path, its permissions and the free space.") from error
 
 
 @contextmanager

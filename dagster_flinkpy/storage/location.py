@@ -31,13 +31,15 @@ class StorageLocation:
         """Normalises ``url``.
 
         Raises:
-            ConfigurationError: The URL has another scheme or no bucket, the endpoint is not a URL, or one half of the
-                credentials is missing.
+            ConfigurationError: The URL has another scheme, no bucket or characters that no name can have, the endpoint
+                is not a URL, or one half of the credentials is missing.
+            PathEscapesPrefixError: The prefix on S3 is not a plain path.
         """
         if not isinstance(self.url, str) or not isinstance(self.endpoint_url, str | None):
             raise ConfigurationError(f"a URL of the storage is not text: {self.url!r}, endpoint {self.endpoint_url!r}")
         if not self.url.strip():
             raise ConfigurationError("the storage URL is empty; it must be s3://bucket/prefix, file:///dir or a path")
+        _check_characters(self.url, self.url)
         scheme, separator, rest = self.url.partition("://")
         if separator and scheme not in ("s3", "file"):
             raise ConfigurationError(f"storage URL {self.url!r} must be s3://bucket/prefix, file:///dir or a path")
@@ -55,12 +57,17 @@ class StorageLocation:
         if (self.access_key_id is None) != (self.secret_access_key is None):
             raise ConfigurationError("give both access_key_id and secret_access_key, or neither")
 
+    @property
+    def local_path(self) -> Path | None:
+        """The path of a local directory; None on S3."""
+        return Path(_path_of(self.url)) if self.url.startswith("file:") else None
+
     def open(self) -> ObjectStore:
         """Returns the store. This is cheap: all stores of a process share one S3 client. A fork creates its own."""
-        if self.url.startswith("file:"):
+        if (path := self.local_path) is not None:
             from dagster_flinkpy.storage.local import LocalObjectStore
 
-            return LocalObjectStore(_path_of(self.url))
+            return LocalObjectStore(path)
         from dagster_flinkpy.storage.s3 import S3ObjectStore, s3_client
 
         bucket, _, prefix = self.url.removeprefix("s3://").partition("/")
@@ -74,8 +81,8 @@ class StorageLocation:
             PathEscapesPrefixError: ``prefix`` is not a plain relative path.
         """
         prefix = check_relative(prefix.rstrip("/"))
-        if self.url.startswith("file:"):
-            return replace(self, url=(Path(_path_of(self.url)) / prefix).as_uri())
+        if (path := self.local_path) is not None:
+            return replace(self, url=(path / prefix).as_uri())
         return replace(self, url=f"{self.url}/{prefix}")
 
 
@@ -97,6 +104,15 @@ def check_endpoint(url: str) -> None:
         raise ConfigurationError(f"endpoint URL {url!r} must be http://host:port or https://host")
 
 
+def _check_characters(text: str, url: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigurationError(f"storage URL {url!r} is not Unicode text: {error.reason}") from None
+    if bad := next((c for c in text if c < " " or c == "\x7f"), None):
+        raise ConfigurationError(f"storage URL {url!r} has the control character {bad!r}, which no name may have")
+
+
 def _path_of(file_url: str) -> str:
     try:
         parts = urlsplit(file_url)
@@ -104,4 +120,9 @@ def _path_of(file_url: str) -> str:
         raise ConfigurationError(f"{file_url!r} is not a URL ({error}); a local directory is file:///dir") from error
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
         raise ConfigurationError(f"{file_url!r} names a host or a relative path; a local directory is file:///dir")
-    return unquote(parts.path)
+    try:
+        path = unquote(parts.path, errors="strict")
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{file_url!r} is not the URL of a path in UTF-8: {error.reason}") from None
+    _check_characters(path, file_url)
+    return path

@@ -14,6 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from dagster_flinkpy.errors import (
+    AccessDeniedError,
     ConditionalWritesUnsupportedError,
     ConfigurationError,
     ObjectNotFoundError,
@@ -335,7 +336,7 @@ class S3ObjectStore(ObjectStore):
         if status == 416:
             return _BeyondEndError(f"the range lies beyond the end of {where}")
         if status == 403:
-            return StorageError(
+            return AccessDeniedError(
                 f"bucket {self._bucket!r} denies access to {where} ({code}): check the credentials, and that they are "
                 f"allowed to use {permission}"
             )

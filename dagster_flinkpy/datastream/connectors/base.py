@@ -256,6 +256,10 @@ class Source(ABC):
         """Returns the keys of the Dagster assets that it reads, which become upstream assets of the source."""
         return ()
 
+    def folders(self) -> Sequence[str]:
+        """Returns the paths or URLs, local or on S3, of the folders whose files it reads."""
+        return []
+
     def kinds(self) -> set[str]:
         """Dagster kinds of the asset, e.g. ``{"parquet"}``."""
         return set()
@@ -327,6 +331,11 @@ class Sink(ABC):
     def kinds(self) -> set[str]:
         """Dagster kinds of the asset, e.g. ``{"parquet"}``."""
         return set()
+
+    def folders(self) -> Sequence[str]:
+        """Returns the paths or URLs of the folders of the records, local or on S3: others must not write there."""
+        uri = self.uri()
+        return [uri] if uri is not None and uri.startswith(("s3://", "file://")) else []
 
     def uri(self) -> str | None:
         """Returns where the records are, without credentials, for ``dagster/uri`` of the asset. None if unknown."""

@@ -187,6 +187,9 @@ class FileSource(Source):
         batches: Iterator[tuple[pa.Array, int]] = resolve("file_reader")(self, split)
         return batches
 
+    def folders(self) -> list[str]:
+        return [path if isinstance(path, str) else path.url for path in self.paths]
+
     def continuous(self) -> FileSource:
         return replace(self, bounded=False) if self.bounded is None else self
 

@@ -192,6 +192,9 @@ class KafkaSink(Sink):
         writer: SinkWriter = resolve("kafka_direct_writer")(self, context, type_info)
         return writer
 
+    def folders(self) -> list[str]:
+        return [] if self.staging is None else [getattr(self.staging, "url", self.staging)]
+
     def kinds(self) -> set[str]:
         return {"kafka"}
 

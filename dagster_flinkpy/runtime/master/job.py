@@ -26,6 +26,7 @@ from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
 from dagster_flinkpy.checkpoint.execution_report import ExecutionReport
 from dagster_flinkpy.checkpoint.instructions import WriteMetadata
 from dagster_flinkpy.checkpoint.metadata import STOPPED, CheckpointMetadata
+from dagster_flinkpy.checkpoint.operator_program import operator_folders
 from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd
 from dagster_flinkpy.checkpoint.restore import RestorePlan
@@ -239,7 +240,10 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
         self._stopped = self.restored is not None and self.restored.stopped and self._restore.path is None
         self.finished = self.restored is not None and (self.restored.end_of_input or self._stopped)
         self._hooks.restore(self.restored, allow_non_restored_state=self._restore.allow_non_restored_state)
-        self._savepoints = SavepointWriter(self._location, self._store, self._check_leader)
+        folders = tuple(folder for v in self._program.vertices for folder in operator_folders(v.spec))
+        self._savepoints = SavepointWriter(
+            self._location, self._store, self._check_leader, self.config.checkpointing.timeout, folders
+        )
         self._desk = RequestDesk(
             self._mailbox,
             self._store,

@@ -215,6 +215,7 @@ class JobMaster:
         """Ends what is running, because the caller has failed or was interrupted."""
         self._epochs.enough = True
         self._interrupt_regions()
+        self._requests.interrupt()
         self._steps.watchdog.interrupt()
         for lane in (Lane.TRIGGER, Lane.STORE, Lane.REQUESTS):
             self._mailbox.drain(lane)
@@ -232,7 +233,8 @@ class JobMaster:
         busy = self._mailbox.busy
         # A run that is terminated does not wait for Spark, nor for a region that is stuck.
         working = busy.total() if self._mailbox.termination is None else busy[Lane.STORE] + busy[Lane.TRIGGER]
-        under_way = self._chain.current is not None or working > 0 or self._failover.restarting
+        completing = self._chain.current is not None or self._requests.appearing
+        under_way = completing or working > 0 or self._failover.restarting
         return not (waits or under_way or (self.error is None and self._requests.serve_rest()))
 
     def _advance(self) -> None:
@@ -370,6 +372,7 @@ class JobMaster:
         self.error = self.error or error
         self._fails_from = since if self._fails_from is None else min(since, self._fails_from)
         self._epochs.enough = True
+        self._requests.give_up()
         for region in self._regions:
             region.drop_from(since)
 
@@ -546,6 +549,7 @@ class JobMaster:
             case WriteMetadata():
                 self._chain.add(instruction)
             case ReplaceHead(checkpoint_id=checkpoint_id):
+                self._requests.completing(checkpoint_id)
                 self._chain.replace_head(checkpoint_id)
             case NotifyComplete(checkpoint_id=checkpoint_id):
                 self._chain.commit(checkpoint_id)

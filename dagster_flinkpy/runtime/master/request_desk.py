@@ -1,7 +1,8 @@
 """The requests that a running attempt has taken: which ones wait, and for what.
 
 The master's thread calls it. Whatever waits for the store runs on lanes: one looks for requests and answers them,
-another one copies savepoints, so that a long copy delays neither epochs nor other requests.
+another one copies savepoints, so that a long copy delays neither epochs nor other requests. When the attempt fails or
+is to end, savepoints that are not there yet are given up.
 
 Requests for a checkpoint or savepoint that wait together are served by one checkpoint: the next one whose epoch ends. A
 stop, a rescale and a cancel end the iteration over epochs; the attempt carries them out.
@@ -28,11 +29,12 @@ from dagster_flinkpy.errors import (
     JobRestartedError,
     RequestFailedError,
     RequestOutcomeUnknownError,
+    SavepointOutcomeUnknownError,
     StorageError,
     message_of,
 )
 from dagster_flinkpy.runtime.master.mailbox import Done, Lane, Mailbox
-from dagster_flinkpy.runtime.master.savepoints import SavepointWriter
+from dagster_flinkpy.runtime.master.savepoints import SavepointCopy, SavepointWriter
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 
 __all__ = ["LOOK_INTERVAL", "RequestDesk"]
@@ -41,13 +43,15 @@ LOOK_INTERVAL = timedelta(seconds=2)
 """Time between two looks for requests. Each look is one listing."""
 _TRIES = 3
 _ENDINGS = (RequestKind.STOP, RequestKind.RESCALE)
+_WRITES = (RequestKind.SAVEPOINT, RequestKind.STOP)
 
 
 @dataclass(frozen=True)
 class _Taken:
     """The outcome of a look."""
 
-    requests: tuple[Request, ...] = ()
+    requests: tuple[tuple[Request, FlinkPyError | None], ...] = ()
+    """Each with why its savepoint cannot be written, if that is known already."""
     problem: str = ""
     """Why the store could not be asked."""
 
@@ -57,9 +61,10 @@ class _Written:
     """The outcome of writing a savepoint."""
 
     request: Request
-    checkpoint_id: int
-    url: str = ""
-    error: Exception | None = None
+    copy: SavepointCopy
+    error: Exception | None
+    tries: int
+    """How many more tries there may be."""
 
 
 class RequestDesk:
@@ -107,7 +112,12 @@ class RequestDesk:
         """The last request that the attempt has begun to carry out between two epochs."""
         self._latest: CheckpointMetadata | None = None
         """The last checkpoint that this attempt has completed."""
-        self._writing = 0
+        self._completing = 0
+        """The last checkpoint that HEAD may name."""
+        self._copies: dict[str, SavepointCopy] = {}
+        """The savepoints that are being written, by request."""
+        self._given_up = False
+        """Whether no savepoint is begun any more."""
 
     # --- what the master asks -----------------------------------------------------------------------------------------
 
@@ -153,7 +163,24 @@ class RequestDesk:
     @property
     def writing(self) -> bool:
         """Whether a savepoint is being written. Its checkpoint must not be deleted."""
-        return self._writing > 0
+        return bool(self._copies)
+
+    @property
+    def appearing(self) -> bool:
+        """Whether a savepoint can no longer be given up, and is not known to be there yet."""
+        return any(copy.appearing for copy in self._copies.values())
+
+    def give_up(self) -> None:
+        """Gives up the savepoints that are not there yet, because the attempt fails or is to end."""
+        self._given_up = True
+        for copy in self._copies.values():
+            copy.give_up()
+
+    def interrupt(self) -> None:
+        """Does the same, and gives savepoints a moment for which it is too late."""
+        self._given_up = True
+        for copy in self._copies.values():
+            copy.interrupt()
 
     def look(self) -> None:
         """Looks for requests, if it is time."""
@@ -168,9 +195,19 @@ class RequestDesk:
 
     def _look(self) -> _Taken:
         try:
-            return _Taken(tuple(self._watchdog.run("looking for requests", self._inbox.poll)))
+            requests = self._watchdog.run("looking for requests", self._inbox.poll)
         except StorageError as error:
             return _Taken(problem=str(error))
+        return _Taken(tuple((request, self._problem(request.order)) for request in requests))
+
+    def _problem(self, order: Order) -> FlinkPyError | None:
+        """Returns why a savepoint cannot be written."""
+        try:
+            if order.kind in _WRITES:
+                self._savepoints.check(order.target, order.format_type)
+        except FlinkPyError as error:
+            return error
+        return None
 
     def _renew(self) -> None:
         try:
@@ -192,16 +229,18 @@ class RequestDesk:
                 return done.error
             if done.result.problem:
                 self._progress(f"cannot look for requests: {done.result.problem}")
-            for request in done.result.requests:
-                if (cancelled := self._take(request)) is not None:
+            for request, problem in done.result.requests:
+                if (cancelled := self._take(request, problem)) is not None:
                     return cancelled
         return None
 
-    def _take(self, request: Request) -> JobCancelledError | None:
+    def _take(self, request: Request, problem: FlinkPyError | None) -> JobCancelledError | None:
         self._progress(f"{request.owner} asks for a {request.order.kind.value}")
         self._open[request.request_id] = request
         kind = request.order.kind
         try:
+            if problem is not None:
+                raise problem
             self._check(request.order)
         except FlinkPyError as error:
             self._fail(request, error)
@@ -215,7 +254,6 @@ class RequestDesk:
         return None
 
     def _check(self, order: Order) -> None:
-        self._savepoints.check(order.target, order.format_type)
         if order.kind in _ENDINGS and self._ending is not None:
             raise RequestFailedError(
                 f"the job is about to {self._ending.order.kind.value}, as {self._ending.owner!r} has asked"
@@ -234,6 +272,10 @@ class RequestDesk:
             self._bound[checkpoint_id] = self._waiting
             self._waiting = []
 
+    def completing(self, checkpoint_id: int) -> None:
+        """Notes that HEAD may name a checkpoint from now on, whether this attempt finds out or not."""
+        self._completing = checkpoint_id
+
     def completed(self, metadata: CheckpointMetadata, checkpoint_ids: Sequence[int]) -> None:
         """Answers the requests that a checkpoint serves. It is complete, and the sinks have committed it.
 
@@ -243,13 +285,10 @@ class RequestDesk:
         """
         self._latest = metadata
         for request in [request for number in checkpoint_ids for request in self._bound.pop(number, ())]:
-            if request.order.kind is RequestKind.SAVEPOINT:
-                self._writing += 1
-                self._mailbox.submit(Lane.SAVEPOINT, partial(self._write, request, metadata))
-            else:
-                del self._open[request.request_id]
-                answer = partial(self._inbox.done, request.request_id, checkpoint_id=metadata.checkpoint_id)
-                self._mailbox.submit(Lane.REQUESTS, answer)
+            if request.order.kind is not RequestKind.SAVEPOINT:
+                self._answer(request, partial(self._inbox.done, checkpoint_id=metadata.checkpoint_id))
+            elif not self._given_up:
+                self._copy(request, metadata, _TRIES)
 
     def serve_rest(self) -> bool:
         """Serves requests that came after the last epoch, with its checkpoint. Returns whether there were any."""
@@ -259,40 +298,63 @@ class RequestDesk:
         self.completed(self._latest, [self._latest.checkpoint_id])
         return True
 
-    def _write(self, request: Request, metadata: CheckpointMetadata) -> _Written:
-        for _ in range(_TRIES):
-            number = metadata.checkpoint_id
-            try:
-                url = self._savepoints.write(metadata, request.order.target, request.order.format_type)
-                return _Written(request, number, url)
-            except CorruptStateError as error:
-                latest = self._latest
-                if latest is None or latest.checkpoint_id == number:
-                    return _Written(request, number, error=error)
-                metadata = latest  # a native savepoint needs a checkpoint that is still retained
-            except Exception as error:  # the asker is to know; the job goes on
-                return _Written(request, number, error=error)
-        return _Written(
-            request,
-            number,
-            error=RequestFailedError("checkpoints are subsumed faster than a native savepoint is written"),
-        )
+    def _copy(self, request: Request, metadata: CheckpointMetadata, tries: int) -> None:
+        order, name = request.order, request.request_id.rpartition("-")[2]
+        copy = SavepointCopy(self._savepoints, metadata, order.target, order.format_type, name)
+        self._copies[request.request_id] = copy
+        self._mailbox.submit(Lane.SAVEPOINT, partial(_write, request, copy, tries - 1))
 
     def _on_written(self, written: _Written) -> None:
-        self._writing -= 1
-        request = written.request
-        if written.error is not None:
-            self._fail(request, written.error)
-            return
-        del self._open[request.request_id]
-        answer = partial(
-            self._inbox.done, request.request_id, checkpoint_id=written.checkpoint_id, savepoint=written.url
-        )
-        self._mailbox.submit(Lane.REQUESTS, answer)
+        request, copy, error, latest = written.request, written.copy, written.error, self._latest
+        if self._given_up or self._copies.get(request.request_id) is not copy:
+            return  # the end of the attempt answers, or has answered
+        del self._copies[request.request_id]
+        if error is None:
+            done = partial(
+                self._inbox.done, checkpoint_id=copy.checkpoint.checkpoint_id, savepoint=copy.outcome.result()
+            )
+            self._answer(request, done)
+        elif (
+            isinstance(error, CorruptStateError)
+            and latest is not None
+            and latest.checkpoint_id != copy.checkpoint.checkpoint_id
+            and not self._given_up
+        ):  # a native savepoint needs a checkpoint that is still retained
+            if written.tries:
+                self._copy(request, latest, written.tries)
+            else:
+                why = "checkpoints are subsumed faster than a native savepoint is written"
+                self._fail(request, RequestFailedError(why))
+        else:
+            self._fail(request, error)
 
     def _fail(self, request: Request, error: Exception) -> None:
+        self._answer(request, partial(self._inbox.failed, error=_told(error)))
+
+    def _answer(self, request: Request, answer: Callable[[str], object]) -> None:
         del self._open[request.request_id]
-        self._mailbox.submit(Lane.REQUESTS, partial(self._inbox.failed, request.request_id, error))
+        step = partial(self._watchdog.run, "answering a request", answer, request.request_id)
+        self._mailbox.submit(Lane.REQUESTS, step)
+
+    def _end(self, request: Request, error: FlinkPyError) -> None:
+        """Answers a request that is not carried out because the attempt fails or ends, unless it was, or may be."""
+        copy = self._copies.pop(request.request_id, None)
+        checkpoint_id = next((n for n, bound in self._bound.items() if request in bound), None)
+        if request.order.kind is RequestKind.CHECKPOINT and checkpoint_id is not None:
+            if checkpoint_id <= self._completing:
+                error = RequestOutcomeUnknownError(
+                    f"the attempt failed while checkpoint {checkpoint_id} was being completed, so the next one finds "
+                    f"out whether it is complete, and commits it if it is: {error}"
+                )
+        elif copy is not None and not copy.give_up():
+            if not copy.outcome.done():
+                error = RequestOutcomeUnknownError(f"the savepoint may have been written, or not: {error}")
+            elif (failed := copy.outcome.exception()) is None:
+                self.done(request, copy.checkpoint.checkpoint_id, copy.outcome.result())
+                return
+            else:
+                error = failed if isinstance(failed, FlinkPyError) else RequestFailedError(str(failed))
+        self.failed(request, error)
 
     # --- what the attempt does, while nothing runs --------------------------------------------------------------------
 
@@ -307,11 +369,18 @@ class RequestDesk:
             return
         self._watchdog.run("answering a request", self._inbox.done, request.request_id, checkpoint_id, savepoint)
 
-    def failed(self, request: Request, error: BaseException) -> None:
-        """Answers that a request was refused, or could not be carried out, unless it was not taken over."""
+    def failed(self, request: Request, error: Exception, stopped_with: int | None = None) -> None:
+        """Answers that a request was refused, or could not be carried out, unless it was not taken over.
+
+        Args:
+            request: The request.
+            error: Why not.
+            stopped_with: The checkpoint with which the job has stopped all the same.
+        """
         if self._open.pop(request.request_id, None) is None:
             return
-        self._watchdog.run("answering a request", self._inbox.failed, request.request_id, error)
+        number, told = request.request_id, _told(error)
+        self._watchdog.run("answering a request", self._inbox.failed, number, told, stopped_with)
 
     # --- restarts ----------------------------------------------------------------------------------------------------
 
@@ -334,7 +403,7 @@ class RequestDesk:
             if request.order.kind not in _ENDINGS:
                 reason = f"{type(error).__name__}: {message_of(error)}"
                 kind = request.order.kind.value
-                self.failed(request, JobRestartedError(f"the job restarted before the {kind} was complete: {reason}"))
+                self._end(request, JobRestartedError(f"the job restarted before the {kind} was complete: {reason}"))
         self._waiting.clear()
         self._bound.clear()
 
@@ -373,9 +442,22 @@ class RequestDesk:
             elif request is self._begun:  # a later run may find out that it was done
                 self.failed(request, RequestOutcomeUnknownError(outcome_unknown(self._attempt.token)))
             else:
-                self.failed(request, JobNotRunningError(f"the run has not carried out the request, because {reason}"))
+                self._end(request, JobNotRunningError(f"the run has not carried out the request, because {reason}"))
         self._watchdog.run("answering requests", self._inbox.flush)
 
 
 def _cancelled(request: Request) -> JobCancelledError:
     return JobCancelledError(f"the job was cancelled on request of {request.owner!r}")
+
+
+def _write(request: Request, copy: SavepointCopy, tries: int) -> _Written:
+    try:
+        copy.run()
+    except Exception as error:  # the asker is to know; the job goes on
+        return _Written(request, copy, error, tries)
+    return _Written(request, copy, None, tries)
+
+
+def _told(error: Exception) -> Exception:
+    """Returns an error as an asker knows it."""
+    return RequestOutcomeUnknownError(str(error)) if isinstance(error, SavepointOutcomeUnknownError) else error

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import timedelta
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.offline import without_committables
-from dagster_flinkpy.checkpoint.savepoint import check_target, write_savepoint
+from dagster_flinkpy.checkpoint.savepoint import write_savepoint
+from dagster_flinkpy.checkpoint.savepoint_target import check_target
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
-from dagster_flinkpy.errors import CorruptStateError
+from dagster_flinkpy.errors import CheckpointTimeoutError, CorruptStateError, SavepointOutcomeUnknownError
+from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.storage import StorageLocation
 
-__all__ = ["SavepointWriter"]
+__all__ = ["SavepointCopy", "SavepointWriter"]
+
+_LOOK_TIMEOUT = timedelta(seconds=30)
+"""How long it may take to look at a folder: other requests wait meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -25,33 +33,134 @@ class SavepointWriter:
     store: CompletedCheckpointStore
     check_leader: Callable[[], object]
     """Raises a FencedError if a newer attempt took over."""
+    timeout: timedelta
+    """How long it may take to write a savepoint: as long as to take a checkpoint, as in Flink."""
+    folders: tuple[str, ...] = ()
+    """URLs of the folders that the sources of the job read and its sinks write."""
 
     def check(self, target: str | None, format_type: SavepointFormatType) -> StorageLocation:
-        """Returns the folder to write to.
+        """Returns the folder to write to. Waits for the store, unless it is the job's prefix.
 
         Args:
             target: Its path or URL. None stands for the job's prefix.
             format_type: The format of the savepoint.
 
         Raises:
-            ConfigurationError: It is no location, or a native savepoint would be outside the job's prefix.
+            ConfigurationError: It is no location, or must not be used.
+            StorageError: It cannot be looked at.
+            CheckpointTimeoutError: That takes too long.
         """
-        location = self.job if target is None else replace(self.job, url=target)
-        check_target(format_type, self.job.url, location.url)
+        if target is None:
+            return self.job
+        location = replace(self.job, url=target)
+        watchdog = Watchdog(min(self.timeout, _LOOK_TIMEOUT), so="no savepoint is written there")
+        try:
+            watchdog.run(f"looking at {location.url}", check_target, location, self.job, format_type, self.folders)
+        finally:
+            watchdog.close()
         return location
 
     def write(self, checkpoint: CheckpointMetadata, target: str | None, format_type: SavepointFormatType) -> str:
         """Writes a checkpoint that is complete and committed as a savepoint, and returns the URL of the savepoint.
 
         Raises:
-            ConfigurationError: A native savepoint would be outside the job's prefix.
+            ConfigurationError: The target must not be used.
             CorruptStateError: A file is damaged or missing, such as because the checkpoint was subsumed.
             FencedError: A newer attempt took over and has subsumed the checkpoint.
+            CheckpointTimeoutError: It takes longer than a checkpoint may take. There is no savepoint.
+            SavepointOutcomeUnknownError: Nobody knows whether there is one.
         """
-        location = self.check(target, format_type)
+        return SavepointCopy(self, checkpoint, target, format_type).run()
+
+
+class _GivenUpError(Exception):
+    """Nobody waits for the savepoint any more."""
+
+
+class SavepointCopy:
+    """A savepoint that is written on another thread than that of who may give it up.
+
+    Both threads agree through `outcome` whether the savepoint appears. It is cancelled by who gives the savepoint up,
+    which only succeeds until the other thread has set it running, right before the savepoint appears.
+
+    Args:
+        writer: Knows the job.
+        checkpoint: The checkpoint.
+        target: Path or URL of the folder to write to. None stands for the job's prefix.
+        format_type: The format.
+        name: The last part of the savepoint's name. Default: random.
+    """
+
+    def __init__(
+        self,
+        writer: SavepointWriter,
+        checkpoint: CheckpointMetadata,
+        target: str | None,
+        format_type: SavepointFormatType,
+        name: str = "",
+    ) -> None:
+        self.checkpoint = checkpoint
+        """The checkpoint."""
+        self.outcome: Future[str] = Future()
+        """The URL of the savepoint; cancelled if it was given up."""
+        self._writer, self._target, self._format_type, self._name = writer, target, format_type, name
+        self._watchdog = Watchdog(writer.timeout, so="the savepoint is given up")
+
+    @property
+    def appearing(self) -> bool:
+        """Whether it cannot be given up any more, and is not known to be there yet."""
+        return self.outcome.running()
+
+    def give_up(self) -> bool:
+        """Makes sure that the savepoint will not appear. Any thread may call it. Returns False if it is too late."""
+        given_up = self.outcome.cancel()
+        if given_up:
+            self._watchdog.interrupt(0)
+        return given_up
+
+    def interrupt(self) -> None:
+        """Gives the savepoint up, or if it is too late gives it a moment to appear."""
+        if not self.give_up():
+            self._watchdog.interrupt()
+
+    def run(self) -> str:
+        """Writes the savepoint, and returns its URL. Raises the same as :meth:`SavepointWriter.write`."""
         try:
-            folder = write_savepoint(without_committables(checkpoint), self.store.store, location.open(), format_type)
+            self._go_on()
+            url = self._watchdog.run("writing a savepoint", self._write)
+        except CheckpointTimeoutError as error:
+            if self.give_up():
+                raise
+            unknown = SavepointOutcomeUnknownError(
+                f"it is unknown whether there is a savepoint {self._name} in {self._target or self._writer.job.url}: "
+                f"{error}"
+            )
+            self.outcome.set_exception(unknown)
+            raise unknown from error
+        except BaseException as error:
+            if isinstance(error, Exception):
+                with suppress(InvalidStateError):  # it was given up
+                    self.outcome.set_exception(error)
+            else:
+                self.interrupt()
+            raise
+        finally:
+            self._watchdog.close()
+        self.outcome.set_result(url)
+        return url
+
+    def _write(self) -> str:
+        location = self._writer.check(self._target, self._format_type)
+        checkpoint, source = without_committables(self.checkpoint), self._writer.store.store
+        try:
+            folder = write_savepoint(
+                checkpoint, source, location.open(), self._format_type, name=self._name, go_on=self._go_on
+            )
         except CorruptStateError:
-            self.check_leader()  # a newer attempt may have subsumed the checkpoint meanwhile
+            self._writer.check_leader()  # a newer attempt may have subsumed the checkpoint meanwhile
             raise
         return f"{location.url}/{folder}"
+
+    def _go_on(self, appears: bool = False) -> None:
+        if self.outcome.cancelled() or (appears and not self.outcome.set_running_or_notify_cancel()):
+            raise _GivenUpError

@@ -11,7 +11,13 @@ from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.requests import Request, RequestKind
 from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
-from dagster_flinkpy.errors import CheckpointError, FlinkPyError
+from dagster_flinkpy.errors import (
+    CheckpointError,
+    FlinkPyError,
+    RequestFailedError,
+    RequestOutcomeUnknownError,
+    SavepointOutcomeUnknownError,
+)
 from dagster_flinkpy.runtime.master.checkpoint_contents import CheckpointContents
 from dagster_flinkpy.runtime.master.epoch_request import EpochRequest
 from dagster_flinkpy.runtime.master.job_config import JobConfig
@@ -117,7 +123,13 @@ class ServedJob(ABC):
         try:
             self.stopped_with = self.savepoint(asked.order.target, asked.order.format_type)
         except FlinkPyError as error:
-            self._desk.failed(asked, error)
+            number = _id_of(self._contents.parent)
+            what = (
+                f"the job has stopped with checkpoint {number}, but its savepoint is missing. 'flinkpy savepoint trigger' "
+                f"writes it when the reason is removed: {error}"
+            )
+            unknown = isinstance(error, SavepointOutcomeUnknownError)
+            self._desk.failed(asked, (RequestOutcomeUnknownError if unknown else RequestFailedError)(what), number)
             raise
         self._desk.done(asked, _id_of(self._contents.parent), self.stopped_with)
 

@@ -24,6 +24,7 @@ P = ParamSpec("P")
 _GRACE_SECONDS = 5.0
 """How long an interrupted run waits for the current step, so that its outcome is known."""
 _SHOWN_FRAMES = 5
+_SO = "its outcome is unknown: nothing was aborted or deleted, and the next run continues from what it finds"
 
 
 class _GivenUp(Exception):
@@ -75,11 +76,13 @@ class Watchdog:
 
     Args:
         timeout: The time limit of each step.
+        so: What follows if a step takes longer, for the message.
     """
 
-    def __init__(self, timeout: timedelta) -> None:
+    def __init__(self, timeout: timedelta, so: str = _SO) -> None:
         self.timeout = timeout
         """The time limit of each step."""
+        self._so = so
         self._hung: CheckpointTimeoutError | None = None
         self._workers: dict[int, _Worker] = {}
         """The worker of each calling thread."""
@@ -112,19 +115,23 @@ class Watchdog:
         finally:
             if not done.done() or isinstance(done.exception(), _GivenUp):
                 self._hung = CheckpointTimeoutError(
-                    f"{what} did not end within the checkpoint timeout of {self.timeout}, so its outcome is unknown: "
-                    "nothing was aborted or deleted, and the next run continues from what it finds. See below where it "
-                    "hangs, or raise set_checkpoint_timeout().\n" + worker.place()
+                    f"{what} did not end within the checkpoint timeout of {self.timeout}, so {self._so}. See below "
+                    "where it hangs, or raise set_checkpoint_timeout().\n" + worker.place()
                 )
         if self._hung is not None:
             raise self._hung
         return done.result()
 
-    def interrupt(self) -> None:
-        """Gives the steps of other threads a moment to end, and then treats them as hanging."""
+    def interrupt(self, grace: float = _GRACE_SECONDS) -> None:
+        """Gives the steps of other threads a moment to end, and then treats them as hanging.
+
+        Args:
+            grace: How long to wait for each, in seconds. Default: 5.
+        """
         for worker in tuple(self._workers.values()):
             if self._hung is None and worker.step is not None and not worker.step.done():
-                self._await(worker.step, _GRACE_SECONDS)
+                if grace:
+                    self._await(worker.step, grace)
                 with suppress(InvalidStateError):
                     worker.step.set_exception(_GivenUp())
 

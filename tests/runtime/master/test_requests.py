@@ -150,9 +150,9 @@ def test_the_next_epochs_run_while_a_savepoint_is_written(tmp_path: Path, monkey
     third = threading.Event()
     write = savepoints.write_savepoint
 
-    def slowly(*args: Any) -> str:
+    def slowly(*args: Any, **options: Any) -> str:
         assert third.wait(LIMIT)
-        return write(*args)
+        return write(*args, **options)
 
     monkeypatch.setattr(savepoints, "write_savepoint", slowly)
     config = {"checkpointing": CoordinatorConfig(num_retained=1)}
