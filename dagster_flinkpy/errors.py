@@ -6,6 +6,7 @@ Each message says what is wrong, where, and what to do about it. This module imp
 from __future__ import annotations
 
 __all__ = [
+    "AccessDeniedError",
     "CheckpointError",
     "CheckpointTimeoutError",
     "CommitRefusedError",
@@ -42,6 +43,7 @@ __all__ = [
     "RequestOutcomeUnknownError",
     "RequestTimeoutError",
     "RestoreError",
+    "SavepointOutcomeUnknownError",
     "SegmentLostError",
     "SinkCommitError",
     "SourceReadError",

@@ -54,6 +54,7 @@ __all__ = [
     "RequestKind",
     "answer_key",
     "id_of",
+    "name_of",
     "outcome_unknown",
     "request_key",
 ]
@@ -238,6 +239,11 @@ class Answer:
             )
         except ValueError as error:
             raise UnknownRequestError(f"the answer to request {request_id} cannot be read: {error}") from error
+
+
+def name_of(request: Request) -> str:
+    """Returns the last part of the name of the savepoint that is written for a request."""
+    return request.request_id.rpartition("-")[2]
 
 
 def request_key(request_id: str) -> str:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -15,6 +14,7 @@ from dagster_flinkpy.checkpoint.head import read_head
 from dagster_flinkpy.checkpoint.json_values import Json
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointKind, CheckpointMetadata, fetch_metadata
 from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER, OperatorState, SubtaskState
+from dagster_flinkpy.common.daemon_threads import in_daemon_threads
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo
 from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.errors import (
@@ -349,6 +349,4 @@ def _copy(
                 name = _segment_key(path, written_by) if segment else state_file(checksums[path], written_by)
             target.put(name, data, if_none_match=True)
 
-    with ThreadPoolExecutor(max_workers=_THREADS) as threads:
-        for _ in threads.map(copy, checksums):
-            pass
+    in_daemon_threads(copy, checksums, _THREADS)

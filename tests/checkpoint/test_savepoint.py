@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -151,3 +153,28 @@ def test_a_native_savepoint_of_a_checkpoint_that_is_not_kept_is_given_up(
     with pytest.raises(CorruptStateError, match="no longer keeps checkpoint 3"):
         write_savepoint(STATE, job, job, SavepointFormatType.NATIVE)
     assert everything(job) == before
+
+
+_HANGS = """
+import sys, threading
+from dagster_flinkpy.checkpoint.savepoint import write_savepoint
+from dagster_flinkpy.storage.local import LocalObjectStore
+from tests.checkpoint.samples import metadata, operator
+
+hangs = threading.Event()
+
+class Store(LocalObjectStore):
+    def get(self, key):
+        hangs.set()
+        threading.Event().wait()
+
+job, target = Store(sys.argv[1] + "/job"), LocalObjectStore(sys.argv[1])
+write = threading.Thread(target=write_savepoint, args=(metadata(3, operator("count")), job, target), daemon=True)
+write.start()
+hangs.wait()
+"""
+
+
+def test_a_process_does_not_wait_for_a_store_that_hangs(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", _HANGS, str(tmp_path)], cwd=root, check=True, timeout=250)

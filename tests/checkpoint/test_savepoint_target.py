@@ -105,7 +105,7 @@ def test_a_server_may_have_two_addresses(s3_location: StorageLocation) -> None:
     assert other != job
     with pytest.raises(ConfigurationError, match=r"is the folder of a job.* leave out the target"):
         check_target(other, job)
-    with pytest.raises(ConfigurationError, match="inside .*/flights"):
+    with pytest.raises(ConfigurationError, match=r"inside .*/flights"):
         check_target(other.child("shared"), job)
     with pytest.raises(ConfigurationError, match="the folder of a source or sink"):
         check_target(replace(other, url=f"{s3_location.url}/table/x"), job, folders=[f"{s3_location.url}/table"])
@@ -127,7 +127,7 @@ def test_folders_above_that_nobody_may_read_are_not_looked_at(
 
 @pytest.mark.parametrize("name", ["x" * 300, "x/" * 2500 + "x", "x/.flinkpy/y", "é" * 130])
 def test_names_that_no_folder_can_have_are_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigurationError, match="too long|is a hidden folder"):
+    with pytest.raises(ConfigurationError, match=r"too long|is a hidden folder"):
         check_target(StorageLocation(f"{tmp_path}/{name}"), StorageLocation(str(tmp_path / "flights")))
     assert not list(tmp_path.iterdir())
 

@@ -101,7 +101,7 @@ class Invariants:
         self._expires_at = 0
         """When the lease of the newest attempt ends, by its own clock."""
         self.savepoints = SavepointRules(self._bucket, self.completed, self._owners, self._check_contents, self._fail)
-        self.requests = RequestRules(self.completed, self._fail)
+        self.requests = RequestRules(self._bucket, self.completed, self._fail)
         self._prepared: dict[str, _Prepared] = {}
         """What completed checkpoints have to commit, by key."""
         self._gave_up = 0
@@ -235,6 +235,7 @@ class Invariants:
         done = Completed(metadata, read, parent.lineage if parent else (), ())
         self._prepare(done)
         self.completed[number] = done
+        self.requests.on_complete(number)
         self._check_retained(head, old, done)
         self._check_end_of_input(done, parent)
         self._check_contents(metadata, read, JOB, f"checkpoint {number}")

@@ -8,6 +8,7 @@ from dagster_flinkpy.checkpoint import request_inbox
 from dagster_flinkpy.checkpoint.request_inbox import RequestInbox
 from dagster_flinkpy.checkpoint.requests import Answer, answer_key
 from dagster_flinkpy.runtime.master.request_desk import RequestDesk
+from dagster_flinkpy.runtime.master.savepoints import SavepointCopy
 from dagster_flinkpy.storage import ObjectStore
 from tests.simulation.mutations import ONE_STREAM, Wrapped, mutation
 from tests.simulation.region_mutations import MUTATIONS
@@ -66,3 +67,28 @@ def _(real: Wrapped, store: ObjectStore, key: str, data: bytes, if_match: str | 
 def _(real: Wrapped, inbox: RequestInbox, former: RequestInbox) -> None:
     inbox._taken |= former._taken
     inbox._known |= set(former._taken)
+
+
+@mutation(
+    "a run that ends still writes the savepoint that it says it has given up",
+    SavepointCopy,
+    "give_up",
+    "savepoint-.* though its request was said to have failed",
+    **{**ONE_STREAM, "requests": 0.95, "task_fails": 0.3, "switch": 0.7, "regions": 0},
+)
+def _(real: Wrapped, copy: SavepointCopy) -> bool:
+    return True
+
+
+@mutation(
+    "who asked for a checkpoint is told that it has failed while HEAD is being replaced",
+    RequestDesk,
+    "completing",
+    "is complete, though its request was said to have failed",
+    requests=0.9,
+    fail_after=0.05,
+    step_hangs=0.02,
+    partitioned=0,
+)
+def _(real: Wrapped, desk: RequestDesk, checkpoint_id: int) -> None:
+    pass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,9 +13,11 @@ from typing import Any
 from unittest import mock
 
 from dagster_flinkpy.checkpoint import requests, savepoint
+from dagster_flinkpy.checkpoint.requests import RequestKind
 from dagster_flinkpy.errors import CheckpointTimeoutError, FlinkPyError
 from dagster_flinkpy.runtime.master import commit_retries, request_desk
 from dagster_flinkpy.runtime.master import job as job_loop
+from dagster_flinkpy.runtime.master.request_desk import RequestDesk
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.storage import lease
 from tests.simulation.completion_mutations import MUTATIONS
@@ -43,12 +45,13 @@ class Outcome:
 
 
 @contextmanager
-def _one_thread(world: World) -> Iterator[None]:
+def _one_thread(world: World, invariants: Invariants) -> Iterator[None]:
     """Makes the clock, the thread pools and the random names of the library follow the world."""
     with ExitStack() as stack:
         for name, module in list(sys.modules.items()):
             if name.startswith("dagster_flinkpy.") and hasattr(module, "ThreadPoolExecutor"):
                 stack.enter_context(mock.patch.object(module, "ThreadPoolExecutor", SerialExecutor))
+        stack.enter_context(mock.patch.object(savepoint, "in_daemon_threads", _one_by_one))
         stack.enter_context(mock.patch.object(Watchdog, "run", _watchdog(world)))
         stack.enter_context(mock.patch.object(job_loop, "_now", world.clock))
         stack.enter_context(mock.patch.object(commit_retries, "_sleep", world.sleep))
@@ -58,8 +61,27 @@ def _one_thread(world: World) -> Iterator[None]:
         stack.enter_context(mock.patch.object(request_desk, "LOOK_INTERVAL", look_interval))
         for module in (savepoint, lease, requests):
             stack.enter_context(mock.patch.object(module, "secrets", token_hex))
+        stack.enter_context(mock.patch.object(RequestDesk, "epoch_ended", _epoch_ended(invariants)))
         simulate_in(world)
         yield
+
+
+def _one_by_one(function: Callable[[Any], object], items: Iterable[Any], number: int) -> None:
+    for item in items:
+        function(item)
+
+
+def _epoch_ended(invariants: Invariants) -> Callable[..., None]:
+    """Returns a method of the desk that also says which checkpoint is to serve which requests."""
+    real = RequestDesk.epoch_ended
+
+    def epoch_ended(desk: RequestDesk, checkpoint_id: int) -> None:
+        real(desk, checkpoint_id)
+        for request in desk._bound.get(checkpoint_id, ()):
+            if request.order.kind is RequestKind.CHECKPOINT:
+                invariants.requests.bind(request.request_id, checkpoint_id)
+
+    return epoch_ended
 
 
 def _watchdog(world: World) -> Callable[..., Any]:
@@ -98,7 +120,7 @@ def simulate(seed: int, mutation: str | None = None) -> Outcome:
     supervisor = Supervisor(world, invariants)
     world.spawn("supervisor", supervisor.run)
     violation: str | None = None
-    with _one_thread(world), broken.apply() if broken else nullcontext():
+    with _one_thread(world, invariants), broken.apply() if broken else nullcontext():
         try:
             world.run()
         except Violation as error:

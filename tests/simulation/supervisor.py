@@ -185,7 +185,7 @@ class Supervisor:
             world.current.process.skew_ms = rng.randrange(-600_000, 600_000) if rng.random() < 0.3 else 0
             interval = timedelta(seconds=rng.choice((1, 20))) if rng.random() < 0.1 else None
             options = {"width": rng.randint(1, 3), "interval": interval, **run.options}
-            attempt = SimulatedAttempt(world, self._scenario, name, **options)
+            attempt = self._upkeep.attempt = SimulatedAttempt(world, self._scenario, name, **options)
             try:
                 with attempt:
                     self._drive(attempt, run, asked)

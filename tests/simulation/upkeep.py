@@ -16,7 +16,14 @@ from dagster_flinkpy.checkpoint.offline import (
 from dagster_flinkpy.checkpoint.requests import JobRequests, Order, RequestKind
 from dagster_flinkpy.checkpoint.sweep import old_savepoints, sweep
 from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
-from dagster_flinkpy.errors import CorruptMetadataError, CorruptStateError, FlinkPyError, RestoreError
+from dagster_flinkpy.errors import (
+    CorruptMetadataError,
+    CorruptStateError,
+    FlinkPyError,
+    JobCancelledError,
+    RestoreError,
+)
+from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.storage import StorageLocation
 from tests.simulation.bucket import URL
 from tests.simulation.invariants import Asked, Invariants
@@ -46,6 +53,8 @@ class Upkeep:
         self._invariants = invariants
         self._job = SimulatedLocation(f"{URL}/{JOB}")
         self._started = 0
+        self.attempt: JobAttempt | None = None
+        """The newest attempt, whose run may be terminated."""
 
     def start(self) -> None:
         """Begins a random action."""
@@ -159,9 +168,18 @@ class Upkeep:
         release_leadership(self._job, owner=name, now_ms=self._world.clock())
 
     def _ask(self, name: str) -> None:
-        """Asks the running attempt for something; it may die, be fenced, or take too long meanwhile."""
+        """Asks the running attempt for something; it may die, be fenced, or take too long meanwhile.
+
+        Or it terminates the attempt.
+        """
         world, rng = self._world, self._world.rng
-        kind = rng.choice((RequestKind.SAVEPOINT, *RequestKind))
+        kind = rng.choice((RequestKind.SAVEPOINT, *RequestKind, None))
+        if kind is None:
+            world.sleep(rng.choice((0.1, 1, 5, 30)))
+            if self.attempt is not None:
+                world.note("terminates the attempt")
+                self.attempt.terminate(JobCancelledError("terminated"))
+            return
         order = Order(kind, parallelism=rng.randint(1, 3) if kind is RequestKind.RESCALE else None)
         if kind in (RequestKind.SAVEPOINT, RequestKind.STOP):
             target, format_type = self.draw_savepoint()

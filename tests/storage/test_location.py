@@ -50,7 +50,7 @@ def test_urls_that_name_no_place(url: str) -> None:
 
 @pytest.mark.parametrize("url", ["a\0b", "/a\n", "s3://bucket/\x7f", "file:///a%00b", "/a/\udce4", "file:///a/%E4"])
 def test_characters_that_no_name_may_have(url: str) -> None:
-    with pytest.raises(ConfigurationError, match="control character|Unicode|UTF-8"):
+    with pytest.raises(ConfigurationError, match=r"control character|Unicode|UTF-8"):
         StorageLocation(url).open()
 
 

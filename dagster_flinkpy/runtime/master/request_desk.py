@@ -18,7 +18,7 @@ from functools import partial
 from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.request_inbox import RequestInbox
-from dagster_flinkpy.checkpoint.requests import Order, Request, RequestKind, outcome_unknown
+from dagster_flinkpy.checkpoint.requests import Order, Request, RequestKind, name_of, outcome_unknown
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.common.clock import to_millis
 from dagster_flinkpy.errors import (
@@ -299,8 +299,8 @@ class RequestDesk:
         return True
 
     def _copy(self, request: Request, metadata: CheckpointMetadata, tries: int) -> None:
-        order, name = request.order, request.request_id.rpartition("-")[2]
-        copy = SavepointCopy(self._savepoints, metadata, order.target, order.format_type, name)
+        order = request.order
+        copy = SavepointCopy(self._savepoints, metadata, order.target, order.format_type, name_of(request))
         self._copies[request.request_id] = copy
         self._mailbox.submit(Lane.SAVEPOINT, partial(_write, request, copy, tries - 1))
 

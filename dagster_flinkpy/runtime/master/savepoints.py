@@ -14,7 +14,12 @@ from dagster_flinkpy.checkpoint.savepoint import write_savepoint
 from dagster_flinkpy.checkpoint.savepoint_target import check_target
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
-from dagster_flinkpy.errors import CheckpointTimeoutError, CorruptStateError, SavepointOutcomeUnknownError
+from dagster_flinkpy.errors import (
+    CheckpointError,
+    CheckpointTimeoutError,
+    CorruptStateError,
+    SavepointOutcomeUnknownError,
+)
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.storage import StorageLocation
 
@@ -60,8 +65,16 @@ class SavepointWriter:
             watchdog.close()
         return location
 
-    def write(self, checkpoint: CheckpointMetadata, target: str | None, format_type: SavepointFormatType) -> str:
+    def write(
+        self, checkpoint: CheckpointMetadata, target: str | None, format_type: SavepointFormatType, name: str = ""
+    ) -> str:
         """Writes a checkpoint that is complete and committed as a savepoint, and returns the URL of the savepoint.
+
+        Args:
+            checkpoint: The checkpoint.
+            target: Path or URL of the folder to write to. None stands for the job's prefix.
+            format_type: The format.
+            name: The last part of the savepoint's name. Default: random.
 
         Raises:
             ConfigurationError: The target must not be used.
@@ -70,10 +83,10 @@ class SavepointWriter:
             CheckpointTimeoutError: It takes longer than a checkpoint may take. There is no savepoint.
             SavepointOutcomeUnknownError: Nobody knows whether there is one.
         """
-        return SavepointCopy(self, checkpoint, target, format_type).run()
+        return SavepointCopy(self, checkpoint, target, format_type, name).run()
 
 
-class _GivenUpError(Exception):
+class _GivenUpError(CheckpointError):
     """Nobody waits for the savepoint any more."""
 
 
@@ -104,7 +117,7 @@ class SavepointCopy:
         self.outcome: Future[str] = Future()
         """The URL of the savepoint; cancelled if it was given up."""
         self._writer, self._target, self._format_type, self._name = writer, target, format_type, name
-        self._watchdog = Watchdog(writer.timeout, so="the savepoint is given up")
+        self._watchdog = Watchdog(writer.timeout, so="nobody waits for it any more")
 
     @property
     def appearing(self) -> bool:
@@ -130,7 +143,7 @@ class SavepointCopy:
             url = self._watchdog.run("writing a savepoint", self._write)
         except CheckpointTimeoutError as error:
             if self.give_up():
-                raise
+                raise CheckpointTimeoutError(f"there is no savepoint: {error}") from error
             unknown = SavepointOutcomeUnknownError(
                 f"it is unknown whether there is a savepoint {self._name} in {self._target or self._writer.job.url}: "
                 f"{error}"
@@ -163,4 +176,4 @@ class SavepointCopy:
 
     def _go_on(self, appears: bool = False) -> None:
         if self.outcome.cancelled() or (appears and not self.outcome.set_running_or_notify_cancel()):
-            raise _GivenUpError
+            raise _GivenUpError("nobody waits for the savepoint any more")

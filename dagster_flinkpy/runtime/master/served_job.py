@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
-from dagster_flinkpy.checkpoint.requests import Request, RequestKind
+from dagster_flinkpy.checkpoint.requests import Request, RequestKind, name_of
 from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.errors import (
     CheckpointError,
@@ -70,7 +70,7 @@ class ServedJob(ABC):
             The URL of the savepoint.
 
         Raises:
-            ConfigurationError: A native savepoint would be outside the job's prefix.
+            ConfigurationError: The target must not be used.
             CheckpointError: There is no completed checkpoint yet, and ``drain`` is False.
         """
         self._savepoints.check(target, format_type)
@@ -92,10 +92,15 @@ class ServedJob(ABC):
             The URL of the savepoint.
 
         Raises:
-            ConfigurationError: A native savepoint would be outside the job's prefix.
+            ConfigurationError: The target must not be used.
             CheckpointError: There is no completed checkpoint yet.
             FencedError: A newer attempt took over and has subsumed the checkpoint.
+            CheckpointTimeoutError: It takes longer than a checkpoint may take. There is no savepoint.
+            SavepointOutcomeUnknownError: Nobody knows whether there is one.
         """
+        return self._savepoint(target, format_type)
+
+    def _savepoint(self, target: str | None, format_type: SavepointFormatType, name: str = "") -> str:
         if self._master.error is None:
             self._master.settle()
         latest = self._attempt.latest
@@ -103,7 +108,7 @@ class ServedJob(ABC):
             raise CheckpointError(
                 f"job {self.config.job_id!r} has no completed checkpoint to make a savepoint of: run it first"
             )
-        return self._savepoints.write(latest, target, format_type)
+        return self._savepoints.write(latest, target, format_type, name)
 
     def _run(self, request: EpochRequest) -> Iterator[CompletedEpoch]:
         """Runs epochs, and stops or rescales the job between them if somebody asks for it."""
@@ -121,12 +126,12 @@ class ServedJob(ABC):
     def _stop_as_asked(self, asked: Request) -> Iterator[CompletedEpoch]:
         yield from self._stop(asked.order.drain)
         try:
-            self.stopped_with = self.savepoint(asked.order.target, asked.order.format_type)
+            self.stopped_with = self._savepoint(asked.order.target, asked.order.format_type, name_of(asked))
         except FlinkPyError as error:
             number = _id_of(self._contents.parent)
             what = (
-                f"the job has stopped with checkpoint {number}, but its savepoint is missing. 'flinkpy savepoint trigger' "
-                f"writes it when the reason is removed: {error}"
+                f"the job has stopped with checkpoint {number}, but its savepoint is missing. When the reason is "
+                f"removed, 'flinkpy savepoint trigger' writes it: {error}"
             )
             unknown = isinstance(error, SavepointOutcomeUnknownError)
             self._desk.failed(asked, (RequestOutcomeUnknownError if unknown else RequestFailedError)(what), number)

@@ -14,7 +14,13 @@ from dagster_flinkpy.checkpoint.stored_checkpoint import open_checkpoint
 from dagster_flinkpy.common import Configuration, Duration, JobClient, JobStatus, WatermarkStrategy
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.file_system import FileSource, StreamFormat
-from dagster_flinkpy.errors import ConfigurationError, JobCancelledError, JobNotRunningError, UserFunctionError
+from dagster_flinkpy.errors import (
+    ConfigurationError,
+    JobCancelledError,
+    JobNotRunningError,
+    RequestFailedError,
+    UserFunctionError,
+)
 from dagster_flinkpy.runtime.master import request_desk
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.programs import FolderSink, environment
@@ -51,7 +57,14 @@ def test_a_job_runs_beside_the_program_until_it_is_stopped(tmp_path: Path) -> No
     client = endless(tmp_path, tmp_path / "checkpoints")
     assert client.get_job_id() == "copy"
     (tmp_path / "in" / "a").write_text("1\n2\n")
+    bad = [client.trigger_savepoint(str(tmp_path / "checkpoints" / "copy" / "shared"))]
+    bad += [client.stop_with_savepoint(False, str(tmp_path / "in" / "x"))]
     first = client.trigger_savepoint(str(tmp_path / "kept")).result()
+    for each in bad:
+        with pytest.raises(RequestFailedError, match="no savepoint can be written to"):
+            each.result()
+    with pytest.raises(ConfigurationError, match="control character"):
+        client.trigger_savepoint("\0").result()
     assert first.startswith((tmp_path / "kept").as_uri())
     assert client.get_job_status().result() is JobStatus.RUNNING
     last = client.stop_with_savepoint(False).result()

@@ -15,7 +15,6 @@ from dagster_flinkpy.checkpoint.stored_checkpoint import open_checkpoint
 from dagster_flinkpy.checkpoint.sweep import sweep
 from dagster_flinkpy.cli import main
 from dagster_flinkpy.common.clock import current_millis
-from dagster_flinkpy.common.configuration import Configuration
 from dagster_flinkpy.connectors import ParquetSink, ParquetSource
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.errors import ConfigurationError, RequestFailedError, StorageError
@@ -169,27 +168,3 @@ def test_what_is_no_request_is_answered_and_the_job_goes_on(tmp_path: Path, data
         assert ids(attempt) == [2, 3, 4, 5]
         with pytest.raises(RequestFailedError, match="cannot be carried out"):
             attempt.answer()
-
-
-def test_a_client_refuses_it_too(job: Path) -> None:
-    env, configuration = environment(1), Configuration()
-    configuration.set_string("execution.local", "true")
-    env.configure(configuration)
-    env.get_checkpoint_config().set_checkpoint_storage_dir(str(job / "state"))
-    (job / "in").mkdir()
-    from dagster_flinkpy.common import Duration, WatermarkStrategy
-    from dagster_flinkpy.datastream.connectors.file_system import FileSource, StreamFormat
-
-    source = FileSource.for_record_stream_format(StreamFormat.text_line_format(), str(job / "in"))
-    source.monitor_continuously(Duration.of_millis(20))
-    lines = env.from_source(source.build(), WatermarkStrategy.no_watermarks(), "lines").uid("lines")
-    lines.print().uid("print")
-    client = env.execute_async("copy")
-    for target in ("state/copy/shared", "other", "in/x"):
-        with pytest.raises(RequestFailedError, match="no savepoint can be written to"):
-            client.trigger_savepoint(str(job / target)).result()
-        with pytest.raises(RequestFailedError, match="no savepoint can be written to"):
-            client.stop_with_savepoint(False, str(job / target)).result()
-    with pytest.raises(ConfigurationError, match="control character"):
-        client.trigger_savepoint("\0").result()
-    client.stop_with_savepoint(False, str(job / "kept")).result()
