@@ -81,16 +81,16 @@ class BasicColumn:
             except _ARROW_REFUSES:
                 far = isinstance(value, int) and pa.types.is_integer(self.arrow_type) and not isinstance(value, bool)
                 why = ", out of its range" if far else self._why(value)
-                if isinstance(value, (datetime, time)) and value.tzinfo is not None:
-                    why = (
-                        f" with a time zone, which {self.name} does not keep; give it without one, such as "
-                        "value.astimezone(timezone.utc).replace(tzinfo=None)"
-                    )
                 return f"a value that is not: {value!r} is {type(value).__name__}{why}"
         return "values of several types"
 
     def _why(self, value: Any) -> str:
         """Returns what a message adds about a value that does not fit."""
+        if isinstance(value, (datetime, time)) and value.tzinfo is not None:
+            return (
+                f" with a time zone, which {self.name} does not keep; give it without one, such as "
+                "value.astimezone(timezone.utc).replace(tzinfo=None)"
+            )
         return ""
 
     def from_arrow(self, column: pa.Array) -> list[Any]:
@@ -189,6 +189,16 @@ class _InstantColumn(BasicColumn):
             raise TypeError("not Instant")
         micros = [None if v is None else v.seconds * 1_000_000 + v.nanos // 1000 for v in values]
         return pa.array(micros, type=pa.int64()).cast(self.arrow_type)
+
+    def _why(self, value: Any) -> str:
+        if isinstance(value, datetime) and value.utcoffset() is not None:
+            return "; convert it first, with Instant.of_datetime(value)"
+        if isinstance(value, datetime):
+            return (
+                " without a time zone, so it may be any instant; give it one, and convert it, such as "
+                "Instant.of_datetime(value.replace(tzinfo=timezone.utc))"
+            )
+        return "; convert it first, such as Instant.of_epoch_milli(value)" if type(value) is int else ""
 
     def from_arrow(self, column: pa.Array) -> list[Any]:
         micros = column.cast(pa.int64()).to_pylist()

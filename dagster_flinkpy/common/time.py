@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from dagster_flinkpy.errors import TypeMismatchError
 
 __all__ = ["Duration", "Instant", "Time"]
 
@@ -102,6 +105,21 @@ class Instant:
     def of_epoch_milli(epoch_milli: int) -> Instant:
         """Returns the instant this many milliseconds after 1970."""
         return Instant(epoch_milli // 1000, epoch_milli % 1000 * 1_000_000)
+
+    @staticmethod
+    def of_datetime(value: datetime) -> Instant:
+        """Returns the instant of a date and time with a time zone.
+
+        Raises:
+            TypeMismatchError: It has no time zone.
+        """
+        if value.utcoffset() is None:
+            raise TypeMismatchError(
+                f"{value!r} has no time zone, so it may be any instant: give it one, such as "
+                "value.replace(tzinfo=timezone.utc)"
+            )
+        since = value - datetime(1970, 1, 1, tzinfo=timezone.utc)
+        return Instant(since.days * 86_400 + since.seconds, since.microseconds * 1000)
 
     def __repr__(self) -> str:
         return f"Instant<{self.seconds}, {self.nanos}>"

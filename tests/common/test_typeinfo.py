@@ -299,3 +299,30 @@ def test_a_named_row_does_not_take_rows_of_other_names() -> None:
     assert kind.from_arrow(kind.to_arrow([Row(b=2, a=1), Row(3, 4)])) == [Row(a=1, b=2), Row(a=3, b=4)]
     with pytest.raises(TypeMismatchError, match=r"declared a row of \['a', 'b'\], produced Row\(x=1, b=2\)"):
         kind.to_arrow([Row(x=1, b=2)])
+
+
+@given(st.datetimes(timezones=st.timezones()))
+def test_the_instant_of_a_date_and_time_is_the_same_point_in_time(value: datetime.datetime) -> None:
+    instant = Instant.of_datetime(value)
+    since = value - datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+    assert instant.seconds * 10**6 + instant.nanos // 1000 == since // datetime.timedelta(microseconds=1)
+    assert Types.INSTANT().from_arrow(Types.INSTANT().to_arrow([instant])) == [instant]
+
+
+def test_a_date_and_time_is_no_instant() -> None:
+    """A value would have one class in a function that is chained, and another one behind a shuffle."""
+    zoned, naive = (
+        datetime.datetime(2024, 1, 1, tzinfo=datetime.timezone(datetime.timedelta(hours=1))),
+        datetime.datetime(2024, 1, 1),
+    )
+    for kind, value in ((Types.INSTANT(), zoned), (Types.LIST(Types.INSTANT()), [zoned])):
+        with pytest.raises(TypeMismatchError, match=r"INSTANT.*convert it first, with Instant\.of_datetime\(value\)"):
+            kind.to_arrow([value])
+    with pytest.raises(TypeMismatchError, match=r"without a time zone.*Instant\.of_datetime\(value\.replace\(tzinfo"):
+        Types.INSTANT().to_arrow([naive])
+    with pytest.raises(TypeMismatchError, match=r"has no time zone.*value\.replace\(tzinfo=timezone\.utc\)"):
+        Instant.of_datetime(naive)
+    with pytest.raises(TypeMismatchError, match=r"INSTANT.*such as Instant\.of_epoch_milli\(value\)"):
+        Types.INSTANT().to_arrow([5])
+    with pytest.raises(TypeMismatchError, match=r"with a time zone, which SQL_TIMESTAMP does not keep"):
+        Types.SQL_TIMESTAMP().to_arrow([zoned])

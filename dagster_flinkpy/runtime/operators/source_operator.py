@@ -48,7 +48,7 @@ class SourceOperator(StreamOperator):
         watermarks: list[int] = []
         for i, split in enumerate(self._splits):
             batches = iter(self._source.read(split))
-            split_time = EventTime(self._strategy, self, MIN_WATERMARK) if side_by_side else self._time
+            split_time = EventTime(self._strategy, self, MIN_WATERMARK, self._time.unit) if side_by_side else self._time
             while True:
                 try:
                     column, offset, *times = next(batches)

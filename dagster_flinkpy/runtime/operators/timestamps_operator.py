@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, cast
 
 import numpy as np
@@ -19,11 +20,58 @@ from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
 
 __all__ = ["EventTime", "TimestampsOperator"]
 
+_log = logging.getLogger(__name__)
+
+_UNITS = (("seconds", 10**9, 1000), ("microseconds", 10**15, 1e-3), ("nanoseconds", 10**18, 1e-6))
+"""Other units than milliseconds, the number that the year 2001 has in each, and the milliseconds that one is."""
+_YEARS = 4.1
+"""Up to which multiple of that number a time is ordinary: that of the year 2099."""
+
+
+class UnitCheck:
+    """Warns once if event times look like another unit than milliseconds.
+
+    Such times may be right, as in a test or a simulation, so it is no error.
+
+    Args:
+        uid: The operator.
+        watermark: The watermark at which it starts. If that looks like another unit, too, an earlier epoch has warned.
+    """
+
+    def __init__(self, uid: str, watermark: int) -> None:
+        self._uid = uid
+        self._done = _unit_of(watermark) is not None
+
+    def check(self, time: int) -> None:
+        """Checks an event time."""
+        found = None if self._done else _unit_of(time)
+        if found is None:
+            return
+        unit, millis = found
+        self._done = True
+        _log.warning(
+            "Operator %r: the event time %s is %s, because event times are milliseconds since 1970. As %s it would be "
+            "%s. If that is meant, convert it in a TimestampAssigner, or with map() before.",
+            self._uid,
+            f"{time:,}",
+            np.datetime64(time, "ms"),
+            unit,
+            np.datetime64(int(time * millis), "ms"),
+        )
+
+
+def _unit_of(time: int) -> tuple[str, float] | None:
+    """Returns the unit in which a time is an ordinary one, if that is not milliseconds, and its milliseconds."""
+    return next(((unit, millis) for unit, least, millis in _UNITS if least <= time <= _YEARS * least), None)
+
 
 class EventTime:
     """Timestamps and watermarks of one stream (Flink: ``TimestampsAndWatermarksOperator``)."""
 
-    def __init__(self, strategy: WatermarkStrategy, operator: StreamOperator, watermark: int) -> None:
+    def __init__(
+        self, strategy: WatermarkStrategy, operator: StreamOperator, watermark: int, unit: UnitCheck | None = None
+    ) -> None:
+        self.unit = unit or UnitCheck(operator.context.vertex.uid, watermark)
         self._assigner = strategy.timestamp_assigner
         bound = strategy.max_out_of_orderness
         self._bound = None if bound is None else bound.millis
@@ -34,9 +82,10 @@ class EventTime:
         """Assigns the timestamps of a batch and advances the watermark."""
         if self._assigner is not None:
             batch.timestamps = self._timestamps(batch)
-        if self._bound is not None and len(batch):
+        if (self._bound is not None or self._assigner is not None) and len(batch):
             newest = int(batch.timestamps.max())
-            if newest != NO_TIMESTAMP:
+            self.unit.check(newest)
+            if self._bound is not None and newest != NO_TIMESTAMP:
                 self.watermark = max(self.watermark, newest - self._bound - 1)
 
     def _timestamps(self, batch: StreamBatch) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -7,10 +7,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dagster_flinkpy.common import WatermarkStrategy
+from dagster_flinkpy.common import Types, WatermarkStrategy
+from dagster_flinkpy.common.watermark_strategy import MIN_WATERMARK, TimestampAssigner
 from dagster_flinkpy.connectors import ParquetSource
 from dagster_flinkpy.datastream import ProcessFunction, StreamExecutionEnvironment
 from dagster_flinkpy.errors import TypeMismatchError
+from dagster_flinkpy.runtime.operators.timestamps_operator import UnitCheck
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP
 from dagster_flinkpy.testing.local_run import run_local
 
@@ -35,6 +37,58 @@ def test_timestamps_of_a_parquet_file_are_event_times(tmp_path: Path, zone: str 
     column = pa.array(micros, pa.int64()).cast(pa.timestamp("us", zone))
     expected = [NO_TIMESTAMP if each is None else each // 1000 for each in micros]
     assert times_of(tmp_path, column) == expected
+
+
+@pytest.mark.parametrize(
+    ("time", "is_", "unit", "would_be"),
+    [
+        (1_700_000_000, "1970-01-20T16:13:20.001", "seconds", "2023-11-14T22:13:21.000"),
+        (1_700_000_000_123_456, "55840-11-08", "microseconds", "2023-11-14T22:13:20.123"),
+        (1_700_000_000_123_456_789, "53872825-", "nanoseconds", "2023-11-14T22:13:20.123"),
+    ],
+)
+def test_times_in_another_unit_are_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, time: int, is_: str, unit: str, would_be: str
+) -> None:
+    """One, with the date both ways. The records keep their times."""
+    times = [time, None, time + 1]
+    assert times_of(tmp_path, pa.array(times)) == [time, NO_TIMESTAMP, time + 1]
+    [warning] = [record for record in caplog.records if record.levelname == "WARNING"]
+    said = warning.getMessage()
+    assert f"the event time {time + 1:,} is {is_}" in said
+    assert f"As {unit} it would be {would_be}" in said
+    assert "convert it in a TimestampAssigner" in said
+
+
+class Given(TimestampAssigner):
+    def extract_timestamp(self, value: Any, record_timestamp: int) -> int:
+        return int(value)
+
+
+@pytest.mark.parametrize("strategy", [WatermarkStrategy.no_watermarks(), WatermarkStrategy.for_monotonous_timestamps()])
+def test_times_of_an_assigner_are_checked_too(caplog: pytest.LogCaptureFixture, strategy: WatermarkStrategy) -> None:
+    env = StreamExecutionEnvironment.get_execution_environment()
+    stream = env.from_collection([1_700_000_000], Types.LONG())
+    timed = stream.assign_timestamps_and_watermarks(strategy.with_timestamp_assigner(Given())).uid("timed")
+    assert run_local(env, timed.process(Time()))[0] == [1_700_000_000]
+    assert "Operator 'timed': the event time 1,700,000,000 is 1970-01-20" in caplog.text
+
+
+@pytest.mark.parametrize("times", [[0, 1, -5, 86_400_000], [1_700_000_000_000], [978_307_200_000, 4_102_444_800_000]])
+def test_times_in_milliseconds_are_no_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, times: list[int]
+) -> None:
+    times_of(tmp_path, pa.array(times))
+    assert not caplog.records
+
+
+def test_what_an_earlier_epoch_has_warned_of_is_not_said_again(caplog: pytest.LogCaptureFixture) -> None:
+    UnitCheck("a", 1_699_999_999).check(1_700_000_000)
+    assert not caplog.records
+    check = UnitCheck("a", MIN_WATERMARK)
+    for time in (5, 1_700_000_000, 1_700_000_001):
+        check.check(time)
+    assert len(caplog.records) == 1
 
 
 def test_a_date_is_no_event_time(tmp_path: Path) -> None:
