@@ -47,6 +47,7 @@ __all__ = [
     "SegmentLostError",
     "SinkCommitError",
     "SourceReadError",
+    "SparkRefusedError",
     "SparkUnavailableError",
     "StateSchemaError",
     "StorageError",
@@ -391,6 +392,10 @@ class CommittableLostError(SinkCommitError):
 
 class SparkUnavailableError(FlinkPyError):
     """No Spark session is available."""
+
+
+class SparkRefusedError(SparkUnavailableError):
+    """Spark does not take this process: its token or its settings, or it has a session of the other kind."""
 
 
 class JavaNotFoundError(SparkUnavailableError):

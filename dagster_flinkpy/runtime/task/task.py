@@ -145,7 +145,8 @@ class StageTask:
             self._abort()
             raise
         except FlinkPyError as e:
-            if self._may_fail and isinstance(e, (SourceReadError, UserFunctionError)):
+            may_help = isinstance(e, SourceReadError) or (isinstance(e, UserFunctionError) and not e.permanent)
+            if self._may_fail and may_help:
                 self._abort()
                 raise
             yield from self._cancel(rows, e)

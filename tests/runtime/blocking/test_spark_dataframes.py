@@ -17,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import AnalysisException
 
 from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.common.time import Instant, Time
@@ -342,6 +343,7 @@ def test_what_is_wrong_with_a_data_frame_is_said(
     if isinstance(raised.value, UserFunctionError):
         assert raised.value.operator == "rows"
         assert "Traceback" in raised.value.user_traceback
+        assert raised.value.permanent == isinstance(raised.value.__cause__, AnalysisException), "Spark refuses the plan"
 
 
 @pytest.mark.parametrize(

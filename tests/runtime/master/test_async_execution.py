@@ -133,3 +133,15 @@ def test_the_error_of_a_job_is_that_of_its_result() -> None:
     assert client.get_job_status().result() is JobStatus.FAILED
     with pytest.raises(JobNotRunningError, match="it is FAILED"):
         client.cancel().result()
+
+
+def test_a_failure_is_logged_even_if_nobody_asks_for_the_result(caplog: pytest.LogCaptureFixture) -> None:
+    def fails(value: int) -> int:
+        raise ValueError("boom")
+
+    env = local()
+    env.from_collection([1]).map(fails).print()
+    client = env.execute_async("fails")
+    assert isinstance(client.get_job_execution_result().exception(), UserFunctionError)
+    (said,) = (record for record in caplog.records if record.levelname == "ERROR")
+    assert said.getMessage().startswith("the job has failed: UserFunctionError: map() of operator")

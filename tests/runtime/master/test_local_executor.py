@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -215,3 +217,49 @@ def test_where_state_is_kept_operators_need_uids(tmp_path: Path) -> None:
     env.get_checkpoint_config().set_checkpoint_storage_dir(str(tmp_path))
     with pytest.raises(MissingUidError):
         stream.execute_and_collect()
+
+
+SCRIPT = """
+import importlib, sys
+from pathlib import Path
+
+from dagster_flinkpy.common import Configuration
+from dagster_flinkpy.datastream import StreamExecutionEnvironment
+
+seen = Path(sys.argv[1])
+
+def fails_once(value):
+    if not seen.exists():
+        seen.touch()
+        raise ConnectionError("the service is away")
+    return value
+
+def needs_a_module(value):
+    return importlib.import_module("no_such_module")
+
+def run(function):
+    options = Configuration()
+    options.set_string("execution.local", "true")
+    options.set_string("restart-strategy.type", "fixed-delay")
+    options.set_string("restart-strategy.fixed-delay.attempts", "3")
+    options.set_string("restart-strategy.fixed-delay.delay", "10 ms")
+    env = StreamExecutionEnvironment.get_execution_environment(options)
+    env.from_collection([1, 2]).map(function).print()
+    env.execute()
+
+run(fails_once)
+run(needs_a_module)
+"""
+
+
+def test_a_script_shows_each_restart_and_at_once_what_no_restart_mends(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "seen")]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 1 and ran.stdout.split() == ["1", "2"]
+    restarts = [line for line in ran.stderr.splitlines() if "runs the epoch again" in line]
+    (restart,) = restarts
+    assert "raised ConnectionError: the service is away" in restart
+    assert restart.endswith("the region runs the epoch again: restart 1 of 3 after 10 ms")
+    assert "UserFunctionError: map() of operator" in ran.stderr.partition(restart)[2]
+    assert "raised ModuleNotFoundError: No module named 'no_such_module'" in ran.stderr
