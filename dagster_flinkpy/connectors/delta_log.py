@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -11,14 +10,15 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.arrow_types import row_type_of
+from dagster_flinkpy.connectors.delta_entries import check_log, entry_name, read_entry
 from dagster_flinkpy.connectors.delta_table import storage_options
 from dagster_flinkpy.connectors.table_source import TableLog
 from dagster_flinkpy.datastream.connectors.base import Json
-from dagster_flinkpy.errors import ObjectNotFoundError, SourceReadError, StorageError
+from dagster_flinkpy.errors import ConfigurationError, ObjectNotFoundError, SourceReadError, StorageError
 
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors.delta_source import DeltaSource
@@ -57,9 +57,9 @@ class DeltaLog(TableLog):
 
     def after(self, version: int) -> int | None:
         with self._reading():
-            if self._store.head(_entry(version + 1)) is None:
+            if self._store.head(entry_name(version + 1)) is None:
                 latest = self.latest()
-                if latest > version and self._store.head(_entry(version + 1)) is None:
+                if latest > version and self._store.head(entry_name(version + 1)) is None:
                     raise SourceReadError(
                         f"version {version + 1} of Delta table {self._store.url} was not read, and is no longer in the "
                         f"log, whose latest is {latest}: it was cleaned up. Raise delta.logRetentionDuration, and "
@@ -74,7 +74,7 @@ class DeltaLog(TableLog):
     def mark(self, version: int) -> str | None:
         with self._reading():
             try:
-                return hashlib.sha256(self._store.get(_entry(version))[0]).hexdigest()
+                return hashlib.sha256(self._store.get(entry_name(version))[0]).hexdigest()
             except ObjectNotFoundError:  # the log was cleaned up
                 return None
 
@@ -105,8 +105,7 @@ class DeltaLog(TableLog):
 
     def added_files(self, version: int) -> list[Json]:
         with self._reading():
-            lines = self._store.get(_entry(version))[0].decode().splitlines()
-        actions = [json.loads(line) for line in lines if line.strip()]
+            actions = read_entry(f"Delta table {self._store.url}", self._store, entry_name(version))
         if self._source.change_feed:
             return self._changes(actions, version)
         # RESTORE of an empty table only adds files, but those were there before.
@@ -198,7 +197,13 @@ class DeltaLog(TableLog):
     def _open(self, version: int | None = None) -> DeltaTable:
         url = self._source.location.url
         with self._reading():
-            return DeltaTable(url, version=version, storage_options=storage_options(self._source.location))
+            try:
+                return DeltaTable(url, version=version, storage_options=storage_options(self._source.location))
+            except TableNotFoundError as error:
+                raise SourceReadError(f"Delta table {url} does not exist: put it back, or create it") from error
+            except DeltaError:
+                check_log(f"Delta table {url}", self._store)
+                raise
 
     def _relative(self, path: str) -> str:
         if "://" in path:
@@ -215,16 +220,12 @@ class DeltaLog(TableLog):
     def _reading(self) -> Iterator[None]:
         try:
             yield
-        except (DeltaError, OSError, StorageError) as error:
-            raise SourceReadError(f"cannot read the log of Delta table {self._store.url}: {error}") from error
+        except (ConfigurationError, DeltaError, OSError, StorageError) as error:
+            raise SourceReadError(f"cannot read Delta table {self._store.url}: {error}") from error
 
 
 def _by_path(files: list[Json]) -> list[Json]:
     return sorted(files, key=lambda file: str(file["path"]))
-
-
-def _entry(version: int) -> str:
-    return f"_delta_log/{version:020d}.json"
 
 
 def _text(value: Any) -> str:

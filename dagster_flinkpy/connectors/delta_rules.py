@@ -72,7 +72,7 @@ def check_rules(
     what: str,
     settings: dict[str, str],
     fields: Iterable[Field],
-    written: Collection[str],
+    written: Collection[str] | None,
     change: Change,
     *,
     has_vectors: bool,
@@ -83,7 +83,7 @@ def check_rules(
         what: The table, for messages.
         settings: Its properties.
         fields: Its columns.
-        written: The columns that are written.
+        written: The columns that are written, if they are known.
         change: What the commit does.
         has_vectors: Whether it has deletion vectors.
 
@@ -115,9 +115,9 @@ def check_rules(
         _check_field(what, field, written, change)
 
 
-def _check_field(what: str, field: Field, written: Collection[str], change: Change) -> None:
+def _check_field(what: str, field: Field, written: Collection[str] | None, change: Change) -> None:
     where = f"column {field.name!r} of {what}"
-    if not field.nullable and field.name not in written:
+    if not field.nullable and written is not None and field.name not in written:
         raise ConfigurationError(f"{where} is NOT NULL, but the records do not have it: add it, or drop NOT NULL")
     if not field.nullable and change != "merge":
         raise ConfigurationError(

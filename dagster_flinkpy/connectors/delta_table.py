@@ -8,9 +8,9 @@ itself, because it would not look again.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import urlsplit
 
@@ -23,6 +23,7 @@ from deltalake.transaction import AddAction
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors.column_types import columns_of
+from dagster_flinkpy.connectors.delta_entries import check_log, entries, entry_name
 from dagster_flinkpy.connectors.delta_rules import Change, check_protocol, check_rules
 from dagster_flinkpy.connectors.ranged_file import RangedFile
 from dagster_flinkpy.connectors.staged_files import (
@@ -107,7 +108,7 @@ class DeltaCommitter(Committer):
         self._app_id = f"flinkpy.{len(context.job_id)}.{context.job_id}.{context.uid}"
         self._table_id: str | None = None
         """The table that was found or created. It can be another one later."""
-        self._last: tuple[int, int] | None = None
+        self._last = (0, 0)
         """The checkpoint that this attempt has committed last, and its version."""
         self._since_ms = current_millis()
         """What others commit after this time is later than what this attempt commits."""
@@ -151,6 +152,9 @@ class DeltaCommitter(Committer):
                 self._add(table, requests, digest)
             except CommitFailedError as failed:  # by somebody else's version, or by ours if the answer was lost
                 error = failed
+            except DeltaError:
+                check_log(self._what, self._store, table.version())
+                raise
             except CommittableLostError as lost:  # or somebody else has just committed and deleted it
                 if isinstance(error, CommittableLostError):
                     raise
@@ -244,8 +248,8 @@ class DeltaCommitter(Committer):
             if limit > table.version():
                 if oldest.get("version", 1) <= 0:  # below 0 if somebody has committed meanwhile
                     return False
-                first = min(self._entries(), default="a checkpoint")
-                if first == f"_delta_log/{0:020d}.json":
+                first = min(entries(self._store), default="a checkpoint")
+                if first == entry_name(0):
                     return False
                 checkpoint_id, last = requests[0].checkpoint_id, table.transaction_version(self._app_id)
                 if last is not None and last < checkpoint_id:  # ids only grow, unless a job begins anew
@@ -273,9 +277,11 @@ class DeltaCommitter(Committer):
             ConfigurationError: There is none.
         """
         schema = self._schema()
-        if schema is None or self._table_id is not None or not create:
-            return self._opened()
-        return self._found_or_created(schema)
+        if schema is not None and self._table_id is None and create:
+            return self._found_or_created(schema)
+        if (table := self._try_open()) is None:
+            raise ConfigurationError(f"{self._what} does not exist any more: it was deleted or moved. Put it back")
+        return table
 
     def _check(self, table: DeltaTable) -> None:
         """Checks that the table is the same one as before, and fits the records. The first time it may get columns.
@@ -283,32 +289,36 @@ class DeltaCommitter(Committer):
         Raises:
             ConfigurationError: It is not, or does not fit.
         """
-        schema = self._schema()
-        if schema is None:
-            return
-        found, partition_by = table.metadata(), self._sink.partition_by
+        found, schema = table.metadata(), self._schema()
         if self._table_id is not None and found.id != self._table_id:
             raise ConfigurationError(
                 f"{self._what} was dropped and made anew since it was opened. Running again adds the rows to the new "
                 "table, if they were not deleted with the old one"
             )
-        if self._last is not None:
-            (checkpoint_id, version), last = self._last, table.transaction_version(self._app_id)
-            if table.version() < version or (last is not None and last < checkpoint_id):
-                raise ConfigurationError(
-                    f"{self._what} does not have version {version} any more, with the rows of checkpoint "
-                    f"{checkpoint_id}: it was restored from a backup. Running again adds rows to what was restored"
-                )
-        self._check_rules(table, table.schema().fields, [field.name for field in schema.fields])
-        if self._table_id is None:
-            self._add_columns(table, schema)
-        self._check_columns(table, schema)
-        if found.partition_columns != partition_by:
+        checkpoint_id, version = self._last
+        last = self._last_in(table)
+        if table.version() < version or (last is not None and last < checkpoint_id):
             raise ConfigurationError(
-                f"{self._what} is partitioned by {found.partition_columns}, not by {partition_by}: change "
+                f"{self._what} does not have version {version} any more, with the rows of checkpoint {checkpoint_id}: "
+                "it was restored from a backup. Running again adds rows to what was restored"
+            )
+        self._check_rules(table, None if schema is None else [field.name for field in schema.fields])
+        if schema is not None:
+            if self._table_id is None:
+                self._add_columns(table, schema)
+            self._check_columns(table, schema)
+        if found.partition_columns != self._sink.partition_by:
+            raise ConfigurationError(
+                f"{self._what} is partitioned by {found.partition_columns}, not by {self._sink.partition_by}: change "
                 "partition_by of the sink, or write the table again"
             )
         self._table_id = found.id
+
+    def _last_in(self, table: DeltaTable) -> int | None:
+        """Returns the last checkpoint that a table has, 0 if there is none, or None if it may have forgotten it."""
+        last: int | None = table.transaction_version(self._app_id)
+        forgets = "delta.setTransactionRetentionDuration" in table.metadata().configuration
+        return 0 if last is None and not forgets else last
 
     def _found_or_created(self, schema: Schema) -> DeltaTable:
         for _ in range(_LOOKS):
@@ -324,38 +334,22 @@ class DeltaCommitter(Committer):
                 )
         raise StorageError(f"{self._what} changes faster than it can be opened")
 
-    def _opened(self) -> DeltaTable:
-        if (table := self._try_open()) is None:
-            raise ConfigurationError(f"{self._what} does not exist any more: it was deleted or moved. Put it back")
-        return table
-
     def _try_open(self) -> DeltaTable | None:
         try:
             return DeltaTable(self._sink.location.url, storage_options=self._options)
         except TableNotFoundError:
             return None
         except DeltaError:
-            self._check_protocol_in_log()  # delta-rs does not open tables of newer protocols
+            check_log(self._what, self._store)
             raise
 
-    def _check_protocol_in_log(self) -> None:
-        for key in sorted(self._entries(), reverse=True):
-            for line in self._store.get(key)[0].decode().splitlines():
-                if protocol := json.loads(line).get("protocol") if line.strip() else None:
-                    features = {*protocol.get("readerFeatures", ()), *protocol.get("writerFeatures", ())}
-                    check_protocol(self._what, protocol["minReaderVersion"], protocol["minWriterVersion"], features)
-                    return
-
-    def _entries(self) -> list[str]:
-        return [info.key for info in self._store.list("_delta_log/") if info.key.endswith(".json")]
-
-    def _check_rules(self, table: DeltaTable, fields: Sequence[Field] = (), written: Sequence[str] = ()) -> None:
+    def _check_rules(self, table: DeltaTable, written: Sequence[str] | None) -> None:
         protocol = table.protocol()
         features = {*(protocol.reader_features or ()), *(protocol.writer_features or ())}
         check_protocol(self._what, protocol.min_reader_version, protocol.min_writer_version, features)
         vectors = self.change != "append" and "deletionVectors" in features
         has_vectors = vectors and pa.table(table.deletion_vectors()).num_rows > 0
-        settings = table.metadata().configuration
+        fields, settings = table.schema().fields, table.metadata().configuration
         check_rules(self._what, settings, fields, written, self.change, has_vectors=has_vectors)
 
     def _add_columns(self, table: DeltaTable, schema: Schema) -> None:
@@ -365,30 +359,33 @@ class DeltaCommitter(Committer):
             missing = [field for field in schema.fields if field.name not in found] if self._sink.merge_schema else []
             if not missing:
                 return
+            for field in missing:
+                if same := [name for name in found if name.lower() == field.name.lower()]:
+                    raise ConfigurationError(
+                        f"column {field.name!r} cannot be added to {self._what}, which has {same[0]!r}: rename one"
+                    )
             with suppress(CommitFailedError):  # somebody else has written the version, perhaps with these columns
                 table.alter.add_columns(missing, commit_properties=CommitProperties(max_commit_retries=0))
             table.update_incremental()
 
     def _check_columns(self, table: DeltaTable, schema: Schema) -> None:
-        found = {field.name: field.type for field in table.schema().fields}
+        found = {field.name: field for field in table.schema().fields}
         for field in schema.fields:
             if field.name not in found:
                 raise ConfigurationError(
-                    f"column {field.name!r} of {self._what} must be {field.type}, but does not exist: add it, or "
-                    "give DeltaSink merge_schema=True"
+                    f"column {field.name!r} of {self._what} must be {_shown(field)}, but does not exist: add "
+                    f"it, or {'run again' if self._sink.merge_schema else 'give DeltaSink merge_schema=True'}"
                 )
-            if found[field.name] != field.type:
+            if found[field.name].type != field.type:
                 raise ConfigurationError(
-                    f"column {field.name!r} of {self._what} must be {field.type}, but is {found[field.name]}: "
-                    "change the records or the table"
+                    f"column {field.name!r} of {self._what} must be {_shown(field)}, but is "
+                    f"{_shown(found[field.name])}: change the records or the table"
                 )
 
     def last_committed(self) -> int | None:
-        if not DeltaTable.is_deltatable(self._sink.location.url, self._options):
-            return None
-        table = DeltaTable(self._sink.location.url, storage_options=self._options)
-        version: int | None = table.transaction_version(self._app_id)
-        return version
+        with self._reachable():
+            table = self._try_open()
+        return 0 if table is None else self._last_in(table)
 
     def is_record_with_rows(self) -> bool:
         return True
@@ -403,10 +400,15 @@ class DeltaCommitter(Committer):
     def _check_at_start(self) -> None:
         """Finds or creates the table when an attempt starts."""
         if self._table_id is None:
-            try:
+            with self._reachable():
                 self._check(self._table(create=True))
-            except (DeltaError, OSError) as error:
-                raise StorageError(f"cannot open {self._what}: {error}") from error
+
+    @contextmanager
+    def _reachable(self) -> Iterator[None]:
+        try:
+            yield
+        except (DeltaError, OSError) as error:
+            raise StorageError(f"cannot use {self._what}: {error}") from error
 
 
 class DeltaPartitionCommitter(DeltaCommitter):
@@ -465,22 +467,18 @@ class DeltaPartitionCommitter(DeltaCommitter):
 
     def replace_partition(self, partition: str | None, checkpoint_id: int) -> int:
         """Deletes the rows of a partition that was run again without any rows. Otherwise the commit replaced them."""
-        try:
+        with self._reachable():
             return self._empty(partition, checkpoint_id)
-        except (DeltaError, OSError) as error:
-            raise StorageError(f"cannot change Delta table {self._sink.location.url}: {error}") from error
 
     def _empty(self, partition: str | None, checkpoint_id: int) -> int:
-        url = self._sink.location.url
         for _ in range(_LOOKS):
-            if not DeltaTable.is_deltatable(url, self._options):
+            if (table := self._try_open()) is None:
                 return 0
-            table = DeltaTable(url, storage_options=self._options)
-            self._check_rules(table)
             if table.transaction_version(self._app_of(partition)) == checkpoint_id:
                 return 0
             if self._later(table, partition, checkpoint_id, self._since_ms) is not None:
                 return 0
+            self._check(table)
             files = self._files_of(table, partition)
             if not files:
                 return 0
@@ -488,7 +486,7 @@ class DeltaPartitionCommitter(DeltaCommitter):
             with suppress(CommitFailedError):  # somebody else has written the version
                 self._write(table, [], transactions, {}, self._replaced([partition]))
                 return files
-        raise StorageError(f"table {url} changes faster than partition {partition} can be replaced")
+        raise StorageError(f"{self._what} changes faster than partition {partition} can be replaced")
 
     def _files_of(self, table: DeltaTable, partition: str | None) -> int:
         assert self._sink.filled is not None
@@ -503,6 +501,10 @@ def _files(requests: Sequence[CommitRequest]) -> list[StagedFile]:
 
 def _partitions(requests: Sequence[CommitRequest]) -> list[str | None]:
     return list(dict.fromkeys(request.committable["partition"] for request in requests))
+
+
+def _shown(field: Field) -> str:
+    return str(field.type.to_json()).strip('"')
 
 
 def storage_options(location: StorageLocation) -> dict[str, str]:

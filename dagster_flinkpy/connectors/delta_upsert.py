@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, ClassVar
+from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
@@ -63,9 +64,24 @@ class DeltaUpsertCommitter(DeltaCommitter):
         except CommitFailedError:
             raise
         except DeltaError as error:
+            self._check_files()
             if _breaks_a_rule(table, rows, key):
                 raise ConfigurationError(f"a constraint of {self._what} refuses its rows: {error}") from error
             raise
+
+    def _check_files(self) -> None:
+        """Checks that the files of the table are there, because their rows are merged.
+
+        Raises:
+            ConfigurationError: One is not.
+        """
+        table, there = self._table(create=False), {info.key for info in self._store.list()}
+        for file in pa.table(table.get_add_actions()).column("path").to_pylist():
+            if "://" not in file and unquote(file) not in there:
+                raise ConfigurationError(
+                    f"{unquote(file)} of {self._what} is missing: put it back, or RESTORE the table, or run FSCK "
+                    "REPAIR TABLE, which gives up its rows"
+                )
 
     def _check_staged(self, table: DeltaTable, requests: Sequence[CommitRequest]) -> None:
         """Does nothing: the rows are looked at when they are read."""

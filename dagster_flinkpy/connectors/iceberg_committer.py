@@ -147,10 +147,20 @@ class IcebergCommitter(Committer):
                 self._swap(table, self._change(table, requests), requests, digest)
             except (CommitFailedException, NoSuchTableError) as failed:  # the next look tells which
                 error = failed
-            except CommittableLostError as lost:  # or somebody else has just committed and deleted it
-                if isinstance(error, CommittableLostError):
+            except ValueError as failed:  # numbers of snapshots that others have made, and perhaps rolled back
+                if self._table.open(create=False).metadata_location == table.metadata_location:
                     raise
-                error = lost
+                error = failed
+            except (CommittableLostError, FileNotFoundError) as gone:  # or somebody else has just deleted it
+                if not isinstance(error, type(gone)):
+                    error = gone
+                elif isinstance(gone, CommittableLostError):
+                    raise
+                else:
+                    raise ConfigurationError(
+                        f"Iceberg table {self._sink.table!r} has lost a file: {gone}. Put it back, or roll back to a "
+                        "snapshot without it"
+                    ) from gone
             else:
                 self._last = requests[0].checkpoint_id, digest
                 self._clean_up(requests)
@@ -235,7 +245,7 @@ class IcebergCommitter(Committer):
 
     def last_committed(self) -> int | None:
         with _reachable(self._sink):
-            return self._log.last(self._table.catalog.load_table(self._sink.table)) if self._table.exists() else None
+            return self._log.last(self._table.open(create=False)) if self._table.exists() else 0
 
     def is_record_with_rows(self) -> bool:
         return True
@@ -288,11 +298,12 @@ class PartitionCommitter(IcebergCommitter):
                 return 0
             request = CommitRequest(checkpoint_id, 0, {"key": "", "partition": partition})
             for _ in range(_LOOKS):
-                table = self._table.check(self._table.open(create=False))
+                table = self._table.open(create=False)
                 since_ms = 0 if self._sink.filled is None or self._sink.filled.owner is not None else self._since_ms
                 if self._log.has_written(table, checkpoint_id, partition, since_ms):
                     return 0
                 self._log.check_reaches_back(table, self._since_ms)
+                table = self._table.check(table)
                 change = self._change(table, [request])
                 if not change.removed:
                     return 0
@@ -328,7 +339,16 @@ class UpsertCommitter(IcebergCommitter):
                 removed.append(task.file)
                 parts.append(kept)
         both = pa.concat_tables(parts, promote_options="permissive")
-        return _Change(list(_dataframe_to_data_files(table.metadata, both, table.io)), removed)
+        properties = {**table.properties, "write.format.default": "parquet"}  # as the other files of the sink are
+        metadata = table.metadata.model_copy(update={"properties": properties})
+        try:
+            added = list(_dataframe_to_data_files(metadata, both, table.io))
+        except (ValueError, pa.ArrowException) as error:
+            raise ConfigurationError(
+                f"pyiceberg cannot write files for Iceberg table {self._sink.table!r}: {error}. Change the 'write' "
+                "properties of the table"
+            ) from error
+        return _Change(added, removed)
 
     def _clean_up(self, requests: Sequence[CommitRequest]) -> None:
         self._rows.delete([RowFile.of(request) for request in requests])

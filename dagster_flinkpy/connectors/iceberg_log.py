@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from pyiceberg.exceptions import NoSuchTableError, RESTError
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.manifest import DataFile, FileFormat
-from pyiceberg.table import FileScanTask, Table
+from pyiceberg.table import DataScan, FileScanTask, IncrementalAppendScan, Table
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.transforms import IdentityTransform
-from pyiceberg.types import DateType
+from pyiceberg.types import BooleanType, DateType, DoubleType, FloatType, IntegerType, LongType, StringType
 from sqlalchemy.exc import SQLAlchemyError
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["IcebergLog"]
 
 _EPOCH = date(1970, 1, 1)
+_PLAIN = (BooleanType, DoubleType, FloatType, IntegerType, LongType, StringType)
 _UNITS = {"year": "%Y", "month": "%Y-%m", "day": "%Y-%m-%d", "hour": "%Y-%m-%d %H"}
 """The format of each unit of time by which a table can be partitioned."""
 
@@ -68,14 +69,14 @@ class IcebergLog(TableLog):
         if snapshot is None:
             raise SourceReadError(
                 f"snapshot {version} of {self._name}, up to which it was read, is no longer one of its history: it has "
-                "expired, or the table was rolled back. Keep snapshots longer, and start from empty state to read the "
-                "table as it is now"
+                "expired, or the table was rolled back or made anew. Put it back; or keep snapshots longer, and start "
+                "from empty state to read the table as it is now"
             )
         return following
 
     def all_files(self, version: int) -> list[Json]:
         with self._reading():
-            return self._files(self._load().scan(snapshot_id=version).plan_files())
+            return self._files(self._load().scan(snapshot_id=version))
 
     def added_files(self, version: int) -> list[Json]:
         with self._reading():
@@ -86,7 +87,7 @@ class IcebergLog(TableLog):
                 scan = table.incremental_append_scan(
                     from_snapshot_id_exclusive=snapshot.parent_snapshot_id, to_snapshot_id_inclusive=version
                 )
-                return self._files(scan.plan_files())
+                return self._files(scan)
         if operation == Operation.REPLACE or self._source.skip_changes:
             return []
         raise SourceReadError(
@@ -116,16 +117,21 @@ class IcebergLog(TableLog):
         with self._reading():
             return row_type_of(schema_to_pyarrow(self._load().schema(), include_field_ids=False))
 
-    def _files(self, tasks: Iterator[FileScanTask]) -> list[Json]:
-        return sorted((self._file(task) for task in tasks), key=lambda file: str(file["path"]))
+    def _files(self, scan: DataScan | IncrementalAppendScan) -> list[Json]:
+        try:
+            tasks = list(scan.plan_files())
+        except (NotImplementedError, ValueError) as error:  # such as equality deletes
+            raise SourceReadError(f"cannot read {self._name}: {error}. Rewrite the files of the table") from error
+        defaults = self._defaults()
+        return sorted((self._file(task, defaults) for task in tasks), key=lambda file: str(file["path"]))
 
-    def _file(self, task: FileScanTask) -> Json:
+    def _file(self, task: FileScanTask, defaults: dict[str | None, Any]) -> Json:
         table, file, folder = self._load(), task.file, folder_of(self._source.location)
         if task.delete_files:
             raise SourceReadError(f"{self._name} has delete files, which the source cannot read: rewrite its files")
         if file.file_format != FileFormat.PARQUET or not file.file_path.startswith(f"{folder}/"):
             raise SourceReadError(f"{self._name} has the file {file.file_path}, which is not Parquet in {folder}")
-        values = {}
+        values = dict(defaults)
         for position, field in enumerate(table.specs()[file.spec_id].fields):
             value = file.partition[position]
             if isinstance(field.transform, IdentityTransform) and isinstance(value, (str, int, bool)):
@@ -138,6 +144,25 @@ class IcebergLog(TableLog):
             "ids": {field.name: field.field_id for field in table.schema().fields},
             **self._former_names(),
         }
+
+    def _defaults(self) -> dict[str | None, Any]:
+        """Returns what columns have in files that are older than they are, if that is not null.
+
+        Raises:
+            SourceReadError: It cannot be read.
+        """
+        schema, found = self._load().schema(), dict[str | None, Any]()
+        for field_id in schema.field_ids:
+            field, name = schema.find_field(field_id), str(schema.find_column_name(field_id))
+            if field.initial_default is None or name.partition(".")[0] not in self._source.table_type.field_names:
+                continue
+            if "." in name or not isinstance(field.field_type, _PLAIN):
+                raise SourceReadError(
+                    f"column {name!r} of {self._name} has a default value of the type {field.field_type}, which the "
+                    "source cannot read: declare a row_type without it"
+                )
+            found[name] = field.initial_default
+        return found
 
     def _former_names(self) -> Json:
         """Returns what columns were called in older files, and which fields of columns are others now.

@@ -100,8 +100,14 @@ class TargetTable:
         """
         first = self._context.type_info is not None and self._found is None
         for _ in range(_TRIES):
-            with suppress(CommitFailedException, TableAlreadyExistsError, IntegrityError):  # somebody else was faster
+            try:
                 return self._load_or_create() if first and create else self._load()
+            except FileNotFoundError as error:
+                raise ConfigurationError(
+                    f"the metadata of {self._what} was deleted or moved: {error}. Put it back"
+                ) from error
+            except (CommitFailedException, TableAlreadyExistsError, IntegrityError):  # somebody else was faster
+                continue
         raise StorageError(f"{self._what} changes faster than it can be opened")
 
     def check(self, table: Table) -> Table:
@@ -136,8 +142,11 @@ class TargetTable:
             ) from error
 
     def exists(self) -> bool:
-        """Returns whether the table exists."""
-        return bool(self.catalog.table_exists(self._sink.table))
+        """Returns whether the catalog has the table, though perhaps no longer its metadata."""
+        try:
+            return bool(self.catalog.table_exists(self._sink.table))
+        except FileNotFoundError:
+            return True
 
     def _load_or_create(self) -> Table:
         try:
@@ -197,6 +206,12 @@ class TargetTable:
                 )
         if required := [c.name for c in found.values() if c.required]:
             raise ConfigurationError(f"column {required[0]!r} of {what} must be optional: records may have nulls")
+        for name, column in found.items():
+            if column.write_default is not None and name not in self.schema.names:
+                raise ConfigurationError(
+                    f"column {name!r} of {what} has the default value {column.write_default!r}, which IcebergSink does "
+                    "not write: add it to the records"
+                )
 
     def _check_ids(self, table: Table) -> None:
         """Checks that the columns are the ones that were written before: files have their names only."""
@@ -295,12 +310,11 @@ class CommitLog:
         recent, since = self._recent(table), staged_ms - _CLOCK_SKEW_MS
         if any(found == digest for _, found, _, _ in recent):
             return True
-        snapshots = table.snapshots()
-        if any(s.summary is not None and s.summary.additional_properties.get(_DIGEST) == digest for s in snapshots):
+        if _made(table, digest):
             return True
         if recent and (len(recent) < _RECENT or recent[0][2] < since):
             return False
-        oldest = min(snapshots, key=lambda snapshot: snapshot.timestamp_ms, default=None)
+        oldest = min(table.snapshots(), key=lambda snapshot: snapshot.timestamp_ms, default=None)
         # The parent does not tell whether it is the first one: who expires that sets it to null.
         if oldest is None or oldest.sequence_number == 1 or oldest.timestamp_ms < since:
             return False
@@ -312,9 +326,9 @@ class CommitLog:
         )
 
     def has_recently(self, table: Table, digest: str) -> bool:
-        """Returns whether the property has a commit, or too many later ones to know."""
+        """Returns whether a table has a commit, or too many later ones to know."""
         recent = self._recent(table)
-        return len(recent) == _RECENT or any(found == digest for _, found, _, _ in recent)
+        return len(recent) == _RECENT or any(found == digest for _, found, _, _ in recent) or _made(table, digest)
 
     def check_newest(self, table: Table, checkpoint_id: int, partitions: list[Any], since_ms: int) -> None:
         """Checks that no later commit has written one of the partitions.
@@ -372,10 +386,20 @@ class CommitLog:
         columns = self.columns(table) | written
         return {self._name: json.dumps({"checkpoint": checkpoint_id, "recent": recent, "columns": columns})}
 
-    def last(self, table: Table) -> int | None:
-        """Returns the checkpoint that was committed last."""
-        recent = self._recent(table)
-        return recent[-1][0] if recent else None
+    def last(self, table: Table) -> int:
+        """Returns the checkpoint that was committed last, or 0 if there is none."""
+        if recent := self._recent(table):
+            return recent[-1][0]
+        ours = {"flinkpy.job-id": self._context.job_id, "flinkpy.uid": self._context.uid}
+        summaries = [snapshot.summary.additional_properties for snapshot in table.snapshots() if snapshot.summary]
+        found = [each for each in summaries if ours.items() <= each.items()]
+        return int(found[-1]["flinkpy.checkpoint-id"]) if found else 0
+
+
+def _made(table: Table, digest: str) -> bool:
+    """Returns whether a snapshot says that it was made of files with a digest."""
+    summaries = (snapshot.summary for snapshot in table.snapshots())
+    return any(each is not None and each.additional_properties.get(_DIGEST) == digest for each in summaries)
 
 
 def partition_fields(table: Table) -> list[PartitionField]:

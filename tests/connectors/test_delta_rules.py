@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import struct
 from base64 import b85encode
 from collections.abc import Callable
@@ -19,50 +17,35 @@ from deltalake.exceptions import CommitFailedError
 from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.common import Types
 from dagster_flinkpy.connectors import DeltaSink, DeltaSource
+from dagster_flinkpy.connectors.delta_table import DeltaCommitter
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitterInitContext
 from dagster_flinkpy.errors import CommitRefusedError, ConfigurationError, SourceReadError
 from dagster_flinkpy.runtime.master.commit_retries import commit_requests
+from tests.connectors.delta_actors import (
+    ACTS,
+    OLD,
+    Act,
+    N,
+    S,
+    append,
+    break_last_version,
+    change,
+    create_or_replace,
+    delete_folder,
+    drop_and_create,
+    each,
+    kept,
+    log_of,
+    lose_data,
+    lose_first_version,
+    metadata,
+    protocol,
+    write_version,
+)
 from tests.connectors.test_delta_sink import CONTEXT, commit, committer, rows, stage
 from tests.connectors.test_table_sources import take
 from tests.runtime.harness import HarnessAttempt
 from tests.runtime.programs import EVENT, environment, events
-
-N: dict[str, Any] = {"name": "n", "type": "long", "nullable": True, "metadata": {}}
-S: dict[str, Any] = {"name": "s", "type": "string", "nullable": True, "metadata": {}}
-READER = {
-    "variantShredding-preview",
-    "columnMapping",
-    "deletionVectors",
-    "timestampNtz",
-    "v2Checkpoint",
-    "catalogManaged",
-    "typeWidening",
-}
-
-
-def protocol(*features: str, reader: int = 3, writer: int = 7) -> dict[str, Any]:
-    found: dict[str, Any] = {"minReaderVersion": reader, "minWriterVersion": writer}
-    found |= {"readerFeatures": [f for f in features if f in READER]} if reader == 3 else {}
-    return {"protocol": found | ({"writerFeatures": list(features)} if writer == 7 else {})}
-
-
-def metadata(*fields: dict[str, Any], by: tuple[str, ...] = (), table_id: str = "t", **settings: str) -> dict[str, Any]:
-    return {
-        "metaData": {
-            "id": table_id,
-            "format": {"provider": "parquet", "options": {}},
-            "schemaString": json.dumps({"type": "struct", "fields": list(fields or (N, S))}),
-            "partitionColumns": list(by),
-            "configuration": {f"delta.{name.replace('__', '.')}": value for name, value in settings.items()},
-            "createdTime": 0,
-        }
-    }
-
-
-def write_version(folder: Path, *actions: dict[str, Any]) -> None:
-    log = folder / "_delta_log"
-    log.mkdir(parents=True, exist_ok=True)
-    (log / f"{len(list(log.glob('*.json'))):020d}.json").write_text("\n".join(map(json.dumps, actions)))
 
 
 def sinks(folder: Path) -> dict[str, DeltaSink]:
@@ -82,7 +65,6 @@ MAPPED = [
 ]
 FILLED = ({**S, "name": "dagster_asset_key"}, {**S, "name": "dagster_partition_key"})
 CHECK = {"constraints__positive": "n > 0"}
-OLD = protocol(reader=1, writer=4)
 RULES: list[tuple[str, dict[str, Any], dict[str, Any], list[dict[str, Any]], tuple[str, ...]]] = [
     ("'typeWidening'", protocol("typeWidening"), {}, [N, S], ALL),
     ("'catalogManaged'", protocol("catalogManaged"), {}, [N, S], ALL),
@@ -189,14 +171,13 @@ def test_a_merge_keeps_constraints_and_does_not_try_again(tmp_path: Path, change
     row = Types.ROW_NAMED(["s", "n"], [Types.STRING(), Types.LONG()])
     sink = DeltaSink(str(tmp_path), key=["s"])
 
-    def put(checkpoint: int, *records: Any) -> None:
+    def upsert(checkpoint: int, *records: Any) -> None:
         [committable] = write(sink, row, checkpoint, *records)
-        request = CommitRequest(checkpoint, 0, committable)
-        commit_requests(committer(sink, type_info=row), [request], "sink", wait=no_retry)
+        put(committer(sink, type_info=row), CommitRequest(checkpoint, 0, committable))
 
-    put(1, ("a", 1))
+    upsert(1, ("a", 1))
     with pytest.raises(CommitRefusedError, match=r"a constraint of Delta table .* refuses its rows(.|\n)*stay staged"):
-        put(2, ("b", 2), ("a", None))
+        upsert(2, ("b", 2), ("a", None))
     assert rows(sink) == [1]
 
 
@@ -212,71 +193,140 @@ def no_retry(seconds: float) -> None:
 
 # --- while the job runs -----------------------------------------------------------------------------------------------
 
-CHANGES: list[tuple[str, Any]] = [
-    ("constraint 'positive'", metadata(**CHECK)),
-    ("'n' .* is NOT NULL", metadata({**N, "nullable": False}, S)),
-    ("column 'n' .* does not exist", metadata({**N, "name": "renamed"}, S)),
-    ("column 'n' .* must be .*long.* but is .*string", metadata({**N, "type": "string"}, S)),
-    ("column 'n' .* must be .*long.* but is .*integer", metadata({**N, "type": "integer"}, S)),
-    (r"is partitioned by \['s'\], not by \[\]", metadata(by=("s",))),
-    ("'rowTracking'", protocol("rowTracking", reader=1)),
-    ("reader version 4", protocol(reader=4)),
-    ("dropped and made anew", metadata(table_id="another")),
-]
 
-
-@pytest.mark.parametrize(("said", "change"), CHANGES, ids=[said for said, _ in CHANGES])
-@pytest.mark.parametrize("restarted", [False, True])
-def test_what_others_change_meanwhile_is_refused_and_the_rows_stay_staged(
-    tmp_path: Path, said: str, change: Any, restarted: bool
-) -> None:
-    write_version(tmp_path, OLD, metadata())
-    sink, running = DeltaSink(str(tmp_path)), committer(DeltaSink(str(tmp_path)))
+def table_with_a_row(folder: Path, mode: str) -> tuple[DeltaSink, Any, Any]:
+    """Returns a sink, a running committer that has committed 1, and what stages more rows."""
+    sink = sinks(folder)[mode]
+    partition = {"partition": "a"} if mode == "replace" else {}
+    running = committer(sink)
     running.abort_lingering([])
-    request = stage(sink, 1)
-    write_version(tmp_path, change)
-    if restarted and "anew" not in said:
-        running = committer(sink, token=2)
-    with pytest.raises(CommitRefusedError, match=f"{said}.* stay staged.*'chk-1' to continue without"):
-        commit_requests(running, [request], "sink", wait=no_retry)
-    assert len(list((tmp_path / "_delta_log").glob("*.json"))) == 2
-    (tmp_path / "_delta_log" / f"{1:020d}.json").unlink()  # RESTORE, or a change back
-    again = CommitRequest(1, 0, request.committable)
-    assert commit_requests(running, [again], "sink", wait=no_retry) == 0
-    assert rows(sink) == [1]
+    put(running, stage(sink, 1, **partition))
+    return sink, running, lambda n: stage(sink, n, checkpoint_id=n, **partition)
 
 
+def put(running: Any, request: CommitRequest) -> int:
+    again = CommitRequest(request.checkpoint_id, request.subtask, request.committable)
+    return commit_requests(running, [again], "sink", wait=no_retry)
+
+
+def outcome(running: Any, request: CommitRequest, act: Act, mode: str, put_back: Callable[[], None]) -> None:
+    """Commits a request. If the table is refused, the table is put back, and it is committed then."""
+    if mode not in (act.by if act.said else ()):
+        put(running, request)
+        return
+    with pytest.raises(CommitRefusedError, match=rf"(?s){act.said}.* stay staged.*'chk-2' to continue without"):
+        put(running, request)
+    put_back()
+    assert put(running, request) == 0
+
+
+EXPECTED = {"append": [1, 2], "merge": [1, 2], "replace": [2]}
+
+
+@pytest.mark.parametrize("mode", EXPECTED)
+@pytest.mark.parametrize("name", ACTS)
+def test_others_change_the_table_after_rows_were_staged(tmp_path: Path, name: str, mode: str) -> None:
+    sink, running, staged = table_with_a_row(tmp_path / "t", mode)
+    request = staged(2)
+    put_back = kept(tmp_path / "t", tmp_path / "copy")
+    ACTS[name].do(tmp_path / "t")
+    outcome(running, request, ACTS[name], mode, put_back)
+    assert rows(sink) == EXPECTED[mode]
+
+
+@pytest.mark.parametrize("name", ACTS)
+def test_others_change_the_table_before_another_attempt_commits(tmp_path: Path, name: str) -> None:
+    sink, _, staged = table_with_a_row(tmp_path / "t", "append")
+    request = staged(2)
+    put_back = kept(tmp_path / "t", tmp_path / "copy")
+    ACTS[name].do(tmp_path / "t")
+    outcome(committer(sink, token=2), request, ACTS[name], "append", put_back)
+    assert rows(sink) == [1, 2]
+
+
+BY_VERSIONS = [name for name in ACTS if not any(word in name for word in ("lost", "broken", "log", "folder"))]
+"""Acts that leave versions, and so are seen by who writes the next one."""
+
+
+@pytest.mark.parametrize("name", BY_VERSIONS)
+def test_others_change_the_table_between_look_and_write(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, running, staged = table_with_a_row(tmp_path / "t", "append")
+    request, put_backs = staged(2), list[Callable[[], None]]()
+    real = DeltaCommitter._add
+
+    def add(self: DeltaCommitter, *args: Any) -> None:
+        if not put_backs:
+            put_backs.append(kept(tmp_path / "t", tmp_path / "copy"))
+            ACTS[name].do(tmp_path / "t")
+        real(self, *args)
+
+    monkeypatch.setattr(DeltaCommitter, "_add", add)
+    outcome(running, request, ACTS[name], "append", lambda: put_backs[0]())
+    assert rows(sink) == [1, 2]
+
+
+@pytest.mark.parametrize("name", [name for name in BY_VERSIONS if name != "newer protocol"])
+def test_others_change_the_table_between_commit_and_acknowledgement(tmp_path: Path, name: str) -> None:
+    _, running, staged = table_with_a_row(tmp_path / "t", "append")
+    request = staged(2)
+    put(running, request)
+    ACTS[name].do(tmp_path / "t")
+    version = len(log_of(tmp_path / "t"))
+    assert put(running, request) == 1
+    assert len(log_of(tmp_path / "t")) == version
+
+
+def test_a_table_that_is_created_or_replaced(tmp_path: Path) -> None:
+    sink, running, staged = table_with_a_row(tmp_path, "append")
+    request = staged(2)
+    create_or_replace(tmp_path)
+    with pytest.raises(CommitRefusedError, match=r"dropped and made anew since it was opened\. Running again adds"):
+        put(running, request)
+    put(committer(sink, token=2), request)
+    assert rows(sink) == [2]
+
+
+def test_lost_files_of_the_table_are_an_error_at_once_where_rows_are_merged(tmp_path: Path) -> None:
+    sink, running, staged = table_with_a_row(tmp_path / "t", "merge")
+    request = staged(2)
+    put_back = kept(tmp_path / "t", tmp_path / "copy")
+    lose_data(tmp_path / "t")
+    outcome(running, request, Act(lose_data, r"\.parquet of .* is missing: put it back"), "merge", put_back)
+    assert rows(sink) == [1, 2]
+
+
+def test_a_column_that_differs_in_case_is_not_added(tmp_path: Path) -> None:
+    table_with_a_row(tmp_path, "append")
+    change(tmp_path, each("n", name="N"))
+    with pytest.raises(ConfigurationError, match=r"column 'n' cannot be added to .*, which has 'N'"):
+        committer(DeltaSink(str(tmp_path), merge_schema=True)).abort_lingering([])
+
+
+@pytest.mark.parametrize("before", [0, 1], ids=["without any rows", "with some rows"])
 @pytest.mark.parametrize("others", [0, 2], ids=["older", "as long"])
-def test_a_table_that_was_restored_from_a_backup(tmp_path: Path, others: int) -> None:
+def test_a_table_that_was_restored_from_a_backup(tmp_path: Path, before: int, others: int) -> None:
     table = tmp_path / "table"
     sink = DeltaSink(str(table))
     running = committer(sink)
     running.abort_lingering([])
-    commit_requests(running, [stage(sink, 1)], "sink", wait=no_retry)
-    shutil.copytree(table / "_delta_log", tmp_path / "backup")
-    commit_requests(running, [stage(sink, 2, checkpoint_id=2)], "sink", wait=no_retry)
-    request = stage(sink, 3, checkpoint_id=3)
-    shutil.move(table / "_delta_log", tmp_path / "now")
-    shutil.copytree(tmp_path / "backup", table / "_delta_log")
+    for n in range(1, before + 1):
+        put(running, stage(sink, n, checkpoint_id=n))
+    put_back = kept(table / "_delta_log", tmp_path / "backup")
+    last = before + 1
+    put(running, stage(sink, last, checkpoint_id=last))
+    request = stage(sink, last + 1, checkpoint_id=last + 1)
+    as_it_was = kept(table / "_delta_log", tmp_path / "now")
+    put_back()
     for n in range(others):
-        write_deltalake(str(table), pa.table({"n": [10 + n], "s": ["x"]}), mode="append")
-    with pytest.raises(CommitRefusedError, match="does not have version 2 any more, with the rows of checkpoint 2"):
-        commit_requests(running, [request], "sink", wait=no_retry)
-    shutil.rmtree(table / "_delta_log")
-    shutil.move(tmp_path / "now", table / "_delta_log")
-    commit_requests(running, [CommitRequest(3, 0, request.committable)], "sink", wait=no_retry)
-    assert rows(sink) == [1, 2, 3]
-
-
-def test_other_changes_do_not_matter(tmp_path: Path) -> None:
-    write_version(tmp_path, OLD, metadata())
-    sink = DeltaSink(str(tmp_path))
-    running = committer(sink)
-    running.abort_lingering([])
-    request = stage(sink, 1)
-    write_version(tmp_path, metadata(S, N, {**N, "name": "more"}, enableChangeDataFeed="true"))
-    commit_requests(running, [request], "sink", wait=no_retry)
-    assert DeltaTable(str(tmp_path)).to_pyarrow_table().to_pylist() == [{"s": "1", "n": 1, "more": None}]
+        append(table, 10 + n)
+    said = f"does not have version {last} any more, with the rows of checkpoint {last}"
+    with pytest.raises(CommitRefusedError, match=said):
+        put(running, request)
+    as_it_was()
+    put(running, request)
+    assert rows(sink) == list(range(1, last + 2))
 
 
 @pytest.mark.parametrize("key", [[], ["n"]])
@@ -290,28 +340,6 @@ def test_rows_that_an_older_program_has_staged_must_fit_too(tmp_path: Path, key:
     with pytest.raises(CommitRefusedError, match=r"column 's' .* must be .*string.* but is .*long"):
         commit_requests(committer(sink, 2, now), [request], "sink", wait=no_retry)
     assert rows(sink) == []
-
-
-@pytest.mark.parametrize("key", [[], ["n"]])
-@pytest.mark.parametrize("restarted", [False, True])
-def test_a_table_that_was_deleted_is_an_error_at_once_and_can_be_put_back(
-    tmp_path: Path, key: list[str], restarted: bool
-) -> None:
-    folder = tmp_path / "table"
-    sink = DeltaSink(str(folder), key=key)
-    running = committer(sink)
-    running.abort_lingering([])
-    request = stage(sink, 1)
-    shutil.move(folder, tmp_path / "away")
-    if restarted:
-        running = committer(sink, token=2)
-    said = f"sink 'sink' cannot commit .* checkpoint 1: Delta table .*{folder} does not exist any more.*Put it back"
-    with pytest.raises(CommitRefusedError, match=said):
-        commit_requests(running, [request], "sink", wait=no_retry)
-    assert not folder.exists()
-    shutil.move(tmp_path / "away", folder)
-    commit_requests(running, [CommitRequest(1, 0, request.committable)], "sink", wait=no_retry)
-    assert rows(sink) == [1]
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["refused", "found"])
@@ -405,6 +433,44 @@ def test_change_the_program_and_restore_with_or_without_the_rows(
     assert list(sink.location.open().list_uploads()) == []
 
 
+def restore_the_first(table: Path) -> None:
+    """As from a backup that is older than the rows of the second epoch."""
+    for entry in log_of(table)[-1:]:
+        entry.unlink()
+
+
+@pytest.mark.parametrize("act", [delete_folder, drop_and_create, restore_the_first])
+@pytest.mark.parametrize("key", [[], ["value"]], ids=["append", "key"])
+def test_a_table_that_loses_its_rows_between_two_runs(tmp_path: Path, act: Any, key: list[str]) -> None:
+    table, job = tmp_path / "table", tmp_path / "job"
+    with HarnessAttempt(graph_of(table, key=key), job) as attempt:
+        attempt.run_epoch()
+        attempt.run_epoch()
+    put_back = kept(table, tmp_path / "copy")
+    act(table)
+    said = r"sink 'sink' has committed checkpoint 2, but its target has (nothing of it|only .* checkpoint 1).*'chk-2'"
+    with pytest.raises(CommitRefusedError, match=said):
+        finish(graph_of(table, key=key), job)
+    there = values(tmp_path) if table.exists() else []
+    restored = "chk-2" if act is restore_the_first else None
+    if restored is None:
+        put_back()
+        there = list(range(6))
+    finish(graph_of(table, key=key), job, restore_from=restored)
+    assert values(tmp_path) == [*there, 6, 7, 8]
+
+
+@pytest.mark.parametrize(("restored", "found"), [("chk-1", list(range(3, 9))), ("chk-2", [6, 7, 8])])
+def test_a_table_that_is_gone_for_good_and_restore_with_or_without_the_rows(
+    tmp_path: Path, restored: str, found: list[int]
+) -> None:
+    """The rows of the first epoch are gone with the table."""
+    table = tmp_path / "table"
+    refused(tmp_path, lambda: delete_folder(table), "does not exist any more: it was deleted or moved")
+    finish(graph_of(table), tmp_path / "job", restore_from=restored)
+    assert values(tmp_path) == found
+
+
 # --- the source -------------------------------------------------------------------------------------------------------
 
 
@@ -425,3 +491,31 @@ def test_a_source_refuses_what_it_cannot_read_when_the_table_gets_it(tmp_path: P
     write_version(tmp_path, *changes)
     with pytest.raises(SourceReadError, match=said):
         take(source, enumerator)
+
+
+@pytest.mark.parametrize(
+    ("act", "said"),
+    [
+        (delete_folder, "does not exist: put it back, or create it"),
+        (break_last_version, r"json of .* is broken"),
+        (lose_first_version, r"json of .* is missing"),
+    ],
+)
+def test_a_source_of_a_table_that_is_gone_or_broken(tmp_path: Path, act: Any, said: str) -> None:
+    table_with_a_row(tmp_path / "t", "append")
+    source = DeltaSource(str(tmp_path / "t"), bounded=False)
+    enumerator = source.create_enumerator(None)
+    put_back = kept(tmp_path / "t", tmp_path / "copy")
+    act(tmp_path / "t")
+    with pytest.raises(SourceReadError, match=said):
+        enumerator.plan_epoch(1)
+    put_back()
+    assert take(source, enumerator) == [1]
+    position = enumerator.snapshot_state()
+    append(tmp_path / "t", 2)
+    put_back = kept(tmp_path / "t", tmp_path / "copy")
+    break_last_version(tmp_path / "t")
+    with pytest.raises(SourceReadError, match=r"json of .* is broken"):
+        enumerator.plan_epoch(1)
+    put_back()
+    assert take(source, source.create_enumerator(position)) == [2]

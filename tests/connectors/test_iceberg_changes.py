@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog, SqlCatalogBaseTable
-from pyiceberg.table import DataScan, Table
+from pyiceberg.table import Table
 from pyiceberg.table.name_mapping import parse_mapping_from_json
-from pyiceberg.transforms import BucketTransform, IdentityTransform
-from pyiceberg.types import LongType
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import DateType, LongType
 
 from dagster_flinkpy.common import Row, Types
 from dagster_flinkpy.connectors import IcebergSink, IcebergSource
@@ -21,6 +22,19 @@ from dagster_flinkpy.connectors.iceberg_table import NAME_MAPPING
 from dagster_flinkpy.datastream.connectors.base import CommitRequest
 from dagster_flinkpy.errors import CommitRefusedError, SourceReadError
 from dagster_flinkpy.runtime.master.commit_retries import commit_requests
+from tests.connectors.iceberg_actors import (
+    ACTS,
+    Act,
+    add_default,
+    anew,
+    delete_by_equality,
+    drop,
+    kept,
+    partition,
+    rename,
+    rename_and_add,
+    set_property,
+)
 from tests.connectors.test_iceberg_sink import commit, committer, opened, rows, sink_in, stage
 from tests.connectors.test_table_sources import take
 from tests.runtime.harness import HarnessAttempt
@@ -36,92 +50,80 @@ def put(running: Any, request: CommitRequest) -> int:
     return commit_requests(running, [again], "sink", wait=no_retry)
 
 
-def rename(table: Table, old: str, new: str) -> None:
-    with table.update_schema() as update:
-        update.rename_column(old, new)
+OPTIONS: dict[str, dict[str, Any]] = {"append": {}, "merge": {"key": ["s"]}, "replace": {"partition_column": "day"}}
+PROPERTIES = {"encrypted", "misleading", "no mapping"}
+"""Acts that only the next commit sees if they happen amid one."""
+EXPECTED = {"append": [1, 2], "merge": [1, 2], "replace": [2]}
 
 
-def rename_and_add(table: Table) -> None:
-    rename(table, "n", "m")
-    with table.update_schema() as update:
-        update.add_column("n", LongType())
-
-
-def drop_column(table: Table) -> None:
-    with table.update_schema(allow_incompatible_changes=True) as update:
-        update.delete_column("n")
-
-
-def drop_and_add(table: Table) -> None:
-    drop_column(table)
-    with table.update_schema() as update:
-        update.add_column("n", LongType())
-
-
-def required(table: Table) -> None:
-    with table.update_schema(allow_incompatible_changes=True) as update:
-        update.add_column("x", LongType(), required=True)
-
-
-def partition(table: Table, transform: Any) -> None:
-    with table.update_spec() as spec:
-        spec.add_field("s", transform, "by_s")
-
-
-def set_property(table: Table, name: str, value: str) -> None:
-    with table.transaction() as transaction:
-        transaction.set_properties({name: value})
-
-
-def anew(table: Table, location: str) -> None:
-    catalog, schema = table.catalog, table.schema()
-    catalog.drop_table(table.name())
-    catalog.create_table(table.name(), schema, location=location)
-
-
-def misleading(table: Table) -> None:
-    [n, s] = parse_mapping_from_json(table.properties[NAME_MAPPING]).root
-    swapped = [n.model_copy(update={"names": s.names}), s.model_copy(update={"names": n.names})]
-    text = "[" + ", ".join(field.model_dump_json(by_alias=True) for field in swapped) + "]"
-    set_property(table, NAME_MAPPING, text)
-
-
-CHANGES: list[tuple[str, Callable[[Table], None]]] = [
-    ("column 'n' .* was renamed to 'm': rename it back", lambda table: rename(table, "n", "m")),
-    ("column 'n' .* was renamed to 'm'", rename_and_add),
-    ("column 'n' .* was dropped, but", drop_column),
-    ("column 'n' .* was dropped and added again, but", drop_and_add),
-    ("column 'x' .* must be optional", required),
-    (r"is partitioned by \['s'\], not by \[\]", lambda table: partition(table, IdentityTransform())),
-    (r"is partitioned by bucket\[4\] of 's'", lambda table: partition(table, BucketTransform(4))),
-    ("is encrypted", lambda table: set_property(table, "encryption.key-id", "k")),
-    ("does not say that '[ns]' is field", misleading),
-    ("is no name mapping: {}", lambda table: set_property(table, NAME_MAPPING, "{}")),
-    ("does not exist any more: it was dropped or renamed", lambda table: table.catalog.drop_table(table.name())),
-]
-
-
-@pytest.mark.parametrize(("said", "change"), CHANGES, ids=[said for said, _ in CHANGES])
-@pytest.mark.parametrize("key", [[], ["s"]], ids=["append", "key"])
-@pytest.mark.parametrize("restarted", [False, True], ids=["meanwhile", "restarted"])
-def test_what_others_change_meanwhile_is_refused_and_the_rows_stay_staged(
-    tmp_path: Path, said: str, change: Any, key: list[str], restarted: bool
-) -> None:
-    sink = sink_in(tmp_path, key=key, merge_schema=True)
-    commit(sink, stage(sink, 1))
+def table_with_a_row(folder: Path, mode: str) -> tuple[IcebergSink, Any, CommitRequest]:
+    """Returns a sink, a running committer that has committed 1, and the staged 2."""
+    sink = sink_in(folder, merge_schema=True, **OPTIONS[mode])
+    partition = {"partition": "a"} if mode == "replace" else {}
     running = committer(sink)
     running.abort_lingering([])
-    request, before = stage(sink, 2, checkpoint_id=2), opened(sink)
-    change(opened(sink))
-    if restarted:
-        running = committer(sink, token=2)
-    with pytest.raises(CommitRefusedError, match=f"{said}.* stay staged.*'chk-2' to continue without"):
+    put(running, stage(sink, 1, **partition))
+    return sink, running, stage(sink, 2, checkpoint_id=2, **partition)
+
+
+def outcome(running: Any, request: CommitRequest, act: Act, mode: str, put_back: Callable[[], None]) -> None:
+    """Commits a request. If the table is refused, the table is put back, and it is committed then."""
+    if mode not in (act.by if act.said else ()):
         put(running, request)
-    if before.catalog.table_exists(sink.table):
-        before.catalog.drop_table(sink.table)
-    before.catalog.register_table(sink.table, before.metadata_location)  # as it was
+        return
+    with pytest.raises(CommitRefusedError, match=rf"{act.said}.* stay staged.*'chk-2' to continue without"):
+        put(running, request)
+    put_back()
     assert put(running, request) == 0
+
+
+@pytest.mark.parametrize("mode", OPTIONS)
+@pytest.mark.parametrize("name", ACTS)
+def test_others_change_the_table_after_rows_were_staged(tmp_path: Path, name: str, mode: str) -> None:
+    sink, running, request = table_with_a_row(tmp_path, mode)
+    put_back = kept(opened(sink), tmp_path / "copy")
+    ACTS[name].do(opened(sink))
+    outcome(running, request, ACTS[name], mode, put_back)
+    assert rows(sink) == EXPECTED[mode]
+
+
+@pytest.mark.parametrize("name", ACTS)
+def test_others_change_the_table_before_another_attempt_commits(tmp_path: Path, name: str) -> None:
+    sink, _, request = table_with_a_row(tmp_path, "append")
+    put_back = kept(opened(sink), tmp_path / "copy")
+    ACTS[name].do(opened(sink))
+    outcome(committer(sink, token=2), request, ACTS[name], "append", put_back)
     assert rows(sink) == [1, 2]
+
+
+@pytest.mark.parametrize("name", [name for name in ACTS if name not in PROPERTIES])
+def test_others_change_the_table_between_look_and_write(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, running, request = table_with_a_row(tmp_path, "append")
+    put_backs, real = list[Callable[[], None]](), IcebergCommitter._swap
+
+    def swap(self: IcebergCommitter, *args: Any) -> None:
+        if not put_backs:
+            put_backs.append(kept(opened(sink), tmp_path / "copy"))
+            ACTS[name].do(opened(sink))
+        real(self, *args)
+
+    monkeypatch.setattr(IcebergCommitter, "_swap", swap)
+    outcome(running, request, ACTS[name], "append", lambda: put_backs[0]())
+    assert rows(sink) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, act in ACTS.items() if "exist" not in act.said and "moved" not in act.said]
+)
+def test_others_change_the_table_between_commit_and_acknowledgement(tmp_path: Path, name: str) -> None:
+    sink, running, request = table_with_a_row(tmp_path, "append")
+    put(running, request)
+    ACTS[name].do(opened(sink))
+    before = opened(sink).metadata_location
+    assert put(running, request) == 1
+    assert opened(sink).metadata_location == before
 
 
 @pytest.mark.parametrize("key", [[], ["s"]], ids=["append", "key"])
@@ -171,21 +173,6 @@ def test_a_table_that_was_restored_from_a_backup(tmp_path: Path) -> None:
     assert rows(sink) == [1, 2, 3]
 
 
-def test_other_changes_do_not_matter(tmp_path: Path) -> None:
-    sink = sink_in(tmp_path)
-    running = committer(sink)
-    running.abort_lingering([])
-    request = stage(sink, 1)
-    with opened(sink).update_schema() as update:
-        update.add_column("more", LongType())
-        update.move_first("s")
-    with opened(sink).update_sort_order() as order:
-        order.asc("s", IdentityTransform())
-    set_property(opened(sink), "write.format.default", "orc")
-    put(running, request)
-    assert opened(sink).scan().to_arrow().to_pylist() == [{"s": "1", "n": 1, "more": None}]
-
-
 def test_a_column_that_the_name_mapping_lacks_is_added_to_it(tmp_path: Path) -> None:
     sink = sink_in(tmp_path)
     commit(sink, stage(sink, 1))
@@ -195,27 +182,6 @@ def test_a_column_that_the_name_mapping_lacks_is_added_to_it(tmp_path: Path) -> 
     commit(sink, stage(sink, 2, checkpoint_id=2))
     found = opened(sink).scan().to_arrow().sort_by("n").to_pylist()
     assert found == [{"n": 1, "s": "1"}, {"n": 2, "s": "2"}]
-
-
-@pytest.mark.parametrize("change", [CHANGES[0], CHANGES[5]], ids=["schema", "partitions"])
-def test_a_change_between_look_and_write_is_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: tuple[str, Callable[[Table], None]]
-) -> None:
-    sink = sink_in(tmp_path)
-    request = stage(sink, 1)
-    running = committer(sink)
-    running.abort_lingering([request])
-    real, left = IcebergCommitter._swap, [change[1]]
-
-    def swap(self: IcebergCommitter, *args: Any) -> None:
-        if left:
-            left.pop()(opened(sink))
-        real(self, *args)
-
-    monkeypatch.setattr(IcebergCommitter, "_swap", swap)
-    with pytest.raises(CommitRefusedError, match=change[0]):
-        put(running, request)
-    assert opened(sink).snapshots() == []
 
 
 @pytest.mark.parametrize("key", [[], ["n"]], ids=["append", "key"])
@@ -267,23 +233,26 @@ def test_partitions_that_were_removed_do_not_matter(tmp_path: Path, version: str
     assert rows(sink) == [1, 2]
 
 
-@pytest.mark.parametrize("options", [{"key": ["s"]}, {"partition_column": "day"}], ids=["key", "partition"])
-def test_equality_deletes_keep_rows_from_being_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: Any
-) -> None:
-    sink = sink_in(tmp_path, **options)
-    running = committer(sink)
-    running.abort_lingering([])
-    request = stage(sink, 1, partition="a")
+@pytest.mark.parametrize("mode", ["merge", "replace"])
+def test_equality_deletes_keep_rows_from_being_replaced(tmp_path: Path, mode: str) -> None:
+    sink, running, request = table_with_a_row(tmp_path, mode)
+    put_back = kept(opened(sink), tmp_path / "copy")
+    delete_by_equality(opened(sink), 1)
+    said = r"'db.t' cannot be found: .*equality deletes.*\. Rewrite the data files"
+    outcome(running, request, Act(lambda table: None, said), mode, put_back)
+    assert rows(sink) == EXPECTED[mode]
 
-    def plan_files(self: DataScan) -> Any:
-        raise ValueError("PyIceberg does not yet support equality deletes")
 
-    monkeypatch.setattr(DataScan, "plan_files", plan_files)
-    with pytest.raises(
-        CommitRefusedError, match=r"'db.t' cannot be found: .*equality deletes\. Rewrite the data files"
-    ):
-        put(running, request)
+def test_a_source_refuses_equality_deletes(tmp_path: Path) -> None:
+    sink, _, _ = table_with_a_row(tmp_path, "append")
+    source = source_of(sink, bounded=False)
+    enumerator = source.create_enumerator(None)
+    assert take(source, enumerator) == [1]
+    delete_by_equality(opened(sink), 1)
+    with pytest.raises(SourceReadError, match=r"equality deletes.*Rewrite the files"):
+        source.create_enumerator(None).plan_epoch(1)
+    with pytest.raises(SourceReadError, match=r"snapshot .* of Iceberg table 'db.t' deletes or overwrites rows"):
+        enumerator.plan_epoch(1)
 
 
 # --- the source -------------------------------------------------------------------------------------------------------
@@ -352,6 +321,18 @@ def test_another_column_of_the_same_name_is_an_error(tmp_path: Path) -> None:
             again.plan_epoch(1)
 
 
+def test_older_files_have_the_default_of_a_column(tmp_path: Path) -> None:
+    sink, _, _ = table_with_a_row(tmp_path, "append")
+    add_default(opened(sink))
+    assert records(source_of(sink)) == [{"n": 1, "s": "1", "x": 5}]
+    with opened(sink).update_schema() as update:
+        update.add_column("d", DateType(), default_value=date(2020, 1, 1))
+    with pytest.raises(SourceReadError, match=r"'d' .* has a default value of the type date"):
+        records(source_of(sink))
+    row = Types.ROW_NAMED(["n", "x"], [Types.LONG(), Types.LONG()])
+    assert records(source_of(sink, row_type=row)) == [{"n": 1, "x": 5}]
+
+
 def test_a_source_of_a_table_that_was_dropped(tmp_path: Path) -> None:
     sink = sink_in(tmp_path)
     commit(sink, stage(sink, 1))
@@ -405,6 +386,41 @@ def test_a_renamed_column_and_how_to_go_on(tmp_path: Path, way: str) -> None:
     found = opened(sink).scan().to_arrow().column(column).to_pylist()
     assert sorted(found) == [n for n in range(9) if n not in left_out]
     assert list(sink.location.open().list_uploads()) == []
+
+
+@pytest.mark.parametrize("way", ["put back", "chk-2"])
+def test_a_dropped_table_and_how_to_go_on(tmp_path: Path, way: str) -> None:
+    sink, job = sink_in(tmp_path), tmp_path / "job"
+    with HarnessAttempt(graph_of(sink), job) as attempt:
+        attempt.run_epoch()
+        before = opened(sink)
+        drop(before)
+        with pytest.raises(CommitRefusedError, match=r"sink 'sink' .* checkpoint 2: .*does not exist any more"):
+            attempt.run_epoch()
+    with pytest.raises(CommitRefusedError, match="does not exist any more"):
+        finish(graph_of(sink), job)
+    if way == "put back":
+        before.catalog.register_table(sink.table, before.metadata_location)
+        finish(graph_of(sink), job)
+    else:
+        finish(graph_of(sink), job, restore_from=way)
+    found = opened(sink).scan().to_arrow().column("value").to_pylist()
+    assert sorted(found) == (list(range(9)) if way == "put back" else [6, 7, 8])
+
+
+@pytest.mark.parametrize("act", [drop, lambda table: anew(table, table.location())], ids=["dropped", "made anew"])
+def test_a_table_that_loses_its_rows_between_two_runs(tmp_path: Path, act: Callable[[Table], None]) -> None:
+    sink, job = sink_in(tmp_path), tmp_path / "job"
+    with HarnessAttempt(graph_of(sink), job) as attempt:
+        attempt.run_epoch()
+        attempt.run_epoch()
+    put_back = kept(opened(sink), tmp_path / "copy")
+    act(opened(sink))
+    with pytest.raises(CommitRefusedError, match=r"has committed checkpoint 2, but its target has nothing of it"):
+        finish(graph_of(sink), job)
+    put_back()
+    finish(graph_of(sink), job)
+    assert sorted(opened(sink).scan().to_arrow().column("value").to_pylist()) == list(range(9))
 
 
 # --- two first runs ---------------------------------------------------------------------------------------------------

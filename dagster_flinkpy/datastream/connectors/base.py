@@ -470,7 +470,7 @@ class Committer(ABC):
         )
 
     def last_committed(self) -> int | None:
-        """Returns the newest checkpoint from which this job and uid committed anything, or None if unknown.
+        """Returns the newest checkpoint from which this job and uid committed anything, 0 if none, or None if unknown.
 
         It is called if the job's own record is lost. Default: None.
         """

@@ -129,11 +129,14 @@ class Committers:
                 continue
             last = self._run(uid, f"reading what sink {uid!r} has committed", committer.last_committed)
             if last is not None and last < number:
+                there, kept = f"only what was committed up to checkpoint {last}", f", or 'chk-{last}' if it is kept,"
+                if not last:
+                    there, kept = "nothing of it", " or an older checkpoint"
                 raise CommitRefusedError(
-                    f"sink {uid!r} has committed checkpoint {number}, but its target has only what was committed up to "
-                    f"checkpoint {last}: it was restored from a backup. Put it back as it was, and run again. Or "
-                    f"restore a savepoint, or 'chk-{last}' if it is kept, to write the rows again, or 'chk-{number}' "
-                    "to continue without them."
+                    f"sink {uid!r} has committed checkpoint {number}, but its target has {there}: it was dropped, made "
+                    "anew or restored from a backup, or the sink writes elsewhere now. Put it back as it was, and run "
+                    f"again. Or restore a savepoint{kept} to write the rows again, or 'chk-{number}' to continue "
+                    "without them."
                 )
 
     def lingering(self, latest: CheckpointMetadata | None) -> dict[str, int]:
