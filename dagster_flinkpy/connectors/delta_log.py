@@ -12,8 +12,6 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from dagster_flinkpy.common.typeinfo import RowTypeInfo
-from dagster_flinkpy.connectors.arrow_types import row_type_of
 from dagster_flinkpy.connectors.delta_entries import check_log, entry_name, read_entry
 from dagster_flinkpy.connectors.delta_table import storage_options
 from dagster_flinkpy.connectors.table_source import TableLog
@@ -174,11 +172,11 @@ class DeltaLog(TableLog):
             )
         return info.size
 
-    def column_names(self) -> list[str]:
+    def schema(self) -> pa.Schema:
         with self._reading():
             table = self._open()
-        self._check_readable(table)
-        return [field.name for field in table.schema().fields]
+            self._check_readable(table)
+            return pa.schema(table.schema().to_arrow())
 
     def _check_readable(self, table: DeltaTable) -> None:
         what = f"Delta table {self._store.url}"
@@ -189,10 +187,6 @@ class DeltaLog(TableLog):
                 f"{what} has the feature {unknown[0]!r}, which the source cannot read: ALTER TABLE ... DROP FEATURE "
                 f"{unknown[0]!r}"
             )
-
-    def row_type(self) -> RowTypeInfo:
-        with self._reading():
-            return row_type_of(pa.schema(self._open().schema().to_arrow()))
 
     def _open(self, version: int | None = None) -> DeltaTable:
         url = self._source.location.url

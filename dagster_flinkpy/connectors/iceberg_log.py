@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from datetime import date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pyiceberg.exceptions import NoSuchTableError, RESTError
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.manifest import DataFile, FileFormat
@@ -17,8 +18,6 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import BooleanType, DateType, DoubleType, FloatType, IntegerType, LongType, StringType
 from sqlalchemy.exc import SQLAlchemyError
 
-from dagster_flinkpy.common.typeinfo import RowTypeInfo
-from dagster_flinkpy.connectors.arrow_types import row_type_of
 from dagster_flinkpy.connectors.iceberg_table import file_properties, folder_of, mapped_ids, open_catalog
 from dagster_flinkpy.connectors.table_source import TableLog
 from dagster_flinkpy.datastream.connectors.base import Json
@@ -110,12 +109,9 @@ class IcebergLog(TableLog):
                     "the table as it is now"
                 )
 
-    def column_names(self) -> list[str]:
-        return [field.name for field in self._load().schema().fields]
-
-    def row_type(self) -> RowTypeInfo:
+    def schema(self) -> pa.Schema:
         with self._reading():
-            return row_type_of(schema_to_pyarrow(self._load().schema(), include_field_ids=False))
+            return schema_to_pyarrow(self._load().schema(), include_field_ids=False)
 
     def _files(self, scan: DataScan | IncrementalAppendScan) -> list[Json]:
         try:

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from dagster_flinkpy.connectors.column_casts import cast_column
 from dagster_flinkpy.connectors.ranged_file import RangedFile
+from dagster_flinkpy.connectors.text_values import from_text
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.errors import ObjectNotFoundError, SourceReadError, StorageError, TypeMismatchError
 
@@ -54,7 +55,7 @@ def read_table_file(source: TableSource, split: SourceSplit) -> Iterator[tuple[p
                         yield column, min(start, stop)
     except TypeMismatchError as error:
         raise TypeMismatchError(f"cannot read {store.url}/{path}: {error}") from error
-    except (pa.ArrowException, OSError, StorageError) as error:
+    except (pa.ArrowException, ValueError, OSError, StorageError) as error:
         raise _unreadable(store, path, error) from error
 
 
@@ -128,7 +129,10 @@ def _struct(source: TableSource, split: SourceSplit, rows: pa.RecordBatch, colum
         if field.name in columns:
             arrays.append(cast_column(field.name, rows.column(columns[field.name]), field.type))
         else:
-            arrays.append(pa.repeat(pa.scalar(constants.get(field.name)).cast(field.type), rows.num_rows))
+            constant = pa.array([constants.get(field.name)])
+            if pa.types.is_string(constant.type):
+                constant = from_text(field.name, constant, field.type)
+            arrays.append(pa.repeat(constant.cast(field.type)[0], rows.num_rows))
     kind, version = split.properties.get("kind"), split.properties.get("version")
     if kind is not None:
         changes = rows.column(_CHANGE).to_pylist() if kind in _KINDS else []

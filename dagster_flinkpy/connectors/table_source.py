@@ -21,7 +21,7 @@ from dagster_flinkpy.datastream.connectors.base import (
 )
 from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
-from dagster_flinkpy.errors import ConfigurationError, SourceReadError
+from dagster_flinkpy.errors import ConfigurationError, SourceReadError, TypeMismatchError
 from dagster_flinkpy.registry import resolve
 from dagster_flinkpy.storage import StorageLocation
 
@@ -86,12 +86,8 @@ class TableLog(ABC):
         """
 
     @abstractmethod
-    def column_names(self) -> list[str]:
-        """Returns the names of the columns that the table has now."""
-
-    @abstractmethod
-    def row_type(self) -> RowTypeInfo:
-        """Returns the columns of the table."""
+    def schema(self) -> pa.Schema:
+        """Returns the columns that the table has now."""
 
 
 class TableSource(PartitionedSource):
@@ -158,7 +154,11 @@ class TableSource(PartitionedSource):
         Raises:
             SourceReadError: The table cannot be read.
         """
-        return self.log().row_type() if self._row_type is None else self._row_type
+        if self._row_type is not None:
+            return self._row_type
+        from dagster_flinkpy.connectors.arrow_types import row_type_of
+
+        return row_type_of(self.log().schema())
 
     @property
     def produced_type(self) -> RowTypeInfo:
@@ -281,12 +281,19 @@ class _TableEnumerator(SplitEnumerator):
 
     def _check_columns(self) -> None:
         """Checks that the table has all columns: a file without one of them has nulls, because it may be older."""
-        there = self._log.column_names()
-        if missing := [name for name in self._source.table_type.field_names if name not in there]:
+        from dagster_flinkpy.connectors.column_casts import check_cast
+
+        there, wanted, url = self._log.schema(), self._source.table_type, self._source.location.url
+        if missing := [name for name in wanted.field_names if name not in there.names]:
             raise SourceReadError(
-                f"the table in {self._source.location.url} has no column {', '.join(map(repr, missing))}, only "
-                f"{there}. Was it renamed or dropped? Declare a row_type with columns of the table, or change it back"
+                f"the table in {url} has no column {', '.join(map(repr, missing))}, only {there.names}. Was it renamed "
+                "or dropped? Declare a row_type with columns of the table, or change it back"
             )
+        for name, declared in zip(wanted.field_names, wanted.field_types, strict=True):
+            try:
+                check_cast(name, there.field(name).type, declared.arrow_type, declared)
+            except TypeMismatchError as error:
+                raise TypeMismatchError(f"the table in {url}: {error}") from error
 
     def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
         self._open.take_back(splits)

@@ -6,6 +6,7 @@ import json
 import shutil
 import uuid
 from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -271,8 +272,24 @@ def test_what_is_not_there_is_an_error(target: Target) -> None:
     source = target.source(row_type=Types.ROW_NAMED(["n"], [Types.BIG_INT()]))
     assert take(source, source.create_enumerator(None)) == [1]
     narrow = target.source(row_type=Types.ROW_NAMED(["n"], [Types.INT()]))
-    with pytest.raises(TypeMismatchError, match=r"'n' is int64, which does not become Types.INT\(\)"):
+    with pytest.raises(TypeMismatchError, match=r"the table in .*: column 'n' is int64, .* become Types.INT\(\)"):
         take(narrow, narrow.create_enumerator(None))
+
+
+def test_partition_columns_follow_the_rule(tmp_path: Path) -> None:
+    """Delta Lake has their values as text in the log, not in the files."""
+    rows = pa.table({"n": [1], "day": [date(2024, 3, 1)], "flag": [True], "sum": [Decimal("1.50")], "k": [7]})
+    write_deltalake(str(tmp_path), rows, partition_by=["day", "flag", "sum", "k"])
+    names = ["day", "flag", "sum", "k"]
+    wider = [Types.SQL_TIMESTAMP(), Types.BOOLEAN(), Types.DECIMAL(9, 3), Types.BIG_INT()]
+    source = DeltaSource(str(tmp_path), row_type=Types.ROW_NAMED(names, wider))
+    [[split]] = source.create_enumerator(None).plan_epoch(1)
+    [(column, _)] = source.read(split)
+    assert column.to_pylist() == [{"day": datetime(2024, 3, 1), "flag": True, "sum": Decimal("1.500"), "k": Decimal(7)}]
+    for name, kind in (("day", Types.STRING()), ("flag", Types.INT()), ("sum", Types.DOUBLE()), ("k", Types.STRING())):
+        narrow = DeltaSource(str(tmp_path), row_type=Types.ROW_NAMED([name], [kind]))
+        with pytest.raises(TypeMismatchError, match=rf"the table in .*: column '{name}' is .* does not become"):
+            narrow.create_enumerator(None).plan_epoch(1)
 
 
 # --- partitions of time and changes -----------------------------------------------------------------------------------
