@@ -71,14 +71,11 @@ def _renamed(description: Any) -> Any:
 
 
 def column_of(kind: TypeInformation, column: pa.Array[Any]) -> pa.Array[Any]:
-    """Casts a column from outside of the job to a type. Text for ``Types.BIG_DEC()`` must be a number.
+    """Converts a column from outside of the job to a type with ``Types.BIG_DEC()``. Text for that must be a number.
 
     Raises:
         TypeMismatchError: A value is not a decimal.
-        ArrowException: The column cannot be cast.
     """
-    if find_big_dec(kind) is None:
-        return column.cast(kind.arrow_type)
     return kind.to_arrow([_with_decimals(kind, value) for value in column.to_pylist()])
 
 

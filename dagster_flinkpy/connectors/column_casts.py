@@ -7,16 +7,18 @@ Nothing is parsed, rounded, cut off or given a meaning that the column does not 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dagster_flinkpy.common.decimals import column_of, find_big_dec
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors.arrow_types import type_info_of
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 
-__all__ = ["cast_column", "cast_columns", "check_cast", "offsets_of_lists"]
+__all__ = ["cast_column", "cast_columns", "check_cast", "fit_column", "offsets_of_lists"]
 
 Kind = Callable[[pa.DataType], bool]
 
@@ -92,6 +94,62 @@ def cast_column(name: str, column: pa.Array, wanted: pa.DataType, declared: Type
 def cast_columns(batch: pa.RecordBatch | pa.Table, fields: Sequence[pa.Field]) -> list[pa.Array]:
     """Returns the columns of rows that a type declares, found by their names, as `cast_column` converts them."""
     return [cast_column(field.name, batch.column(field.name), field.type) for field in fields]
+
+
+def fit_column(column: Any, kind: TypeInformation, what: str) -> pa.Array:
+    """Converts a column that a function has computed, or that becomes state, to a declared type.
+
+    Numbers may also become narrower, if none changes: functions compute in int64 and double. Only ``FLOAT`` takes the
+    nearest number, as it does of Python's.
+
+    Raises:
+        TypeMismatchError: A value does not fit. The message names the column and the value.
+    """
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if not isinstance(column, pa.Array):
+        raise TypeMismatchError(f"{what}: expected an Arrow array, not {type(column).__name__}")
+    if find_big_dec(kind) is not None:
+        try:
+            return column_of(kind, column)
+        except TypeMismatchError as e:
+            raise TypeMismatchError(f"{what}: {e}") from e
+    if column.type == kind.arrow_type:
+        return column
+    if not _alike(column.type, kind.arrow_type):
+        value = column[0].as_py() if len(column) else None
+        raise TypeMismatchError(f"{what}: declared {kind}, got {column.type}, such as {value!r}")
+    try:
+        return column.cast(kind.arrow_type)
+    except pa.ArrowException as e:
+        value = next(v for i, v in enumerate(column.to_pylist()) if not _casts(column.slice(i, 1), kind.arrow_type))
+        raise TypeMismatchError(f"{what}: declared {kind}, got {column.type}: {value!r} does not fit") from e
+
+
+def _alike(there: pa.DataType, wanted: pa.DataType) -> bool:
+    """Returns whether values of one type can be converted to the other, unless they are out of range."""
+    types = pa.types
+    there = _plain(there)
+    if types.is_struct(there) and types.is_struct(wanted):
+        return [f.name for f in there] == [f.name for f in wanted] and all(
+            _alike(a.type, b.type) for a, b in zip(there, wanted, strict=True)
+        )
+    if _is_list(there) and types.is_list(wanted):
+        return _alike(there.value_type, wanted.value_type)
+    if types.is_map(there) and types.is_map(wanted):
+        return _alike(there.key_type, wanted.key_type) and _alike(there.item_type, wanted.item_type)
+    if types.is_integer(there):
+        return bool(types.is_integer(wanted) or types.is_floating(wanted))
+    alike: tuple[Kind, ...] = (types.is_floating, types.is_decimal, types.is_date)
+    return bool(types.is_null(there)) or any(kind(there) and kind(wanted) for kind in alike) or _fits(there, wanted)
+
+
+def _casts(column: pa.Array, wanted: pa.DataType) -> bool:
+    try:
+        column.cast(wanted)
+    except pa.ArrowException:
+        return False
+    return True
 
 
 def _plain(there: pa.DataType) -> pa.DataType:

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dagster_flinkpy.common.decimals import column_of
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation, Types
+from dagster_flinkpy.connectors.column_casts import fit_column
 from dagster_flinkpy.datastream.state import (
     AggregatingStateDescriptor,
     ListStateDescriptor,
@@ -93,7 +93,7 @@ def bootstrap_table(
 
     Raises:
         ConfigurationError: A column is missing, or a key is null or occurs twice.
-        TypeMismatchError: A column does not have the declared type and cannot be cast to it.
+        TypeMismatchError: A value of a column is not of the declared type.
         UnsupportedKeyTypeError: The type is not allowed for a key or map key.
     """
     kind = next((kind for known, kind in _KINDS.items() if isinstance(descriptor, known)), None)
@@ -187,13 +187,7 @@ def _key_type_of(data: pa.Table, key: Columns, what: str) -> TypeInformation:
 def _column(data: pa.Table, names: Columns, kind: TypeInformation, what: str) -> pa.Array[Any]:
     """Builds a column of a type from one column, or from one column per field."""
     if isinstance(names, str):
-        column = _named(data, names, what)
-        try:
-            return column_of(kind, _one_chunk(column))
-        except (pa.ArrowException, TypeMismatchError) as error:
-            raise TypeMismatchError(
-                f"{what} is column {names!r} of {column.type}, which cannot become {kind}: {error}"
-            ) from error
+        return fit_column(_one_chunk(_named(data, names, what)), kind, f"{what}, column {names!r}")
     if not isinstance(kind, (RowTypeInfo, TupleTypeInfo)):
         raise ConfigurationError(f"{what} is {kind!r}: pass one column, not {list(names)}")
     if len(names) != len(kind.field_types):

@@ -16,8 +16,8 @@ from dagster_flinkpy.checkpoint.savepoint import as_savepoint, copy_files
 from dagster_flinkpy.checkpoint.savepoint_target import check_target, folders_of
 from dagster_flinkpy.checkpoint.stored_checkpoint import open_checkpoint
 from dagster_flinkpy.common.clock import current_millis
-from dagster_flinkpy.common.decimals import column_of
 from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.connectors.column_casts import fit_column
 from dagster_flinkpy.datastream.state import ListStateDescriptor, MapStateDescriptor, StateDescriptor
 from dagster_flinkpy.errors import ConfigurationError, ParallelismError, RestoreError, StateSchemaError
 from dagster_flinkpy.key_groups import (
@@ -132,7 +132,7 @@ class SavepointWriter:
         Raises:
             ConfigurationError: A column is missing, a key is null or occurs twice, or the state exists already.
             StateSchemaError: The operator has state with another key type.
-            TypeMismatchError: A column does not have the declared type and cannot be cast to it.
+            TypeMismatchError: A value of a column is not of the declared type.
             UnsupportedKeyTypeError: The type of the key or map key is not allowed for keys.
         """
         layout, rows = bootstrap_table(
@@ -201,7 +201,9 @@ class SavepointWriter:
         self, uid: str, name: str, mode: DistributionMode, columns: Mapping[str, tuple[TypeInformation, Iterable[Any]]]
     ) -> SavepointWriter:
         arrays = {
-            column: column_of(kind, values) if isinstance(values, pa.Array) else kind.to_arrow(list(values))
+            column: fit_column(values, kind, f"operator {uid!r}, state {name!r}, the {column}")
+            if isinstance(values, pa.Array)
+            else kind.to_arrow(list(values))
             for column, (kind, values) in columns.items()
         }
         types = {column: kind.to_json() for column, (kind, _) in columns.items()}

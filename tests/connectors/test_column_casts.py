@@ -20,7 +20,7 @@ from dagster_flinkpy.common import Types
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors import ParquetSource
 from dagster_flinkpy.connectors.arrow_types import type_info_of
-from dagster_flinkpy.connectors.column_casts import cast_column, check_cast
+from dagster_flinkpy.connectors.column_casts import cast_column, check_cast, fit_column
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 
 DOCS = Path(__file__).parents[2] / "docs/api/column-types.md"
@@ -265,6 +265,30 @@ def test_fields_that_are_missing_or_there_twice_are_refused() -> None:
         column = pa.StructArray.from_arrays([pa.array([1])] * len(names), names=names)
         with pytest.raises(TypeMismatchError, match=r"fields \['[ax]'.*needs one named 'x'"):
             cast_column("c", column, pa.struct([("x", pa.int64())]))
+
+
+def test_a_column_that_a_function_computed_may_become_narrower() -> None:
+    fitting: list[tuple[pa.Array, TypeInformation, list[Any]]] = [
+        (pa.array([1, None]), Types.INT(), [1, None]),
+        (pa.array([[1], None]), Types.LIST(Types.BYTE()), [[1], None]),
+        (pa.array([0.1]), Types.FLOAT(), [0.10000000149011612]),
+        (pa.array([1]), Types.DOUBLE(), [1.0]),
+        (pa.array([Decimal("1.50")]), Types.DECIMAL(2, 1), [Decimal("1.5")]),
+        (pa.array([datetime(2024, 1, 1)], pa.timestamp("ns")), Types.SQL_TIMESTAMP(), [datetime(2024, 1, 1)]),
+    ]
+    for column, kind, expected in fitting:
+        assert fit_column(column, kind, "state 's'").to_pylist() == expected
+    refused = [
+        *((column, kind) for column, kind, _ in REFUSED if kind not in (Types.INT(), Types.FLOAT())),
+        (pa.array([300]), Types.BYTE()),
+        (pa.array([date(2024, 1, 1)]), Types.INT()),
+        (pa.array([[datetime(2024, 1, 1)]]), Types.LIST(Types.LONG())),
+        (pa.array([[("a", 1.5)]], pa.map_(pa.string(), pa.float64())), Types.MAP(Types.STRING(), Types.LONG())),
+        (pa.array([{"a": 1, "b": 2}]), Types.TUPLE([Types.LONG(), Types.LONG()])),
+    ]
+    for column, kind in refused:
+        with pytest.raises(TypeMismatchError, match="state 's': declared Types"):
+            fit_column(column, kind, "state 's'")
 
 
 # --- in files ---------------------------------------------------------------------------------------------------------

@@ -211,7 +211,7 @@ def test_keys_of_several_columns_are_tuples_or_rows(tmp_path: Path) -> None:
             {"k": ["a"], "v": [1.5]},
             {},
             TypeMismatchError,
-            "column 'v' of double, which cannot become Types.LONG",
+            r"column 'v': declared Types.LONG\(\), got double, such as 1.5",
         ),
         (COUNT, {"k": [b"a"], "v": [1]}, {}, TypeMismatchError, "key column 'k' is binary; pass key_type"),
         (COUNT, {"k": ["a"], "v": [1]}, {"map_key": "k"}, ConfigurationError, "no other state takes it"),

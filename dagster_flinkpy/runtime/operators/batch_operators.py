@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dagster_flinkpy.common.decimals import column_of, find_big_dec
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation
+from dagster_flinkpy.connectors.column_casts import fit_column
 from dagster_flinkpy.datastream.batch_function import BatchState
 from dagster_flinkpy.datastream.functions import RuntimeContext
 from dagster_flinkpy.datastream.operator_specs import FilterBatchSpec, InputsSpec, MapBatchSpec
@@ -85,64 +85,6 @@ class _ColumnState(BatchState):
         slots = self._backend.touch_column(column, hash_keys(bound.type_info, column), beside=True)
         self._others = (keys, slots)
         return slots
-
-
-def fit_column(column: Any, kind: TypeInformation, what: str) -> pa.Array[Any]:
-    """Converts a column to the Arrow type of a declared type, if no value changes.
-
-    Raises:
-        TypeMismatchError: A value does not fit. The message names the column and the value.
-    """
-    if isinstance(column, pa.ChunkedArray):
-        column = column.combine_chunks()
-    if not isinstance(column, pa.Array):
-        raise TypeMismatchError(f"{what}: expected an Arrow array, not {type(column).__name__}")
-    if find_big_dec(kind) is not None:
-        try:
-            return column_of(kind, column)
-        except TypeMismatchError as e:
-            raise TypeMismatchError(f"{what}: {e}") from e
-    if column.type == kind.arrow_type:
-        return column
-    if not _alike(column.type, kind.arrow_type):
-        value = column[0].as_py() if len(column) else None
-        raise TypeMismatchError(f"{what}: declared {kind}, got {column.type}, such as {value!r}")
-    try:
-        return column.cast(kind.arrow_type)
-    except pa.ArrowException as e:
-        value = next(v for i, v in enumerate(column.to_pylist()) if not _casts(column.slice(i, 1), kind))
-        raise TypeMismatchError(f"{what}: declared {kind}, got {column.type}: {value!r} does not fit") from e
-
-
-def _alike(source: pa.DataType, target: pa.DataType) -> bool:
-    """Returns whether values of one type can be converted to the other, unless they are too large."""
-    types = pa.types
-    if types.is_dictionary(source):
-        return _alike(source.value_type, target)
-    if types.is_struct(source) and types.is_struct(target):
-        return [f.name for f in source] == [f.name for f in target] and all(
-            _alike(a.type, b.type) for a, b in zip(source, target, strict=True)
-        )
-    if types.is_integer(source):
-        return bool(types.is_integer(target) or types.is_floating(target))
-    families = (
-        types.is_floating,
-        lambda kind: types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind),
-        lambda kind: types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind),
-        types.is_timestamp,
-        types.is_date,
-        types.is_decimal,
-        lambda kind: types.is_list(kind) or types.is_large_list(kind),
-    )
-    return bool(types.is_null(source)) or any(family(source) and family(target) for family in families)
-
-
-def _casts(column: pa.Array[Any], kind: TypeInformation) -> bool:
-    try:
-        column.cast(kind.arrow_type)
-    except pa.ArrowException:
-        return False
-    return True
 
 
 class KeyedBatchOperator(KeyedStateOperator):
