@@ -3,7 +3,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
-import json
 import multiprocessing
 import multiprocessing.synchronize
 import os
@@ -21,6 +20,7 @@ from dagster_flinkpy.errors import PathEscapesPrefixError, PreconditionFailedErr
 from dagster_flinkpy.storage.local import LocalObjectStore
 from dagster_flinkpy.storage.local_files import locked
 from dagster_flinkpy.storage.object_store import UploadedPart
+from tests.storage import killed_writes
 
 
 def everything(root: Path) -> list[str]:
@@ -133,38 +133,8 @@ def test_a_stopped_process_that_holds_the_lock_is_named(
 
 # --- a crash at any step ----------------------------------------------------------------------------------------------
 
-KILLED_AT_STEP = """
-import json, os, signal, sys
-from dagster_flinkpy.storage.local import LocalObjectStore
-
-root, action, step = sys.argv[1], sys.argv[2], int(sys.argv[3])
-store = LocalObjectStore(root)
-if action == "complete":
-    upload = store.create_upload("d/k")
-    parts = [store.upload_part("d/k", upload, n, b"new" * 10_000) for n in (1, 2)]
-    print(json.dumps([upload, [[part.number, part.etag] for part in parts]]), flush=True)
-
-steps = 0
-
-def watched(call):
-    def before(*args, **kwargs):
-        global steps
-        steps += 1
-        if steps == step:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return call(*args, **kwargs)
-    return before
-
-for name in ("open", "mkdir", "fsync", "link", "replace", "unlink", "rmdir", "close"):
-    setattr(os, name, watched(getattr(os, name)))
-
-if action == "put":
-    store.put("d/k", b"new" * 20_000)
-elif action == "create":
-    store.put("d/k", b"new" * 20_000, if_none_match=True)
-else:
-    store.complete_upload("d/k", upload, parts, if_none_match=not os.path.exists(root + "/d/k"))
-"""
+_processes = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload(["tests.storage.killed_writes"])
 
 
 @pytest.mark.parametrize(
@@ -180,20 +150,23 @@ def test_a_write_killed_at_any_step_leaves_the_old_object_or_the_new_one(
         store = LocalObjectStore(root)
         if old is not None:
             store.put("d/k", old)
-        command = [sys.executable, "-c", KILLED_AT_STEP, str(root), action, str(step)]
-        killed = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+        said, other = _processes.Pipe(duplex=False)
+        writer = _processes.Process(target=killed_writes.write, args=(str(root), action, step, other))
+        writer.start()
+        other.close()
+        upload, parts = said.recv() if action == "complete" else ("", [])
+        writer.join()
         visible = {found.key: store.get(found.key)[0] for found in store.list()}
         assert visible in ({"d/k": new}, {} if old is None else {"d/k": old})
         seen.add(visible.get("d/k"))
         if action == "complete":
-            upload, parts = json.loads(killed.stdout)
-            store.complete_upload("d/k", upload, [UploadedPart(*part) for part in parts], if_none_match=old is None)
+            store.complete_upload("d/k", upload, parts, if_none_match=old is None)
             assert store.get("d/k")[0] == new
             assert list(store.list_uploads()) == []
         store.put("d/k", b"later")  # no lock is left behind
-        if killed.returncode == 0:
+        if writer.exitcode == 0:
             break
-        assert killed.returncode == -signal.SIGKILL
+        assert writer.exitcode == -signal.SIGKILL
     else:
         pytest.fail("never ran to its end")
     assert seen == {old, new}
