@@ -24,8 +24,33 @@ from tests.examples import examples
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+LONGEST = (
+    "chaos/test_chaos.py",
+    "e2e/test_dagster_dev.py",
+    "soak/test_soak.py",
+    "orchestration/runs/test_backfills.py",
+    "simulation/test_simulation.py",
+    "docs/test_snippets.py",
+    "runtime/master/test_job_spark.py",
+    "spark/test_sessions.py",
+    "orchestration/runs/test_exclusive_run.py",
+    "runtime/master/test_kill.py",
+    "matrix/test_matrix.py",
+    "matrix/test_mutations.py",
+    "runtime/master/test_metadata_mutations.py",
+    "orchestration/runs/test_partitioned_run.py",
+)
+"""Files that take longest, which begin first: otherwise one process would run one of them when the others are done."""
+
 settings.register_profile("any machine", deadline=None, max_examples=examples(100))
 settings.load_profile("any machine")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the files that take longest first. Tests of a file keep their order."""
+    files = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    assert all(file.exists() for file in files), "LONGEST names files"
+    items.sort(key=lambda item: files.get(item.path, len(files)))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -96,7 +121,12 @@ def runtime_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def spark_settings(runtime_dir: Path) -> Iterator[SparkSettings]:
-    settings = SparkSettings(master="local[2]", conf={"spark.sql.shuffle.partitions": "2", "spark.driver.memory": "1g"})
+    conf = {
+        "spark.sql.shuffle.partitions": "2",
+        "spark.driver.memory": "1g",
+        "spark.driver.extraJavaOptions": servers.QUICK_JAVA,
+    }
+    settings = SparkSettings(master="local[2]", conf=conf)
     yield settings
     stop_server(settings)
 

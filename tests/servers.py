@@ -20,6 +20,8 @@ import psutil
 from tests.waiting import LIMIT, until
 
 SCRIPTS = Path(sys.executable).parent
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Options of Java for a short life: it would optimise for longer than tests run."""
 _METHODS = (b"GET ", b"HEAD ", b"PUT ", b"POST ", b"DELETE ")
 
 

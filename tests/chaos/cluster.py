@@ -22,13 +22,12 @@ import pyspark
 from dagster_flinkpy.spark.java import find_java_home
 from dagster_flinkpy.spark.server import _die_with_parent
 from dagster_flinkpy.spark.sessions import SparkSettings
-from tests.servers import free_port
+from tests.servers import QUICK_JAVA, free_port
 
 __all__ = ["Cluster", "ancestor", "running_cluster"]
 
 _HOME = Path(pyspark.__file__).parent
 _CORES = 2
-_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # for a quick start
 _START_SECONDS = 300  # on a machine with much else to do
 _LOG4J = """\
 rootLogger.level = info
@@ -112,7 +111,7 @@ class Cluster:
             "SPARK_CONF_DIR": str(folder),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_DAEMON_MEMORY": "512m",
-            "SPARK_DAEMON_JAVA_OPTS": _JAVA_OPTIONS,
+            "SPARK_DAEMON_JAVA_OPTS": QUICK_JAVA,
             "PYSPARK_PYTHON": sys.executable,
             "PYTHONHASHSEED": "0",
         }
@@ -155,9 +154,9 @@ class Cluster:
             "spark.connect.grpc.binding.port": str(self._port),
             "spark.driver.host": "127.0.0.1",
             "spark.driver.memory": "512m",
-            "spark.driver.extraJavaOptions": _JAVA_OPTIONS,
+            "spark.driver.extraJavaOptions": QUICK_JAVA,
             "spark.executor.memory": "512m",
-            "spark.executor.extraJavaOptions": _JAVA_OPTIONS,
+            "spark.executor.extraJavaOptions": QUICK_JAVA,
             "spark.local.dir": str(self._folder / "local"),
             "spark.sql.warehouse.dir": str(self._folder / "warehouse"),
             "spark.ui.enabled": "false",

@@ -6,6 +6,7 @@ block is in its ``# ->`` comments, or in the ``text`` block that follows it.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -98,32 +99,38 @@ def test_the_snippets_of_a_page_print_what_it_says(
     run(snippets, PAGES[name].name, monkeypatch)
 
 
-def in_process(command: list[object], folder: Path, *more_paths: str) -> str:
+def in_process(command: list[object], folder: Path, *more_paths: str, said: str = "") -> str:
     """What a command prints in a new process."""
     done = subprocess.run(
         list(map(str, command)),
+        input=said,
         cwd=folder,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *more_paths])},
         capture_output=True,
         text=True,
-        timeout=600,
     )
     assert done.returncode == 0, f"{command}: {done.stdout}\n{done.stderr}"
     return done.stdout
 
 
+def typed(steps: list[list[str]], folder: Path, *more_paths: str) -> list[str]:
+    """What each process of `tests.docs.typed` prints."""
+    printed = in_process([sys.executable, "-m", "tests.docs.typed"], folder, *more_paths, said=json.dumps(steps))
+    return [json.loads(line) for line in printed.splitlines()]
+
+
 def test_the_tutorial_runs_as_it_is_typed(tmp_path: Path) -> None:
     """Starts from an empty folder and follows the page. Each block runs in a new process that reads the file so far."""
-    shell = None
+    steps, run, shell = list[list[str]](), list[Snippet](), ""
     for snippet in snippets_of(PAGES[TYPED].read_text().partition(IN_DG)[0]):
         if snippet.file is not None:
-            with (tmp_path / snippet.file).open("a") as file:
-                file.write(snippet.code)
+            steps.append(["append", snippet.file, snippet.code])
             shell = snippet.file
             if not snippet.output:
                 continue  # the next typed block reads it
-        arguments = [shell] if snippet.file is not None else [shell, snippet.code]
-        printed = in_process([sys.executable, "-m", "tests.docs.typed", *arguments], tmp_path)
+        steps.append(["run", shell] if snippet.file is not None else ["run", shell, snippet.code])
+        run.append(snippet)
+    for snippet, printed in zip(run, typed(steps, tmp_path), strict=True):
         assert printed == snippet.output, f"line {snippet.line}"
 
 
@@ -166,9 +173,9 @@ def test_the_tutorial_runs_in_a_dg_project(tmp_path: Path) -> None:
     for name, code in files.items():
         (project / name).write_text(code)
     in_process([sys.executable, "prepare.py"], project)
-    typed = [snippet for snippet in snippets_of(from_step_7) if snippet.file is None]
-    command = [sys.executable, "-m", "tests.docs.typed", "console.py", *(snippet.code for snippet in typed)]
-    assert in_process(command, project, source) == "".join(snippet.output for snippet in typed)
+    shown = [snippet for snippet in snippets_of(from_step_7) if snippet.file is None]
+    steps_in_console = ["run", "console.py", *(snippet.code for snippet in shown)]
+    assert typed([steps_in_console], project, source) == ["".join(snippet.output for snippet in shown)]
 
 
 def test_the_program_of_the_readme_runs(monkeypatch: pytest.MonkeyPatch, without_spark: Path) -> None:

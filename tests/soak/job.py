@@ -19,6 +19,7 @@ from dagster_flinkpy.spark import sessions
 from dagster_flinkpy.spark.sessions import SparkSettings
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.programs import COUNTED, EVENT, CountPerKey, environment
+from tests.servers import QUICK_JAVA
 from tests.soak.growth import Held, Sample, files_below, hold
 
 __all__ = ["SETTINGS", "samples"]
@@ -27,7 +28,7 @@ PARALLELISM, KEYS, RECORDS = 2, 500, 1_000
 SETTINGS = SparkSettings(
     master="local[2]",
     # Java collects garbage after so much work, on any machine. Spark then deletes files of shuffles.
-    conf={"spark.driver.memory": "1g", "spark.driver.extraJavaOptions": "-Xmn64m"},
+    conf={"spark.driver.memory": "1g", "spark.driver.extraJavaOptions": f"{QUICK_JAVA} -Xmn64m"},
 )
 """Nobody else has these, so the job has a server of its own."""
 

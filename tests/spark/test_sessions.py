@@ -18,6 +18,7 @@ from dagster_flinkpy.spark import sessions
 from dagster_flinkpy.spark.processes import OWNER_PID_VARIABLE, ProcessId
 from dagster_flinkpy.spark.server_state import RUNTIME_DIR_VARIABLE, ServerState, StateFile
 from dagster_flinkpy.spark.sessions import SparkSettings, _state_file, get_session, lost_server, stop_server
+from tests.servers import QUICK_JAVA
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,7 +49,10 @@ if sys.argv[1] == "pool":
 if sys.argv[1] == "stop":
     session.stop()
 """
-SMALL = {"master": "local[1]", "conf": {"spark.driver.memory": "512m"}}
+SMALL = {
+    "master": "local[1]",
+    "conf": {"spark.driver.memory": "512m", "spark.driver.extraJavaOptions": QUICK_JAVA},
+}
 
 
 @pytest.fixture
@@ -284,7 +288,7 @@ def test_without_the_token_the_server_refuses(spark_settings: SparkSettings, spa
 
 @pytest.mark.spark
 def test_classic_session(tmp_path: Path) -> None:
-    process = client("pool", {"mode": "classic", "master": "local[1]", "conf": {"spark.driver.memory": "512m"}})
+    process = client("pool", {"mode": "classic", **SMALL})
     printed, _ = process.communicate(timeout=END_TIMEOUT * 2)
     assert process.returncode == 0
     seen, pool = printed.splitlines()

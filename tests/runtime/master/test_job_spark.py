@@ -52,10 +52,12 @@ from dagster_flinkpy.spark.sessions import SparkSettings, get_session, stop_serv
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected, run_job
 from tests.runtime.programs import COUNTED, EVENT, CountPerKey, FolderSink, Sessions, environment, events
+from tests.servers import QUICK_JAVA
 
 pytestmark = pytest.mark.spark
 
 RECORDS = [(f"k{i % 4}", i * 10, i) for i in range(24)]
+SMALL = {"spark.driver.memory": "512m", "spark.driver.extraJavaOptions": QUICK_JAVA}
 
 
 @pytest.fixture(autouse=True)
@@ -134,7 +136,7 @@ def test_a_server_that_dies_between_epochs_is_named_and_replaced(
 ) -> None:
     monkeypatch.setenv(RUNTIME_DIR_VARIABLE, str(tmp_path / "runtime"))
     monkeypatch.setattr(job_session, "get_session", get_session)
-    settings = SparkSettings(master="local[1]", conf={"spark.driver.memory": "512m"})
+    settings = SparkSettings(master="local[1]", conf=SMALL)
     graph = collect_graph(events(environment(1), RECORDS, per_epoch=12))
     with attempt_of(graph, tmp_path, config={"spark": settings}) as attempt:
         attempt.run_epoch()
@@ -225,7 +227,7 @@ class Waits(MapFunction):
 def test_a_run_has_slots_while_another_one_keeps_all_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(RUNTIME_DIR_VARIABLE, str(tmp_path / "runtime"))
     monkeypatch.setattr(job_session, "get_session", get_session)
-    settings = SparkSettings(conf={"spark.driver.memory": "512m"})
+    settings = SparkSettings(conf=SMALL)
     cores = available_cores()
     waiting = collect_graph(events(environment(cores), RECORDS).map(Waits(tmp_path), EVENT).uid("waits"))
     quick = collect_graph(events(environment(cores), RECORDS).key_by("key").process(CountPerKey(), COUNTED).uid("n"))
