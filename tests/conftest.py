@@ -36,7 +36,6 @@ LONGEST = (
     "orchestration/runs/test_exclusive_run.py",
     "runtime/master/test_kill.py",
     "matrix/test_matrix.py",
-    "matrix/test_mutations.py",
     "runtime/master/test_metadata_mutations.py",
     "orchestration/runs/test_partitioned_run.py",
 )

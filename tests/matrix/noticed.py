@@ -1,0 +1,130 @@
+"""Cases that notice a broken rule, as `tests.matrix.run.check` prints them."""
+
+from __future__ import annotations
+
+from tests.matrix.programs import Input, Leg, Path_, Program
+from tests.matrix.run import Settings
+
+__all__ = ["NOTICED"]
+
+NOTICED: dict[str, tuple[Program, Settings]] = {
+    "idleness_outlasts_its_epoch": (
+        Program(
+            inputs=(
+                Input(
+                    epochs=((), (), (), (), ((("b", 29, 6), ("b", 78, 7), ("b", 100, 2), ("a", 59, 7)),)),
+                    idleness=True,
+                ),
+            ),
+            path=Path_.MAP,
+            legs=(Leg.ODD_KEYS,),
+            ends=True,
+        ),
+        Settings(parallelism=2, barriers=3, swaps=True, rescale={2: 3}),
+    ),
+    "a_channel_that_is_behind_does_not_count": (
+        Program(
+            inputs=(
+                Input(
+                    epochs=(
+                        (),
+                        (),
+                        ((),),
+                        (
+                            (
+                                *(("c", 71, 3), ("c", 112, 0), ("a", 100, 5), ("c", 32, 9)),
+                                *(("b", 73, 1), ("b", 35, 4), ("b", 100, 1)),
+                            ),
+                        ),
+                        ((("b", 115, 8),),),
+                    ),
+                    idleness=True,
+                ),
+            ),
+            path=Path_.STAMPED,
+            legs=(Leg.SESSIONS_LATENESS,),
+            ends=True,
+        ),
+        Settings(parallelism=4, barriers=3, heap=True, swaps=True, small=True),
+    ),
+    "sources_share_one_event_time": (
+        Program(
+            inputs=(
+                Input(epochs=((), ((), (("b", 50, 6),))), idleness=True),
+                Input(epochs=(((("b", 5, 3), ("c", 13, 9), ("a", 5, 0), ("b", 9, 5)),), ()), idleness=True),
+            ),
+            path=Path_.DIRECT,
+            legs=(Leg.COLUMNS_SLIDING,),
+            ends=True,
+        ),
+        Settings(
+            parallelism=3,
+            barriers=3,
+            order=0,
+            at_least_once=True,
+            heap=True,
+            swaps=True,
+            small=True,
+            attempts=True,
+            rescale={2: 3},
+        ),
+    ),
+    "the_end_of_input_does_not_wait_for_idle_sources": (
+        Program(
+            inputs=(
+                Input(
+                    epochs=(
+                        (),
+                        ((("a", 46, 5), ("c", 45, 6)), (("c", 48, 3), ("a", 44, 6), ("a", 43, 9), ("c", 52, 2)), ()),
+                    ),
+                    idleness=True,
+                ),
+                Input(epochs=((),), idleness=True),
+            ),
+            path=Path_.MAP,
+            legs=(Leg.TUMBLING, Leg.SESSIONS),
+            ends=True,
+        ),
+        Settings(
+            parallelism=4,
+            barriers=4,
+            order=599,
+            at_least_once=True,
+            heap=True,
+            swaps=True,
+            attempts=True,
+            savepoints=frozenset({1}),
+        ),
+    ),
+    "what_was_in_flight_is_forgotten": (
+        Program(
+            inputs=(
+                Input(
+                    epochs=(
+                        ((("c", 17, 6),), (("a", 18, 9), ("c", 0, 0), ("a", 20, 1), ("c", 19, 9))),
+                        ((("a", 40, 9), ("b", 41, 9)), (("c", 54, 2), ("a", 45, 4), ("c", 46, 3))),
+                        ((("b", 85, 2), ("a", 93, 7), ("a", 96, 9), ("c", 86, 5)),),
+                    ),
+                    idleness=True,
+                ),
+                Input(epochs=((),), idleness=True),
+                Input(epochs=((), (), (), ()), idleness=False),
+            ),
+            path=Path_.REBALANCE,
+            legs=(Leg.SIDES,),
+            ends=True,
+        ),
+        Settings(
+            parallelism=4,
+            barriers=3,
+            order=73,
+            unaligned=True,
+            lags=True,
+            swaps=True,
+            small=True,
+            attempts=True,
+            crashes=frozenset({1}),
+        ),
+    ),
+}
+"""By the name of the broken rule."""
