@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
 
+from dagster_flinkpy.common import Configuration
+from dagster_flinkpy.datastream.functions import KeyedProcessFunction
 from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.orchestration import build_restart_sensor, flink_assets
 from dagster_flinkpy.orchestration.failure import flink_failures
+from dagster_flinkpy.orchestration.flink_job import JOB_TAG
+from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.runtime.master.mailbox import Lane, ThreadMailbox
+from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
+from tests.orchestration.programs import word_count
+from tests.runtime.harness import run_rows
 
 
 class Log:
@@ -59,3 +69,62 @@ def test_errors_are_step_failures() -> None:
     with pytest.raises(dg.Failure, match="a wrong option") as raised, flink_failures():
         raise ConfigurationError("a wrong option")
     assert not raised.value.allow_retries
+
+
+class Raises(KeyedProcessFunction):
+    def __init__(self, once: Path | None) -> None:
+        self._once = once
+
+    def process_element(self, value: Any, ctx: Any) -> Any:
+        if self._once is None:
+            importlib.import_module("no_such_module")
+        elif not self._once.exists():
+            self._once.touch()
+            raise ConnectionError("the service is away")
+        return [(value, 1)]
+
+
+def run(
+    folder: Path, function: KeyedProcessFunction, instance: dg.DagsterInstance, resources: dict[str, Any]
+) -> tuple[list[dg.AssetsDefinition], dg.ExecuteInProcessResult]:
+    env, options = word_count(folder / "table", ["a"], function=function), Configuration()
+    options.set_string("restart-strategy.type", "fixed-delay")
+    options.set_string("restart-strategy.fixed-delay.attempts", "5")
+    options.set_string("restart-strategy.fixed-delay.delay", "0 s")
+    env.configure(options)
+    assets: list[Any] = flink_assets(env, name="words")
+    tags = {JOB_TAG: "words"}
+    return assets, dg.materialize(assets, instance=instance, resources=resources, raise_on_error=False, tags=tags)
+
+
+@pytest.fixture
+def in_harness(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(JobAttempt, "_on_spark", lambda attempt, epoch: run_rows(epoch))
+
+
+@pytest.mark.usefixtures("in_harness")
+def test_restarts_are_warnings_in_the_log_of_the_run(
+    tmp_path: Path, instance: dg.DagsterInstance, resources: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    _, result = run(tmp_path, Raises(tmp_path / "raised"), instance, resources)
+    assert result.success
+    logged = [e.event_log_entry for e in instance.get_records_for_run(result.run_id).records]
+    restarts = [e for e in logged if "runs the epoch again: restart 1 of 5 after 0 ms" in e.user_message]
+    assert [e.level for e in restarts] == [logging.WARNING]
+    assert "raised ConnectionError: the service is away" in restarts[0].user_message
+
+
+@pytest.mark.usefixtures("in_harness")
+def test_nobody_tries_a_function_again_whose_module_is_missing(
+    tmp_path: Path, instance: dg.DagsterInstance, resources: dict[str, Any]
+) -> None:
+    assets, result = run(tmp_path, Raises(None), instance, resources)
+    (failure,) = result.get_step_failure_events()
+    assert failure.step_failure_data.user_failure_data is not None
+    metadata = failure.step_failure_data.user_failure_data.metadata
+    assert (metadata["error"].value, metadata["operator"].value) == ("UserFunctionError", "count")
+    assert metadata["permanent"].value is True and metadata["restarts"].value == 0
+    sensor = build_restart_sensor(assets, strategy=FixedDelayRestart(9))
+    repository = dg.Definitions(assets=assets, sensors=[sensor], resources=resources).get_repository_def()
+    tick = sensor.evaluate_tick(dg.build_sensor_context(instance, repository_def=repository))
+    assert "which a retry cannot fix" in str(tick.skip_message)

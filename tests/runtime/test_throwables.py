@@ -53,6 +53,7 @@ NON_RECOVERABLE = {
     "FencedError",
     "HeadLostError",
     "InputAfterEndError",
+    "InputExpiredError",
     "JobCancelledError",
     "NamedSegmentLostError",
     "JobGraphError",

@@ -36,6 +36,7 @@ from dagster_flinkpy.runtime.task.combining_output import writer_output
 from dagster_flinkpy.runtime.task.latency import LatencyMarker, LatencyTimer
 from dagster_flinkpy.runtime.task.operator_task import Cancelled, ChainingOutput, OperatorTask
 from dagster_flinkpy.runtime.task.task_times import TaskTimes
+from dagster_flinkpy.runtime.throwables import ThrowableType, throwable_type
 from dagster_flinkpy.runtime.user_logs import UserLogs
 
 __all__ = ["StageTask"]
@@ -145,8 +146,8 @@ class StageTask:
             self._abort()
             raise
         except FlinkPyError as e:
-            may_help = isinstance(e, SourceReadError) or (isinstance(e, UserFunctionError) and not e.permanent)
-            if self._may_fail and may_help:
+            may_help = throwable_type(e) is ThrowableType.RECOVERABLE_ERROR
+            if self._may_fail and may_help and isinstance(e, (SourceReadError, UserFunctionError)):
                 self._abort()
                 raise
             yield from self._cancel(rows, e)
