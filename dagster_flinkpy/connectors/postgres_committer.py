@@ -14,11 +14,12 @@ from psycopg import sql
 
 from dagster_flinkpy.connectors.column_types import columns_of
 from dagster_flinkpy.connectors.postgres_session import Session
-from dagster_flinkpy.connectors.postgres_types import sql_type
+from dagster_flinkpy.connectors.postgres_target import TargetTable
 from dagster_flinkpy.connectors.staged_content import StagedContent
 from dagster_flinkpy.connectors.staged_files import FileNames
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext
 from dagster_flinkpy.errors import (
+    CommitRefusedError,
     CommittableLostError,
     ConfigurationError,
     ObjectNotFoundError,
@@ -53,14 +54,27 @@ class _PostgresCommitter(Committer):
     def __init__(self, sink: PostgresSink, context: CommitterInitContext) -> None:
         self._sink, self._context = sink, context
         self._session = Session(sink, context.job_id, context.uid)
+        self._table = TargetTable(sink, context.type_info, self._session)
         self._checked = False
+        self._last: tuple[int, str] | None = None
+        """The checkpoint that this attempt has committed last, and a digest of it in the ledger."""
 
-    def _connect(self) -> psycopg.Connection[Any]:
-        """Connects. The first time it also checks that the table is as the sink needs it."""
+    def _connect(self, staged: int | None = None) -> psycopg.Connection[Any]:
+        """Connects. The first time it also checks that the table is as the sink needs it.
+
+        Args:
+            staged: The checkpoint whose rows an earlier attempt has staged, if they are to be committed now.
+
+        Raises:
+            ConfigurationError: The table is another one.
+            CommitRefusedError: Nobody knows whether the rows were committed.
+        """
         connection = self._session.connect()
         try:
             if not self._checked:
                 self._check(connection)
+                if staged is not None and not self._session.exists(connection, self._session.ledger):
+                    raise self._ledger_lost(connection, staged)
                 self._session.create_ledger(connection)
                 self._checked = True
         except BaseException:
@@ -69,42 +83,39 @@ class _PostgresCommitter(Committer):
         return connection
 
     def _check(self, connection: psycopg.Connection[Any]) -> None:
-        target, type_info = self._session.target.as_string(connection), self._context.type_info
-        wanted = {} if type_info is None else {name: sql_type(name, k) for name, k in columns_of(type_info).items()}
-        filled = [] if self._sink.filled is None else self._sink.filled.names
-        wanted.update(dict.fromkeys(filled, "text"))
-        quoted = {name: f"{sql.Identifier(name).as_string(connection)} {kind}" for name, kind in wanted.items()}
-        if not self._session.exists(connection, self._session.target):
-            key = ", ".join(sql.Identifier(name).as_string(connection) for name in self._sink.key)
-            parts = [*quoted.values(), *([f"PRIMARY KEY ({key})"] if key else [])]
-            statement = f"CREATE TABLE {target} ({', '.join(parts)})"
-            if self._sink.filled is None or self._sink.filled.owner is None:
-                raise ConfigurationError(f"table {self._sink.uri()} does not exist. Create it: {statement}")
-            self._session.create_table(connection, statement, filled)
-        found = connection.execute(sql.SQL("SELECT * FROM {} LIMIT 0").format(self._session.target)).description or ()
-        names = {column.name for column in found}
-        if missing := [name for name in wanted if name not in names]:
-            raise ConfigurationError(
-                f"table {self._sink.uri()} has no column {missing[0]!r}. Add it: "
-                f"ALTER TABLE {target} ADD COLUMN {quoted[missing[0]]}"
-            )
-        if self._sink.key:
-            self._check_key(connection, target)
+        self._table.create(connection)
+        self._table.check(connection)
 
-    def _check_key(self, connection: psycopg.Connection[Any], target: str) -> None:
-        unique = connection.execute(
-            "SELECT array_agg(a.attname::text) FROM pg_index i "
-            "JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY(i.indkey) "
-            "WHERE i.indrelid = to_regclass(%s) AND i.indisunique AND i.indpred IS NULL AND i.indexprs IS NULL "
-            "GROUP BY i.indexrelid",
-            [target],
-        ).fetchall()
-        if not any(set(columns) == set(self._sink.key) for (columns,) in unique):
-            key = ", ".join(sql.Identifier(name).as_string(connection) for name in self._sink.key)
+    def _ledger_lost(self, connection: psycopg.Connection[Any], checkpoint_id: int) -> CommitRefusedError:
+        ledger = self._session.ledger.as_string(connection)
+        return CommitRefusedError(
+            f"table {ledger} is gone, which knows what sink {self._context.uid!r} has committed, so nobody knows "
+            f"whether the rows of checkpoint {checkpoint_id} are in table {self._sink.uri()}. Look there. If they are, "
+            f"restore 'chk-{checkpoint_id}' to continue without them. If not, create the table and run again: "
+            f"{self._session.ledger_statement(connection)}"
+        )
+
+    def _check_last(self, connection: psycopg.Connection[Any]) -> None:
+        """Checks that what this attempt has committed is still there.
+
+        Raises:
+            ConfigurationError: It is not.
+        """
+        if self._last is None:
+            return
+        if not self._session.registered(connection, "checkpoint = %s AND digest = %s", *self._last):
+            ledger = self._session.ledger.as_string(connection)
             raise ConfigurationError(
-                f"table {self._sink.uri()} has no unique index on its key. Add it: "
-                f"CREATE UNIQUE INDEX ON {target} ({key})"
+                f"table {ledger} does not know checkpoint {self._last[0]} any more, which this attempt has committed "
+                f"to table {self._sink.uri()}: the database was restored from a "
+                "backup, or somebody has deleted the entry. Running again adds rows to what is there"
             )
+
+    def _signal_refused(self, requests: Sequence[CommitRequest], error: ConfigurationError) -> None:
+        owned = self._sink.filled is not None and self._sink.filled.owner is not None
+        for request in requests:
+            refused = CommitRefusedError.of(self._context.uid, request.checkpoint_id, error, owned=owned)
+            request.signal_failed_with_unknown_reason(refused)
 
     def last_committed(self) -> int | None:
         try:
@@ -113,8 +124,8 @@ class _PostgresCommitter(Committer):
         except psycopg.Error as error:
             raise _unreachable(self._sink, error) from error
 
-    def _refused(self, checkpoint_id: int, error: Exception) -> SinkCommitError:
-        return SinkCommitError(
+    def _refused(self, checkpoint_id: int, error: Exception) -> CommitRefusedError:
+        return CommitRefusedError(
             f"table {self._sink.uri()} refuses the rows of checkpoint {checkpoint_id} of sink {self._context.uid!r}: "
             f"{error}. They stay staged: change the table so that it takes them, and run again."
         )
@@ -147,6 +158,8 @@ class LedgerCommitter(_PostgresCommitter):
         except CommittableLostError as error:
             for request in requests:
                 request.signal_failed_with_known_reason(error)
+        except ConfigurationError as error:
+            self._signal_refused(requests, error)
         except (psycopg.Error, SinkCommitError) as error:
             failure = self._refused(checkpoint_id, error) if isinstance(error, psycopg.Error) else error
             for request in requests:
@@ -157,8 +170,10 @@ class LedgerCommitter(_PostgresCommitter):
 
     def _write(self, checkpoint_id: int, files: list[dict[str, Any]]) -> bool:
         """Writes the rows in one transaction, unless that was done before. Returns whether it did."""
-        written = False
-        with self._connect() as connection, connection.transaction():
+        written, digest = False, ""
+        older = any(not self._names.of_this_attempt(file["key"]) for file in files)
+        with self._connect(checkpoint_id if older else None) as connection, connection.transaction():
+            self._check_last(connection)
             for partition in dict.fromkeys(file["partition"] for file in files):
                 of_partition = [file for file in files if file["partition"] == partition]
                 identity = json.dumps([[file["key"], file["sha256"]] for file in of_partition])
@@ -168,6 +183,8 @@ class LedgerCommitter(_PostgresCommitter):
                     written = True
             if written:
                 self._session.forget(connection, checkpoint_id, _LEDGER_DAYS)
+                self._table.check(connection)  # what was written to cannot be altered before the end
+        self._last = checkpoint_id, digest
         return written
 
     def _replace(self, connection: psycopg.Connection[Any], checkpoint_id: int, files: list[dict[str, Any]]) -> None:
@@ -205,15 +222,28 @@ class LedgerCommitter(_PostgresCommitter):
             self._check_keys(connection, staged)
 
     def _check_keys(self, connection: psycopg.Connection[Any], staged: sql.Identifier) -> None:
-        """Checks that the target has all keys. A trigger may skip updates that change nothing, but not rows."""
-        same = sql.SQL(" AND ").join(sql.SQL("t.{0} = s.{0}").format(sql.Identifier(name)) for name in self._sink.key)
-        some = sql.SQL(" AND ").join(
-            sql.SQL("s.{} IS NOT NULL").format(sql.Identifier(name)) for name in self._sink.key
-        )
+        """Checks that the target has all rows. A trigger may skip updates that change nothing, but no others."""
+        key, names = self._sink.key, self._columns()
+
+        def of(table: str, columns: Sequence[str]) -> sql.Composed:
+            return sql.SQL(", ").join(sql.Identifier(table, name) for name in columns)
+
         statement = sql.SQL(
-            "SELECT count(*), count(*) FILTER (WHERE EXISTS (SELECT 1 FROM {target} t WHERE {same})) "
-            "FROM (SELECT DISTINCT {key} FROM {staged}) s WHERE {some}"
-        ).format(target=self._session.target, same=same, key=_listed(self._sink.key), staged=staged, some=some)
+            "SELECT count(*), count(*) FILTER (WHERE EXISTS (SELECT FROM {target} t WHERE ({t_key}) = ({s_key}) AND "
+            "(t.xmin::text = (pg_current_xact_id()::text::bigint % 4294967296)::text "
+            "OR ROW({t_all})::text = ROW({s_all})::text))) FROM (SELECT DISTINCT ON ({key}) {columns} FROM {staged} "
+            "ORDER BY {key}, {order} DESC) s WHERE ROW({s_key}) IS NOT NULL"
+        ).format(
+            target=self._session.target,
+            staged=staged,
+            order=sql.Identifier(_ORDER),
+            key=_listed(key),
+            columns=_listed(names),
+            t_key=of("t", key),
+            s_key=of("s", key),
+            t_all=of("t", names),
+            s_all=of("s", names),
+        )
         rows, taken = connection.execute(statement).fetchone() or (0, 0)
         self._session.check_taken(taken, rows)
 
@@ -297,7 +327,15 @@ class PartitionCommitter(LedgerCommitter):
         replaced = self._sink.filled.replaced(partition)
         conditions = sql.SQL(" AND ").join(sql.SQL("{} = %s").format(sql.Identifier(name)) for name in replaced)
         statement = sql.SQL("DELETE FROM {} WHERE {}").format(self._session.target, conditions)
-        return connection.execute(statement, list(replaced.values())).rowcount
+        deleted = connection.execute(statement, list(replaced.values())).rowcount
+        left = sql.SQL("SELECT EXISTS (SELECT FROM {} WHERE {})").format(self._session.target, conditions)
+        found = connection.execute(left, list(replaced.values())).fetchone()
+        if found is None or found[0]:
+            raise ConfigurationError(
+                f"table {self._sink.uri()} keeps rows of partition {partition!r} that are to be replaced: a trigger or "
+                "a rule does not let them be deleted. Drop it"
+            )
+        return deleted
 
     def replace_partition(self, partition: str | None, checkpoint_id: int) -> int:
         """Deletes the rows of a partition that was run again without any rows. Otherwise the commit replaced them."""
@@ -338,13 +376,26 @@ class PreparedTransactionCommitter(_PostgresCommitter):
         super()._check(connection)
 
     def commit(self, requests: Sequence[CommitRequest]) -> None:
+        older = [
+            r.checkpoint_id for r in requests if _token(str(r.committable.get("gid"))) != self._context.fencing_token
+        ]
         try:
-            with self._connect() as connection:
+            with self._connect(older[0] if older else None) as connection:
+                self._check_last(connection)
                 for request in requests:
                     self._commit(connection, request)
         except _TO_RETRY as error:
             for request in requests:
                 request.retry_later(error)
+        except ConfigurationError as error:
+            self._signal_refused(requests, error)
+        except (psycopg.Error, SinkCommitError) as error:
+            for request in requests:
+                refused = self._refused(request.checkpoint_id, error) if isinstance(error, psycopg.Error) else error
+                request.signal_failed_with_unknown_reason(refused)
+        else:
+            done = [r for r in requests if r.error is None]
+            self._last = (done[-1].checkpoint_id, str(done[-1].committable.get("gid"))) if done else self._last
 
     def _commit(self, connection: psycopg.Connection[Any], request: CommitRequest) -> None:
         gid = str(request.committable.get("gid"))
@@ -357,8 +408,8 @@ class PreparedTransactionCommitter(_PostgresCommitter):
             request.signal_failed_with_known_reason(
                 CommittableLostError(
                     f"{request.committable.get('rows')} rows of checkpoint {request.checkpoint_id} for table "
-                    f"{self._sink.uri()} are lost: somebody rolled back transaction {gid!r}. Restore a savepoint or an "
-                    "older checkpoint to write the rows again, or "
+                    f"{self._sink.uri()} are lost: somebody rolled back transaction {gid!r}, or the database was "
+                    "restored from a backup. Restore a savepoint or an older checkpoint to write the rows again, or "
                     f"'chk-{request.checkpoint_id}' to continue without them."
                 )
             )
@@ -391,9 +442,7 @@ class PreparedTransactionCommitter(_PostgresCommitter):
             [self._session.gid_prefix],
         )
         # The last parts are checkpoint, subtask, fencing token and execution. A fenced attempt spares newer ones.
-        return [
-            gid for (gid,) in found if gid not in kept and int(gid.rsplit(":", 2)[1]) <= self._context.fencing_token
-        ]
+        return [gid for (gid,) in found if gid not in kept and _token(gid) <= self._context.fencing_token]
 
 
 def _checked(request: CommitRequest) -> dict[str, Any]:
@@ -410,6 +459,12 @@ def _checked(request: CommitRequest) -> dict[str, Any]:
         return {**file, "sha256": str(file["sha256"]), "partition": file["partition"]}
     except (KeyError, TypeError, AttributeError, PathEscapesPrefixError) as error:
         raise SinkCommitError(f"not a committable of a PostgreSQL sink: {file!r} ({error!r})") from error
+
+
+def _token(gid: str) -> int:
+    """Returns the fencing token in the id of a prepared transaction, or -1 if it is none of the sink's."""
+    token = gid.rsplit(":", 2)[1:2]
+    return int(token[0]) if token and token[0].isdecimal() else -1
 
 
 def _unreachable(sink: PostgresSink, error: Exception) -> StorageError:

@@ -11,7 +11,7 @@ import psycopg
 from psycopg import sql
 
 from dagster_flinkpy.connectors.postgres_connection import connect
-from dagster_flinkpy.errors import SinkCommitError
+from dagster_flinkpy.errors import CommitRefusedError, ConfigurationError
 
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors.postgres_sink import PostgresSink
@@ -31,6 +31,10 @@ _LEDGER_COLUMNS = """
     committed_at timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (job, uid, checkpoint, digest)
 """
+
+
+# Times without a zone are in UTC. A policy that would hide rows is an error.
+_SETTINGS = "SET TimeZone = 'UTC'; SET DateStyle = 'ISO'; SET row_security = off"
 
 
 class Session:
@@ -56,18 +60,24 @@ class Session:
 
     def connect(self) -> psycopg.Connection[Any]:
         """Returns a connection without an open transaction. As a context it is closed at the end."""
-        return connect(self._conninfo, f"flinkpy {self._job_id} {self._uid}")
+        connection = connect(self._conninfo, f"flinkpy {self._job_id} {self._uid}")
+        connection.execute(_SETTINGS)
+        return connection
 
     def create_ledger(self, connection: psycopg.Connection[Any]) -> None:
         """Creates the table of committed checkpoints, if it does not exist."""
         if self.exists(connection, self.ledger):
             return
-        statement = sql.SQL("CREATE TABLE IF NOT EXISTS {} (" + _LEDGER_COLUMNS + ")").format(self.ledger)
         with connection.transaction():
             connection.execute(
                 "SELECT pg_advisory_xact_lock(hashtext('flinkpy_commits'))"
             )  # IF NOT EXISTS is not atomic
-            connection.execute(statement)
+            connection.execute(self.ledger_statement(connection).encode())
+
+    def ledger_statement(self, connection: psycopg.Connection[Any]) -> str:
+        """Returns the statement that creates the table of committed checkpoints."""
+        columns = " ".join(_LEDGER_COLUMNS.split())
+        return f"CREATE TABLE IF NOT EXISTS {self.ledger.as_string(connection)} ({columns})"
 
     def create_table(self, connection: psycopg.Connection[Any], statement: str, indexed: Sequence[str]) -> None:
         """Creates the target with an index, unless somebody else just did.
@@ -99,13 +109,23 @@ class Session:
 
         Returns:
             Whether it was not there yet.
+
+        Raises:
+            ConfigurationError: The ledger does not take it.
         """
         statement = sql.SQL(
             "INSERT INTO {} (job, uid, checkpoint, digest, rows, partition) VALUES (%s, %s, %s, %s, %s, %s) "
-            "ON CONFLICT DO NOTHING"
+            "ON CONFLICT (job, uid, checkpoint, digest) DO NOTHING"
         ).format(self.ledger)
         values = [self._job_id, self._uid, checkpoint_id, digest, rows, partition]
-        return connection.execute(statement, values).rowcount == 1
+        if connection.execute(statement, values).rowcount == 1:
+            return True
+        if not self.registered(connection, "checkpoint = %s AND digest = %s", checkpoint_id, digest):
+            raise ConfigurationError(
+                f"table {self.ledger.as_string(connection)} does not take the entry of checkpoint {checkpoint_id}: a "
+                "trigger or a rule does not let it in. Drop it"
+            )
+        return False
 
     def registered(self, connection: psycopg.Connection[Any], condition: str, *values: object) -> bool:
         """Returns whether the ledger has an entry of the sink that fulfils a condition."""
@@ -138,10 +158,10 @@ class Session:
         """Checks that the target has taken all rows, as the server counts them.
 
         Raises:
-            SinkCommitError: It has not.
+            CommitRefusedError: It has not.
         """
         if taken < rows:
-            raise SinkCommitError(
+            raise CommitRefusedError(
                 f"table {self._name} has taken only {taken} of {rows} rows: a trigger or a rule of the "
                 "table drops the others, or puts them elsewhere. They stay staged: drop it, or disable it for the role "
                 "of the sink, and run again"

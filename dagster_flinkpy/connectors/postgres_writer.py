@@ -20,6 +20,7 @@ from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInfo
 from dagster_flinkpy.connectors.column_types import columns_of, is_nested
 from dagster_flinkpy.connectors.json_values import to_json_text
 from dagster_flinkpy.connectors.postgres_session import Session
+from dagster_flinkpy.connectors.postgres_target import TargetTable
 from dagster_flinkpy.connectors.staged_files import StagedUpload, file_name, still_staged
 from dagster_flinkpy.datastream.connectors.base import CommittingSinkWriter, Json, WriterInitContext
 from dagster_flinkpy.errors import SinkCommitError, StorageError, TypeMismatchError
@@ -184,6 +185,7 @@ class PreparingWriter(CommittingSinkWriter):
     def __init__(self, sink: PostgresSink, context: WriterInitContext, type_info: TypeInformation) -> None:
         self._session = Session(sink, context.job_id, context.uid)
         self._encoder, self._what = CsvEncoder(type_info), f"table {sink.uri()} of sink {context.uid!r}"
+        self._table = TargetTable(sink, type_info, self._session)
         self._columns = list(columns_of(type_info))
         self._checkpoint_id = context.checkpoint_id
         digest = hashlib.sha256(context.execution.encode()).hexdigest()[:16]
@@ -225,6 +227,7 @@ class PreparingWriter(CommittingSinkWriter):
         with self._errors():
             self._copying.__exit__(None, None, None)
             self._session.check_taken(self._cursor.rowcount, self._rows)
+            self._table.check(self._connection)  # what was written to cannot be altered before the end
             self._session.register(self._connection, self._checkpoint_id, self._gid, self._rows, None)
             self._prepared = True  # from now on a failure leaves the outcome open
             self._connection.execute(self._session.two_phase("PREPARE TRANSACTION", self._gid))

@@ -344,7 +344,7 @@ def test_the_server_crashes_between_prepare_and_commit(database: Database) -> No
     writer = sink.create_writer(replace(CONTEXT, checkpoint_id=3), ROW)
     writer.write(ROW.to_arrow(numbers(4)))
     crash_postgres(database.conninfo)
-    with pytest.raises(psycopg.Error):
+    with pytest.raises(StorageError, match="cannot be reached"):
         writer.write(ROW.to_arrow(numbers(5)))
         writer.prepare_commit()
     writer.abort()
