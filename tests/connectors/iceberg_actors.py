@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 from urllib.parse import urlsplit
 
@@ -125,6 +128,16 @@ def anew(table: Table, location: str) -> None:
     catalog.create_table(table.name(), schema, location=location)
 
 
+def edit_metadata(table: Table, **changes: Any) -> None:
+    """Changes what pyiceberg cannot: ``format_version=3`` sets ``format-version``."""
+    found = json.loads(Path(urlsplit(table.metadata_location).path).read_text())
+    found |= {name.replace("_", "-"): value for name, value in changes.items()}
+    path = folder_of(table) / "metadata" / f"{uuid.uuid4()}.metadata.json"
+    path.write_text(json.dumps(found))
+    table.catalog.drop_table(table.name())
+    table.catalog.register_table(table.name(), f"file://{path}")
+
+
 def lose_metadata(table: Table) -> None:
     shutil.rmtree(folder_of(table) / "metadata")
 
@@ -227,6 +240,8 @@ ACTS: dict[str, Act] = {
     "encrypted": Act(lambda table: set_property(table, "encryption.key-id", "k"), "is encrypted"),
     "misleading": Act(misleading, "does not say that '[ns]' is field"),
     "no mapping": Act(lambda table: set_property(table, NAME_MAPPING, "{}"), "is no name mapping: {}"),
+    "version 3": Act(lambda table: edit_metadata(table, format_version=3, next_row_id=0), "has format version 3"),
+    "moved": Act(lambda table: edit_metadata(table, location=f"{table.location()}_moved"), "is at .*_moved, not at"),
     "codec": Act(
         lambda table: set_property(table, "write.parquet.compression-codec", "x"),
         "pyiceberg cannot write files .*Change the 'write' properties",

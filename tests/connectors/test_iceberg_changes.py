@@ -51,7 +51,7 @@ def put(running: Any, request: CommitRequest) -> int:
 
 
 OPTIONS: dict[str, dict[str, Any]] = {"append": {}, "merge": {"key": ["s"]}, "replace": {"partition_column": "day"}}
-PROPERTIES = {"encrypted", "misleading", "no mapping"}
+PROPERTIES = {"encrypted", "misleading", "moved", "no mapping"}
 """Acts that only the next commit sees if they happen amid one."""
 EXPECTED = {"append": [1, 2], "merge": [1, 2], "replace": [2]}
 
@@ -205,15 +205,6 @@ def test_a_checkpoint_that_is_in_the_table_is_not_refused_afterwards(tmp_path: P
     commit(sink, request)
     rename(opened(sink), "n", "m")
     assert put(committer(sink, token=2), request) == 1
-
-
-def test_a_newer_format_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sink = sink_in(tmp_path)
-    running = committer(sink)
-    running.abort_lingering([])
-    monkeypatch.setattr(Table, "format_version", 3)
-    with pytest.raises(CommitRefusedError, match="has format version 3"):
-        put(running, stage(sink, 1))
 
 
 @pytest.mark.parametrize("version", ["1", "2"])
