@@ -22,6 +22,7 @@ __all__ = [
     "HeadLostError",
     "IllegalStateTransitionError",
     "InputAfterEndError",
+    "InputChangedError",
     "InputExpiredError",
     "JavaNotFoundError",
     "JobCancelledError",
@@ -345,6 +346,10 @@ class SegmentLostError(SourceReadError):
         super().__init__(message)
         self.edge = edge
         self.key = key
+
+
+class InputChangedError(SourceReadError):
+    """Input is no longer what a source has read, or is nothing that it can read, until somebody changes that."""
 
 
 class InputExpiredError(SourceReadError):

@@ -16,7 +16,13 @@ from dagster_flinkpy.connectors.delta_entries import check_log, entry_name, read
 from dagster_flinkpy.connectors.delta_table import storage_options
 from dagster_flinkpy.connectors.table_source import TableLog
 from dagster_flinkpy.datastream.connectors.base import Json
-from dagster_flinkpy.errors import ConfigurationError, ObjectNotFoundError, SourceReadError, StorageError
+from dagster_flinkpy.errors import (
+    ConfigurationError,
+    InputChangedError,
+    ObjectNotFoundError,
+    SourceReadError,
+    StorageError,
+)
 
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors.delta_source import DeltaSource
@@ -58,7 +64,7 @@ class DeltaLog(TableLog):
             if self._store.head(entry_name(version + 1)) is None:
                 latest = self.latest()
                 if latest > version and self._store.head(entry_name(version + 1)) is None:
-                    raise SourceReadError(
+                    raise InputChangedError(
                         f"version {version + 1} of Delta table {self._store.url} was not read, and is no longer in the "
                         f"log, whose latest is {latest}: it was cleaned up. Raise delta.logRetentionDuration, and "
                         "start from empty state to read the table as it is now"
@@ -80,7 +86,7 @@ class DeltaLog(TableLog):
         found = self.mark(version)
         if found == mark or (found is None and self.latest() >= version):
             return
-        raise SourceReadError(
+        raise InputChangedError(
             f"version {version} of Delta table {self._store.url} is not the one that the source has read: the table "
             "was dropped and made anew, or restored from a backup. Put it back as it was, or start from empty state to "
             "read it as it is now"
@@ -113,7 +119,7 @@ class DeltaLog(TableLog):
         if restores or any(action["remove"].get("dataChange", True) for action in actions if "remove" in action):
             if self._source.skip_changes:
                 return []
-            raise SourceReadError(
+            raise InputChangedError(
                 f"version {version} of Delta table {self._store.url} deletes or changes rows, but the source reads "
                 "what is added. Give it skip_changes=True to leave out such versions, or start from empty state to "
                 "read the table as it is now"
@@ -144,7 +150,7 @@ class DeltaLog(TableLog):
         }
         partitioned = self._open().metadata().partition_columns
         if partitioned and any(not remove.get("partitionValues") for remove in changed["remove"]):
-            raise SourceReadError(
+            raise InputChangedError(
                 f"version {version} of Delta table {self._store.url} removes files without their partition values, so "
                 "the rows that are gone cannot be read: enable delta.enableChangeDataFeed, and start from empty state"
             )
@@ -166,7 +172,7 @@ class DeltaLog(TableLog):
     def _size(self, path: str) -> int:
         info = self._store.head(self._relative(path))
         if info is None:
-            raise SourceReadError(
+            raise InputChangedError(
                 f"{path} of Delta table {self._store.url}, whose rows were deleted, is gone: VACUUM has removed it "
                 "before the source has read it. Raise delta.deletedFileRetentionDuration, and start from empty state"
             )
@@ -181,9 +187,9 @@ class DeltaLog(TableLog):
     def _check_readable(self, table: DeltaTable) -> None:
         what = f"Delta table {self._store.url}"
         if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
-            raise SourceReadError(f"{what} maps columns, which the source cannot read: write it to one that does not")
+            raise InputChangedError(f"{what} maps columns, which the source cannot read: write it to one that does not")
         if unknown := sorted(set(table.protocol().reader_features or ()) - _KNOWN):
-            raise SourceReadError(
+            raise InputChangedError(
                 f"{what} has the feature {unknown[0]!r}, which the source cannot read: ALTER TABLE ... DROP FEATURE "
                 f"{unknown[0]!r}"
             )
@@ -194,18 +200,18 @@ class DeltaLog(TableLog):
             try:
                 return DeltaTable(url, version=version, storage_options=storage_options(self._source.location))
             except TableNotFoundError as error:
-                raise SourceReadError(f"Delta table {url} does not exist: put it back, or create it") from error
+                raise InputChangedError(f"Delta table {url} does not exist: put it back, or create it") from error
             except DeltaError:
                 check_log(f"Delta table {url}", self._store)
                 raise
 
     def _relative(self, path: str) -> str:
         if "://" in path:
-            raise SourceReadError(f"Delta table {self._store.url} has the file {path}, which is not in its folder")
+            raise InputChangedError(f"Delta table {self._store.url} has the file {path}, which is not in its folder")
         return unquote(path)
 
-    def _vectors(self, version: int) -> SourceReadError:
-        return SourceReadError(
+    def _vectors(self, version: int) -> InputChangedError:
+        return InputChangedError(
             f"version {version} of Delta table {self._store.url} has deletion vectors, which the source cannot read: "
             "REORG TABLE ... APPLY (PURGE) removes them"
         )
@@ -214,7 +220,9 @@ class DeltaLog(TableLog):
     def _reading(self) -> Iterator[None]:
         try:
             yield
-        except (ConfigurationError, DeltaError, OSError, StorageError) as error:
+        except ConfigurationError as error:
+            raise InputChangedError(f"cannot read Delta table {self._store.url}: {error}") from error
+        except (DeltaError, OSError, StorageError) as error:
             raise SourceReadError(f"cannot read Delta table {self._store.url}: {error}") from error
 
 

@@ -21,7 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from dagster_flinkpy.connectors.iceberg_table import file_properties, folder_of, mapped_ids, open_catalog
 from dagster_flinkpy.connectors.table_source import TableLog
 from dagster_flinkpy.datastream.connectors.base import Json
-from dagster_flinkpy.errors import SourceReadError, StorageError
+from dagster_flinkpy.errors import InputChangedError, SourceReadError, StorageError
 
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors.iceberg_source import IcebergSource
@@ -66,7 +66,7 @@ class IcebergLog(TableLog):
             parent = snapshot.parent_snapshot_id
             snapshot = None if parent is None else table.snapshot_by_id(parent)
         if snapshot is None:
-            raise SourceReadError(
+            raise InputChangedError(
                 f"snapshot {version} of {self._name}, up to which it was read, is no longer one of its history: it has "
                 "expired, or the table was rolled back or made anew. Put it back; or keep snapshots longer, and start "
                 "from empty state to read the table as it is now"
@@ -89,7 +89,7 @@ class IcebergLog(TableLog):
                 return self._files(scan)
         if operation == Operation.REPLACE or self._source.skip_changes:
             return []
-        raise SourceReadError(
+        raise InputChangedError(
             f"snapshot {version} of {self._name} deletes or overwrites rows, but the source reads what is appended. "
             "Give it skip_changes=True to leave out such snapshots, or start from empty state to read the table as it "
             "is now"
@@ -103,7 +103,7 @@ class IcebergLog(TableLog):
         before, now = json.loads(mark), {field.name: field.field_id for field in self._load().schema().fields}
         for name in self._source.table_type.field_names:
             if name in before and name in now and before[name] != now[name]:
-                raise SourceReadError(
+                raise InputChangedError(
                     f"column {name!r} of {self._name} is not the one that the source has read: that one was renamed or "
                     "dropped, and another one has its name now. Put the column back, or start from empty state to read "
                     "the table as it is now"
@@ -117,16 +117,16 @@ class IcebergLog(TableLog):
         try:
             tasks = list(scan.plan_files())
         except (NotImplementedError, ValueError) as error:  # such as equality deletes
-            raise SourceReadError(f"cannot read {self._name}: {error}. Rewrite the files of the table") from error
+            raise InputChangedError(f"cannot read {self._name}: {error}. Rewrite the files of the table") from error
         defaults = self._defaults()
         return sorted((self._file(task, defaults) for task in tasks), key=lambda file: str(file["path"]))
 
     def _file(self, task: FileScanTask, defaults: dict[str | None, Any]) -> Json:
         table, file, folder = self._load(), task.file, folder_of(self._source.location)
         if task.delete_files:
-            raise SourceReadError(f"{self._name} has delete files, which the source cannot read: rewrite its files")
+            raise InputChangedError(f"{self._name} has delete files, which the source cannot read: rewrite its files")
         if file.file_format != FileFormat.PARQUET or not file.file_path.startswith(f"{folder}/"):
-            raise SourceReadError(f"{self._name} has the file {file.file_path}, which is not Parquet in {folder}")
+            raise InputChangedError(f"{self._name} has the file {file.file_path}, which is not Parquet in {folder}")
         values = dict(defaults)
         for position, field in enumerate(table.specs()[file.spec_id].fields):
             value = file.partition[position]
@@ -145,7 +145,7 @@ class IcebergLog(TableLog):
         """Returns what columns have in files that are older than they are, if that is not null.
 
         Raises:
-            SourceReadError: It cannot be read.
+            InputChangedError: It cannot be read.
         """
         schema, found = self._load().schema(), dict[str | None, Any]()
         for field_id in schema.field_ids:
@@ -153,7 +153,7 @@ class IcebergLog(TableLog):
             if field.initial_default is None or name.partition(".")[0] not in self._source.table_type.field_names:
                 continue
             if "." in name or not isinstance(field.field_type, _PLAIN):
-                raise SourceReadError(
+                raise InputChangedError(
                     f"column {name!r} of {self._name} has a default value of the type {field.field_type}, which the "
                     "source cannot read: declare a row_type without it"
                 )
@@ -206,7 +206,13 @@ class IcebergLog(TableLog):
         with self._reading():
             if self._loaded is None:
                 given = {**file_properties(self._source.location), **self._source.properties}
-                self._loaded = open_catalog(self._source.catalog, given).load_table(self._source.table)
+                catalog = open_catalog(self._source.catalog, given)
+                try:
+                    self._loaded = catalog.load_table(self._source.table)
+                except FileNotFoundError as error:
+                    raise InputChangedError(
+                        f"the metadata of {self._name} was deleted or moved: {error}. Put it back"
+                    ) from error
             return self._loaded
 
     def refresh(self) -> None:
@@ -217,7 +223,7 @@ class IcebergLog(TableLog):
         try:
             yield
         except NoSuchTableError as error:
-            raise SourceReadError(
+            raise InputChangedError(
                 f"cannot read {self._name} of catalog {self._source.catalog!r}: it does not exist. Was it dropped or "
                 "renamed? Put it back, or create it"
             ) from error

@@ -12,7 +12,13 @@ from dagster_flinkpy.connectors.column_casts import cast_column
 from dagster_flinkpy.connectors.ranged_file import RangedFile
 from dagster_flinkpy.connectors.text_values import from_text
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
-from dagster_flinkpy.errors import ObjectNotFoundError, SourceReadError, StorageError, TypeMismatchError
+from dagster_flinkpy.errors import (
+    InputChangedError,
+    ObjectNotFoundError,
+    SourceReadError,
+    StorageError,
+    TypeMismatchError,
+)
 
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors.table_source import TableSource
@@ -73,7 +79,7 @@ def count_rows(source: TableSource, split: SourceSplit) -> int:
 def _unreadable(store: ObjectStore, path: str, error: Exception) -> SourceReadError:
     if not isinstance(error, ObjectNotFoundError):
         return SourceReadError(f"cannot read {store.url}/{path}: {error}")
-    return SourceReadError(
+    return InputChangedError(
         f"{store.url}/{path} is gone, and its rows were not read yet: VACUUM, or the expiry of snapshots, has deleted "
         "it, or the table was moved. Put it back and run again. If it cannot be put back, start from empty state to "
         "read the table as it is now, and let files be kept for longer"
@@ -96,12 +102,12 @@ def _check_fields(schema: pa.Schema, split: SourceSplit, file: str) -> None:
     """Checks that the fields in columns have the names that they have in the table: they are found by these only.
 
     Raises:
-        SourceReadError: One has another name now, or another one has its name.
+        InputChangedError: One has another name now, or another one has its name.
     """
     changed = split.properties.get("changed", {})
     for name, field_id in _fields_in(list(schema), "") if changed else ():
         if name in changed and (field_id is None or field_id != changed[name]):
-            raise SourceReadError(
+            raise InputChangedError(
                 f"{file} has the field {name!r}, which was renamed, or dropped and added again, in the table. Rename "
                 "it back, or rewrite the files of the table"
             )

@@ -21,7 +21,7 @@ from dagster_flinkpy.datastream.connectors.base import (
 )
 from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
-from dagster_flinkpy.errors import ConfigurationError, SourceReadError, TypeMismatchError
+from dagster_flinkpy.errors import ConfigurationError, InputChangedError, TypeMismatchError
 from dagster_flinkpy.registry import resolve
 from dagster_flinkpy.storage import StorageLocation
 
@@ -48,7 +48,7 @@ class TableLog(ABC):
         """Returns the version after one, or None if that is the latest.
 
         Raises:
-            SourceReadError: The log does not reach back so far.
+            InputChangedError: The log does not reach back so far.
         """
 
     @abstractmethod
@@ -56,7 +56,7 @@ class TableLog(ABC):
         """Returns the number of versions after one.
 
         Raises:
-            SourceReadError: The log does not reach back so far.
+            InputChangedError: The log does not reach back so far.
         """
 
     def mark(self, version: int) -> str | None:
@@ -70,7 +70,7 @@ class TableLog(ABC):
         """Checks that a version is still the one that had a mark.
 
         Raises:
-            SourceReadError: The table was made anew, or restored from a backup.
+            InputChangedError: The table was made anew, or restored from a backup.
         """
 
     @abstractmethod
@@ -82,7 +82,7 @@ class TableLog(ABC):
         """Returns the data files that a version has added to the one before, likewise.
 
         Raises:
-            SourceReadError: It also deletes or changes rows.
+            InputChangedError: It also deletes or changes rows.
         """
 
     @abstractmethod
@@ -285,7 +285,7 @@ class _TableEnumerator(SplitEnumerator):
 
         there, wanted, url = self._log.schema(), self._source.table_type, self._source.location.url
         if missing := [name for name in wanted.field_names if name not in there.names]:
-            raise SourceReadError(
+            raise InputChangedError(
                 f"the table in {url} has no column {', '.join(map(repr, missing))}, only {there.names}. Was it renamed "
                 "or dropped? Declare a row_type with columns of the table, or change it back"
             )
@@ -338,12 +338,12 @@ def files_of_partition(source: TableSource, partition: TimePartition, files: lis
 
     Raises:
         ConfigurationError: The windows do not fit the values.
-        SourceReadError: A file has no value, because the table is not partitioned by the column.
+        InputChangedError: A file has no value, because the table is not partitioned by the column.
     """
     chosen = []
     for file in files:
         if "window" not in file:
-            raise SourceReadError(
+            raise InputChangedError(
                 f"{file['path']} in {source.location.url} is not partitioned by {source.partition_column!r}: name "
                 "another partition_column, or write the table anew with this one"
             )

@@ -19,7 +19,7 @@ from dagster_flinkpy.common import Types
 from dagster_flinkpy.connectors import DeltaSink, DeltaSource
 from dagster_flinkpy.connectors.delta_table import DeltaCommitter
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitterInitContext
-from dagster_flinkpy.errors import CommitRefusedError, ConfigurationError, SourceReadError
+from dagster_flinkpy.errors import CommitRefusedError, ConfigurationError, InputChangedError
 from dagster_flinkpy.runtime.master.commit_retries import commit_requests
 from tests.connectors.delta_actors import (
     ACTS,
@@ -370,6 +370,14 @@ def test_a_partition_is_not_emptied_against_the_rules(tmp_path: Path) -> None:
     assert rows(sink) == [1]
 
 
+def test_a_partition_is_not_emptied_in_a_table_that_is_partitioned_otherwise(tmp_path: Path) -> None:
+    sink, running, _ = table_with_a_row(tmp_path, "replace")
+    write_version(tmp_path, metadata(N, S, DAY, table_id=str(DeltaTable(str(tmp_path)).metadata().id)))
+    for each_one in (running, committer(sink)):
+        with pytest.raises(ConfigurationError, match=r"is partitioned by \[\], not by \['day'\]"):
+            each_one.replace_partition("a", 2)
+
+
 # --- what the message says --------------------------------------------------------------------------------------------
 
 
@@ -489,7 +497,7 @@ def test_a_source_refuses_what_it_cannot_read_when_the_table_gets_it(tmp_path: P
     assert take(source, enumerator) == [1]
     commit(sink, stage(sink, 2, checkpoint_id=2))
     write_version(tmp_path, *changes)
-    with pytest.raises(SourceReadError, match=said):
+    with pytest.raises(InputChangedError, match=said):
         take(source, enumerator)
 
 
@@ -507,7 +515,7 @@ def test_a_source_of_a_table_that_is_gone_or_broken(tmp_path: Path, act: Any, sa
     enumerator = source.create_enumerator(None)
     put_back = kept(tmp_path / "t", tmp_path / "copy")
     act(tmp_path / "t")
-    with pytest.raises(SourceReadError, match=said):
+    with pytest.raises(InputChangedError, match=said):
         enumerator.plan_epoch(1)
     put_back()
     assert take(source, enumerator) == [1]
@@ -515,7 +523,7 @@ def test_a_source_of_a_table_that_is_gone_or_broken(tmp_path: Path, act: Any, sa
     append(tmp_path / "t", 2)
     put_back = kept(tmp_path / "t", tmp_path / "copy")
     break_last_version(tmp_path / "t")
-    with pytest.raises(SourceReadError, match=r"json of .* is broken"):
+    with pytest.raises(InputChangedError, match=r"json of .* is broken"):
         enumerator.plan_epoch(1)
     put_back()
     assert take(source, source.create_enumerator(position)) == [2]

@@ -24,7 +24,13 @@ from dagster_flinkpy.connectors.delta_table import DeltaCommitter, DeltaWriter
 from dagster_flinkpy.connectors.delta_upsert import DeltaUpsertCommitter
 from dagster_flinkpy.connectors.staged_files import StagedFileCommitter
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext, WriterInitContext
-from dagster_flinkpy.errors import CommittableLostError, ConfigurationError, SinkCommitError, TypeMismatchError
+from dagster_flinkpy.errors import (
+    CommitRefusedError,
+    CommittableLostError,
+    ConfigurationError,
+    SinkCommitError,
+    TypeMismatchError,
+)
 from dagster_flinkpy.runtime.master.commit_retries import commit_requests
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
@@ -143,6 +149,17 @@ def test_a_long_log_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     commit(sink, *requests)
     assert commit(sink, *requests, token=2) == 5
     assert rows(sink) == [1, 2, 3, 4, 5]
+
+
+def test_a_table_that_was_deleted_is_an_error_at_once(location: StorageLocation) -> None:
+    sink = DeltaSink(location)
+    request, store = stage(sink, 1), location.open()
+    running = committer(sink)
+    running.abort_lingering([request])
+    store.delete_many([info.key for info in store.list("_delta_log/")])
+    with pytest.raises(CommitRefusedError, match=r"does not exist any more.*stay staged"):
+        commit_requests(running, [request], "sink", wait=pytest.fail)
+    assert running.last_committed() == 0
 
 
 def test_a_log_that_was_cut_off_after_the_rows_were_staged_is_an_error(tmp_path: Path) -> None:

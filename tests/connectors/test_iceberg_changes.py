@@ -20,7 +20,7 @@ from dagster_flinkpy.connectors import IcebergSink, IcebergSource
 from dagster_flinkpy.connectors.iceberg_committer import IcebergCommitter
 from dagster_flinkpy.connectors.iceberg_table import NAME_MAPPING
 from dagster_flinkpy.datastream.connectors.base import CommitRequest
-from dagster_flinkpy.errors import CommitRefusedError, SourceReadError
+from dagster_flinkpy.errors import CommitRefusedError, InputChangedError
 from dagster_flinkpy.runtime.master.commit_retries import commit_requests
 from tests.connectors.iceberg_actors import (
     ACTS,
@@ -240,9 +240,9 @@ def test_a_source_refuses_equality_deletes(tmp_path: Path) -> None:
     enumerator = source.create_enumerator(None)
     assert take(source, enumerator) == [1]
     delete_by_equality(opened(sink), 1)
-    with pytest.raises(SourceReadError, match=r"equality deletes.*Rewrite the files"):
+    with pytest.raises(InputChangedError, match=r"equality deletes.*Rewrite the files"):
         source.create_enumerator(None).plan_epoch(1)
-    with pytest.raises(SourceReadError, match=r"snapshot .* of Iceberg table 'db.t' deletes or overwrites rows"):
+    with pytest.raises(InputChangedError, match=r"snapshot .* of Iceberg table 'db.t' deletes or overwrites rows"):
         enumerator.plan_epoch(1)
 
 
@@ -295,7 +295,7 @@ def test_fields_in_columns_that_are_others_now_are_refused(tmp_path: Path, ids: 
         assert records(source_of(sink)) == [{"p": {"y": "a", "z": None}}]
         with opened(sink).update_schema() as update:
             update.add_column(("p", "x"), LongType())
-    with pytest.raises(SourceReadError, match=r"has the field 'p.x', which was renamed, or dropped and added again"):
+    with pytest.raises(InputChangedError, match=r"has the field 'p.x', which was renamed, or dropped and added again"):
         records(source_of(sink))
 
 
@@ -308,7 +308,7 @@ def test_another_column_of_the_same_name_is_an_error(tmp_path: Path) -> None:
     position = enumerator.snapshot_state()
     rename_and_add(opened(sink))
     for again in (enumerator, source.create_enumerator(position)):
-        with pytest.raises(SourceReadError, match=r"column 'n' .* is not the one that the source has read"):
+        with pytest.raises(InputChangedError, match=r"column 'n' .* is not the one that the source has read"):
             again.plan_epoch(1)
 
 
@@ -318,7 +318,7 @@ def test_older_files_have_the_default_of_a_column(tmp_path: Path) -> None:
     assert records(source_of(sink)) == [{"n": 1, "s": "1", "x": 5}]
     with opened(sink).update_schema() as update:
         update.add_column("d", DateType(), default_value=date(2020, 1, 1))
-    with pytest.raises(SourceReadError, match=r"'d' .* has a default value of the type date"):
+    with pytest.raises(InputChangedError, match=r"'d' .* has a default value of the type date"):
         records(source_of(sink))
     row = Types.ROW_NAMED(["n", "x"], [Types.LONG(), Types.LONG()])
     assert records(source_of(sink, row_type=row)) == [{"n": 1, "x": 5}]
@@ -331,7 +331,7 @@ def test_a_source_of_a_table_that_was_dropped(tmp_path: Path) -> None:
     enumerator = source.create_enumerator(None)
     assert take(source, enumerator) == [1]
     before.catalog.drop_table(sink.table)
-    with pytest.raises(SourceReadError, match=r"'db.t' of catalog 'default': it does not exist.*Put it back"):
+    with pytest.raises(InputChangedError, match=r"'db.t' of catalog 'default': it does not exist.*Put it back"):
         enumerator.plan_epoch(1)
     before.catalog.register_table(sink.table, before.metadata_location)
     commit(sink, stage(sink, 2, checkpoint_id=2))

@@ -27,7 +27,13 @@ from dagster_flinkpy.connectors.iceberg_writer import IcebergWriter
 from dagster_flinkpy.connectors.staged_files import StagedFileCommitter
 from dagster_flinkpy.connectors.staged_rows import StagedRowsWriter
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext, WriterInitContext
-from dagster_flinkpy.errors import CommittableLostError, ConfigurationError, SinkCommitError, TypeMismatchError
+from dagster_flinkpy.errors import (
+    CommitRefusedError,
+    CommittableLostError,
+    ConfigurationError,
+    SinkCommitError,
+    TypeMismatchError,
+)
 from dagster_flinkpy.runtime.master.commit_retries import commit_requests
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.connectors.test_postgres_jobs import dying
@@ -95,6 +101,15 @@ def test_a_checkpoint_is_one_snapshot_and_is_added_once(sink: IcebergSink) -> No
     assert found == [(7, "4")]
     summary = table.current_snapshot().summary
     assert (summary["flinkpy.job-id"], summary["flinkpy.checkpoint-id"], summary["total-records"]) == ("job", "2", "4")
+
+
+def test_a_table_whose_metadata_was_deleted_is_an_error_at_once(sink: IcebergSink) -> None:
+    request, store = stage(sink, 1), sink.location.open()
+    running = committer(sink)
+    running.abort_lingering([request])
+    store.delete_many([info.key for info in store.list("metadata/")])
+    with pytest.raises(CommitRefusedError, match=r"metadata of .* was deleted or moved.*stay staged"):
+        commit_requests(running, [request], "sink", wait=pytest.fail)
 
 
 def test_a_commit_of_somebody_else_in_between_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from dagster_flinkpy.connectors.table_source import TableSource
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import SplitEnumerator
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
-from dagster_flinkpy.errors import ConfigurationError, SourceReadError, TypeMismatchError
+from dagster_flinkpy.errors import ConfigurationError, InputChangedError, TypeMismatchError
 from dagster_flinkpy.testing import run_local
 from tests.connectors.test_delta_sink import commit as commit_delta
 from tests.connectors.test_delta_sink import opened as delta_of
@@ -136,7 +136,7 @@ def test_deleted_rows_are_an_error_or_skipped(target: Target) -> None:
     target.delete(1)
     target.add(3)
     other = restored(skipping, enumerator)
-    with pytest.raises(SourceReadError, match=r"skip_changes=True to leave out such"):
+    with pytest.raises(InputChangedError, match=r"skip_changes=True to leave out such"):
         enumerator.plan_epoch(1)
     assert take(skipping, other) == [3]
 
@@ -155,7 +155,7 @@ def test_another_table_in_the_same_place_is_an_error(tmp_path: Path) -> None:
     former = folder.rename(tmp_path / "former")
     backup.rename(folder)
     for after in (4, 5, 6):  # fewer versions, as many, more
-        with pytest.raises(SourceReadError, match=r"dropped and made anew, or restored from a backup. Put it back"):
+        with pytest.raises(InputChangedError, match=r"dropped and made anew, or restored from a backup. Put it back"):
             take(source, restored(source, enumerator))
         target.add(after)
     folder.rename(tmp_path / "other")
@@ -187,7 +187,7 @@ def test_an_empty_table_that_is_restored_has_no_new_rows(tmp_path: Path) -> None
     enumerator = restored(skipping, enumerator)
     assert take(skipping, enumerator) == []
     delta_of(target.sink).restore(version)
-    with pytest.raises(SourceReadError, match=r"deletes or changes rows.*skip_changes=True"):
+    with pytest.raises(InputChangedError, match=r"deletes or changes rows.*skip_changes=True"):
         take(source, restored(source, enumerator))
     assert take(skipping, restored(skipping, enumerator)) == []
 
@@ -196,7 +196,7 @@ def test_a_column_that_the_table_does_not_have_is_an_error(target: Target) -> No
     """Otherwise all of its values would be null, as in files from before a column was added."""
     target.add(1)
     source = target.source(row_type=Types.ROW_NAMED(["n", "more"], [Types.LONG(), Types.LONG()]))
-    with pytest.raises(SourceReadError, match=r"has no column 'more', only \['n', 's'\].*Declare a row_type"):
+    with pytest.raises(InputChangedError, match=r"has no column 'more', only \['n', 's'\].*Declare a row_type"):
         source.create_enumerator(None).plan_epoch(1)
 
 
@@ -205,7 +205,7 @@ def test_a_file_that_was_deleted_before_it_was_read_is_an_error(target: Target, 
     source = target.source()
     [[split]] = source.create_enumerator(None).plan_epoch(1)
     (tmp_path / "t" / split.properties["path"]).unlink()
-    with pytest.raises(SourceReadError, match=r"is gone.*VACUUM.*Put it back.*start from empty state"):
+    with pytest.raises(InputChangedError, match=r"is gone.*VACUUM.*Put it back.*start from empty state"):
         list(source.read(split))
 
 
@@ -223,7 +223,7 @@ def test_a_history_that_does_not_reach_back_is_an_error(target: Target) -> None:
     else:
         table = iceberg_of(target.sink)
         table.maintenance.expire_snapshots().by_ids([s.snapshot_id for s in table.snapshots()[:2]]).commit()
-    with pytest.raises(SourceReadError, match="start from empty state to read the table as it is now"):
+    with pytest.raises(InputChangedError, match="start from empty state to read the table as it is now"):
         enumerator.plan_epoch(1)
 
 
@@ -264,7 +264,7 @@ def test_a_program_on_s3(s3_location: Any, tmp_path: Path) -> None:
 
 
 def test_what_is_not_there_is_an_error(target: Target) -> None:
-    with pytest.raises(SourceReadError, match="cannot read"):
+    with pytest.raises(InputChangedError, match="does not exist"):
         _ = target.source().produced_type
     with pytest.raises(ConfigurationError, match="max_files_per_epoch=0"):
         target.source(max_files_per_epoch=0)
@@ -330,7 +330,7 @@ def test_a_partition_reads_the_files_of_its_window(tmp_path: Path, kind: pa.Data
         with pytest.raises(ConfigurationError, match="must be as fine as the partitions"):
             source.for_partition(window(MARCH_1, 1)).create_enumerator(None).plan_epoch(1)
     other = DeltaSource(str(tmp_path / "t"), partition_column="n").for_partition(window(MARCH_1))
-    with pytest.raises(SourceReadError, match="is not partitioned by 'n'"):
+    with pytest.raises(InputChangedError, match="is not partitioned by 'n'"):
         other.create_enumerator(None).plan_epoch(1)
     with pytest.raises(ConfigurationError, match="give it partition_column"):
         DeltaSource(str(tmp_path / "t")).for_partition(window(MARCH_1))
@@ -427,7 +427,7 @@ def test_change_feeds_that_are_refused(tmp_path: Path) -> None:
     removed = list((tmp_path / "t").glob("*.parquet"))
     assert changes(source, restored(source, enumerator)) == ["1 -D 1"]
     removed[0].unlink()
-    with pytest.raises(SourceReadError):
+    with pytest.raises(InputChangedError):
         changes(source, enumerator)
 
 

@@ -53,6 +53,7 @@ NON_RECOVERABLE = {
     "FencedError",
     "HeadLostError",
     "InputAfterEndError",
+    "InputChangedError",
     "InputExpiredError",
     "JobCancelledError",
     "NamedSegmentLostError",
