@@ -23,7 +23,13 @@ from dagster_flinkpy.datastream.connectors.base import (
     Committer,
     CommitterInitContext,
 )
-from dagster_flinkpy.errors import CommittableLostError, ConfigurationError, SinkCommitError, StorageError
+from dagster_flinkpy.errors import (
+    CommitRefusedError,
+    CommittableLostError,
+    ConfigurationError,
+    SinkCommitError,
+    StorageError,
+)
 
 if TYPE_CHECKING:
     from dagster_flinkpy.datastream.connectors.kafka_sink import KafkaSink
@@ -38,6 +44,7 @@ _MARKS = 50
 _MARK_DAYS = 6
 """Brokers forget a group that has committed nothing for 7 days (``offsets.retention.minutes``)."""
 _DAY_MS = 24 * 60 * 60 * 1000
+_FENCED = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
 _HOPELESS = (
     KafkaError.MSG_SIZE_TOO_LARGE,
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -91,6 +98,8 @@ class KafkaCommitter(Committer):
                 request.signal_failed_with_unknown_reason(error)
         except (KafkaException, StorageError) as error:
             self._signal(requests, error)
+        except SystemError as error:  # a callback of confluent-kafka ran after it had noted an error
+            self._signal(requests, error.__cause__ if isinstance(error.__cause__, KafkaException) else error)
         else:
             with suppress(StorageError):  # abort_lingering deletes what remains
                 self._rows.delete(files)
@@ -102,14 +111,22 @@ class KafkaCommitter(Committer):
         for request in requests:
             if code in _HOPELESS:
                 request.signal_failed_with_unknown_reason(
-                    SinkCommitError(
+                    CommitRefusedError(
                         f"topic {self._topic!r} refuses the records of checkpoint {request.checkpoint_id} of sink "
                         f"{self._context.uid!r}: {error}. They stay staged: change the topic or the permissions so "
                         "that it takes them, and run again."
                     )
                 )
             else:
-                request.retry_later(error)
+                request.retry_later(error if code not in _FENCED else self._fenced(request.checkpoint_id, error))
+
+    def _fenced(self, checkpoint_id: int, error: Exception) -> SinkCommitError:
+        return SinkCommitError(
+            f"sink {self._context.uid!r} cannot commit checkpoint {checkpoint_id} to topic {self._topic!r}: another "
+            f"producer with transactional id {self._name!r} has fenced this one. That is another attempt of job "
+            f"{self._context.job_id!r}, or a job elsewhere with the same id, uid and set_transactional_id_prefix(): "
+            f"give each its own prefix ({error})"
+        )
 
     def _write(self, checkpoint_id: int, files: list[RowFile], mark: str) -> bool:
         """Writes the records in one transaction, unless that was done before. Returns whether it did."""
@@ -129,8 +146,8 @@ class KafkaCommitter(Committer):
             group = self._group().consumer_group_metadata()
             producer.send_offsets_to_transaction([offset], group, _SECONDS)
             producer.commit_transaction(_SECONDS)
-        except (KafkaException, StorageError, SinkCommitError):
-            with suppress(KafkaException):  # otherwise the next producer aborts it
+        except (KafkaException, StorageError, SinkCommitError, SystemError):
+            with suppress(KafkaException, SystemError):  # otherwise the next producer aborts it
                 producer.abort_transaction(_SECONDS)
             raise
         return True
@@ -158,11 +175,11 @@ class KafkaCommitter(Committer):
         """Makes sure that a mark could not have been forgotten.
 
         Raises:
-            SinkCommitError: It could: nobody knows whether the records were written.
+            CommitRefusedError: It could: nobody knows whether the records were written.
         """
         days = (self._now() - min(file.staged_ms for file in files)) // _DAY_MS
         if days >= _MARK_DAYS:
-            raise SinkCommitError(
+            raise CommitRefusedError(
                 f"sink {self._context.uid!r} has staged the records of checkpoint {checkpoint_id} for topic "
                 f"{self._topic!r} {days} days ago. Group {self._name!r} has no mark of it, but brokers forget marks "
                 "after 7 days, so nobody knows whether they were written. Look into the topic. If they are there, "

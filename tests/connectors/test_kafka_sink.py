@@ -175,6 +175,29 @@ def test_an_attempt_that_a_zombie_fences_tries_again(
     assert values(cluster) == ["a", "b"]
 
 
+@pytest.mark.parametrize("raised", ["as it is", "in a callback"])
+def test_an_attempt_that_is_fenced_again_and_again_says_by_whom(
+    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: str
+) -> None:
+    sink, other = transactional(tmp_path), committer(transactional(tmp_path), 2)
+    real, request = FakeProducer.commit_transaction, stage(sink, "a")
+
+    def commit_transaction(producer: FakeProducer, timeout: float) -> None:
+        other._fencing_producer().init_transactions(1)
+        try:
+            real(producer, timeout)
+        except KafkaException as error:
+            if raised == "as it is":
+                raise
+            raise SystemError("a function returned a result with an exception set") from error
+
+    monkeypatch.setattr(FakeProducer, "commit_transaction", commit_transaction)
+    message = r"another producer with transactional id 'flinkpy-job-sink' has fenced .*another attempt of job 'job', or"
+    with pytest.raises(SinkCommitError, match=message):
+        commit(committer(sink), request)
+    assert values(cluster) == []
+
+
 def test_an_attempt_ends_the_transaction_of_a_dead_one_when_it_starts(cluster: FakeCluster, tmp_path: Path) -> None:
     sink = transactional(tmp_path)
     request = stage(sink, "a")

@@ -13,6 +13,7 @@ from dagster_flinkpy.errors import (
     CommitRefusedError,
     CommittableLostError,
     FencedError,
+    SinkCommitError,
     StorageError,
 )
 from dagster_flinkpy.runtime.master.committers import Committers
@@ -85,6 +86,6 @@ class AttemptTransactions(ABC):
     def _commit(self, metadata: CheckpointMetadata) -> int:
         try:
             return self._committers.commit(metadata)
-        except (CommitRefusedError, CommittableLostError):
-            self._check_leader()  # an attempt that took over has committed it, and may have replaced it since
+        except SinkCommitError:
+            self._check_leader()  # an attempt that took over has committed it, or keeps this one from it
             raise
