@@ -29,6 +29,7 @@ from dagster_flinkpy.state.states import (
     KeyedMapState,
     KeyedReducingState,
     KeyedValueState,
+    make_map_state,
 )
 from dagster_flinkpy.state.tables import CellTable
 from dagster_flinkpy.state.ttl import (
@@ -106,7 +107,7 @@ def make_state(
         }
         if rules is not None:
             return TtlMapState(TtlMapTable(*where, "MAP", **types), rules)
-        return KeyedMapState(MapTable(*where, "MAP", **types))
+        return make_map_state(MapTable(*where, "MAP", **types))
     kind = next((kind for known, kind in _KINDS.items() if isinstance(descriptor, known)), None)
     if kind is None:
         raise ConfigurationError(f"state {descriptor.name!r}: a {type(descriptor).__name__} is not for keyed state")

@@ -32,8 +32,6 @@ class ListTable(OverlayTable):
         """Whether each slot may have elements in ``added``; who adds a list marks it. Not for named cells."""
         self.lists = 0
         """The number of lists in ``stored`` and ``added``; who adds one counts it."""
-        self.named = self.value_type is not None and self.value_type.names_fields
-        """Whether elements get field names."""
         self.unread: list[KeySlots] = []
         """Touched keys whose stored lists are not in ``stored`` yet."""
         self._replaced: set[Any] = set()
@@ -54,9 +52,7 @@ class ListTable(OverlayTable):
         return both
 
     def extend(self, cell: Any, elements: list[Any]) -> None:
-        """Adds elements, at least one, to the list of a cell."""
-        if self.named:
-            self._name_fields(elements)
+        """Adds elements, at least one, which nobody else has, to the list of a cell."""
         known = self.added[cell]
         if known is None:
             self._add(cell, elements)
@@ -71,9 +67,7 @@ class ListTable(OverlayTable):
             self.changed[cell] = True
 
     def replace(self, cell: Any, elements: list[Any]) -> None:
-        """Sets the list of a cell, which must have at least one element."""
-        if self.named:
-            self._name_fields(elements)
+        """Sets the list of a cell: at least one element, which nobody else has."""
         if self.unread or self.stored[cell] is not None:  # A stored list that was not read is replaced unseen.
             self._replaced.add(cell)
             self._forget(self.stored, cell)
@@ -170,10 +164,6 @@ class ListTable(OverlayTable):
         each = added.items() if self.namespaced else ((slot, added[slot]) for slot in marked(self.changed).tolist())
         return [(cell, elements) for cell, elements in each if elements is not None]
 
-    def _name_fields(self, elements: list[Any]) -> None:
-        assert self.value_type is not None
-        self.value_type.name_fields(elements)
-
 
 class TtlListTable(ListTable):
     """A list of pairs per cell: an element and the time at which it expires."""
@@ -190,6 +180,3 @@ class TtlListTable(ListTable):
             return [None if pairs is None else [pair[i] for pair in pairs] for pairs in values]
 
         return {"value": part(0), "expires_at": part(1)}
-
-    def _name_fields(self, elements: list[Any]) -> None:
-        super()._name_fields([element for element, _ in elements])

@@ -38,7 +38,6 @@ class MapTable(OverlayTable):
         """The number of entries in ``stored`` and ``changed``; who adds one counts it."""
         self._removed: dict[Any, dict[Any, None]] = {}
         """Map keys of each cell that were removed. Those that are in ``changed`` have been set again."""
-        self.name_fields = self.value_type.name_fields
 
     @property
     def size(self) -> int:
@@ -52,9 +51,7 @@ class MapTable(OverlayTable):
         return stored or changed or {}
 
     def put(self, cell: Any, entries: Entries) -> None:
-        """Sets entries of a cell."""
-        for value in entries.values():
-            self.name_fields(value)
+        """Sets entries of a cell, whose values nobody else has."""
         known = self.changed[cell]
         if known is None:
             known = self.changed[cell] = {}

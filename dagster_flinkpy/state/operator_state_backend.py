@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from dagster_flinkpy.common.copies import copier, taker
 from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
 from dagster_flinkpy.datastream.state import (
     BroadcastState,
@@ -50,6 +51,8 @@ class _OperatorState:
     ) -> None:
         self.name, self.mode, self._types, self._what, self._store = name, mode, types, what, store
         self._written_by = written_by
+        self.own, self.take = copier(types["value"]), taker(types["value"])
+        """Copy a value that a function reads, and one that it gives; None if values cannot change."""
         self._handle: OperatorStateHandle | None = None
         self.inherited = False
         """Whether the state has not changed since the restore."""
@@ -102,19 +105,20 @@ class _ListState(ListState[Any]):
         self._values: list[Any] = [] if restored is None else state.read(restored)["value"]
 
     def get(self) -> list[Any]:
-        return list(self._values)
+        own = self.state.own
+        return list(self._values if own is None else map(own, self._values))
 
     def add(self, value: Any) -> None:
-        self._values.append(value)
-        self.state.changed()
+        self.add_all([value])
 
     def add_all(self, values: list[Any]) -> None:
-        self._values.extend(values)
+        take = self.state.take
+        self._values.extend(values if take is None else map(take, values))
         self.state.changed()
 
     def update(self, values: list[Any]) -> None:
-        self._values = list(values)
-        self.state.changed()
+        values, self._values = list(values), []
+        self.add_all(values)
 
     def clear(self) -> None:
         self.update([])
@@ -131,19 +135,21 @@ class _Entries:
         name: The name of the state.
         codec: The codec of the keys.
         entries: The values by dict key.
+        own: Copies a value for the function that reads it; None if values cannot change.
     """
 
-    def __init__(self, name: str, codec: KeyCodec, entries: dict[Any, Any]) -> None:
-        self._name, self._codec, self._encode, self._entries = name, codec, codec.encode, entries
+    def __init__(self, name: str, codec: KeyCodec, entries: dict[Any, Any], own: Callable[[Any], Any] | None) -> None:
+        self._name, self._codec, self._encode, self._entries, self._own = name, codec, codec.encode, entries, own
 
     def get(self, key: Any) -> Any:
         """Returns the value of an entry, or None."""
         if self._encode is not None:
             key = self._encode(key)
         try:
-            return self._entries.get(key)
+            value = self._entries.get(key)
         except TypeError as error:
             raise self._misuse(key, error) from error
+        return value if self._own is None else self._own(value)
 
     def contains(self, key: Any) -> bool:
         """Returns whether there is an entry with this key."""
@@ -151,7 +157,7 @@ class _Entries:
 
     def items(self) -> Iterable[tuple[Any, Any]]:
         """Returns all entries."""
-        return list(zip(self.keys(), self._entries.values(), strict=True))
+        return list(zip(self.keys(), self.values(), strict=True))
 
     def keys(self) -> Iterable[Any]:
         """Returns the keys of all entries."""
@@ -159,7 +165,7 @@ class _Entries:
 
     def values(self) -> Iterable[Any]:
         """Returns the values of all entries."""
-        return list(self._entries.values())
+        return list(self._entries.values() if self._own is None else map(self._own, self._entries.values()))
 
     def is_empty(self) -> bool:
         """Returns whether there is no entry."""
@@ -181,14 +187,15 @@ class _BroadcastState(_Entries, BroadcastState[Any, Any]):
     """Broadcast state for reading and writing."""
 
     def __init__(self, state: _OperatorState, restored: OperatorStateHandle | None, key_type: TypeInformation) -> None:
-        super().__init__(state.name, KeyCodec(key_type), {})
+        super().__init__(state.name, KeyCodec(key_type), {}, state.own)
         self.state = state
         if restored is not None:
             columns = state.read(restored)
             self._entries.update(zip(self._codec.encode_all(columns["key"]), columns["value"], strict=True))
 
     def put(self, key: Any, value: Any) -> None:
-        self._entries[self._encoded(key)] = value
+        take = self.state.take
+        self._entries[self._encoded(key)] = value if take is None else take(value)
         self.state.changed()
 
     def put_all(self, dict_value: dict[Any, Any]) -> None:
@@ -207,11 +214,11 @@ class _BroadcastState(_Entries, BroadcastState[Any, Any]):
 
     def read_only(self) -> _ReadOnlyBroadcastState:
         """Returns a view that cannot be written."""
-        return _ReadOnlyBroadcastState(self._name, self._codec, self._entries)
+        return _ReadOnlyBroadcastState(self._name, self._codec, self._entries, self._own)
 
     def snapshot(self) -> OperatorStateHandle:
         """Stores the state and returns its handle."""
-        return self.state.snapshot({"key": list(self.keys()), "value": list(self.values())})
+        return self.state.snapshot({"key": list(self.keys()), "value": list(self._entries.values())})
 
 
 class _ReadOnlyBroadcastState(_Entries, ReadOnlyBroadcastState[Any, Any]):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import repeat
 from operator import is_
 from typing import Any
 
 import pyarrow as pa
 
-from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.datastream.state import ValueState
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.state.keys import KeySlots
@@ -99,20 +99,22 @@ class KeyedSlotState(ValueState[Any]):
             self._changed[slot] = True
 
 
-class _NamedSlotState(KeyedSlotState):
-    """One value per key, with a type that gives rows their field names."""
+class _ChangeableSlotState(KeyedSlotState):
+    """One value per key, which functions may change."""
 
-    def __init__(self, table: SlotTable, value_type: TypeInformation) -> None:
+    def __init__(self, table: SlotTable, own: Callable[[Any], Any], take: Callable[[Any], Any]) -> None:
         super().__init__(table)
-        self._name_fields = value_type.name_fields
+        self._own, self._take = own, take
+
+    def value(self) -> Any:
+        return self._own(super().value())
 
     def update(self, value: Any) -> None:
-        super().update(None if value is None else self._name_fields(value))
+        super().update(None if value is None else self._take(value))
 
 
 def make_slot_state(table: SlotTable) -> KeyedSlotState:
     """Returns the fastest state for the table."""
-    kind = table.value_type
-    if kind is None or not kind.names_fields:
+    if table.own is None or table.take is None:
         return KeyedSlotState(table)
-    return _NamedSlotState(table, kind)
+    return _ChangeableSlotState(table, table.own, table.take)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
+from dagster_flinkpy.common.copies import copied
 from dagster_flinkpy.datastream.base_functions import BaseAggregateFunction, BaseReduceFunction
 from dagster_flinkpy.datastream.state import AggregatingState, ListState, MapState, ReducingState, ValueState
 from dagster_flinkpy.errors import UnsupportedKeyTypeError
@@ -19,6 +21,7 @@ __all__ = [
     "KeyedMapState",
     "KeyedReducingState",
     "KeyedValueState",
+    "make_map_state",
 ]
 
 
@@ -38,29 +41,16 @@ class _CellState:
 
 
 class KeyedValueState(_CellState, ValueState[Any]):
-    """One value per key. It is used for each record, so without a namespace it accesses the cell directly."""
-
-    def __init__(self, table: CellTable) -> None:
-        super().__init__(table)
-        self._values, self._changed, self._keys = table.values, table.changed, table.keys
-        self._name_fields = table.name_fields
-        self._namespaced = table.namespaced
+    """One value per key and namespace."""
 
     def value(self) -> Any:
-        slot = self._keys.slot
-        if self._namespaced or slot is None:
-            return self._values.get(self.table.cell)
-        return self._values.get(slot)
+        return self.table.get()
 
     def update(self, value: Any) -> None:
-        slot = self._keys.slot
         if value is None:
             self.table.remove()
-        elif self._namespaced or slot is None:
-            self.table.put(value)
         else:
-            self._values[slot] = self._name_fields(value)
-            self._changed.add(slot)
+            self.table.put(value)
 
 
 class _MergingState(_CellState, ABC):
@@ -75,7 +65,14 @@ class _MergingState(_CellState, ABC):
                 self.table.remove()
                 self.set_current_namespace(target)
                 stored = self.table.values.get(self.table.cell)
-                self.table.put(value if stored is None else self._merged(stored, value))
+                self._hold(value if stored is None else self._merged(stored, value), stored, value)
+
+    def _hold(self, result: Any, *known: Any) -> None:
+        """Sets the value of the current cell to what a function returned. It may be what the function was given."""
+        take = self.table.take
+        if take is not None and all(result is not each for each in known):
+            result = take(result)
+        self.table.hold(result)
 
     @abstractmethod
     def _merged(self, stored: Any, value: Any) -> Any:
@@ -89,7 +86,8 @@ class KeyedListState(ListState[Any]):
         self.table = table
         self._stored, self._added, self._unread = table.stored, table.added, table.unread
         self._changed = table.changed
-        self._keys, self._namespaced, self._named = table.keys, table.namespaced, table.named
+        self._keys, self._namespaced = table.keys, table.namespaced
+        self._own, self._take = table.own, table.take
 
     def set_current_namespace(self, namespace: Any) -> None:
         """Sets the namespace for later accesses."""
@@ -109,6 +107,8 @@ class KeyedListState(ListState[Any]):
         if self._unread:
             self.table.read()
         stored, added = self._stored[cell], self._added[cell]
+        if self._own is not None:
+            return list(map(self._own, chain(stored or (), added or ())))
         if stored is None:
             return [] if added is None else added[:]
         both: list[Any] = stored[:] if added is None else stored + added
@@ -119,9 +119,9 @@ class KeyedListState(ListState[Any]):
         if self._namespaced or cell is None:
             cell = self.table.cell
         added = self._added[cell]
-        if self._named:
-            self.table.extend(cell, [value])
-        elif added is None:
+        if self._take is not None:
+            value = self._take(value)
+        if added is None:
             self._added[cell] = [value]
             self.table.lists += 1
             if not self._namespaced:
@@ -132,7 +132,7 @@ class KeyedListState(ListState[Any]):
     def add_all(self, values: list[Any]) -> None:
         cell = self.table.cell
         if values:
-            self.table.extend(cell, list(values))
+            self.table.extend(cell, self._taken(values))
 
     def update(self, values: list[Any]) -> None:
         if not values:
@@ -141,7 +141,10 @@ class KeyedListState(ListState[Any]):
         cell = self._keys.slot
         if self._namespaced or cell is None:
             cell = self.table.cell
-        self.table.replace(cell, list(values))
+        self.table.replace(cell, self._taken(values))
+
+    def _taken(self, values: Iterable[Any]) -> list[Any]:
+        return list(values if self._take is None else map(self._take, values))
 
     def merge_namespaces(self, target: Any, sources: Iterable[Any]) -> None:
         """Moves the values of the current key from some namespaces to another one."""
@@ -151,7 +154,7 @@ class KeyedListState(ListState[Any]):
             if elements:
                 self.clear()
                 self.set_current_namespace(target)
-                self.add_all(elements)
+                self.table.extend(self.table.cell, elements)
 
 
 class KeyedReducingState(_MergingState, ReducingState[Any]):
@@ -162,11 +165,13 @@ class KeyedReducingState(_MergingState, ReducingState[Any]):
         self._reduce = reduce_function.reduce
 
     def get(self) -> Any:
-        return self.table.values.get(self.table.cell)
+        return self.table.get()
 
     def add(self, value: Any) -> None:
-        stored = self.get()
-        self.table.put(value if stored is None else self._reduce(stored, value))
+        if self.table.take is not None:
+            value = self.table.take(value)
+        stored = self.table.lend()
+        self._hold(value if stored is None else self._reduce(stored, value), stored, value)
 
     def _merged(self, stored: Any, value: Any) -> Any:
         return self._reduce(stored, value)
@@ -180,13 +185,18 @@ class KeyedAggregatingState(_MergingState, AggregatingState[Any, Any]):
         self._function = function
 
     def get(self) -> Any:
-        stored = self.table.values.get(self.table.cell)
+        stored = self.table.get()
         return None if stored is None else self._function.get_result(stored)
 
     def add(self, value: Any) -> None:
-        stored = self.table.values.get(self.table.cell)
-        accumulator = self._function.create_accumulator() if stored is None else stored
-        self.table.put(self._function.add(value, accumulator))
+        table, accumulator = self.table, self.table.lend()
+        if accumulator is None:
+            accumulator = self._function.create_accumulator()
+            if table.take is not None:
+                accumulator = table.take(accumulator)
+        if table.take is not None:
+            value = copied(value)
+        self._hold(self._function.add(value, accumulator), accumulator, value)
 
     def _merged(self, stored: Any, value: Any) -> Any:
         return self._function.merge(stored, value)
@@ -201,8 +211,7 @@ class KeyedMapState(MapState[Any, Any]):
         self._stored, self._changed, self._keys = table.stored, table.changed, table.keys
         self._marks = table.marks
         self._namespaced = table.namespaced
-        kind = table.value_type
-        self._name_fields = None if kind is None or not kind.names_fields else kind.name_fields
+        self._own, self._take = table.own, table.take
 
     def set_current_namespace(self, namespace: Any) -> None:
         """Sets the namespace for later accesses."""
@@ -228,8 +237,8 @@ class KeyedMapState(MapState[Any, Any]):
         if self._encode is not None:
             key = self._encode(key)
         cell = self.table.cell if self._namespaced else self._keys.slot
-        if self._name_fields is not None:
-            self._name_fields(value)
+        if self._take is not None:
+            value = self._take(value)
         try:
             entries = self._changed[cell]
             if entries is None:
@@ -245,7 +254,7 @@ class KeyedMapState(MapState[Any, Any]):
             raise self._misuse(key, error) from error
 
     def put_all(self, dict_value: dict[Any, Any]) -> None:
-        self.table.put(self.table.cell, {self._encoded(key): value for key, value in dict(dict_value).items()})
+        self.table.put(self.table.cell, self._taken(dict_value))
 
     def remove(self, key: Any) -> None:
         self.table.remove(self.table.cell, self._encoded(key))
@@ -254,19 +263,30 @@ class KeyedMapState(MapState[Any, Any]):
         return self._encoded(key) in self._entries()
 
     def items(self) -> Iterable[tuple[Any, Any]]:
-        return list(zip(self.keys(), self.values(), strict=True))
+        entries = self._entries()
+        return list(zip(self.table.codec.decode_all(list(entries)), self._owned(entries), strict=True))
 
     def keys(self) -> Iterable[Any]:
         return list(self.table.codec.decode_all(list(self._entries())))
 
     def values(self) -> Iterable[Any]:
-        return list(self._entries().values())
+        return self._owned(self._entries())
 
     def is_empty(self) -> bool:
         return not self._entries()
 
     def clear(self) -> None:
         self.table.remove_all(self.table.cell)
+
+    def _taken(self, entries: dict[Any, Any]) -> dict[Any, Any]:
+        """Returns entries that a function gives, by their dict keys."""
+        take = self._take
+        taken = {self._encoded(key): value for key, value in dict(entries).items()}
+        return taken if take is None else {key: take(value) for key, value in taken.items()}
+
+    def _owned(self, entries: dict[Any, Any]) -> list[Any]:
+        """Returns the values of entries, for a function."""
+        return list(entries.values() if self._own is None else map(self._own, entries.values()))
 
     def _entries(self) -> dict[Any, Any]:
         return self.table.entries(self.table.cell)
@@ -283,3 +303,17 @@ class KeyedMapState(MapState[Any, Any]):
         """Returns what an error means; raises a ConfigurationError if it means that there is no current key."""
         self.table.require_key()
         return UnsupportedKeyTypeError(f"map key {key!r} of state {self.table.name!r}: {error}")
+
+
+class _ChangeableMapState(KeyedMapState):
+    """A map per key, with values that functions may change."""
+
+    def get(self, key: Any) -> Any:
+        own = self._own
+        assert own is not None
+        return own(super().get(key))
+
+
+def make_map_state(table: MapTable) -> KeyedMapState:
+    """Returns the fastest state for the table."""
+    return KeyedMapState(table) if table.own is None else _ChangeableMapState(table)

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.common.copies import copier, taker
+from dagster_flinkpy.common.typeinfo import ListTypeInfo, TypeInformation
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 from dagster_flinkpy.state.handles import Json, RunHandle, StateKind, TableSnapshot
 from dagster_flinkpy.state.keys import KeyCodec, KeySlots, TouchedKeys
@@ -72,6 +73,11 @@ class OverlayTable(ABC):
         self.namespace_type = namespace_type
         self.map_key_type = map_key_type
         self.value_type = value_type
+        held = value_type.elem_type if kind == "LIST" and isinstance(value_type, ListTypeInfo) else value_type
+        self.own = None if held is None else copier(held)
+        """Copies a value, or an element of a list, for a function that reads it; None if values cannot change."""
+        self.take = None if held is None else taker(held)
+        """Returns what is kept of a value, or an element, that a function gives; None if it is the value itself."""
         self._files = files
         self._handles = handles
         for part, what in ((namespace_type, "namespace"), (map_key_type, "map key")):
@@ -258,18 +264,31 @@ class CellTable(OverlayTable):
         """The values by cell. Only :meth:`put` and :meth:`remove` write to it."""
         self.changed: set[Any] = set()
         """Cells whose value is not in storage yet. :meth:`put` and :meth:`remove` add to it."""
-        assert self.value_type is not None
-        self.name_fields = self.value_type.name_fields
 
     @property
     def size(self) -> int:
         return len(self.values)
 
+    def get(self) -> Any:
+        """Returns the value of the current cell for a function, or None."""
+        value = self.values.get(self.cell)
+        return value if self.own is None else self.own(value)
+
     def put(self, value: Any) -> None:
         """Sets the value of the current cell."""
+        self.hold(value if self.take is None else self.take(value))
+
+    def hold(self, value: Any) -> None:
+        """Sets the value of the current cell to one that nobody else has."""
         cell = self.cell
-        self.values[cell] = self.name_fields(value)
+        self.values[cell] = value
         self.changed.add(cell)
+
+    def lend(self) -> Any:
+        """Returns the value of the current cell, or None, for a function that may change it and give it back."""
+        cell = self.cell
+        self.changed.add(cell)  # If the function fails, what it has changed by then counts.
+        return self.values.get(cell)
 
     def remove(self) -> None:
         """Drops the value of the current cell."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from dagster_flinkpy.common.copies import copied
 from dagster_flinkpy.datastream.base_functions import BaseAggregateFunction, BaseReduceFunction
 from dagster_flinkpy.datastream.state import AggregatingState, ListState, ReducingState, ValueState
 from dagster_flinkpy.datastream.state_ttl import StateTtlConfig
@@ -73,10 +74,8 @@ class TtlCellTable(CellTable):
     ttl = True
 
     def put_stamped(self, value: Any, expires: Any) -> None:
-        """Sets the value of the current cell."""
-        cell = self.cell
-        self.values[cell] = (self.name_fields(value), expires)
-        self.changed.add(cell)
+        """Sets the value of the current cell to one that nobody else has."""
+        self.hold((value, expires))
 
     def _stored_values(self, match: Match) -> Sequence[Any]:
         return _read(super()._stored_values(match), match)
@@ -118,9 +117,7 @@ class TtlMapTable(MapTable):
     ttl = True
 
     def put_stamped(self, entries: dict[Any, Any], expires: int) -> None:
-        """Sets entries of the current cell, given by their dict keys."""
-        for value in entries.values():
-            self.name_fields(value)
+        """Sets entries of the current cell, given by their dict keys, whose values nobody else has."""
         self.put(self.cell, {key: (value, expires) for key, value in entries.items()})
 
     def _stored_values(self, match: Match) -> Sequence[Any]:
@@ -150,22 +147,26 @@ class _TtlCellState:
         if stamped is None:
             return None
         value, expires = stamped
-        rules = self._rules
+        rules, own = self._rules, self.table.own
         if expires <= rules.now():
             self.table.remove()
             return value if rules.return_expired else None
         if rules.on_read:
             self.table.put_stamped(value, rules.expiry())
-        return value
+        return value if own is None else own(value)
 
     def _unexpired(self) -> Any:
         """Returns the stored value to which another one is added, or None if it has expired."""
-        stamped = self.table.values.get(self.table.cell)
+        stamped = self.table.lend()
         if stamped is None or (stamped[1] <= self._rules.now() and not self._rules.return_expired):
             return None
         return stamped[0]
 
-    def _put(self, value: Any) -> None:
+    def _put(self, value: Any, *known: Any) -> None:
+        """Sets the value; ``known`` are those that nobody else has."""
+        take = self.table.take
+        if take is not None and all(value is not each for each in known):
+            value = take(value)
         self.table.put_stamped(value, self._rules.expiry())
 
 
@@ -189,8 +190,7 @@ class TtlSlotState(KeyedSlotState):
         super().__init__(table)
         self._expires, self._rules = table.expires, rules
         self._now, self._ttl, self._on_read = rules.now, rules.ttl, rules.on_read
-        assert table.value_type is not None
-        self._name_fields = table.value_type.name_fields if table.value_type.names_fields else None
+        self._own, self._take = table.own, table.take
 
     def value(self) -> Any:
         slot = self._keys.slot
@@ -207,6 +207,8 @@ class TtlSlotState(KeyedSlotState):
             if self._on_read:
                 self._expires[slot] = now + self._ttl
                 self._changed[slot] = True
+            if self._own is not None:
+                return self._own(value)
         return value
 
     def update(self, value: Any) -> None:
@@ -215,7 +217,7 @@ class TtlSlotState(KeyedSlotState):
             return
         slot = self._keys.slot
         try:
-            self._values[slot] = value if self._name_fields is None else self._name_fields(value)
+            self._values[slot] = value if self._take is None else self._take(value)
         except TypeError:
             self.table.require_key()
             raise
@@ -238,8 +240,10 @@ class TtlReducingState(_TtlCellState, ReducingState[Any]):
         return self._get()
 
     def add(self, value: Any) -> None:
+        if self.table.take is not None:
+            value = self.table.take(value)
         stored = self._unexpired()
-        self._put(value if stored is None else self._reduce(stored, value))
+        self._put(value if stored is None else self._reduce(stored, value), stored, value)
 
 
 class TtlAggregatingState(_TtlCellState, AggregatingState[Any, Any]):
@@ -254,9 +258,14 @@ class TtlAggregatingState(_TtlCellState, AggregatingState[Any, Any]):
         return None if accumulator is None else self._function.get_result(accumulator)
 
     def add(self, value: Any) -> None:
-        stored = self._unexpired()
-        accumulator = self._function.create_accumulator() if stored is None else stored
-        self._put(self._function.add(value, accumulator))
+        accumulator, take = self._unexpired(), self.table.take
+        if accumulator is None:
+            accumulator = self._function.create_accumulator()
+            if take is not None:
+                accumulator = take(accumulator)
+        if take is not None:
+            value = copied(value)
+        self._put(self._function.add(value, accumulator), accumulator, value)
 
 
 class TtlListState(ListState[Any]):
@@ -281,10 +290,12 @@ class TtlListState(ListState[Any]):
         if not live:
             self.table.remove(cell)
         elif rules.on_read:
-            self.table.replace(cell, self._stamped([value for value, _ in live]))
+            expires = rules.expiry()
+            self.table.replace(cell, [(value, expires) for value, _ in live])
         elif len(live) < len(stamped):
             self.table.replace(cell, live)
-        return [value for value, _ in (stamped if rules.return_expired else live)]
+        own, readable = self.table.own, stamped if rules.return_expired else live
+        return [value if own is None else own(value) for value, _ in readable]
 
     def add(self, value: Any) -> None:
         self.add_all([value])
@@ -301,8 +312,8 @@ class TtlListState(ListState[Any]):
             self.clear()
 
     def _stamped(self, values: list[Any]) -> list[tuple[Any, int]]:
-        expires = self._rules.expiry()
-        return [(value, expires) for value in values]
+        expires, take = self._rules.expiry(), self.table.take
+        return [(value if take is None else take(value), expires) for value in values]
 
 
 class TtlMapState(KeyedMapState):
@@ -315,27 +326,28 @@ class TtlMapState(KeyedMapState):
         self._rules = rules
 
     def get(self, key: Any) -> Any:
-        return self._live([self._encoded(key)]).get(self._encoded(key))
+        encoded = self._encoded(key)
+        value = self._live([encoded]).get(encoded)
+        return value if self._own is None else self._own(value)
 
     def put(self, key: Any, value: Any) -> None:
-        self.table.put_stamped({self._encoded(key): value}, self._rules.expiry())
+        self.put_all({key: value})
 
     def put_all(self, dict_value: dict[Any, Any]) -> None:
-        entries = {self._encoded(key): value for key, value in dict(dict_value).items()}
-        self.table.put_stamped(entries, self._rules.expiry())
+        self.table.put_stamped(self._taken(dict_value), self._rules.expiry())
 
     def contains(self, key: Any) -> bool:
         return self._encoded(key) in self._live([self._encoded(key)])
 
     def items(self) -> Iterable[tuple[Any, Any]]:
         live = self._live()
-        return list(zip(self.table.codec.decode_all(list(live)), live.values(), strict=True))
+        return list(zip(self.table.codec.decode_all(list(live)), self._owned(live), strict=True))
 
     def keys(self) -> Iterable[Any]:
         return list(self.table.codec.decode_all(list(self._live())))
 
     def values(self) -> Iterable[Any]:
-        return list(self._live().values())
+        return self._owned(self._live())
 
     def is_empty(self) -> bool:
         now = self._rules.now()

@@ -278,6 +278,9 @@ class Exploding:
     def __reduce__(self) -> Any:
         return pytest.fail, ("unpickled",)
 
+    def __deepcopy__(self, memo: Any) -> Exploding:
+        return self  # state copies what it is given
+
 
 def test_only_a_declared_pickle_is_unpickled(make_backend: MakeBackend, store: LocalObjectStore) -> None:
     descriptor = ValueStateDescriptor("v", Types.PICKLED_BYTE_ARRAY())

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from dagster_flinkpy.common.copies import copied
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK, MIN_WATERMARK
 from dagster_flinkpy.datastream.operator_specs import WindowSpec
 from dagster_flinkpy.datastream.window import (
@@ -34,7 +35,6 @@ from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.session_windows import SessionWindowOperator
 from dagster_flinkpy.runtime.operators.window_operator import MergingWindowOperator, WindowOperator
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
-from dagster_flinkpy.runtime.shuffle.copies import copied
 
 __all__ = ["AlignedWindows", "create_window_operator"]
 

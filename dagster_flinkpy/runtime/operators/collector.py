@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from dagster_flinkpy.common.copies import PASSED, copied, flat_rows, plain_row, unchanging_types
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation
 from dagster_flinkpy.common.types import Row, row_class, rows_of
 from dagster_flinkpy.datastream.output_tag import OutputTag
 from dagster_flinkpy.errors import TypeMismatchError, shorten
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
-from dagster_flinkpy.runtime.shuffle.copies import PASSED, copied, flat_rows, plain_row, unchanging_types
 
 __all__ = ["Collector"]
 

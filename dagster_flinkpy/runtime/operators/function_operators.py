@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from dagster_flinkpy.common.copies import ALONE, copied, flat_rows, unchanging_types
 from dagster_flinkpy.datastream.functions import (
     FilterFunction,
     FlatMapFunction,
@@ -29,7 +30,6 @@ from dagster_flinkpy.runtime.operators.collector import Collector
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.stream_operator import StreamOperator, called
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
-from dagster_flinkpy.runtime.shuffle.copies import ALONE, copied, flat_rows, unchanging_types
 
 __all__ = [
     "FilterOperator",

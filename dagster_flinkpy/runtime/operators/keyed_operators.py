@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dagster_flinkpy.common.copies import copied, plain_row, unchanging_types
 from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
 from dagster_flinkpy.datastream.functions import KeyedStateStore, ReduceFunction, RuntimeContext
@@ -36,7 +37,6 @@ from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.runtime_context import TaskRuntimeContext
 from dagster_flinkpy.runtime.operators.stream_operator import OperatorSnapshot, StreamOperator, called
 from dagster_flinkpy.runtime.shuffle.batch import KeyColumn, StreamBatch, each_int
-from dagster_flinkpy.runtime.shuffle.copies import copied, plain_row, unchanging_types
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
 from dagster_flinkpy.state.cache import RunCache
 from dagster_flinkpy.state.heap_backend import HeapKeyedStateBackend

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dagster_flinkpy.common.copies import copied
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
 from dagster_flinkpy.datastream.functions import (
     ProcessAllWindowFunction,
@@ -54,7 +55,6 @@ from dagster_flinkpy.runtime.operators.window_contexts import (
     evaluator,
 )
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
-from dagster_flinkpy.runtime.shuffle.copies import copied
 
 __all__ = ["MERGING_WINDOWS", "MergingWindowOperator", "WindowOperator"]
 

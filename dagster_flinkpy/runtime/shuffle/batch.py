@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from dagster_flinkpy.common.copies import copied, unchanging_types
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, TypeInformation
 from dagster_flinkpy.errors import TypeMismatchError
-from dagster_flinkpy.runtime.shuffle.copies import copied, unchanging_types
 
 __all__ = ["NO_TIMESTAMP", "KeyColumn", "StreamBatch", "each_int"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dagster_flinkpy.common import Row, RowKind, Types
-from dagster_flinkpy.runtime.shuffle.copies import ALONE, copied, flat_rows, unchanging_types
+from dagster_flinkpy.common.copies import ALONE, copied, flat_rows, unchanging_types
 
 
 @dataclass

@@ -1,7 +1,7 @@
-"""Copies of values that are passed from one function to the next.
+"""Copies of values that functions may change: their output, what they are given, and what state holds.
 
-PyFlink pickles the output of a function before it calls the function again. Here, the output of many calls is gathered
-first. If the function later changes a value, such as a list that it keeps in state, the gathered value must not change.
+What a function gets is its own, and so is what it keeps of a value that it has passed on. If it changes such a value,
+nobody else may see that: neither another function, nor state, nor the function itself when it asks again.
 """
 
 from __future__ import annotations
@@ -10,13 +10,23 @@ import copy
 import datetime
 import decimal
 import sys
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from dagster_flinkpy.common.time import Instant
-from dagster_flinkpy.common.typeinfo import BasicTypeInfo, RowTypeInfo, TupleTypeInfo, TypeInformation
+from dagster_flinkpy.common.typeinfo import (
+    BasicTypeInfo,
+    ListTypeInfo,
+    MapTypeInfo,
+    RowTypeInfo,
+    TupleTypeInfo,
+    TypeInformation,
+    Types,
+)
 from dagster_flinkpy.common.types import Row, row_class
 
-__all__ = ["ALONE", "PASSED", "copied", "flat_rows", "plain_row", "unchanging_types"]
+__all__ = ["ALONE", "PASSED", "copied", "copier", "flat_rows", "plain_row", "taker", "unchanging_types"]
 
 ALONE = 1 if sys.version_info >= (3, 14) else 2
 """The result of ``getrefcount`` for a value that one local variable holds. Since Python 3.14 arguments are borrowed."""
@@ -26,6 +36,7 @@ PASSED = 1 if sys.version_info >= (3, 14) else 3
 _NUMBERS = frozenset({bool, int, float, complex, decimal.Decimal})
 _TIMES = frozenset({datetime.date, datetime.datetime, datetime.time, datetime.timedelta, Instant})
 _UNCHANGING: frozenset[type] = _NUMBERS | _TIMES | {type(None), str, bytes}
+_SETS: frozenset[type] = frozenset({set, frozenset, deque, bytearray})
 _WITH_TUPLE: frozenset[type] = _UNCHANGING | {tuple}
 
 _KEPT = frozenset({"BOOLEAN", "BYTE", "SHORT", "INT", "LONG", "DOUBLE", "STRING", "CHAR"})
@@ -60,6 +71,38 @@ def plain_row(type_info: TypeInformation) -> type[Row] | None:
     return row_class(type_info.field_names, len(type_info.field_types))
 
 
+def copier(type_info: TypeInformation) -> Callable[[Any], Any] | None:
+    """Returns what copies values of a type, as :func:`copied` does; None if such values cannot change."""
+    if _is_unchanging(type_info):
+        return None
+    rows, unchanging = flat_rows(type_info), unchanging_types(type_info)
+    if rows:
+
+        def copy_row(value: Any) -> Any:
+            kind = type(value)
+            return kind._of(value._values) if kind in rows else copied(value)
+
+        return copy_row
+    if tuple in unchanging:
+        return lambda value: value if type(value) is tuple else copied(value)
+    if isinstance(type_info, ListTypeInfo) and _is_unchanging(type_info.elem_type):
+        return lambda value: value[:] if type(value) is list else copied(value)
+    if isinstance(type_info, MapTypeInfo) and _is_unchanging(type_info.value_type):
+        return lambda value: value.copy() if type(value) is dict else copied(value)
+    return _copied_parts
+
+
+def taker(type_info: TypeInformation) -> Callable[[Any], Any] | None:
+    """Returns what state makes of a value that it is given: a copy whose rows have the field names of their type.
+
+    None if it can keep the value itself, because such values cannot change.
+    """
+    copy_value, name_fields = copier(type_info), type_info.name_fields
+    if copy_value is None or not type_info.names_fields:
+        return copy_value
+    return lambda value: name_fields(copy_value(value))
+
+
 def copied(value: Any) -> Any:
     """Returns a copy that shares nothing mutable with the value.
 
@@ -71,13 +114,33 @@ def copied(value: Any) -> Any:
     if kind is tuple:
         return value if _UNCHANGING.issuperset(map(type, value)) else tuple(map(copied, value))
     if kind is list:
-        return list(map(copied, value))
+        return value[:] if _UNCHANGING.issuperset(map(type, value)) else list(map(copied, value))
     if kind is dict:
-        return dict(zip(value, map(copied, value.values()), strict=True))
+        fields = value.values()
+        flat = _UNCHANGING.issuperset(map(type, fields))
+        return value.copy() if flat else dict(zip(value, map(copied, fields), strict=True))
     if isinstance(value, Row):
         fields = value._values
         return kind._of(fields if _UNCHANGING.issuperset(map(type, fields)) else map(copied, fields))
+    if kind in _SETS and _UNCHANGING.issuperset(map(type, value)):
+        return value if kind is frozenset else value.copy()
     try:
         return copy.deepcopy(value)
     except Exception:  # a user's class may raise anything
+        return _pickled(value)
+
+
+def _copied_parts(value: Any) -> Any:
+    try:
+        return copied(value)
+    except RecursionError:  # a value that contains itself
+        return copy.deepcopy(value)
+
+
+def _pickled(value: Any) -> Any:
+    """Returns a copy of a value that only the pickle of its records can copy, such as one that has a module."""
+    kind = Types.PICKLED_BYTE_ARRAY()
+    try:
+        return kind.from_arrow(kind.to_arrow([value]))[0]
+    except Exception:
         return value
