@@ -12,6 +12,7 @@ import decimal
 import sys
 from collections import deque
 from collections.abc import Callable
+from sys import getrefcount
 from typing import Any
 
 from dagster_flinkpy.common.time import Instant
@@ -26,7 +27,19 @@ from dagster_flinkpy.common.typeinfo import (
 )
 from dagster_flinkpy.common.types import Row, row_class
 
-__all__ = ["ALONE", "PASSED", "copied", "copier", "flat_rows", "plain_row", "taker", "unchanging_types"]
+__all__ = [
+    "ALONE",
+    "PASSED",
+    "changes",
+    "copied",
+    "copier",
+    "flat_rows",
+    "keeping",
+    "plain_row",
+    "taker",
+    "taking",
+    "unchanging_types",
+]
 
 ALONE = 1 if sys.version_info >= (3, 14) else 2
 """The result of ``getrefcount`` for a value that one local variable holds. Since Python 3.14 arguments are borrowed."""
@@ -47,6 +60,11 @@ def unchanging_types(type_info: TypeInformation) -> frozenset[type]:
     """Returns the Python types whose values need no copy as records of this type."""
     flat = isinstance(type_info, TupleTypeInfo) and all(map(_is_unchanging, type_info.field_types))
     return _WITH_TUPLE if flat else _UNCHANGING
+
+
+def changes(type_info: TypeInformation) -> bool:
+    """Returns whether values of this type can change."""
+    return not _is_unchanging(type_info) and tuple not in unchanging_types(type_info)
 
 
 def flat_rows(type_info: TypeInformation) -> frozenset[type]:
@@ -101,6 +119,35 @@ def taker(type_info: TypeInformation) -> Callable[[Any], Any] | None:
     if copy_value is None or not type_info.names_fields:
         return copy_value
     return lambda value: name_fields(copy_value(value))
+
+
+def keeping(function: Callable[[Any, Any], Any], type_info: TypeInformation) -> Callable[[Any, Any], Any]:
+    """Returns a function of two values, which are its own, whose result state may keep.
+
+    What the function has made of one of its arguments is kept as it is, and so is a row that nobody else refers to.
+    Anything else is copied, because it may be shared, such as a constant.
+    """
+    copy_value, name_fields = copier(type_info), type_info.name_fields
+    if copy_value is None:
+        return function
+    flat, unchanging = flat_rows(type_info), unchanging_types(type_info)
+
+    def kept(one: Any, other: Any) -> Any:
+        result = function(one, other)
+        kind = type(result)
+        if kind in unchanging:
+            return result
+        if result is one or result is other or (kind in flat and getrefcount(result) <= ALONE):
+            return name_fields(result)
+        return name_fields(copy_value(result))
+
+    return kept
+
+
+def taking(function: Callable[[], Any], type_info: TypeInformation) -> Callable[[], Any]:
+    """Returns a function that makes values which state may keep. What the function returns may be shared."""
+    take = taker(type_info)
+    return function if take is None else lambda: take(function())
 
 
 def copied(value: Any) -> Any:

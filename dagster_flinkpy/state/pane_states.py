@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from dagster_flinkpy.common.copies import keeping, taking
 from dagster_flinkpy.datastream.base_functions import BaseAggregateFunction, BaseReduceFunction
 from dagster_flinkpy.state.cell_columns import Cells
 from dagster_flinkpy.state.pane_table import PaneTable
@@ -23,7 +24,18 @@ class PaneState(ABC):
 
     def __init__(self, table: PaneTable, result: Callable[[Any], Any]) -> None:
         self.table = table
-        self._result = result
+        self._last_result, self._result, own = result, result, table.own
+        """The result of what is dropped afterwards, and of what stays, which functions must not change."""
+        if own is not None:
+            self._result = lambda held: result(self._own(held))
+
+    def _own(self, held: Any) -> Any:
+        """Returns a copy of what a cell holds."""
+        return held if self.table.own is None else self.table.own(held)
+
+    def _keeping(self, function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        assert self.table.value_type is not None
+        return keeping(function, self.table.value_type)
 
     def set_current_namespace(self, namespace: Any) -> None:
         """Sets the namespace for later accesses."""
@@ -47,22 +59,30 @@ class PaneState(ABC):
         Args:
             slots: The slot of each cell, which becomes the current key.
             cells: The cells; may repeat.
-            values: A value for each cell.
+            values: A value for each cell, which nobody else has.
         """
         self._add_each(self.table.column.values, slots, cells.tolist(), values)
         self.table.mark(cells)
 
-    def get_each(self, slots: Sequence[int], cells: Cells) -> Iterator[Any]:
-        """Yields the result of each cell that has one, while its slot is the current key."""
-        keys, result = self.table.keys, self._result
+    def get_each(self, slots: Sequence[int], cells: Cells, *, last: bool) -> Iterator[Any]:
+        """Yields the result of each cell that has one, while its slot is the current key.
+
+        Args:
+            slots: The slot of each cell.
+            cells: The cells.
+            last: Whether what they hold is dropped afterwards.
+        """
+        keys, result = self.table.keys, self._last_result if last else self._result
         for keys.slot, value in zip(slots, self.table.column.get(cells), strict=True):
             if value is not None:
                 yield result(value)  # not a local variable: the receiver need not copy what only it holds
 
-    def get_of(self, cell: int) -> Any:
-        """Returns the result of a cell of the current key, or None."""
+    def get_of(self, cell: int, *, last: bool = False) -> Any:
+        """Returns the result of a cell of the current key, or None; ``last`` as for :meth:`get_each`."""
         value = self.table.column.values[cell]
-        return None if value is None else self._result(value)
+        if value is None:
+            return None
+        return self._last_result(value) if last else self._result(value)
 
     def clear_each(self, cells: Cells) -> None:
         """Forgets the values of cells."""
@@ -72,21 +92,13 @@ class PaneState(ABC):
     def _add_each(self, held: list[Any], slots: Sequence[int], cells: Sequence[int], values: Iterable[Any]) -> None:
         """Adds values."""
 
-    def _named(self, function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        """Returns a function whose results have the field names of their type."""
-        kind = self.table.value_type
-        if kind is None or not kind.names_fields:
-            return function
-        name_fields = kind.name_fields
-        return lambda one, other: name_fields(function(one, other))
-
 
 class PaneReducingState(PaneState):
     """A value per key and namespace, with which each added value is reduced."""
 
     def __init__(self, table: PaneTable, reduce_function: BaseReduceFunction) -> None:
         super().__init__(table, lambda value: value)
-        self._reduce = self._named(reduce_function.reduce)
+        self._reduce = self._keeping(reduce_function.reduce)
 
     def _add_each(self, held: list[Any], slots: Sequence[int], cells: Sequence[int], values: Iterable[Any]) -> None:
         keys, reduce = self.table.keys, self._reduce
@@ -100,8 +112,9 @@ class PaneAggregatingState(PaneState):
 
     def __init__(self, table: PaneTable, function: BaseAggregateFunction) -> None:
         super().__init__(table, function.get_result)
-        self._create = function.create_accumulator
-        self._add = self._named(function.add)
+        assert table.value_type is not None
+        self._create = taking(function.create_accumulator, table.value_type)
+        self._add = self._keeping(function.add)
 
     def _add_each(self, held: list[Any], slots: Sequence[int], cells: Sequence[int], values: Iterable[Any]) -> None:
         keys, add, create = self.table.keys, self._add, self._create
@@ -111,10 +124,14 @@ class PaneAggregatingState(PaneState):
 
 
 class PaneListState(PaneState):
-    """A list per key and namespace. Results are copies, so changes to them are not kept."""
+    """A list per key and namespace."""
 
     def __init__(self, table: PaneTable) -> None:
         super().__init__(table, list)
+
+    def _own(self, held: Any) -> Any:
+        own = self.table.own
+        return held if own is None else map(own, held)
 
     def _add_each(self, held: list[Any], slots: Sequence[int], cells: Sequence[int], values: Iterable[Any]) -> None:
         keys = self.table.keys

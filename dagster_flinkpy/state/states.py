@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any
 
-from dagster_flinkpy.common.copies import copied
+from dagster_flinkpy.common.copies import copied, keeping, taking
 from dagster_flinkpy.datastream.base_functions import BaseAggregateFunction, BaseReduceFunction
 from dagster_flinkpy.datastream.state import AggregatingState, ListState, MapState, ReducingState, ValueState
 from dagster_flinkpy.errors import UnsupportedKeyTypeError
@@ -53,8 +52,18 @@ class KeyedValueState(_CellState, ValueState[Any]):
             self.table.put(value)
 
 
-class _MergingState(_CellState, ABC):
-    """State to which values are added, and whose namespaces can merge (Flink: ``InternalMergingState``)."""
+class _MergingState(_CellState):
+    """State to which values are added, and whose namespaces can merge (Flink: ``InternalMergingState``).
+
+    Args:
+        table: The table.
+        merge: Merges two stored values.
+    """
+
+    def __init__(self, table: CellTable, merge: Callable[[Any, Any], Any]) -> None:
+        super().__init__(table)
+        assert table.value_type is not None
+        self._merge = keeping(merge, table.value_type)
 
     def merge_namespaces(self, target: Any, sources: Iterable[Any]) -> None:
         """Moves the values of the current key from some namespaces to another one."""
@@ -65,18 +74,7 @@ class _MergingState(_CellState, ABC):
                 self.table.remove()
                 self.set_current_namespace(target)
                 stored = self.table.values.get(self.table.cell)
-                self._hold(value if stored is None else self._merged(stored, value), stored, value)
-
-    def _hold(self, result: Any, *known: Any) -> None:
-        """Sets the value of the current cell to what a function returned. It may be what the function was given."""
-        take = self.table.take
-        if take is not None and all(result is not each for each in known):
-            result = take(result)
-        self.table.hold(result)
-
-    @abstractmethod
-    def _merged(self, stored: Any, value: Any) -> Any:
-        """Merges two stored values."""
+                self.table.hold(value if stored is None else self._merge(stored, value))
 
 
 class KeyedListState(ListState[Any]):
@@ -161,8 +159,7 @@ class KeyedReducingState(_MergingState, ReducingState[Any]):
     """A value per key, with which each added value is reduced."""
 
     def __init__(self, table: CellTable, reduce_function: BaseReduceFunction) -> None:
-        super().__init__(table)
-        self._reduce = reduce_function.reduce
+        super().__init__(table, reduce_function.reduce)
 
     def get(self) -> Any:
         return self.table.get()
@@ -171,35 +168,29 @@ class KeyedReducingState(_MergingState, ReducingState[Any]):
         if self.table.take is not None:
             value = self.table.take(value)
         stored = self.table.lend()
-        self._hold(value if stored is None else self._reduce(stored, value), stored, value)
-
-    def _merged(self, stored: Any, value: Any) -> Any:
-        return self._reduce(stored, value)
+        self.table.hold(value if stored is None else self._merge(stored, value))
 
 
 class KeyedAggregatingState(_MergingState, AggregatingState[Any, Any]):
     """An accumulator per key."""
 
     def __init__(self, table: CellTable, function: BaseAggregateFunction) -> None:
-        super().__init__(table)
-        self._function = function
+        super().__init__(table, function.merge)
+        assert table.value_type is not None
+        self._get_result, self._add = function.get_result, keeping(function.add, table.value_type)
+        self._create = taking(function.create_accumulator, table.value_type)
 
     def get(self) -> Any:
         stored = self.table.get()
-        return None if stored is None else self._function.get_result(stored)
+        return None if stored is None else self._get_result(stored)
 
     def add(self, value: Any) -> None:
         table, accumulator = self.table, self.table.lend()
         if accumulator is None:
-            accumulator = self._function.create_accumulator()
-            if table.take is not None:
-                accumulator = table.take(accumulator)
+            accumulator = self._create()
         if table.take is not None:
             value = copied(value)
-        self._hold(self._function.add(value, accumulator), accumulator, value)
-
-    def _merged(self, stored: Any, value: Any) -> Any:
-        return self._function.merge(stored, value)
+        table.hold(self._add(value, accumulator))
 
 
 class KeyedMapState(MapState[Any, Any]):

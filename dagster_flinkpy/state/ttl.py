@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from dagster_flinkpy.common.copies import copied
+from dagster_flinkpy.common.copies import copied, keeping, taking
 from dagster_flinkpy.datastream.base_functions import BaseAggregateFunction, BaseReduceFunction
 from dagster_flinkpy.datastream.state import AggregatingState, ListState, ReducingState, ValueState
 from dagster_flinkpy.datastream.state_ttl import StateTtlConfig
@@ -162,11 +162,8 @@ class _TtlCellState:
             return None
         return stamped[0]
 
-    def _put(self, value: Any, *known: Any) -> None:
-        """Sets the value; ``known`` are those that nobody else has."""
-        take = self.table.take
-        if take is not None and all(value is not each for each in known):
-            value = take(value)
+    def _put(self, value: Any) -> None:
+        """Sets the value to one that nobody else has."""
         self.table.put_stamped(value, self._rules.expiry())
 
 
@@ -177,10 +174,11 @@ class TtlValueState(_TtlCellState, ValueState[Any]):
         return self._get()
 
     def update(self, value: Any) -> None:
+        take = self.table.take
         if value is None:
             self.table.remove()
         else:
-            self._put(value)
+            self._put(value if take is None else take(value))
 
 
 class TtlSlotState(KeyedSlotState):
@@ -234,7 +232,8 @@ class TtlReducingState(_TtlCellState, ReducingState[Any]):
 
     def __init__(self, table: TtlCellTable, rules: TtlRules, reduce_function: BaseReduceFunction) -> None:
         super().__init__(table, rules)
-        self._reduce = reduce_function.reduce
+        assert table.value_type is not None
+        self._reduce = keeping(reduce_function.reduce, table.value_type)
 
     def get(self) -> Any:
         return self._get()
@@ -243,7 +242,7 @@ class TtlReducingState(_TtlCellState, ReducingState[Any]):
         if self.table.take is not None:
             value = self.table.take(value)
         stored = self._unexpired()
-        self._put(value if stored is None else self._reduce(stored, value), stored, value)
+        self._put(value if stored is None else self._reduce(stored, value))
 
 
 class TtlAggregatingState(_TtlCellState, AggregatingState[Any, Any]):
@@ -251,21 +250,21 @@ class TtlAggregatingState(_TtlCellState, AggregatingState[Any, Any]):
 
     def __init__(self, table: TtlCellTable, rules: TtlRules, function: BaseAggregateFunction) -> None:
         super().__init__(table, rules)
-        self._function = function
+        assert table.value_type is not None
+        self._get_result, self._add = function.get_result, keeping(function.add, table.value_type)
+        self._create = taking(function.create_accumulator, table.value_type)
 
     def get(self) -> Any:
         accumulator = self._get()
-        return None if accumulator is None else self._function.get_result(accumulator)
+        return None if accumulator is None else self._get_result(accumulator)
 
     def add(self, value: Any) -> None:
-        accumulator, take = self._unexpired(), self.table.take
+        accumulator = self._unexpired()
         if accumulator is None:
-            accumulator = self._function.create_accumulator()
-            if take is not None:
-                accumulator = take(accumulator)
-        if take is not None:
+            accumulator = self._create()
+        if self.table.take is not None:
             value = copied(value)
-        self._put(self._function.add(value, accumulator), accumulator, value)
+        self._put(self._add(value, accumulator))
 
 
 class TtlListState(ListState[Any]):

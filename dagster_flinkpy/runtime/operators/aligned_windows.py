@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dagster_flinkpy.common.copies import copied
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK, MIN_WATERMARK
 from dagster_flinkpy.datastream.operator_specs import WindowSpec
 from dagster_flinkpy.datastream.window import (
@@ -162,15 +161,15 @@ class AlignedWindowOperator(WindowOperator):
         if len(timeless):
             self._reject(batch, int(timeless[0]), slots)
         rows, starts, some_fired = self._windows.open_ones(*self._windows.of(times), watermark)
-        values = list(batch.each_value())
         late = np.flatnonzero(self._windows.late(rows, times, watermark))
-        for row in late.tolist():
-            self._skip(values[row], int(times[row]))
+        for row, value in zip(late.tolist(), batch.values_at(late) if len(late) else (), strict=True):
+            self._skip(value, int(times[row]))
         if some_fired:
             fired = starts + (self._windows.size - 1) <= watermark
-            self._add_late(rows[fired], starts[fired], slots, times, values)
+            again = rows[fired]
+            self._add_late(slots[again], starts[fired], times[again].tolist(), batch.values_at(again))
             rows, starts = rows[~fired], starts[~fired]
-        self._add_each(slots[rows], starts, list(map(values.__getitem__, rows.tolist())))
+        self._add_each(slots[rows], starts, batch.values_at(rows))
         self.collector.flush()
 
     def _reject(self, batch: StreamBatch, row: int, slots: Ints) -> None:
@@ -188,8 +187,6 @@ class AlignedWindowOperator(WindowOperator):
         table, left = self._contents.table, iter(values)
         cells = table.find(slots, windows, codes)
         new = table.empty(cells)
-        if self._reduces_several:
-            self._copy(values, new)
         try:
             self._contents.add_each(slots.tolist(), cells, left)
         except USER_EXCEPTIONS as e:
@@ -199,20 +196,19 @@ class AlignedWindowOperator(WindowOperator):
         if self._windows.lateness:
             self._register_ends(windows, codes[new], slots[new])
 
-    def _add_late(self, rows: Ints, starts: Ints, slots: Ints, times: Ints, values: Sequence[Any]) -> None:
+    def _add_late(self, slots: Ints, starts: Ints, times: Sequence[int], values: Sequence[Any]) -> None:
         """Fires windows that have already fired again, once for each record (Flink: ``EventTimeTrigger``)."""
-        keys, contents, slots = self.backend.key_context, self._contents, slots[rows]
+        keys, contents = self.backend.key_context, self._contents
         windows, codes = self._windows.distinct(starts)
         cells = contents.table.find(slots, windows, codes)
         new = contents.table.empty(cells)
-        for i, row in enumerate(rows.tolist()):
+        for i, value in enumerate(values):
             keys.slot = int(slots[i])
             try:
-                value = copied(values[row]) if self._reduces_several else values[row]
                 contents.add_each((keys.slot,), cells[i : i + 1], (value,))
-                self._fire_with(TimeWindow(*windows[codes[i]]), contents.get_of(int(cells[i])), int(times[row]))
+                self._fire_with(TimeWindow(*windows[codes[i]]), contents.get_of(int(cells[i])), times[i])
             except USER_EXCEPTIONS as e:
-                raise self.user_error(e, "window", key=keys.current_key(), value=values[row]) from e
+                raise self.user_error(e, "window", key=keys.current_key(), value=value) from e
         self._register_ends(windows, codes[new], slots[new])
 
     def _register_ends(self, windows: Sequence[tuple[int, int]], codes: Ints, slots: Ints) -> None:
@@ -252,7 +248,7 @@ class AlignedWindowOperator(WindowOperator):
     def _on_time(self, time: int, window: TimeWindow, slots: list[int], cells: Ints) -> None:
         """Fires or drops a window of many keys; with an allowed lateness, it is dropped later than it fires."""
         if time == window.end - 1:
-            contents = self._contents.get_each(slots, cells)
+            contents = self._contents.get_each(slots, cells, last=not self._windows.lateness)
             if self._spec.window_function is None:
                 self.collector.collect(filterfalse(partial(is_, None), contents), time)
             else:

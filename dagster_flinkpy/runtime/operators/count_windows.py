@@ -74,9 +74,7 @@ class CountWindowOperator(WindowOperator):
         slots, (ids, codes) = slots[rows], np.unique(windows, return_inverse=True)
         cells = self._contents.table.find(slots, ids.tolist(), codes)
         full, left_empty = self._count_each(slots, ids.tolist(), codes)
-        values, times = list(map(list(batch.each_value()).__getitem__, rows.tolist())), batch.timestamps[rows]
-        if self._reduces_several:
-            self._copy(values, self._contents.table.empty(cells))
+        values, times = batch.values_at(rows), batch.timestamps[rows]
         left = iter(values)
         try:
             if full.any():
@@ -123,7 +121,7 @@ class CountWindowOperator(WindowOperator):
         for value, full, cell, window, timestamp in rounds:
             yield value
             if full:
-                self._fire_with(CountWindow(window), self._contents.get_of(cell), timestamp)
+                self._fire_with(CountWindow(window), self._contents.get_of(cell, last=True), timestamp)
                 self._contents.table.forget(cell)
 
 

@@ -94,7 +94,7 @@ class FilterOperator(FunctionOperator):
         self._filter = as_callable(spec.function, FilterFunction, "filter")
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
-        function, records = self._filter, batch.values
+        function, records = self._filter, batch.lent()
         each = iter(records)
         try:
             mask = np.fromiter(map(truth, map(function, each)), dtype=np.bool_)
@@ -105,7 +105,7 @@ class FilterOperator(FunctionOperator):
             self.context.emit(None, batch)
         elif mask.any():
             kept = batch.filter(mask)
-            batch.let_go().clear()  # the next function is to be the only one to hold a record
+            batch.drop_values()  # the next function is to be the only one to hold a record
             self.context.emit(None, kept)
 
 

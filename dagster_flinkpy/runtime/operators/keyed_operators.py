@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagster_flinkpy.common.copies import copied, plain_row, unchanging_types
+from dagster_flinkpy.common.copies import copied, keeping, plain_row, unchanging_types
 from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
 from dagster_flinkpy.datastream.functions import KeyedStateStore, ReduceFunction, RuntimeContext
@@ -318,7 +318,7 @@ class ReduceOperator(KeyedOperator):
     def __init__(self, context: OperatorContext, spec: ReduceSpec) -> None:
         super().__init__(context)
         self._function = spec.function
-        self._reduce = as_callable(spec.function, ReduceFunction, "reduce")
+        self._reduce = keeping(as_callable(spec.function, ReduceFunction, "reduce"), spec.type_info)
         self._final_only = spec.final_only
         self._state: Any = self.backend.get_state(ValueStateDescriptor("_op_state", spec.type_info))
 

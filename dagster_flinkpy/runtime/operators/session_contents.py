@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dagster_flinkpy.common.copies import keeping, taking
 from dagster_flinkpy.datastream.functions import AggregateFunction, ReduceFunction
 from dagster_flinkpy.datastream.operator_specs import WindowSpec, as_callable
 from dagster_flinkpy.state.cell_columns import Cells
@@ -28,12 +29,18 @@ class SessionContents(ABC):
         Args:
             slots: The slot of each session, which becomes the current key.
             cells: The sessions; may repeat.
-            values: A record for each of them.
+            values: A record for each of them, which nobody else has.
         """
 
     @abstractmethod
-    def get_each(self, slots: Sequence[int], cells: Cells) -> Iterator[Any]:
-        """Yields what each session has when it fires, or None, while its slot is the current key."""
+    def get_each(self, slots: Sequence[int], cells: Cells, *, last: bool) -> Iterator[Any]:
+        """Yields what each session has when it fires, or None, while its slot is the current key.
+
+        Args:
+            slots: The slot of each session.
+            cells: The sessions.
+            last: Whether their contents are dropped afterwards.
+        """
 
     @abstractmethod
     def merge(self, cell: int, other: int) -> None:
@@ -60,10 +67,11 @@ class _Elements(SessionContents):
         for name, value in zip(self._names(np.array(cells, dtype=np.int64)), values, strict=True):
             extend(name, [value])
 
-    def get_each(self, slots: Sequence[int], cells: Cells) -> Iterator[Any]:
-        keys, elements = self._table.keys, self._table.elements
+    def get_each(self, slots: Sequence[int], cells: Cells, *, last: bool) -> Iterator[Any]:
+        keys, elements, own = self._table.keys, self._table.elements, None if last else self._table.own
         for keys.slot, name in zip(slots, self._names(cells), strict=True):
-            yield elements(name) or None
+            found = elements(name)
+            yield (found if own is None else list(map(own, found))) or None
 
     def merge(self, cell: int, other: int) -> None:
         name, other_name = self._names(np.array([cell, other]))
@@ -97,17 +105,12 @@ class _Values(SessionContents):
     """
 
     def __init__(self, table: SessionValues, merge: Callable[[Any, Any], Any], result: Callable[[Any], Any]) -> None:
-        self._table, self._merge, self._result = table, self._named(table, merge), result
+        self._table, self._merge, self._result = table, keeping(merge, table.value_type), result
 
-    @staticmethod
-    def _named(table: SessionValues, function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        """Returns a function whose results have the field names of their type."""
-        name_fields = table.value_type.name_fields
-        return (lambda a, b: name_fields(function(a, b))) if table.value_type.names_fields else function
-
-    def get_each(self, slots: Sequence[int], cells: Cells) -> Iterator[Any]:
-        keys, result = self._table.keys, self._result
-        for keys.slot, value in zip(slots, self._table.get(cells), strict=True):
+    def get_each(self, slots: Sequence[int], cells: Cells, *, last: bool) -> Iterator[Any]:
+        keys, result, own = self._table.keys, self._result, None if last else self._table.own
+        values = self._table.get(cells) if own is None else map(own, self._table.get(cells))
+        for keys.slot, value in zip(slots, values, strict=True):
             yield None if value is None else result(value)  # Not a local variable: the receiver need not copy it.
 
     def merge(self, cell: int, other: int) -> None:
@@ -125,7 +128,8 @@ class _Values(SessionContents):
 class _Accumulators(_Values):
     def __init__(self, table: SessionValues, function: AggregateFunction) -> None:
         super().__init__(table, function.merge, function.get_result)
-        self._create, self._add = function.create_accumulator, self._named(table, function.add)
+        self._create = taking(function.create_accumulator, table.value_type)
+        self._add = keeping(function.add, table.value_type)
 
     def add_each(self, slots: Sequence[int], cells: Sequence[int], values: Iterable[Any]) -> None:
         keys, held, add, create = self._table.keys, self._table.values, self._add, self._create

@@ -211,7 +211,7 @@ class SessionWindowOperator(WindowOperator):
     def _fire_session(self, cell: int, timestamp: int) -> None:
         """Evaluates a session of the current key."""
         sessions = self._sessions
-        (contents,) = self._held.get_each((self.backend.key_context.slot,), np.array([cell]))
+        (contents,) = self._held.get_each((self.backend.key_context.slot,), np.array([cell]), last=False)
         self._fire_with(TimeWindow(sessions.start.item(cell), sessions.end.item(cell)), contents, timestamp)
 
     # --- timers ------------------------------------------------------------------------------------------------------
@@ -244,7 +244,8 @@ class SessionWindowOperator(WindowOperator):
     def _on_times(self, times: Ints, cells: Ints, fires: Flags, ends: Flags) -> None:
         """Evaluates the sessions that fire, and tells the window function which ones end."""
         keys, sessions = self.backend.key_context, self._sessions
-        results = self._held.get_each(sessions.slot[cells[fires]].tolist(), cells[fires])
+        last = not self._event_time or not self._spec.allowed_lateness  # otherwise they end later than they fire
+        results = self._held.get_each(sessions.slot[cells[fires]].tolist(), cells[fires], last=last)
         if self._spec.window_function is None:
             self.collector.collect_each(results, times[fires].tolist())
             return

@@ -91,7 +91,7 @@ class EventTime:
     def _timestamps(self, batch: StreamBatch) -> np.ndarray[Any, np.dtype[np.int64]]:
         if isinstance(self._assigner, TimestampAssigner):
             extract = self._assigner.extract_timestamp
-            records = batch.values
+            records = batch.lent()
             each = iter(records)
             pairs = zip(each, batch.timestamps.tolist(), strict=True)
             try:

@@ -9,9 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from dagster_flinkpy.common.copies import copied
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
 from dagster_flinkpy.datastream.functions import (
@@ -29,15 +26,8 @@ from dagster_flinkpy.datastream.state import (
     StateDescriptor,
 )
 from dagster_flinkpy.datastream.window import (
-    CountSlidingWindowAssigner,
-    CountTumblingWindowAssigner,
-    GlobalWindows,
     MergingWindowAssigner,
-    SlidingEventTimeWindows,
-    SlidingProcessingTimeWindows,
     TriggerResult,
-    TumblingEventTimeWindows,
-    TumblingProcessingTimeWindows,
 )
 from dagster_flinkpy.metrics import LATE_RECORDS_DROPPED
 from dagster_flinkpy.runtime.failure import UNKNOWN, USER_EXCEPTIONS
@@ -60,10 +50,6 @@ __all__ = ["MERGING_WINDOWS", "MergingWindowOperator", "WindowOperator"]
 
 MERGING_WINDOWS = "merging-window-set"
 """The name of the state in which windows that merge are stored."""
-
-
-_APART = (TumblingEventTimeWindows, TumblingProcessingTimeWindows, CountTumblingWindowAssigner, GlobalWindows)
-"""Assigners that give each record one window."""
 
 
 class _ReduceCallable(ReduceFunction):
@@ -100,8 +86,6 @@ class WindowOperator(KeyedOperator):
         self._assigner = AssignerContext(timer_service, runtime)
         self._evaluate = evaluator(spec.window_function, self._window)
         self._clears = _clears(spec.window_function)
-        # A reduction may change and return its first argument, which other windows must not see.
-        self._reduces_several = spec.reduce is not None and _overlap(spec.assigner)
         self._late = 0
 
     def _open_contents(self, descriptor: StateDescriptor) -> Any:
@@ -155,7 +139,8 @@ class WindowOperator(KeyedOperator):
         if self._is_late(window):
             return False
         self._contents.set_current_namespace(self._codec.encode(window))
-        self._contents.add(copied(value) if self._reduces_several else value)
+        # An aggregation may change the record, which may be in other windows; other contents take a copy anyway.
+        self._contents.add(value if self._spec.aggregate is None else copied(value))
         self._on_element(window, value, timestamp)
         return True
 
@@ -212,12 +197,6 @@ class WindowOperator(KeyedOperator):
         end: int = window.max_timestamp()
         return min(end + self._spec.allowed_lateness, MAX_WATERMARK) if self._event_time else end
 
-    @staticmethod
-    def _copy(values: list[Any], first: npt.NDArray[np.int64]) -> None:
-        """Replaces the records at some positions, with which windows begin, by copies."""
-        for i in first.tolist():
-            values[i] = copied(values[i])
-
     def _act(self, result: TriggerResult, window: Any, timestamp: int) -> None:
         """Carries out the decision of the trigger."""
         if result is TriggerResult.CONTINUE:
@@ -265,16 +244,6 @@ class WindowOperator(KeyedOperator):
         return snapshot
 
 
-def _overlap(assigner: Any) -> bool:
-    """Returns whether a record may be in several windows: not if the assigner is one of those that give it one."""
-    kind = type(assigner)
-    if kind in (SlidingEventTimeWindows, SlidingProcessingTimeWindows):
-        return bool(assigner.slide < assigner.size)
-    if kind is CountSlidingWindowAssigner:
-        return bool(assigner.window_slide < assigner.window_size)
-    return kind not in _APART and not isinstance(assigner, MergingWindowAssigner)
-
-
 def _clears(function: Any) -> bool:
     """Returns whether a window function drops state when a window ends."""
     return any(
@@ -316,7 +285,7 @@ class MergingWindowOperator(WindowOperator):
             windows.retire(window)
         else:
             self._contents.set_current_namespace(self._codec.encode(windows.state_window(window)))
-            self._contents.add(value)
+            self._contents.add(value if self._spec.aggregate is None else copied(value))
             self._on_element(window, value, timestamp)
         windows.persist()
         return not late

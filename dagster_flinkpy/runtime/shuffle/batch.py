@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dagster_flinkpy.common.copies import copied, unchanging_types
+from dagster_flinkpy.common.copies import changes, copied, unchanging_types
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, TypeInformation
 from dagster_flinkpy.errors import TypeMismatchError
 
@@ -123,6 +123,15 @@ class StreamBatch:
         parts = (column.slice(start, _AT_ONCE) for start in range(0, len(self), _AT_ONCE))
         return chain.from_iterable(map(self.type_info.from_arrow, parts))
 
+    def lent(self) -> Sequence[Any]:
+        """Returns the values for a function that only looks at them. If it changes some, nobody else sees that."""
+        if not changes(self.type_info):
+            return self.values
+        column = self.column
+        if self._values is not None and isinstance(self.type_info, PickledBytesTypeInfo):
+            return list(map(copied, self._values))
+        return self.type_info.from_arrow(column)
+
     def let_go(self) -> list[Any]:
         """Returns the values, of which only the column is kept.
 
@@ -134,11 +143,24 @@ class StreamBatch:
         self._values = None
         return values
 
+    def drop_values(self) -> None:
+        """Keeps only the column, if there is one."""
+        if self._column is not None:
+            self._values = None
+
     def value_at(self, position: int) -> Any:
         """Returns a value, as it was before functions changed it if only the column is left."""
         if self._values is not None:
             return self._values[position]
         return self.type_info.from_arrow(self.column.slice(position, 1))[0]
+
+    def values_at(self, rows: np.ndarray[Any, np.dtype[np.int64]]) -> list[Any]:
+        """Returns the values at some positions; a value that can change is another copy each time."""
+        if not changes(self.type_info):
+            return list(map(list(self.each_value()).__getitem__, rows.tolist()))
+        column = self.column
+        every = len(rows) == len(self) and bool((rows == np.arange(len(rows))).all())
+        return self.type_info.from_arrow(column if every else column.take(pa.array(rows)))
 
     def each_timestamp(self) -> Iterable[int]:
         """Yields the timestamps as Python ints."""

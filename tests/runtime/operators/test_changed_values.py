@@ -12,17 +12,25 @@ from hypothesis import strategies as st
 from dagster_flinkpy.common.time import Time
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.types import Row
+from dagster_flinkpy.common.watermark_strategy import TimestampAssigner, WatermarkStrategy
 from dagster_flinkpy.datastream import (
+    AggregateFunction,
+    CountTrigger,
+    EventTimeSessionWindows,
     EventTimeTrigger,
+    GlobalWindows,
     KeyedStream,
+    KeySelector,
     MapFunction,
+    ProcessWindowFunction,
     SlidingEventTimeWindows,
+    TumblingEventTimeWindows,
     WindowedStream,
 )
 from dagster_flinkpy.errors import TypeMismatchError, UserFunctionError
 from tests.examples import examples
 from tests.runtime.harness import collect_all
-from tests.runtime.programs import environment, events
+from tests.runtime.programs import environment, event_time, events
 
 NAMES = ["key", "time", "value"]
 EXACT = Types.ROW_NAMED(NAMES, [Types.STRING(), Types.LONG(), Types.LONG()])
@@ -119,6 +127,107 @@ def test_a_reduction_may_change_its_first_argument_though_a_record_is_in_several
     assert results(change) == results(lambda one, other: Row(one.key, one.time, one.value + other.value))
 
 
+class PureList(AggregateFunction):
+    """All records, in order of their values."""
+
+    def create_accumulator(self) -> list[Any]:
+        return []
+
+    def add(self, value: Any, accumulator: list[Any]) -> list[Any]:
+        return [*accumulator, value.value]
+
+    def get_result(self, accumulator: list[Any]) -> Row:
+        return Row("", 0, sum(i * value for i, value in enumerate(sorted(accumulator))))
+
+    def merge(self, acc_a: list[Any], acc_b: list[Any]) -> list[Any]:
+        return [*acc_a, *acc_b]
+
+
+class ChangesAll(PureList):
+    """The same; changes everything that it gets, and shares what it returns."""
+
+    shared: list[Any] = []  # noqa: RUF012 - what users write
+
+    def create_accumulator(self) -> list[Any]:
+        return self.shared
+
+    def add(self, value: Any, accumulator: list[Any]) -> list[Any]:
+        accumulator.append(value.value)
+        value.value = 1000
+        return accumulator
+
+    def get_result(self, accumulator: list[Any]) -> Row:
+        accumulator.sort()
+        result = super().get_result(accumulator)
+        accumulator.append(1000)
+        return result
+
+    def merge(self, acc_a: list[Any], acc_b: list[Any]) -> list[Any]:
+        acc_a.extend(acc_b)
+        acc_b.clear()
+        return acc_a
+
+
+class Sums(ProcessWindowFunction):
+    def __init__(self, changes: bool) -> None:
+        self._changes = changes
+
+    def process(self, key: Any, context: Any, elements: Any) -> Any:
+        yield Row(key, 0, sum(element.value for element in elements))
+        if self._changes:
+            for element in elements:
+                element.value = 1000
+            elements.clear()
+
+
+def latest(one: Any, other: Any) -> Any:
+    return Row(other.key, other.time, one.value + other.value)
+
+
+def latest_in_place(one: Any, other: Any) -> Any:
+    other.value, one.value = one.value + other.value, 1000
+    return other
+
+
+WINDOWS = {
+    **OVERLAPPING,
+    "tumbling": lambda stream: stream.window(TumblingEventTimeWindows.of(Time.milliseconds(5))).allowed_lateness(5),
+    "sessions": lambda stream: stream.window(EventTimeSessionWindows.with_gap(Time.milliseconds(2))),
+    "late sessions": lambda stream: stream.window(
+        EventTimeSessionWindows.with_gap(Time.milliseconds(2))
+    ).allowed_lateness(5),
+    "own trigger of sessions": lambda stream: stream.window(
+        EventTimeSessionWindows.with_gap(Time.milliseconds(2))
+    ).trigger(OwnTrigger()),
+    "each element": lambda stream: stream.window(GlobalWindows.create()).trigger(CountTrigger(1)),
+}
+
+
+@pytest.mark.parametrize("window", WINDOWS.values(), ids=WINDOWS)
+@given(given_records=records, batch_size=st.integers(1, 20))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=5)
+def test_functions_of_windows_may_change_everything_that_they_get(
+    tmp_path_factory: Any, window: Any, given_records: list[tuple[str, int, int]], batch_size: int
+) -> None:
+    def results(apply: Any) -> list[Any]:
+        stream = events(environment(), given_records, batch_size=batch_size, strategy=event_time(0)).map(
+            lambda e: Row(*e), EXACT
+        )
+        rows = collect_all(apply(window(stream.key_by("key"))), tmp_path_factory.mktemp("run"))
+        return [tuple(row) for row in rows]
+
+    numbers = Types.LIST(Types.LONG())
+    for pure, changing in [
+        (lambda w: w.reduce(latest), lambda w: w.reduce(latest_in_place)),
+        (
+            lambda w: w.aggregate(PureList(), accumulator_type=numbers, output_type=EXACT),
+            lambda w: w.aggregate(ChangesAll(), accumulator_type=numbers, output_type=EXACT),
+        ),
+        (lambda w: w.process(Sums(False), EXACT), lambda w: w.process(Sums(True), EXACT)),
+    ]:
+        assert results(changing) == results(pure)
+
+
 class Keeps(MapFunction):
     """Returns the record that it got before, too, and changes it."""
 
@@ -181,3 +290,66 @@ def test_an_error_of_a_map_names_the_record(tmp_path: Path, make: Any) -> None:
     stream = stream.map(make, EXACT if type(make((1, 2, 3))) is not tuple else TUPLE)
     with pytest.raises(UserFunctionError, match=r"ZeroDivisionError.*'b'.*2"):
         collect_all(stream.filter(lambda e: e[2] > 1).map(fails, Types.LONG()), tmp_path)
+
+
+def spoil(value: Any) -> None:
+    """Changes a record, also one that is a tuple of changeable parts."""
+    if isinstance(value, tuple):
+        value[1].append(99)
+    elif isinstance(value, list):
+        value[0] = "spoilt"
+    else:
+        value.value = 99
+
+
+class Spoils(TimestampAssigner, KeySelector):
+    """Changes what it only has to look at."""
+
+    def extract_timestamp(self, value: Any, record_timestamp: int) -> int:
+        spoil(value)
+        return 7
+
+    def get_key(self, value: Any) -> str:
+        spoil(value)
+        return "key"
+
+
+ANY = Types.PICKLED_BYTE_ARRAY()
+FORMS: dict[str, tuple[Any, Any]] = {
+    "row": (EXACT, lambda e: Row(*e)),
+    "tuple with a list": (Types.TUPLE([Types.STRING(), Types.LIST(Types.LONG())]), lambda e: (e[0], [e[1], e[2]])),
+    "pickled list": (ANY, list),
+    "pickled tuple with a list": (ANY, lambda e: (e[0], [e[1], e[2]])),
+}
+READERS: dict[str, Any] = {
+    "filter": lambda stream: stream.filter(lambda e: (spoil(e), True)[1]),
+    "some filtered": lambda stream: stream.filter(lambda e, seen=[]: (spoil(e), seen.append(e), len(seen) != 2)[2]),
+    "key_by": lambda stream: stream.key_by(Spoils()),
+    "partition_custom": lambda stream: stream.partition_custom(lambda key, n: 0, Spoils()),
+    "timestamps": lambda stream: stream.assign_timestamps_and_watermarks(
+        WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner(Spoils())
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("chained", [False, True], ids=["shuffled", "chained"])
+def test_a_function_that_only_looks_at_records_changes_none(
+    tmp_path: Path, form: str, reader: str, chained: bool
+) -> None:
+    given_records = [("a", 1, 1), ("b", 2, 2), ("a", 3, 3)]
+    kind, make = FORMS[form]
+    stream = events(environment(), given_records).map(make, kind)
+    stream = stream if chained else stream.rebalance()
+    read = READERS[reader](stream)
+    beside = stream.map(lambda e: ("beside", repr(e)), Types.TUPLE([Types.STRING()] * 2))
+    after = read.map(lambda e: ("after", repr(e)), Types.TUPLE([Types.STRING()] * 2))
+    rows = collect_all(after.union(beside), tmp_path)
+    expected = [
+        repr(make(each)) if kind != EXACT else repr(Row(**dict(zip(NAMES, each, strict=True))))
+        for each in given_records
+    ]
+    assert sorted(row[1] for row in rows if row[0] == "beside") == sorted(expected)
+    left = [each for i, each in enumerate(expected) if reader != "some filtered" or i != 1]
+    assert sorted(row[1] for row in rows if row[0] == "after") == sorted(left)
