@@ -40,6 +40,7 @@ __all__ = [
     "PathEscapesPrefixError",
     "PreconditionFailedError",
     "PythonWorkerLostError",
+    "RelativePathWarning",
     "RequestFailedError",
     "RequestOutcomeUnknownError",
     "RequestTimeoutError",
@@ -128,6 +129,10 @@ class MissingUidWarning(UserWarning):
 
 class NoEffectWarning(UserWarning):
     """A setting that Flink has does nothing here."""
+
+
+class RelativePathWarning(UserWarning):
+    """A path that several processes use is relative, so each of them may find another folder."""
 
 
 class ParallelismError(JobGraphError):

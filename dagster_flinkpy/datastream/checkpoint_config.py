@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 
 from dagster_flinkpy.common.arguments import check_argument, check_number
 from dagster_flinkpy.common.clock import to_millis
@@ -52,8 +53,9 @@ class CheckpointConfig:
     """Called on the driver at each checkpoint and restore."""
 
     def set_checkpoint_storage_dir(self, checkpoint_path: str) -> CheckpointConfig:
-        """Sets where checkpoints go."""
-        self.storage_dir = checkpoint_path
+        """Sets where checkpoints go; a relative path is one of the working directory at this call."""
+        is_url = not checkpoint_path.strip() or ":/" in checkpoint_path
+        self.storage_dir = checkpoint_path if is_url else str(Path(checkpoint_path).expanduser().absolute())
         return self
 
     def is_checkpointing_enabled(self) -> bool:

@@ -20,7 +20,7 @@ from dagster_flinkpy.datastream.state_recovery import RecoveryClaimMode, non_res
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.key_groups import check_whole_number
 
-__all__ = ["OPTIONS", "apply_options"]
+__all__ = ["FAILOVER_OPTIONS", "OPTIONS", "apply_options"]
 
 E = TypeVar("E", bound=Enum)
 
@@ -45,10 +45,10 @@ def apply_options(program: StreamProgram[Any], configuration: Configuration) -> 
             continue
         if name in OPTIONS:
             OPTIONS[name](program, configuration, name)
-        elif name.startswith("restart-strategy") or name == "jobmanager.execution.failover-strategy":
+        elif name in FAILOVER_OPTIONS:
             program.config.failover_options.set_string(name, configuration.get_string(name, ""))
         else:
-            near = get_close_matches(name, OPTIONS, n=1)
+            near = get_close_matches(name, [*OPTIONS, *FAILOVER_OPTIONS], n=1)
             because = "this library does not have it" + (f"; did you mean {near[0]!r}?" if near else "")
             no_effect(f"option {name!r}", because, stacklevel=4)
 
@@ -162,3 +162,24 @@ OPTIONS: Mapping[str, Option] = {
     "execution.state-recovery.ignore-unclaimed-state": _non_restored_state,
 }
 """What each option sets, by its name."""
+
+_FIXED, _RATE = "restart-strategy.fixed-delay", "restart-strategy.failure-rate"
+_EXPONENTIAL = "restart-strategy.exponential-delay"
+
+FAILOVER_OPTIONS = (
+    "jobmanager.execution.failover-strategy",
+    "restart-strategy",
+    "restart-strategy.type",
+    f"{_FIXED}.attempts",
+    f"{_FIXED}.delay",
+    f"{_RATE}.delay",
+    f"{_RATE}.failure-rate-interval",
+    f"{_RATE}.max-failures-per-interval",
+    f"{_EXPONENTIAL}.attempts-before-reset-backoff",
+    f"{_EXPONENTIAL}.backoff-multiplier",
+    f"{_EXPONENTIAL}.initial-backoff",
+    f"{_EXPONENTIAL}.jitter-factor",
+    f"{_EXPONENTIAL}.max-backoff",
+    f"{_EXPONENTIAL}.reset-backoff-threshold",
+)
+"""The options that the job's master reads."""

@@ -11,7 +11,7 @@ from dagster_flinkpy.checkpoint.coordinator_config import DEFAULT_NUM_RETAINED
 from dagster_flinkpy.common import Configuration
 from dagster_flinkpy.common.metric_options import MetricReporterOptions, is_reporter_option, metric_reporters_of
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.storage import StorageLocation
+from dagster_flinkpy.storage import StorageLocation, warn_if_relative
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -76,7 +76,7 @@ class SparkResource(ConfigurableResource[Any]):
 class StorageResource(ConfigurableResource[Any]):
     """A folder on S3, or a local one."""
 
-    url: str = Field(description="'s3://bucket/prefix', or a local directory.")
+    url: str = Field(description="'s3://bucket/prefix', or the absolute path of a local directory.")
     endpoint_url: str | None = Field(
         default=None, description="S3 server other than Amazon's, such as 'http://host:9000'."
     )
@@ -114,6 +114,7 @@ def storage_location(settings: Any, url: str) -> StorageLocation:
         value = getattr(settings, name)
         return None if value is None else resolved(value, name)
 
+    warn_if_relative(url, "the url of a storage")
     return StorageLocation(
         url, optional("endpoint_url"), optional("region"), optional("access_key_id"), optional("secret_access_key")
     )

@@ -64,13 +64,13 @@ class PaneState(ABC):
         self._add_each(self.table.column.values, slots, cells.tolist(), values)
         self.table.mark(cells)
 
-    def get_each(self, slots: Sequence[int], cells: Cells, *, last: bool) -> Iterator[Any]:
+    def get_each(self, slots: Sequence[int], cells: Cells, *, last: bool = False) -> Iterator[Any]:
         """Yields the result of each cell that has one, while its slot is the current key.
 
         Args:
             slots: The slot of each cell.
             cells: The cells.
-            last: Whether what they hold is dropped afterwards.
+            last: Whether what they hold is dropped afterwards. Default: False.
         """
         keys, result = self.table.keys, self._last_result if last else self._result
         for keys.slot, value in zip(slots, self.table.column.get(cells), strict=True):

@@ -1,6 +1,6 @@
 """Floor 2: object stores with conditional writes, and the lease built on them."""
 
-from dagster_flinkpy.storage.location import StorageLocation
+from dagster_flinkpy.storage.location import StorageLocation, warn_if_relative
 from dagster_flinkpy.storage.object_store import (
     ObjectInfo,
     ObjectStore,
@@ -18,4 +18,5 @@ __all__ = [
     "UploadedPart",
     "check_relative",
     "resolve_key",
+    "warn_if_relative",
 ]

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.errors import ConfigurationError, RelativePathWarning
 from dagster_flinkpy.storage.object_store import ObjectStore, check_relative
 
-__all__ = ["StorageLocation"]
+__all__ = ["StorageLocation", "warn_if_relative"]
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/*)(.*)", re.DOTALL)
+_MEANT = {"s3": "s3://", "s3a": "s3://", "s3n": "s3://", "file": "file:///"}
+"""What a scheme should look like; Hadoop calls S3 by other names."""
+_warned_of: set[str] = set()
+"""The relative paths that this process has warned of."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +48,8 @@ class StorageLocation:
         if not self.url.strip():
             raise ConfigurationError("the storage URL is empty; it must be s3://bucket/prefix, file:///dir or a path")
         _check_characters(self.url, self.url)
+        _check_scheme(self.url)
         scheme, separator, rest = self.url.partition("://")
-        if separator and scheme not in ("s3", "file"):
-            raise ConfigurationError(f"storage URL {self.url!r} must be s3://bucket/prefix, file:///dir or a path")
         if scheme == "s3" and separator:
             bucket, _, prefix = rest.partition("/")
             prefix = prefix.rstrip("/")
@@ -84,6 +91,37 @@ class StorageLocation:
         if (path := self.local_path) is not None:
             return replace(self, url=(path / prefix).as_uri())
         return replace(self, url=f"{self.url}/{prefix}")
+
+
+def warn_if_relative(url: str, what: str) -> None:
+    """Issues a `RelativePathWarning`, once in a process, if a URL that several processes use is a relative path.
+
+    Args:
+        url: A URL or a path.
+        what: What it is, for the message.
+    """
+    path = Path(url).expanduser()
+    if url.strip() and not _SCHEME.match(url) and not path.is_absolute() and url not in _warned_of:
+        _warned_of.add(url)
+        warnings.warn(
+            f"{what} is the relative path {url!r}. Each process looks for it in its own working directory, which is "
+            f"{str(path.absolute())!r} here; write an absolute path",
+            RelativePathWarning,
+            stacklevel=2,
+        )
+
+
+def _check_scheme(url: str) -> None:
+    """Raises a ConfigurationError if a URL is none of S3 or a local directory, or if it is misspelled."""
+    found = _SCHEME.match(url)
+    scheme, slashes, rest = found.groups() if found else ("", "", "")
+    if not slashes and scheme.lower() not in _MEANT:
+        return  # a path, which may have a colon
+    if scheme in ("s3", "file") and slashes.startswith("//"):
+        return
+    meant = _MEANT.get(scheme.lower())
+    hint = f"did you mean {meant + rest!r}?" if meant else f"there is no storage for {scheme!r}"
+    raise ConfigurationError(f"storage URL {url!r} must be s3://bucket/prefix, file:///dir or a path; {hint}")
 
 
 def check_endpoint(url: str) -> None:

@@ -3,13 +3,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dagster_flinkpy.errors import ConfigurationError, PathEscapesPrefixError
-from dagster_flinkpy.storage import StorageLocation
+from dagster_flinkpy.errors import ConfigurationError, PathEscapesPrefixError, RelativePathWarning
+from dagster_flinkpy.storage import StorageLocation, warn_if_relative
 from dagster_flinkpy.storage.s3 import s3_client
 
 
@@ -52,6 +53,43 @@ def test_urls_that_name_no_place(url: str) -> None:
 def test_characters_that_no_name_may_have(url: str) -> None:
     with pytest.raises(ConfigurationError, match=r"control character|Unicode|UTF-8"):
         StorageLocation(url).open()
+
+
+@pytest.mark.parametrize(
+    ("url", "meant"),
+    [
+        ("s3:/bucket/x", "s3://bucket/x"),
+        ("s3:bucket/x", "s3://bucket/x"),
+        ("s3a:/bucket/x", "s3://bucket/x"),
+        ("s3a://bucket/x", "s3://bucket/x"),
+        ("S3://bucket/x", "s3://bucket/x"),
+        ("file:/x", "file:///x"),
+        ("FILE:///x", "file:///x"),
+        ("gs:/bucket/x", None),
+        ("hdfs://host/x", None),
+    ],
+)
+def test_a_misspelled_url_is_no_local_folder(url: str, meant: str | None) -> None:
+    hint = f"did you mean '{meant}'" if meant else f"there is no storage for '{url.partition(':')[0]}'"
+    with pytest.raises(ConfigurationError, match=hint):
+        StorageLocation(url)
+
+
+@pytest.mark.parametrize("path", ["/data/a:b", "a:b", "10:30/x", "./s3:/x", "C:/x"])
+def test_a_path_may_have_a_colon(path: str) -> None:
+    assert StorageLocation(path).url == Path(path).absolute().as_uri()
+
+
+def test_a_relative_path_that_several_processes_use_is_pointed_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.warns(RelativePathWarning, match=f"'some/folder'.*'{tmp_path}/some/folder'"):
+        warn_if_relative("some/folder", "the url")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for url in ("some/folder", "/folder", "~/folder", "s3://bucket", "file:///folder", ""):
+            warn_if_relative(url, "the url")  # once, and only for relative paths
 
 
 def test_an_s3_prefix_that_could_escape() -> None:

@@ -95,6 +95,11 @@ class StreamBatch:
                 self._column = self.type_info.to_arrow(self._values)
             except TypeMismatchError as e:
                 raise TypeMismatchError(f"operator {self.producer!r}: {e}") from e
+            if self._column.null_count:
+                raise TypeMismatchError(
+                    f"operator {self.producer!r}: a record is None instead of {self.type_info}; to emit no record, let "
+                    "a function of process() or flat_map() yield nothing, or call filter()"
+                )
         return self._column
 
     @property

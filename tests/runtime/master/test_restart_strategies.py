@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_flinkpy.common.configuration import Configuration
-from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.datastream import StreamExecutionEnvironment
+from dagster_flinkpy.datastream.program_options import FAILOVER_OPTIONS
+from dagster_flinkpy.errors import ConfigurationError, NoEffectWarning
 from dagster_flinkpy.runtime.master.restart_strategies import (
     ExponentialDelayRestart,
     FailureRateRestart,
@@ -176,3 +178,52 @@ def test_options_name_a_strategy(options: dict[str, str], checkpointing: bool, e
 def test_bad_options_are_said(options: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
         restart_strategy_of(Configuration.from_dict(options), checkpointing=True)
+
+
+class _Read(Configuration):
+    """Remembers which options are asked for."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.set_string("restart-strategy.type", kind)
+        self.asked: set[str] = set()
+
+    def contains_key(self, key: str) -> bool:
+        self.asked.add(key)
+        return super().contains_key(key)
+
+    def get_string(self, key: str, default_value: str) -> str:
+        self.asked.add(key)
+        return super().get_string(key, default_value)
+
+    def get_integer(self, key: str, default_value: int) -> int:
+        self.asked.add(key)
+        return default_value
+
+    def get_float(self, key: str, default_value: float) -> float:
+        self.asked.add(key)
+        return default_value
+
+
+def test_a_program_may_set_exactly_the_options_that_are_read() -> None:
+    asked = {"jobmanager.execution.failover-strategy"}
+    for kind in ("none", "fixed-delay", "failure-rate", "exponential-delay"):
+        options = _Read(kind)
+        restart_strategy_of(options, checkpointing=True)
+        asked |= options.asked
+    assert asked == set(FAILOVER_OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("restart-strategy.fixed-delay.atempts", "restart-strategy.fixed-delay.attempts"),
+        ("restart-strategy.typ", "restart-strategy.type"),
+        ("jobmanager.execution.failover-stratgy", "jobmanager.execution.failover-strategy"),
+        ("execution.checkpointing.intervall", "execution.checkpointing.interval"),
+    ],
+)
+def test_a_misspelled_option_is_pointed_out(name: str, near: str) -> None:
+    env = StreamExecutionEnvironment.get_execution_environment()
+    with pytest.warns(NoEffectWarning, match=f"option '{name}' has no effect.*did you mean '{near}'"):
+        env.configure(Configuration().set_string(name, "3"))
