@@ -33,8 +33,8 @@ from dagster_flinkpy.datastream.window import EventTimeSessionWindows, SlidingEv
 from dagster_flinkpy.testing import run_local
 
 EVENTS, GROWTH, KEYS, ROUNDS = 250_000, 4, 100_000, 3
-WINDOW, PANES, GAP, COUNT = 500_000, 10, 50_000, 10
-"""Milliseconds, of which each has one event; windows that a record is in; milliseconds; records."""
+WINDOW, PANES, GAP, COUNT, LAST = 500_000, 10, 50_000, 10, 9
+"""Milliseconds, of which each has one event; windows that a record is in; milliseconds; records; values."""
 
 EVENT = Types.ROW_NAMED(["key", "value", "time"], [Types.LONG()] * 3)
 TRIPLE = Types.TUPLE([Types.LONG()] * 3)
@@ -58,6 +58,32 @@ class Value(_Function):
         count = (self._count.value() or 0) + value.value
         self._count.update(count)
         return self._emit(count + 1)
+
+
+class Last(_Function):
+    """A value that can change, so state copies it when it is read and when it is written."""
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        self._last = runtime_context.get_state(ValueStateDescriptor("last", Types.LIST(Types.LONG())))
+
+    def process_element(self, value: Any, ctx: KeyedProcessFunction.Context) -> Any:
+        last = (self._last.value() or [])[-LAST:]
+        last.append(value.value)
+        self._last.update(last)
+        return self._emit(value.value + 1)
+
+
+class MapOfRows(_Function):
+    def open(self, runtime_context: RuntimeContext) -> None:
+        self._rows = runtime_context.get_map_state(MapStateDescriptor("rows", Types.LONG(), EVENT))
+
+    def process_element(self, value: Any, ctx: KeyedProcessFunction.Context) -> Any:
+        kind = value.value % 3
+        row = self._rows.get(kind)
+        if row is not None:
+            value.value += row.value
+        self._rows.put(kind, value)
+        return self._emit(value.value + 1)
 
 
 class Map(_Function):
@@ -137,7 +163,9 @@ TURNS = 3
 
 FORMS: dict[str, tuple[Callable[[Any], Any], float | None]] = {
     "value_state": (lambda keyed: keyed.process(Value(), TOTAL), 1),
+    "value_of_list": (lambda keyed: keyed.process(Last(), TOTAL), None),
     "map_state": (lambda keyed: keyed.process(Map(), TOTAL), 0.4),
+    "map_of_rows": (lambda keyed: keyed.process(MapOfRows(), TOTAL), None),
     "list_state": (lambda keyed: keyed.process(Append(), TOTAL), 0.4),
     "timers": (lambda keyed: keyed.process(Timeout(), TOTAL), 0.25),
     "reduce": (lambda keyed: keyed.reduce(lambda a, b: _added(a, b)), 0.4),

@@ -131,10 +131,13 @@ def keeping(function: Callable[[Any, Any], Any], type_info: TypeInformation) -> 
     if copy_value is None:
         return function
     flat, unchanging = flat_rows(type_info), unchanging_types(type_info)
+    row = row_class(type_info.field_names, len(type_info.field_names)) if isinstance(type_info, RowTypeInfo) else None
 
     def kept(one: Any, other: Any) -> Any:
         result = function(one, other)
         kind = type(result)
+        if kind is row and kind in flat and getrefcount(result) <= ALONE:
+            return result
         if kind in unchanging:
             return result
         if result is one or result is other or (kind in flat and getrefcount(result) <= ALONE):

@@ -57,6 +57,7 @@ def in_order(draw: st.DrawFn) -> tuple[Program, Settings]:
         draw(st.sampled_from([Path_.DIRECT, Path_.MAP, Path_.STAMPED])),
         draw(_some(legs)),
         ends=draw(st.booleans()),
+        spoils=draw(st.booleans()),
     )
     if not program.ends and draw(st.booleans()):
         return program, draw(_settings(rescale=_rescale, partitions=st.just(True)))
@@ -74,7 +75,7 @@ def any_order(draw: st.DrawFn) -> tuple[Program, Settings]:
             epochs.append(tuple(draw(st.lists(_records(times, 4), max_size=3))))
         inputs.append(Input(tuple(epochs), draw(st.booleans())))
     legs = [leg for leg in Leg if leg not in ORDERED]
-    program = Program(tuple(inputs), draw(st.sampled_from(Path_)), draw(_some(legs)))
+    program = Program(tuple(inputs), draw(st.sampled_from(Path_)), draw(_some(legs)), spoils=draw(st.booleans()))
     order = st.none() | st.integers(0, 999)
     settings = draw(
         _settings(order=order, unaligned=st.just(True), lags=st.booleans(), savepoints=_savepoints)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 from dagster_flinkpy.common.typeinfo import Types
+from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.datastream import (
     AggregateFunction,
+    FilterFunction,
     KeyedBroadcastProcessFunction,
     KeyedCoProcessFunction,
     KeyedMultipleInputProcessFunction,
     KeyedProcessFunction,
+    MapFunction,
     OutputTag,
     ProcessFunction,
     ProcessWindowFunction,
@@ -278,8 +281,116 @@ class OddWindow(ProcessWindowFunction):
 
 
 class Window(ProcessWindowFunction):
-    """Emits the start and the values of a window of records, of one reduced record, or of a list of values."""
+    """Emits the start and the values of a window of records, of one reduced record, or of a list of values.
+
+    Args:
+        spoils: Whether it changes the elements afterwards. Default: False.
+    """
+
+    def __init__(self, spoils: bool = False) -> None:
+        self._spoils = spoils
 
     def process(self, key: Any, context: ProcessWindowFunction.Context, elements: Iterable[Any]) -> Iterable[Any]:
         values = sorted(v for e in elements for v in (e if isinstance(e, list) else [e.value]))
         yield "window", key, context.window().start, [context.window().end, *values]
+        if self._spoils:
+            spoil(elements)
+
+
+def spoil(value: Any) -> None:
+    """Changes a value that may belong to somebody else, with all of its parts."""
+    if isinstance(value, Row):
+        value.value = -1
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            spoil(part)
+        if isinstance(value, list):
+            value.append(-1)
+
+
+class Pass(MapFunction):
+    """Emits each record. One that spoils changes each later, when the next one comes."""
+
+    def __init__(self, spoils: bool) -> None:
+        self._spoils = spoils
+        self._emitted: Any = None
+
+    def map(self, value: Any) -> Any:
+        if self._spoils:
+            spoil(self._emitted)
+            self._emitted = value
+        return value
+
+
+class Look(FilterFunction):
+    """Keeps all records. One that spoils changes what it looks at."""
+
+    def __init__(self, spoils: bool) -> None:
+        self._spoils = spoils
+
+    def filter(self, value: Any) -> bool:
+        if self._spoils:
+            spoil(value)
+        return True
+
+
+class InPlace(Values):
+    """The same, with an accumulator that is changed in place, and one that all keys begin with."""
+
+    shared: ClassVar[list[int]] = []
+
+    def create_accumulator(self) -> list[int]:
+        return self.shared
+
+    def add(self, value: Any, accumulator: list[int]) -> list[int]:
+        accumulator.append(value if isinstance(value, int) else value.value)
+        spoil(value)
+        return accumulator
+
+    def get_result(self, accumulator: list[int]) -> list[int]:
+        accumulator.sort()
+        return accumulator
+
+
+class Changeable(KeyedProcessFunction):
+    """Has values that can change in each kind of state. One that spoils changes all that it has read and written."""
+
+    def __init__(self, spoils: bool) -> None:
+        self._spoils = spoils
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        numbers = Types.LIST(Types.LONG())
+        self._last = runtime_context.get_state(ValueStateDescriptor("last", numbers))
+        self._any = runtime_context.get_state(ValueStateDescriptor("any", Types.PICKLED_BYTE_ARRAY()))
+        self._records = runtime_context.get_list_state(ListStateDescriptor("records", EVENT))
+        self._digits = runtime_context.get_map_state(MapStateDescriptor("digits", Types.LONG(), EVENT))
+        self._most = runtime_context.get_reducing_state(ReducingStateDescriptor("most", Larger(), EVENT))
+        values = InPlace() if self._spoils else Values()
+        self._all = runtime_context.get_aggregating_state(AggregatingStateDescriptor("all", values, numbers))
+
+    def process_element(self, value: Any, ctx: KeyedProcessFunction.Context) -> Iterable[Any]:
+        last, pair = (self._last.value() or [])[-3:], (value.time, [value.value])
+        last.append(value.value)
+        self._last.update(last)
+        self._any.update(pair)
+        self._records.add(value)
+        self._digits.put(value.value % 3, value)
+        self._most.add(value)
+        self._all.add(value.value)
+        time = value.time
+        if self._spoils:
+            spoil([last, pair, value])
+        records, most = self._records.get(), self._most.get()
+        digits = sorted(self._digits.items(), key=lambda entry: entry[0])
+        read = [
+            self._last.value(),
+            list(self._any.value()),
+            [each.value for each in records],
+            [each.value for _, each in digits],
+            [most.value],
+            self._all.get(),
+        ]
+        numbers = [number for part in read for each in part for number in (each if isinstance(each, list) else [each])]
+        yield "changeable", ctx.get_current_key(), time, numbers
+        if self._spoils:
+            spoil([read, records, digits, most, numbers])

@@ -37,15 +37,19 @@ from tests.matrix.functions import (
     OUT,
     RULES,
     ByRules,
+    Changeable,
     Count,
     Edits,
     EveryKindOfState,
+    InPlace,
     Join,
     JoinThree,
     Larger,
+    Look,
     Numbered,
     OddAside,
     OddWindow,
+    Pass,
     Values,
     Window,
 )
@@ -100,6 +104,7 @@ class Leg(Enum):
     ODD_KEYS = "windows of keys such as NaN"
     COUNT_WINDOWS = "windows by count"
     EDITS = "states that are edited"
+    CHANGEABLE = "states of values that can change"
     TWICE = "windows of windows"
     COUNT = "running counts"
     SIDES = "side output, united again"
@@ -111,7 +116,7 @@ class Leg(Enum):
         return str(self)
 
 
-ORDERED = {Leg.COUNT, Leg.COUNT_WINDOWS, Leg.EDITS, Leg.TUMBLING_LATENESS, Leg.SESSIONS_LATENESS}
+ORDERED = {Leg.COUNT, Leg.COUNT_WINDOWS, Leg.EDITS, Leg.CHANGEABLE, Leg.TUMBLING_LATENESS, Leg.SESSIONS_LATENESS}
 """Legs whose output depends on the order of a key's records, or of records and watermarks."""
 SEVERAL_INPUTS = {Leg.JOIN, Leg.JOIN_THREE, Leg.RULES}
 
@@ -125,6 +130,8 @@ class Program:
     legs: tuple[Leg, ...]
     ends: bool = True
     """Whether the input ends with its last epoch."""
+    spoils: bool = False
+    """Whether functions change what they are given, what they read from state, and what they have emitted."""
 
     @property
     def epochs(self) -> int:
@@ -208,7 +215,7 @@ def build(program: Program, parallelism: int, folder: Path) -> JobGraph:
     for leg in program.legs:
         sink = _Sink(folder / leg.name)
         three = (streams[0], streams[len(streams) // 2], streams[-1]) if leg in SEVERAL_INPUTS else (united,) * 3
-        _compute(leg, *three).sink_to(sink).uid(f"{leg.name}-sink")
+        _compute(leg, program.spoils, *three).sink_to(sink).uid(f"{leg.name}-sink")
     return env.get_job_graph()
 
 
@@ -223,14 +230,14 @@ def _stream(env: StreamExecutionEnvironment, program: Program, index: int) -> Da
     uid, strategy = f"source-{index}", _strategy(given.idleness)
     stream = env.from_source(_Scheduled(given.epochs, program.ends), strategy, uid).uid(uid)
     if program.path is Path_.MAP:
-        stream = stream.map(lambda v: v, EVENT).uid(f"map-{index}")
+        stream = stream.map(Pass(program.spoils), EVENT).uid(f"map-{index}")
     elif program.path is Path_.REBALANCE:
-        stream = stream.rebalance().map(lambda v: v, EVENT).uid(f"map-{index}")
+        stream = stream.rebalance().map(Pass(program.spoils), EVENT).uid(f"map-{index}")
     elif program.path is Path_.STAMPED:
-        stream = stream.map(lambda v: v, EVENT).uid(f"map-{index}")
+        stream = stream.map(Pass(program.spoils), EVENT).uid(f"map-{index}")
         stream = stream.assign_timestamps_and_watermarks(_strategy(False)).uid(f"time-{index}")
     elif program.path is Path_.BLOCKING:
-        stream = stream.map(lambda v: v, EVENT).uid(f"map-{index}").blocking()
+        stream = stream.map(Pass(program.spoils), EVENT).uid(f"map-{index}").blocking()
     return stream
 
 
@@ -239,9 +246,10 @@ def _late(stream: DataStream, leg: Leg) -> DataStream:
     return stream.union(late)
 
 
-def _compute(leg: Leg, left: DataStream, middle: DataStream, right: DataStream) -> DataStream:
-    uid, keyed = leg.name, left.key_by("key")
-    long_list = Types.LIST(Types.LONG())
+def _compute(leg: Leg, spoils: bool, left: DataStream, middle: DataStream, right: DataStream) -> DataStream:
+    looked = left.filter(Look(spoils)).uid(f"{leg.name}-look") if spoils else left
+    uid, keyed = leg.name, looked.key_by("key")
+    long_list, values = Types.LIST(Types.LONG()), InPlace() if spoils else Values()
     tumbling = TumblingEventTimeWindows.of(Time.milliseconds(20))
     sliding = SlidingEventTimeWindows.of(Time.milliseconds(30), Time.milliseconds(10))
     sessions = EventTimeSessionWindows.with_gap(Time.milliseconds(9))
@@ -251,15 +259,15 @@ def _compute(leg: Leg, left: DataStream, middle: DataStream, right: DataStream) 
         case Leg.TUMBLING | Leg.TUMBLING_LATENESS:
             windowed = keyed.window(tumbling).side_output_late_data(LATE)
             windowed = windowed.allowed_lateness(15) if leg is Leg.TUMBLING_LATENESS else windowed
-            return _late(windowed.aggregate(Values(), Window(), long_list, OUT).uid(uid), leg)
+            return _late(windowed.aggregate(values, Window(spoils), long_list, OUT).uid(uid), leg)
         case Leg.SLIDING:
-            return keyed.window(sliding).process(Window(), OUT).uid(uid)
+            return keyed.window(sliding).process(Window(spoils), OUT).uid(uid)
         case Leg.SLIDING_REDUCED:
-            return keyed.window(sliding).reduce(Larger(), Window(), OUT).uid(uid)
+            return keyed.window(sliding).reduce(Larger(), Window(spoils), OUT).uid(uid)
         case Leg.SESSIONS | Leg.SESSIONS_LATENESS:
             windowed = keyed.window(sessions).side_output_late_data(LATE)
             windowed = windowed.allowed_lateness(15) if leg is Leg.SESSIONS_LATENESS else windowed
-            return _late(windowed.process(Window(), OUT).uid(uid), leg)
+            return _late(windowed.process(Window(spoils), OUT).uid(uid), leg)
         case Leg.COLUMNS:
             sums = keyed.window(tumbling).sum("value").uid(uid)
             return sums.map(lambda v: ("sum", v.key, 0, [v.value]), OUT).uid(f"{uid}-map")
@@ -268,16 +276,18 @@ def _compute(leg: Leg, left: DataStream, middle: DataStream, right: DataStream) 
             return counts.map(lambda v: ("count", v.key, v.window_start, [v.count]), OUT).uid(f"{uid}-map")
         case Leg.SESSIONS_AGGREGATED:
             windowed = keyed.window(sessions).side_output_late_data(LATE)
-            return _late(windowed.aggregate(Values(), Window(), long_list, OUT).uid(uid), leg)
+            return _late(windowed.aggregate(values, Window(spoils), long_list, OUT).uid(uid), leg)
         case Leg.ODD_KEYS:
             odd = left.key_by(lambda v: ODD_KEYS[v.key], Types.DOUBLE())
-            return odd.window(tumbling).aggregate(Values(), OddWindow(), long_list, OUT).uid(uid)
+            return odd.window(tumbling).aggregate(values, OddWindow(), long_list, OUT).uid(uid)
         case Leg.COUNT_WINDOWS:
             return keyed.count_window(3, 2).process(Numbered(), OUT).uid(uid)
+        case Leg.CHANGEABLE:
+            return keyed.process(Changeable(spoils), OUT).uid(uid)
         case Leg.EDITS:
             return keyed.process(Edits(), OUT).uid(uid)
         case Leg.TWICE:
-            once = keyed.window(tumbling).aggregate(Values(), output_type=long_list).uid(uid)
+            once = keyed.window(tumbling).aggregate(values, output_type=long_list).uid(uid)
             twice = once.key_by(len, Types.LONG()).window(TumblingEventTimeWindows.of(Time.milliseconds(40)))
             summed = twice.reduce(lambda a, b: sorted(a + b)).uid(f"{uid}-again")
             return summed.map(lambda v: ("twice", "", 0, v), OUT).uid(f"{uid}-map")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -13,11 +14,15 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.runtime.operators import collector, function_operators
+from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 from dagster_flinkpy.runtime.task import operator_task, watermark_valve
 from dagster_flinkpy.runtime.task.operator_task import OperatorTask
 from dagster_flinkpy.runtime.task.watermark_valve import WatermarkValve
+from dagster_flinkpy.state import tables
 from tests.matrix.cases import any_order, in_order
 from tests.matrix.noticed import NOTICED
+from tests.matrix.programs import Leg
 from tests.matrix.run import check
 
 
@@ -95,6 +100,32 @@ def the_end_of_input_does_not_wait_for_idle_sources() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def state_shares_its_values() -> Iterator[None]:
+    """Functions read and write the values of state themselves, not copies."""
+    with mock.patch.object(tables, "copier", lambda kind: None), mock.patch.object(tables, "taker", lambda kind: None):
+        yield
+
+
+@contextmanager
+def what_was_emitted_is_shared() -> Iterator[None]:
+    """A record is sent as it is when its batch is full, with what its function has changed since."""
+    with ExitStack() as stack:
+        for module in (function_operators, collector):
+            stack.enter_context(mock.patch.object(module, "copied", lambda value: value))
+        yield
+
+
+@contextmanager
+def what_was_given_is_shared() -> Iterator[None]:
+    """All functions behind an operator get the same records."""
+    with (
+        mock.patch.object(StreamBatch, "apart", StreamBatch.copy),
+        mock.patch.object(StreamBatch, "lent", lambda batch: iter(batch.values)),
+    ):
+        yield
+
+
 # Cases in which a rule matters, so that few have to be run.
 TURNS = in_order().filter(
     lambda case: (
@@ -102,6 +133,8 @@ TURNS = in_order().filter(
     )
 )
 UNITED = any_order().filter(lambda case: case[1].parallelism > 1 < len(case[0].inputs) and not case[1].unaligned)
+SPOILT = any_order().map(lambda case: (replace(case[0], spoils=True), case[1]))
+CHANGEABLE = in_order().map(lambda case: (replace(case[0], spoils=True, legs=(Leg.CHANGEABLE,)), case[1]))
 IN_FLIGHT = any_order().filter(lambda case: case[1].unaligned and case[1].parallelism > 1)
 
 MUTATIONS: list[tuple[Callable[[], Any], st.SearchStrategy[Any]]] = [
@@ -110,6 +143,9 @@ MUTATIONS: list[tuple[Callable[[], Any], st.SearchStrategy[Any]]] = [
     (sources_share_one_event_time, UNITED),
     (the_end_of_input_does_not_wait_for_idle_sources, UNITED),
     (what_was_in_flight_is_forgotten, IN_FLIGHT),
+    (state_shares_its_values, CHANGEABLE),
+    (what_was_emitted_is_shared, SPOILT),
+    (what_was_given_is_shared, SPOILT),
 ]
 """What is broken, and cases in which it matters."""
 

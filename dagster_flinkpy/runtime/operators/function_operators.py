@@ -25,7 +25,7 @@ from dagster_flinkpy.datastream.operator_specs import (
 )
 from dagster_flinkpy.datastream.timerservice import TimerService
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.runtime.failure import UNKNOWN, USER_EXCEPTIONS, last_taken
+from dagster_flinkpy.runtime.failure import UNKNOWN, USER_EXCEPTIONS
 from dagster_flinkpy.runtime.operators.collector import Collector
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.stream_operator import StreamOperator, called
@@ -94,13 +94,13 @@ class FilterOperator(FunctionOperator):
         self._filter = as_callable(spec.function, FilterFunction, "filter")
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
-        function, records = self._filter, batch.lent()
-        each = iter(records)
+        kept_ones: list[bool] = []
         try:
-            mask = np.fromiter(map(truth, map(function, each)), dtype=np.bool_)
+            kept_ones.extend(map(truth, map(self._filter, batch.lent())))
         except USER_EXCEPTIONS as e:
-            raise self.user_error(e, "filter()", value=last_taken(records, each)) from e
-        self.check_count(len(mask), "filter()", batch)
+            raise self.user_error(e, "filter()", value=batch.value_at(len(kept_ones))) from e
+        self.check_count(len(kept_ones), "filter()", batch)
+        mask = np.array(kept_ones, dtype=np.bool_)
         if mask.all():
             self.context.emit(None, batch)
         elif mask.any():

@@ -13,7 +13,7 @@ from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK, TimestampAssigner, WatermarkStrategy
 from dagster_flinkpy.datastream.operator_specs import TimestampsSpec
 from dagster_flinkpy.errors import TypeMismatchError
-from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS, last_taken
+from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.stream_operator import StreamOperator
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
@@ -91,13 +91,14 @@ class EventTime:
     def _timestamps(self, batch: StreamBatch) -> np.ndarray[Any, np.dtype[np.int64]]:
         if isinstance(self._assigner, TimestampAssigner):
             extract = self._assigner.extract_timestamp
-            records = batch.lent()
-            each = iter(records)
-            pairs = zip(each, batch.timestamps.tolist(), strict=True)
+            rows = range(len(batch))
+            taken = iter(rows)
+            records = zip(taken, batch.lent(), batch.timestamps.tolist(), strict=True)
             try:
-                return np.fromiter((extract(v, t) for v, t in pairs), dtype=np.int64, count=len(batch))
+                return np.fromiter((extract(v, t) for _, v, t in records), dtype=np.int64, count=len(batch))
             except USER_EXCEPTIONS as e:
-                raise self._operator.user_error(e, "extract_timestamp()", value=last_taken(records, each)) from e
+                value = batch.value_at(last_taken(rows, taken))
+                raise self._operator.user_error(e, "extract_timestamp()", value=value) from e
         uid = self._operator.context.vertex.uid
         try:
             column = pc.struct_field(batch.column, self._assigner)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any
@@ -124,18 +124,20 @@ class StreamBatch:
         """Yields the values once, without keeping them."""
         if self._values is not None:
             return self.values
-        column = self.column
-        parts = (column.slice(start, _AT_ONCE) for start in range(0, len(self), _AT_ONCE))
-        return chain.from_iterable(map(self.type_info.from_arrow, parts))
+        return self._each_of(self.column)
 
-    def lent(self) -> Sequence[Any]:
-        """Returns the values for a function that only looks at them. If it changes some, nobody else sees that."""
+    def lent(self) -> Iterator[Any]:
+        """Yields the values for a function that only looks at them. If it changes some, nobody else sees that."""
         if not changes(self.type_info):
-            return self.values
+            return iter(self.values)
         column = self.column
         if self._values is not None and isinstance(self.type_info, PickledBytesTypeInfo):
-            return list(map(copied, self._values))
-        return self.type_info.from_arrow(column)
+            return map(copied, self._values)
+        return self._each_of(column)
+
+    def _each_of(self, column: pa.Array) -> Iterator[Any]:
+        parts = (column.slice(start, _AT_ONCE) for start in range(0, len(self), _AT_ONCE))
+        return chain.from_iterable(map(self.type_info.from_arrow, parts))
 
     def let_go(self) -> list[Any]:
         """Returns the values, of which only the column is kept.
