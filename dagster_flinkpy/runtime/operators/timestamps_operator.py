@@ -13,7 +13,7 @@ from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK, TimestampAssigner, WatermarkStrategy
 from dagster_flinkpy.datastream.operator_specs import TimestampsSpec
 from dagster_flinkpy.errors import TypeMismatchError
-from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
+from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS, last_taken
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.stream_operator import StreamOperator
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
