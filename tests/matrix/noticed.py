@@ -7,6 +7,8 @@ from tests.matrix.run import Settings
 
 __all__ = ["NOTICED"]
 
+_RECORDS = (("a", 1, 3), ("a", 2, 4), ("b", 3, 5), ("a", 4, 4))
+
 NOTICED: dict[str, tuple[Program, Settings]] = {
     "idleness_outlasts_its_epoch": (
         Program(
@@ -125,6 +127,18 @@ NOTICED: dict[str, tuple[Program, Settings]] = {
             attempts=True,
             crashes=frozenset({1}),
         ),
+    ),
+    "state_shares_its_values": (
+        Program(inputs=(Input(epochs=((_RECORDS,),)),), path=Path_.DIRECT, legs=(Leg.CHANGEABLE,), spoils=True),
+        Settings(),
+    ),
+    "what_was_emitted_is_shared": (
+        Program(inputs=(Input(epochs=((_RECORDS,),)),), path=Path_.MAP, legs=(Leg.COUNT,), spoils=True),
+        Settings(),
+    ),
+    "what_was_given_is_shared": (
+        Program(inputs=(Input(epochs=((_RECORDS,),)),), path=Path_.MAP, legs=(Leg.COUNT, Leg.STATE), spoils=True),
+        Settings(),
     ),
 }
 """By the name of the broken rule."""
