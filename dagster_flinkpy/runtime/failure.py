@@ -130,12 +130,13 @@ def error_to_json(error: FlinkPyError, operator: str = "", subtask: int = 0) -> 
 
 
 def error_from_json(payload: bytes | str) -> FlinkPyError:
-    """Decodes an error that :func:`error_to_json` wrote."""
+    """Decodes an error that :func:`error_to_json` wrote; an unknown type becomes the base class."""
     parts = json.loads(payload)
-    kind: type[FlinkPyError] = getattr(errors, parts["type"])
+    known = getattr(errors, parts["type"], None)
+    kind = known if isinstance(known, type) and issubclass(known, FlinkPyError) else FlinkPyError
     error = kind.__new__(kind)
     FlinkPyError.__init__(error, parts["message"])
-    vars(error).update(parts["fields"])
+    vars(error).update(parts.get("fields", {}))
     return error
 
 
