@@ -11,7 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dagster_flinkpy.common.typeinfo import DecimalTypeInfo, RowTypeInfo, TypeInformation, Types
-from dagster_flinkpy.errors import ConfigurationError, SourceReadError
+from dagster_flinkpy.connectors.arrow_types import type_info_of
+from dagster_flinkpy.connectors.column_casts import check_cast
+from dagster_flinkpy.errors import ConfigurationError, SourceReadError, TypeMismatchError
 
 __all__ = ["READING", "Column", "check_columns", "column_of_type", "columns_of_table", "from_text", "row_type_of"]
 
@@ -23,24 +25,22 @@ READING = (
 hide are an error."""
 
 _TEXT = Types.STRING()
-_BYTES = Types.PRIMITIVE_ARRAY(Types.BYTE())
 
-_TYPES: dict[str, tuple[TypeInformation, ...]] = {
-    "bool": (Types.BOOLEAN(),),
-    "int2": (Types.SHORT(), Types.BYTE(), Types.INT(), Types.LONG()),
-    "int4": (Types.INT(), Types.LONG()),
-    "int8": (Types.LONG(),),
-    "float4": (Types.FLOAT(), Types.DOUBLE()),
-    "float8": (Types.DOUBLE(),),
-    "numeric": (Types.BIG_DEC(), Types.BIG_INT(), Types.DOUBLE()),
-    "date": (Types.SQL_DATE(),),
-    "time": (Types.SQL_TIME(),),
-    "timestamp": (Types.SQL_TIMESTAMP(),),
-    "timestamptz": (Types.SQL_TIMESTAMP(), Types.INSTANT()),
-    "bytea": (_BYTES,),
-    **dict.fromkeys(("text", "varchar", "bpchar", "name", "uuid", "json", "jsonb", "enum"), (_TEXT, Types.CHAR())),
+_ARROW_TYPES: dict[str, pa.DataType] = {
+    "bool": pa.bool_(),
+    "int2": pa.int16(),
+    "int4": pa.int32(),
+    "int8": pa.int64(),
+    "float4": pa.float32(),
+    "float8": pa.float64(),
+    "date": pa.date32(),
+    "time": pa.time64("us"),
+    "timestamp": pa.timestamp("us"),
+    "timestamptz": pa.timestamp("us", "UTC"),
+    "bytea": pa.binary(),
+    **dict.fromkeys(("text", "varchar", "bpchar", "name", "uuid", "json", "jsonb", "enum"), pa.string()),
 }
-"""The types that a column may have, the default first. Each column may also be its text."""
+"""What the values of a column are. Those of a numeric depend on its modifier. Each column may also be its text."""
 
 _COLUMNS = """
 WITH RECURSIVE base (num, oid, mod) AS (
@@ -130,27 +130,48 @@ def check_columns(table: str, columns: Mapping[str, Column], row_type: RowTypeIn
     for name, kind in zip(row_type.field_names, row_type.field_types, strict=True):
         if name not in columns:
             raise ConfigurationError(f"table {table} has no column {name!r}, only {list(columns)}")
-        column = columns[name]
-        decimal = isinstance(kind, DecimalTypeInfo) and column.type_name == "numeric"
-        if kind != _TEXT and not decimal and kind not in _TYPES.get(column.type_name, ()):
-            there = ", ".join(str(t) for t in (*_TYPES.get(column.type_name, ()), _TEXT))
+        reason = _why_not(name, columns[name], kind)
+        if reason is not None:
             raise ConfigurationError(
-                f"column {name!r} of table {table} is {column.shown}, which cannot be read as {kind}: declare one of "
-                f"{there}"
+                f"table {table} cannot be read as declared: {reason}. Or read its text, as Types.STRING()"
             )
 
 
+def _why_not(name: str, column: Column, kind: TypeInformation) -> str | None:
+    """Returns why a column cannot be read as a type, or None if it can."""
+    there, numeric = _arrow_type(column), column.type_name == "numeric"
+    if kind == _TEXT or (numeric and kind == Types.BIG_DEC()):
+        return None
+    if numeric and there is None and (isinstance(kind, DecimalTypeInfo) or kind == Types.BIG_INT()):
+        return None  # a value that does not fit is an error
+    if there is None:
+        return f"column {name!r} is {column.shown}, which does not become {kind}"
+    try:
+        check_cast(name, there, kind.arrow_type, kind)
+    except TypeMismatchError as error:
+        return str(error)
+    return None
+
+
+def _arrow_type(column: Column) -> pa.DataType | None:
+    """Returns the type that all values of a column have, or None if it is not known."""
+    if column.type_name != "numeric":
+        return _ARROW_TYPES.get(column.type_name)
+    precision, scale = (column.modifier - 4) >> 16 & 0xFFFF, ((column.modifier - 4 & 0x7FF) ^ 1024) - 1024
+    fixed = column.modifier >= 0 and 0 <= scale <= precision <= 76
+    return Types.DECIMAL(precision, scale).arrow_type if fixed else None
+
+
 def _default(table: str, name: str, column: Column) -> TypeInformation:
-    if column.type_name not in _TYPES:
-        raise ConfigurationError(
-            f"column {name!r} of table {table} is {column.shown}, which no Types.* corresponds to: declare a row_type, "
-            "and leave the column out or read its text as Types.STRING()"
-        )
-    if column.type_name == "numeric" and column.modifier >= 0:
-        precision, scale = (column.modifier - 4) >> 16 & 0xFFFF, ((column.modifier - 4 & 0x7FF) ^ 1024) - 1024
-        if 0 <= scale <= precision <= 76:
-            return Types.DECIMAL(precision, scale)
-    return _TYPES[column.type_name][0]
+    there = _arrow_type(column)
+    if there is not None:
+        return type_info_of(there, name)
+    if column.type_name == "numeric":
+        return Types.BIG_DEC()
+    raise ConfigurationError(
+        f"column {name!r} of table {table} is {column.shown}, which no Types.* corresponds to: declare a row_type, "
+        "and leave the column out or read its text as Types.STRING()"
+    )
 
 
 def from_text(name: str, column: Column, text: pa.Array, type_info: TypeInformation) -> pa.Array:

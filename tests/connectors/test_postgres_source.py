@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dagster_flinkpy.common import Types
+from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.connectors import PostgresSource
 from dagster_flinkpy.connectors import postgres_enumerator as module
@@ -391,6 +392,40 @@ def test_values_of_each_type(database: Database) -> None:
     assert column.to_pylist()[0] == {
         "tz": datetime(2024, 2, 29, 10, tzinfo=timezone.utc), "i4": 2, "d": "12.30"
     }  # fmt: skip
+    wider = {"i2": Types.DOUBLE(), "i4": Types.DECIMAL(12, 1), "n": Types.BIG_INT(), "d": Types.DECIMAL(12, 3)}
+    wider |= {"f4": Types.DOUBLE(), "dt": Types.SQL_TIMESTAMP(), "big": Types.DECIMAL(40, 2), "v": Types.CHAR()}
+    source = source_of(database, row_type=Types.ROW_NAMED(list(wider), list(wider.values())))
+    [(column, _)] = source.read(planned(source.create_enumerator(None), 1)[0])
+    assert {name: str(value) for name, value in column.to_pylist()[0].items()} == {
+        "i2": "-1.0", "i4": "2.0", "n": "1", "d": "12.300", "f4": "1.5", "dt": "2024-02-29 00:00:00",
+        "big": "123456789012345678901234567890.50", "v": "",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("column", "kind"),
+    [
+        ("smallint", Types.BYTE()),
+        ("bigint", Types.DOUBLE()),
+        ("double precision", Types.FLOAT()),
+        ("double precision", Types.DECIMAL(9, 2)),
+        ("numeric(10, 4)", Types.DECIMAL(10, 2)),
+        ("numeric", Types.DOUBLE()),
+        ("timestamp", Types.INSTANT()),
+        ("timestamp", Types.SQL_DATE()),
+        ("timestamp", Types.LONG()),
+        ("date", Types.INT()),
+        ("text", Types.LONG()),
+        ("int[]", Types.LIST(Types.INT())),
+    ],
+)
+def test_a_type_that_could_change_values_is_refused(database: Database, column: str, kind: TypeInformation) -> None:
+    database.sql(f"CREATE TABLE {{}}.t (n bigint PRIMARY KEY, v {column})")
+    with pytest.raises(
+        ConfigurationError, match=r"cannot be read as declared: column 'v' is .*does not become"
+    ) as caught:
+        source_of(database, row_type=Types.ROW_NAMED(["v"], [kind])).create_enumerator(None).plan_epoch(1)
+    assert str(kind) in str(caught.value)
 
 
 def test_types_without_a_counterpart(database: Database) -> None:
