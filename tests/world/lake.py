@@ -130,13 +130,16 @@ def delta_partitions(system: _Delta) -> Undo | None:
 
 
 def delta_checks(system: _Delta) -> Undo | None:
-    def add() -> None:
-        if len(system.rows()) == 0:  # type: ignore[attr-defined]
-            system.table.alter.add_constraint({"small": "value < 0"})
+    if not system.there:
+        return None
+    most = 12 if system.rows() else 0  # type: ignore[attr-defined]
+    system.table.alter.add_constraint({"small": f"value < {most}"})
 
-    if not system.there or system.rows():  # type: ignore[attr-defined]
-        return _copied(system, lambda: system.table.alter.add_constraint({"small": "value < 12"}))
-    return _copied(system, add)
+    def undo(failed: bool) -> None:
+        if failed:
+            system.table.alter.drop_constraint("small")
+
+    return undo
 
 
 def delta_adds_column(system: _Delta) -> Undo | None:
@@ -271,7 +274,12 @@ def delta_anew(system: _Delta) -> Undo | None:
     DeltaTable.create(str(system.folder), _SCHEMA)
 
     def undo(failed: bool) -> None:
-        write_deltalake(str(system.folder), rows, mode="append")
+        if system.table.version():  # another run has gone on in the new table
+            write_deltalake(str(system.folder), rows, mode="append")
+        else:
+            _keep_staged(system, kept)
+            shutil.rmtree(system.folder)
+            kept.rename(system.folder)
 
     return undo
 
@@ -474,9 +482,9 @@ def _anew(elsewhere: bool) -> Callable[[_Iceberg], Undo | None]:
         system.catalog.create_table(system.name, schema, location=location)
 
         def undo(failed: bool) -> None:
-            if not elsewhere:
+            if system.table.snapshots():  # another run has gone on in the new table
                 system.table.append(rows)
-            elif failed:
+            else:
                 system.catalog.drop_table(system.name)
                 system.catalog.register_table(system.name, before.metadata_location)
 
