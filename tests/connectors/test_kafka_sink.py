@@ -46,17 +46,13 @@ from dagster_flinkpy.testing import run_local
 from tests.connectors.fake_kafka import TOPIC, FakeCluster, FakeConsumer, FakeProducer
 from tests.connectors.kafka_topics import Topic
 from tests.examples import examples
-from tests.runtime.harness import HarnessAttempt
+from tests.runtime.harness import Crash, HarnessAttempt
 from tests.runtime.programs import EVENT, environment, events
 
 TEXT = Types.STRING()
 ROW = Types.ROW_NAMED(["n", "s"], [Types.LONG(), Types.STRING()])
 CONTEXT = WriterInitContext("job", "sink", subtask=0, fencing_token=1, checkpoint_id=1, execution="e")
 DAY = 24 * 60 * 60 * 1000
-
-
-class Crash(BaseException):
-    """The process dies."""
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ from dagster_flinkpy.errors import (
 )
 from dagster_flinkpy.runtime.master.commit_retries import commit_requests
 from dagster_flinkpy.storage import StorageLocation
+from tests.runtime.harness import Crash
 from tests.servers import crash_postgres
 
 ROW = Types.ROW_NAMED(["n", "s"], [Types.LONG(), Types.STRING()])
@@ -568,10 +569,6 @@ def test_the_uri_has_no_password(conninfo: str, uri: str, tmp_path: Path) -> Non
 
 
 # --- commits that die -------------------------------------------------------------------------------------------------
-
-
-class Crash(BaseException):
-    """The process dies."""
 
 
 @contextmanager

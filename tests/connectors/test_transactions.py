@@ -17,14 +17,10 @@ from dagster_flinkpy.errors import ConfigurationError, SinkCommitError, TypeMism
 from dagster_flinkpy.runtime.master.commit_retries import commit_requests
 from dagster_flinkpy.storage import StorageLocation
 from tests.examples import examples
-from tests.runtime.harness import HarnessAttempt, ManualClock
+from tests.runtime.harness import Crash, HarnessAttempt, ManualClock
 from tests.runtime.programs import environment, events
 
 ROW = Types.ROW_NAMED(["key", "time", "value"], [Types.STRING(), Types.LONG(), Types.LONG()])
-
-
-class Crash(BaseException):
-    """The process dies."""
 
 
 class FolderFunction(TwoPhaseCommitSinkFunction):

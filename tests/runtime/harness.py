@@ -18,10 +18,12 @@ from dagster_flinkpy.datastream.data_stream import DataStream
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_specs import CollectSpec
 from dagster_flinkpy.datastream.transformation import Transformation
+from dagster_flinkpy.errors import UserFunctionError
 from dagster_flinkpy.runtime.epoch import EpochJob, SubtaskInput
 from dagster_flinkpy.runtime.master.in_process import run_in_process, shuffled
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Mailbox
+from dagster_flinkpy.runtime.master.reports import CompletedEpoch
 from dagster_flinkpy.runtime.master.results import EpochResults
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.storage import StorageLocation
@@ -146,6 +148,10 @@ def collect_all(stream: DataStream, folder: Path, order: Order = spark_order) ->
     return collected(graph, results.collected)
 
 
+class Crash(BaseException):
+    """The process dies."""
+
+
 class HarnessAttempt(JobAttempt):
     """A job attempt that runs its Spark jobs in the harness.
 
@@ -174,6 +180,14 @@ class HarnessAttempt(JobAttempt):
         super().__init__(graph, JobConfig(job_id, storage, **settings), **{"owner": "test", **attempt})
         self._order = order
         self._clock = clock or SystemClock()
+
+    def run_epoch(self, *args: Any, **options: Any) -> CompletedEpoch:
+        try:
+            return super().run_epoch(*args, **options)
+        except UserFunctionError as error:  # a task reports the death of its process
+            if f"raised {Crash.__name__}." in str(error):
+                raise Crash from error
+            raise
 
     def _create_mailbox(self) -> Mailbox:
         return InlineMailbox()
