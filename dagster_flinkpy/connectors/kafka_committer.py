@@ -61,7 +61,7 @@ class KafkaCommitter(Committer):
     """Writes the staged records of a checkpoint in one transaction, together with a mark of the checkpoint.
 
     The mark is the metadata of an offset that the sink's own consumer group commits for the first partition of the
-    topic. Who opens the producer fences all older ones with its transactional id, and their open transaction is
+    topic. Who opens a producer fences all older ones with its transactional id, and their open transaction is
     aborted. Only then the mark is read. So whoever finds no mark, and is not fenced until its transaction commits, is
     the first one.
 
@@ -77,7 +77,6 @@ class KafkaCommitter(Committer):
         self._topic = sink.schema.topic
         self._name = f"{sink.transactional_id_prefix}-{context.job_id}-{context.uid}"
         self._rows = StagedRows(sink.staging, context)
-        self._producer: Any = None
         self._consumer: Any = None
         self._checked = False
 
@@ -106,7 +105,6 @@ class KafkaCommitter(Committer):
 
     def _signal(self, requests: Sequence[CommitRequest], error: Exception) -> None:
         """Asks to try again, with a new producer that finds out what became of the transaction."""
-        self._producer = None
         code = error.args[0].code() if isinstance(error, KafkaException) else None
         for request in requests:
             if code in _HOPELESS:
@@ -190,13 +188,15 @@ class KafkaCommitter(Committer):
     # --- clients -----------------------------------------------------------------------------------------------------
 
     def _fencing_producer(self) -> Any:
-        """Returns the producer. A new one fences all others of the sink, and ends what they have begun."""
-        if self._producer is None:
-            settings = {**producer_settings(self._sink, self._name), "transactional.id": self._name}
-            producer = new_client(Producer, settings, "KafkaSink")
-            producer.init_transactions(_SECONDS)
-            self._producer = producer
-        return self._producer
+        """Returns a new producer, which fences all others of the sink and ends what they have begun.
+
+        Each transaction has its own. Otherwise a request to end an earlier transaction that Kafka receives late could
+        end this one: brokers cannot tell the transactions of one producer apart, unless both sides know KIP-890.
+        """
+        settings = {**producer_settings(self._sink, self._name), "transactional.id": self._name}
+        producer = new_client(Producer, settings, "KafkaSink")
+        producer.init_transactions(_SECONDS)
+        return producer
 
     def _group(self) -> Any:
         if self._consumer is None:

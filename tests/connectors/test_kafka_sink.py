@@ -111,6 +111,25 @@ def test_records_are_there_after_the_commit_and_once(cluster: FakeCluster, tmp_p
     assert committer(sink).last_committed() == 1
 
 
+def test_a_request_that_comes_late_ends_no_later_transaction(
+    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, begin, producers = transactional(tmp_path), FakeProducer.begin_transaction, list[FakeProducer]()
+
+    def begun(producer: FakeProducer) -> None:
+        begin(producer)
+        producers.append(producer)
+        for earlier in producers[:-1]:  # what it sent, and Kafka has already carried out, arrives once more
+            with pytest.raises(KafkaException, match="FENCED"):
+                earlier.commit_transaction(1)
+
+    monkeypatch.setattr(FakeProducer, "begin_transaction", begun)
+    by = committer(sink)
+    for checkpoint_id in (1, 2, 3):
+        commit(by, stage(sink, str(checkpoint_id), checkpoint_id=checkpoint_id))
+    assert (values(cluster), len(producers)) == (["1", "2", "3"], 3)
+
+
 def test_a_job_that_begins_anew_with_the_same_ids_adds_its_records(cluster: FakeCluster, tmp_path: Path) -> None:
     sink = transactional(tmp_path)
     commit(committer(sink), stage(sink, "a"))
