@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install lock demo test newest oldest soak soak-continuous chaos lint format docs screenshots bench simulate \
+.PHONY: install lock demo test newest oldest soak soak-continuous chaos lint format docs screenshots bench simulate world \
   pyflink-suite browser clean
 
 install: $(STAMP)

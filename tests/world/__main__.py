@@ -1,4 +1,11 @@
-"""``python -m tests.world case SYSTEM "ACT @ MOMENT ROUND" ...`` and ``python -m tests.world grid``."""
+"""Plays one case, every act at every moment, or writes the table of the documentation.
+
+```
+python -m tests.world case SYSTEM "ACT @ MOMENT ROUND" ...
+python -m tests.world grid [SYSTEM ...]
+python -m tests.world table
+```
+"""
 
 from __future__ import annotations
 
@@ -14,6 +21,7 @@ from pathlib import Path
 from tests import servers
 from tests.world.play import Case, Deed, Promise
 from tests.world.stage import Place
+from tests.world.table import PAGE, replaced
 from tests.world.worlds import SYSTEMS, run
 
 
@@ -28,7 +36,7 @@ def _place(systems: list[str]) -> Iterator[Place]:
 
 
 def main() -> int:
-    """Plays one case, or every act at every moment."""
+    """Does what the command line says, and returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.world")
     commands = parser.add_subparsers(dest="command", required=True)
     case = commands.add_parser("case")
@@ -39,7 +47,11 @@ def main() -> int:
     grid.add_argument("systems", nargs="*")
     grid.add_argument("--round", type=int, default=2)
     grid.add_argument("--moment", action="append")
+    commands.add_parser("table")
     options = parser.parse_args()
+    if options.command == "table":
+        PAGE.write_text(replaced(PAGE.read_text()))
+        return 0
     if options.command == "case":
         with _place([options.system]) as place:
             for stands, error in run(

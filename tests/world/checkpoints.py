@@ -7,11 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dagster_flinkpy.errors import (
-    CheckpointError,
     CorruptMetadataError,
     CorruptStateError,
     FencedError,
-    RestoreError,
+    HeadLostError,
     StorageError,
 )
 from tests.world.stage import Act, System, Undo, nothing
@@ -115,29 +114,35 @@ def restores_head(system: Checkpoints) -> Undo | None:
     return undo
 
 
-_ERRORS = (CheckpointError, CorruptMetadataError, CorruptStateError, FencedError, RestoreError, StorageError)
+_ERRORS = (HeadLostError, FencedError, StorageError)
+_HEAD = (HeadLostError, CorruptMetadataError, FencedError)
 Checkpoints.acts = (
-    Act("moves HEAD away", _away(_head), _ERRORS),
-    Act("cuts HEAD", _written(_head, _half), _ERRORS),
-    Act("empties HEAD", _written(_head, lambda content: b""), _ERRORS),
-    Act("moves _metadata of the latest checkpoint away", _away(_metadata), _ERRORS),
-    Act("overwrites _metadata of the latest checkpoint", _written(_metadata, _rubbish), _ERRORS),
-    Act("moves the latest checkpoint away", _away(lambda system: system.chk[-1:]), _ERRORS),
-    Act("moves older checkpoints away", _away(lambda system: system.chk[:-1]), _ERRORS),
-    Act("moves shared away", _away(lambda system: [system.job / "shared"]), _ERRORS),
-    Act("moves one file of shared away", _away(lambda system: _shared(system)[:1]), _ERRORS),
-    Act("cuts files of shared", _written(_shared, _half), _ERRORS),
-    Act("overwrites files of shared", _written(_shared, _rubbish), _ERRORS),
-    Act("moves leader away", _away(lambda system: [system.job / "leader"]), _ERRORS),
-    Act("overwrites leader", _written(lambda system: [system.job / "leader"], _rubbish), _ERRORS),
+    Act("moves HEAD away", _away(_head), _HEAD),
+    Act("cuts HEAD", _written(_head, _half), _HEAD),
+    Act("empties HEAD", _written(_head, lambda content: b""), _HEAD),
+    Act("moves _metadata of the latest checkpoint away", _away(_metadata), (CorruptMetadataError,)),
+    Act("overwrites _metadata of the latest checkpoint", _written(_metadata, _rubbish), (CorruptMetadataError,)),
+    Act("moves the latest checkpoint away", _away(lambda system: system.chk[-1:]), (CorruptMetadataError,)),
+    Act("moves older checkpoints away", _away(lambda system: system.chk[:-1])),
+    Act("moves shared away", _away(lambda system: [system.job / "shared"]), (CorruptStateError,)),
+    Act("moves one file of shared away", _away(lambda system: _shared(system)[:1]), (CorruptStateError,)),
+    Act("cuts files of shared", _written(_shared, _half), (CorruptStateError,)),
+    Act("overwrites files of shared", _written(_shared, _rubbish), (CorruptStateError,)),
+    Act("moves leader away", _away(lambda system: [system.job / "leader"]), (FencedError,)),
+    Act("overwrites leader", _written(lambda system: [system.job / "leader"], _rubbish), (CorruptMetadataError,)),
     Act(
         "moves counter and statistics away",
         _away(lambda system: [system.job / "counter", system.job / "statistics"]),
         _ERRORS,
     ),
-    Act("overwrites counter", _written(lambda system: [system.job / "counter"], _rubbish), _ERRORS),
-    Act("overwrites statistics", _written(lambda system: [system.job / "statistics"], _rubbish), _ERRORS),
-    Act("moves the whole folder away", _away(lambda system: [system.job]), _ERRORS),
+    Act("overwrites counter", _written(lambda system: [system.job / "counter"], _rubbish), (CorruptMetadataError,)),
+    Act("overwrites statistics", _written(lambda system: [system.job / "statistics"], _rubbish)),
+    Act(
+        "moves the whole folder away",
+        _away(lambda system: [system.job]),
+        _ERRORS,
+        at=("before _metadata", "before HEAD"),
+    ),
     Act("replaces the folder by a symlink", lambda system: links(system)),
     Act("adds foreign files", lambda system: adds(system)),
 )

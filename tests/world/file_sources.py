@@ -71,7 +71,7 @@ def _parsed(line: str) -> Row:
 
 
 class TextFolder(_Folder):
-    title, suffix = "Files of text, CSV or JSON as a source", ".txt"
+    title, suffix = "Text files as a source", ".txt"
 
     def content(self, records: Sequence[Record]) -> bytes:
         return "".join(f"{key},{time},{value}\n" for key, time, value in records).encode()
@@ -168,6 +168,21 @@ def overwrites_read(system: _Folder) -> Undo | None:
     return _with_one_more(system, system.files[0]) if len(system.files) > 1 else None
 
 
+def overwrites_same_size(system: _Folder) -> Undo | None:
+    *others, (key, time, value) = _records(system, system.files[-1])
+    if value < 10:
+        return None
+    system.may.add(90 + value % 10)
+    back = _rewritten(system, system.files[-1], system.content([*others, (key, time, 90 + value % 10)]))
+
+    def undo(failed: bool) -> None:
+        back(failed)
+        if not failed:
+            system.gone.add(value)
+
+    return undo
+
+
 def touches(system: _Folder) -> Undo | None:
     newest = system.files[-1]
     before = newest.stat()
@@ -189,7 +204,7 @@ def moves_folder(system: _Folder) -> Undo | None:
             late.rename(kept / late.name)
         shutil.rmtree(system.folder, ignore_errors=True)
         kept.rename(system.folder)
-        return nothing
+        return _follow(system, *(path for path in system.files if not _was_read(system, path)))
 
     return back
 
@@ -237,17 +252,18 @@ def makes_folder_of_name(system: _Folder) -> Undo | None:
 _ERROR = (SourceReadError,)
 ParquetFolder.acts = TextFolder.acts = (
     Act("deletes a file that was read", deletes_read),
-    Act("adds a hidden file, or an empty folder named as a file", makes_folder_of_name),
+    Act("adds a hidden file and a folder that is named as a file", makes_folder_of_name),
     Act("moves the newest file away, and back later", moves_newest, _ERROR),
-    Act("moves a file that was read away, and back later", moves_read, _ERROR),
+    Act("moves a file that was read away, and back later", moves_read),
     Act("overwrites the newest file", overwrites_newest, _ERROR),
+    Act("overwrites the newest file with one of its size", overwrites_same_size, _ERROR),
     Act("overwrites a file that was read", overwrites_read, _ERROR),
     Act("touches the newest file", touches, _ERROR),
     Act("cuts the newest file", cuts, (SourceReadError, UserFunctionError)),
     Act("moves the folder away, and back later", moves_folder, _ERROR),
     Act("unmounts the folder for a while", unmounts, _ERROR),
-    Act("replaces the folder by a symlink", links_folder, _ERROR),
-    Act("replaces the newest file by a symlink", links_file, _ERROR),
+    Act("replaces the folder by a symlink", links_folder),
+    Act("replaces the newest file by a symlink", links_file),
     Act("adds a file with an earlier name", adds_late, _ERROR),
     Act("adds a file that cannot be read", puts_rubbish, _ERROR),
 )

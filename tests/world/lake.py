@@ -19,7 +19,7 @@ from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.connectors import DeltaSink, DeltaSource, IcebergSink, IcebergSource
 from dagster_flinkpy.datastream import DataStream, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import TwoPhaseCommittingSink
-from dagster_flinkpy.errors import ConfigurationError, SinkCommitError, SourceReadError
+from dagster_flinkpy.errors import CommitRefusedError, ConfigurationError, SinkCommitError, SourceReadError
 from tests.world.stage import EVENT, Act, Record, Sink, Source, System, Undo, nothing
 
 __all__ = ["SYSTEMS"]
@@ -93,7 +93,7 @@ def _copied(system: _Delta, change: Callable[[], object]) -> Undo | None:
     change()
 
     def undo(failed: bool) -> None:
-        if failed:
+        if failed or isinstance(system, Source):
             _keep_staged(system, kept)
             shutil.rmtree(system.folder)
             kept.rename(system.folder)
@@ -132,14 +132,9 @@ def delta_partitions(system: _Delta) -> Undo | None:
 def delta_checks(system: _Delta) -> Undo | None:
     if not system.there:
         return None
-    most = 12 if system.rows() else 0  # type: ignore[attr-defined]
+    most = len(system.rows())  # type: ignore[attr-defined]
     system.table.alter.add_constraint({"small": f"value < {most}"})
-
-    def undo(failed: bool) -> None:
-        if failed:
-            system.table.alter.drop_constraint("small")
-
-    return undo
+    return lambda failed: system.table.alter.drop_constraint("small")
 
 
 def delta_adds_column(system: _Delta) -> Undo | None:
@@ -263,12 +258,11 @@ def delta_anew(system: _Delta) -> Undo | None:
         return None
     rows = system.table.to_pyarrow_table()
     kept = system.place.folder / "kept-table"
-    staged = system.folder / ".flinkpy"
     system.folder.rename(kept)
     system.folder.mkdir()
     for path in kept.iterdir():  # only the table is dropped, not what is staged for it
-        if path.name == ".flinkpy":
-            shutil.copytree(path, staged)
+        if path.name in (".flinkpy", "_flinkpy_staged"):
+            shutil.copytree(path, system.folder / path.name)
         elif path.is_file():
             shutil.copy2(path, system.folder)
     DeltaTable.create(str(system.folder), _SCHEMA)
@@ -284,7 +278,7 @@ def delta_anew(system: _Delta) -> Undo | None:
     return undo
 
 
-_COMMIT = (SinkCommitError, ConfigurationError)
+_COMMIT = (CommitRefusedError, ConfigurationError)
 DeltaAppend.acts = DeltaMerge.acts = (
     Act("overwrites the table with a column renamed", delta_renames, _COMMIT),
     Act("overwrites the table with a column of another type", delta_retypes, _COMMIT),
@@ -293,21 +287,21 @@ DeltaAppend.acts = DeltaMerge.acts = (
     Act("adds a column", delta_adds_column),
     Act("sets delta.appendOnly", delta_append_only, _COMMIT),
     Act("compacts the table", delta_compacts),
-    Act("compacts the table, and VACUUM with no retention", delta_vacuums, _COMMIT),
+    Act("compacts the table, and VACUUM with no retention", delta_vacuums),
     Act("writes a checkpoint, and cleans the log up", delta_checkpoints),
-    Act("deletes all rows", delta_deletes, _COMMIT),
+    Act("deletes all rows", delta_deletes),
     Act("moves the table away, and back later", delta_moves, _COMMIT),
     Act("moves _delta_log away, and back later", delta_loses_log, _COMMIT),
-    Act("restores the version before, by RESTORE", delta_restores, _COMMIT),
+    Act("restores the version before, by RESTORE", delta_restores),
     Act("restores a backup of the folder", delta_backup, _COMMIT),
     Act("drops the table, and makes it anew, empty", delta_anew, _COMMIT),
 )
-_READ = (SourceReadError, ConfigurationError)
+_READ = (SourceReadError,)
 DeltaRows.acts = (
     Act("overwrites the table with a column renamed", delta_renames, _READ),
     Act("overwrites the table with a column of another type", delta_retypes, _READ),
     Act("adds a column", delta_adds_column),
-    Act("compacts the table", delta_compacts, _READ),
+    Act("compacts the table", delta_compacts),
     Act("writes a checkpoint, and cleans the log up", delta_checkpoints),
     Act("moves the table away, and back later", delta_moves, _READ),
     Act("moves _delta_log away, and back later", delta_loses_log, _READ),
@@ -463,10 +457,14 @@ def iceberg_renames_table(system: _Iceberg) -> Undo | None:
         return None
     system.catalog.rename_table(system.name, "db.u")
 
-    def undo(failed: bool) -> None:
-        if system.there:
+    def undo(failed: bool) -> Undo:
+        anew = system.table.scan().to_arrow() if system.there else None
+        if anew is not None:
             system.catalog.drop_table(system.name)
         system.catalog.rename_table("db.u", system.name)
+        if anew is not None:
+            system.table.append(anew)
+        return nothing
 
     return undo
 
@@ -517,7 +515,15 @@ def iceberg_loses_catalog(system: _Iceberg) -> Undo | None:
         return None
     kept = system.place.folder / "kept.db"
     database.rename(kept)
-    return lambda failed: Path(kept).replace(database) and None
+
+    def undo(failed: bool) -> Undo:
+        anew = system.table.scan().to_arrow() if system.there else None
+        kept.replace(database)
+        if anew is not None:
+            system.table.append(anew)
+        return nothing
+
+    return undo
 
 
 IcebergAppend.acts = IcebergUpsert.acts = (
@@ -528,13 +534,13 @@ IcebergAppend.acts = IcebergUpsert.acts = (
     Act("adds a column", _if_there(_iceberg_adds)),
     Act("changes the partitions", _registered(_iceberg_partitions), _COMMIT),
     Act("changes the sort order", _if_there(_iceberg_sorts)),
-    Act("expires all snapshots but the last", _if_there(_iceberg_expires), _COMMIT),
-    Act("deletes all rows", iceberg_deletes, _COMMIT),
+    Act("expires all snapshots but the last", _if_there(_iceberg_expires)),
+    Act("deletes all rows", iceberg_deletes),
     Act("renames the table for a while", iceberg_renames_table, _COMMIT),
     Act("drops the table, and makes it anew in its place", _anew(False), _COMMIT),
     Act("drops the table, and makes it anew elsewhere", _anew(True), _COMMIT),
     Act("restores a backup of the table's metadata", iceberg_backup, _COMMIT),
-    Act("moves the catalog away, and back later", iceberg_loses_catalog, _COMMIT),
+    Act("moves the catalog away, and back later", iceberg_loses_catalog, (SinkCommitError, *_COMMIT)),
 )
 IcebergRows.acts = (
     Act("renames a column", _registered(_iceberg_renames), _READ),

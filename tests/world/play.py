@@ -6,12 +6,12 @@ undone, or the advice of the error followed, the job goes on to the same rows. W
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any
 from unittest import mock
 
@@ -223,11 +223,21 @@ class _World:
         raise Promise(f"{self.case.system}: {how}\n{story}\nTo run it again:\n  {self.case.command()}") from cause
 
 
+_CURRENT: list[_World] = []
+
+
+def _reach(moment: str) -> None:
+    # Found again by name: this module, and the sources with its hooks, may travel by value.
+    importlib.import_module("tests.world.play")._CURRENT[-1].reach(moment)
+
+
 @contextmanager
 def _hooked(world: _World) -> Iterator[None]:
     """Calls ``world.reach`` between the steps of the job."""
-    reach = world.reach
+    reach = _reach
+    _CURRENT.append(world)
     with ExitStack() as stack:
+        stack.callback(_CURRENT.pop)
 
         def wrap(owner: Any, name: str, before: str = "", after: str = "") -> None:
             real: Callable[..., Any] = getattr(owner, name)
@@ -288,7 +298,7 @@ def _hooked(world: _World) -> Iterator[None]:
         for owner_name, method, after in world.sink.hooks:
             module, _, name = owner_name.partition(":")
             within = {"after" if after else "before": "within commit"}
-            wrap(getattr(import_module(module), name), method, **within)
+            wrap(getattr(importlib.import_module(module), name), method, **within)
         # State is in files of its own, however little there is.
         stack.enter_context(mock.patch.dict(ColumnarKeyedStateBackend.__init__.__kwdefaults__, inline_below=0))
         stack.enter_context(mock.patch.object(commit_retries, "_sleep", lambda seconds: reach("")))
@@ -338,7 +348,10 @@ def _rounds(world: _World) -> bool:
             for system in world.systems:
                 system.restore_from = None
             with HarnessAttempt(
-                _graph(world), StorageLocation(str(job)), config=_CONFIG, restore_from=restore[0] if restore else None
+                _graph(world),
+                StorageLocation(str(job)),
+                config={**_CONFIG, "cache_dir": str(job.parent / f"cache-{runs}")},
+                restore_from=restore[0] if restore else None,
             ) as attempt:
                 while read < ROUNDS + 2:
                     if world.round == read:

@@ -15,8 +15,10 @@ from dagster_flinkpy.connectors import PostgresChangeSource, PostgresSink, Postg
 from dagster_flinkpy.datastream import DataStream, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import TwoPhaseCommittingSink
 from dagster_flinkpy.errors import (
+    CommitRefusedError,
     CommittableLostError,
     ConfigurationError,
+    RestoreError,
     SinkCommitError,
     SourceReadError,
     StorageError,
@@ -211,7 +213,6 @@ _TABLE: tuple[Act, ...] = (
             f"CREATE TABLE {{}}.t ({system.columns})",
             "INSERT INTO {}.t SELECT * FROM {}.u; DROP TABLE {}.u",
         )(system),
-        _COMMIT,
     ),
     Act(
         "renames a column for a while",
@@ -246,7 +247,6 @@ _TABLE: tuple[Act, ...] = (
         _statements(
             "ALTER TABLE {}.t ALTER time TYPE text", "ALTER TABLE {}.t ALTER time TYPE bigint USING time::bigint"
         ),
-        _COMMIT,
     ),
     Act(
         "changes the type of a column to date",
@@ -301,9 +301,9 @@ _LEDGER = (
         _statements("DROP TABLE IF EXISTS {}.flinkpy_commits"),
         _COMMIT,
     ),
-    Act("restores a backup of table and flinkpy_commits", restores, _COMMIT),
-    Act("deletes staged rows", loses_staged, _COMMIT, at=_STAGED),
-    Act("overwrites staged rows", damages_staged, _COMMIT, at=_STAGED),
+    Act("restores a backup of table and flinkpy_commits", restores, (CommitRefusedError,)),
+    Act("deletes staged rows", loses_staged, (CommittableLostError,), at=_STAGED),
+    Act("overwrites staged rows", damages_staged, (CommittableLostError,), at=_STAGED),
 )
 PostgresTable.acts = (*_TABLE, *_LEDGER)
 PostgresUpsert.acts = (
@@ -402,10 +402,65 @@ class PostgresChanges(PostgresRows):
         return changes.map(_event, EVENT).uid("events")
 
 
+def _slot(system: _Database, statement: str) -> Undo | None:
+    if not system.sql("SELECT 1 FROM pg_replication_slots WHERE slot_name = '{}' AND NOT active"):
+        return None
+    system.sql(statement)
+    return nothing
+
+
+def drops_slot(system: _Database) -> Undo | None:
+    return _slot(system, "SELECT pg_drop_replication_slot('{}')")
+
+
+def advances_slot(system: _Database) -> Undo | None:
+    return _slot(system, "SELECT pg_replication_slot_advance('{}', pg_current_wal_lsn())")
+
+
 def _event(change: Row) -> Row:
     return Row(key=change.key, time=change.time, value=change.value)
 
 
-PostgresChanges.acts = ()
+_CHANGES = (RestoreError, SourceReadError, ConfigurationError)
+PostgresChanges.acts = (
+    Act(
+        "renames the table for a while",
+        _statements("ALTER TABLE {}.t RENAME TO u", "ALTER TABLE {}.u RENAME TO t"),
+        _CHANGES,
+    ),
+    Act(
+        "drops a column, and adds it again",
+        _statements("ALTER TABLE {}.t DROP time; ALTER TABLE {}.t ADD time bigint DEFAULT 0"),
+        _CHANGES,
+        ends=True,
+    ),
+    Act("drops the publication", _statements("DROP PUBLICATION IF EXISTS {}"), _CHANGES, ends=True),
+    Act(
+        "adds a row filter to the publication",
+        _statements("ALTER PUBLICATION {} SET TABLE {}.t WHERE (id < 3)"),
+        _CHANGES,
+        ends=True,
+    ),
+    Act(
+        "publishes inserts only, for a while",
+        _statements(
+            "ALTER PUBLICATION {} SET (publish = 'insert')",
+            "ALTER PUBLICATION {} SET (publish = 'insert, update, delete, truncate')",
+        ),
+        _CHANGES,
+        ends=True,
+    ),
+    Act("drops the slot", drops_slot, _CHANGES, ends=True),
+    Act("advances the slot", advances_slot, _CHANGES, ends=True),
+    Act("truncates the table", _statements("TRUNCATE {}.t"), _CHANGES, ends=True),
+    Act(
+        "sets another replica identity",
+        _statements("ALTER TABLE {}.t REPLICA IDENTITY DEFAULT"),
+        _CHANGES,
+        ends=True,
+    ),
+    Act("VACUUM FULL", _statements("VACUUM FULL {}.t")),
+    Act("ends the connections of the job", disconnects, _CHANGES),
+)
 
 SYSTEMS = (PostgresTable, PostgresUpsert, PostgresPrepared, PostgresRows, PostgresChanges)

@@ -54,8 +54,8 @@ class Act:
     """Does it to a system, and returns what undoes it, or None if there is nothing to which it could be done now."""
     errors: tuple[type[FlinkPyError], ...] = ()
     """What the job may end with while the act stands. Never anything else."""
-    then: str = "rows right"
-    """What happens, for the table in the documentation."""
+    then: str = ""
+    """What happens, for the table in the documentation. Default: what `errors` say."""
     at: Sequence[str] = MOMENTS
     ends: bool = False
     """Whether nothing can be undone: the job has to end with an error again and again."""

@@ -12,7 +12,9 @@ from dagster_flinkpy.errors import (
     CheckpointTimeoutError,
     CommitRefusedError,
     CommittableLostError,
+    CorruptMetadataError,
     FencedError,
+    ObjectNotFoundError,
     SinkCommitError,
     StorageError,
 )
@@ -45,10 +47,9 @@ class AttemptTransactions(ABC):
             CommitRefusedError: A sink does not take it, or no longer has what was committed.
             CommittableLostError: It is gone.
         """
-        if latest is not None and self._attempt.committed == latest.checkpoint_id:
-            if self._restore.path is None and not self._restore.start_empty:
-                self._committers.check_kept(latest)
-        elif latest is not None:
+        if latest is not None and self._restore.path is None and not self._restore.start_empty:
+            self._check_kept(latest)
+        if latest is not None and self._attempt.committed != latest.checkpoint_id:
             prepared = sum(len(s.committables) for o in latest.operators for s in o.subtasks)
             try:
                 self.committed_on_recovery = prepared - self._commit(latest)
@@ -62,6 +63,17 @@ class AttemptTransactions(ABC):
                     f"committed {self.committed_on_recovery} committables of checkpoint {latest.checkpoint_id}"
                 )
         self.aborted_lingering = self._abort_lingering()
+
+    def _check_kept(self, latest: CheckpointMetadata) -> None:
+        """Checks that sinks still have what is known to be committed: the latest checkpoint, or one before it."""
+        known = self._attempt.committed
+        if known is None or known > latest.checkpoint_id:
+            return
+        try:
+            committed = latest if known == latest.checkpoint_id else self._store.load(known)
+        except (ObjectNotFoundError, CorruptMetadataError):
+            return
+        self._committers.check_kept(committed)
 
     def _abort_lingering(self) -> int:
         self._check_leader()

@@ -1,0 +1,46 @@
+"""The table in docs/reliability.md of what others may do: made from the acts, which the harness plays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.world.stage import Act
+from tests.world.worlds import SYSTEMS
+
+__all__ = ["PAGE", "replaced", "table"]
+
+PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
+_BEGIN, _END = "<!-- a world that changes: begin -->", "<!-- a world that changes: end -->"
+
+
+def _outcome(act: Act) -> str:
+    if act.then:
+        return act.then
+    errors = ", ".join(f"`{error.__name__}`" for error in act.errors)
+    if act.ends:
+        return f"{errors}, again and again: what is gone cannot be read"
+    return f"rows right, or {errors} until it is undone or the advice followed" if errors else "rows right"
+
+
+def table() -> str:
+    """Returns the table: a row for each system and outcome, with the acts."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    names: dict[str, list[str]] = {}
+    for name, system in SYSTEMS.items():
+        title = system.title.partition(",")[0]
+        names.setdefault(title, []).append(f"`{name}`")
+        for act in system.acts:
+            acts = rows.setdefault((title, _outcome(act)), [])
+            if act.name not in acts:
+                acts.append(act.name)
+    lines = ["| system | somebody | what happens |", "| --- | --- | --- |"]
+    for (title, outcome), acts in sorted(rows.items(), key=lambda row: list(names).index(row[0][0])):
+        lines.append(f"| {title} ({', '.join(names[title])}) | {'; '.join(acts)} | {outcome} |")
+    return "\n".join(lines)
+
+
+def replaced(page: str) -> str:
+    """Returns the page with the table as it is now."""
+    before, _, rest = page.partition(_BEGIN)
+    _, _, after = rest.partition(_END)
+    return f"{before}{_BEGIN}\n{table()}\n{_END}{after}"
