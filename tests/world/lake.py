@@ -19,7 +19,13 @@ from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.connectors import DeltaSink, DeltaSource, IcebergSink, IcebergSource
 from dagster_flinkpy.datastream import DataStream, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import TwoPhaseCommittingSink
-from dagster_flinkpy.errors import CommitRefusedError, ConfigurationError, SinkCommitError, SourceReadError
+from dagster_flinkpy.errors import (
+    CommitRefusedError,
+    ConfigurationError,
+    SinkCommitError,
+    SourceReadError,
+    TypeMismatchError,
+)
 from tests.world.stage import EVENT, Act, Record, Sink, Source, System, Undo, nothing
 
 __all__ = ["SYSTEMS"]
@@ -299,7 +305,7 @@ DeltaAppend.acts = DeltaMerge.acts = (
 _READ = (SourceReadError,)
 DeltaRows.acts = (
     Act("overwrites the table with a column renamed", delta_renames, _READ),
-    Act("overwrites the table with a column of another type", delta_retypes, _READ),
+    Act("overwrites the table with a column of another type", delta_retypes, (TypeMismatchError, *_READ)),
     Act("adds a column", delta_adds_column),
     Act("compacts the table", delta_compacts),
     Act("writes a checkpoint, and cleans the log up", delta_checkpoints),

@@ -213,6 +213,7 @@ _TABLE: tuple[Act, ...] = (
             f"CREATE TABLE {{}}.t ({system.columns})",
             "INSERT INTO {}.t SELECT * FROM {}.u; DROP TABLE {}.u",
         )(system),
+        (CommitRefusedError,),
     ),
     Act(
         "renames a column for a while",
@@ -247,6 +248,7 @@ _TABLE: tuple[Act, ...] = (
         _statements(
             "ALTER TABLE {}.t ALTER time TYPE text", "ALTER TABLE {}.t ALTER time TYPE bigint USING time::bigint"
         ),
+        _COMMIT,
     ),
     Act(
         "changes the type of a column to date",
