@@ -3,6 +3,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+# Processes of the tests would compile all modules each time.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install lock demo test newest oldest soak soak-continuous chaos lint format docs screenshots bench simulate world \
   pyflink-suite browser clean
