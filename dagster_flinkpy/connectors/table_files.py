@@ -129,11 +129,29 @@ def _children(kind: pa.DataType) -> list[pa.Field]:
     return [kind.key_field.with_name("key"), kind.item_field.with_name("value")] if pa.types.is_map(kind) else []
 
 
+def _filled(column: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """Adds fields in columns that the table has, but not a file that is older than they are, as nulls."""
+    there = column.type
+    if pa.types.is_struct(there) and pa.types.is_struct(wanted):
+        names = [field.name for field in there]
+        parts = [
+            _filled(column.field(field.name), field.type) if field.name in names else pa.nulls(len(column), field.type)
+            for field in wanted
+        ]
+        return pa.StructArray.from_arrays(parts, names=[field.name for field in wanted], mask=column.is_null())
+    if pa.types.is_list(there) and pa.types.is_list(wanted):
+        values = _filled(column.values, wanted.value_type)
+        return pa.Array.from_buffers(
+            pa.list_(values.type), len(column), column.buffers()[:2], offset=column.offset, children=[values]
+        )
+    return column
+
+
 def _struct(source: TableSource, split: SourceSplit, rows: pa.RecordBatch, columns: dict[str, str]) -> pa.Array:
     constants, arrays = split.properties.get("values", {}), []
     for field in source.table_type.arrow_type:
         if field.name in columns:
-            arrays.append(cast_column(field.name, rows.column(columns[field.name]), field.type))
+            arrays.append(cast_column(field.name, _filled(rows.column(columns[field.name]), field.type), field.type))
         else:
             constant = pa.array([constants.get(field.name)])
             if pa.types.is_string(constant.type):

@@ -200,6 +200,21 @@ def test_a_column_that_the_table_does_not_have_is_an_error(target: Target) -> No
         source.create_enumerator(None).plan_epoch(1)
 
 
+def test_a_field_in_a_column_that_a_file_does_not_have_is_null(tmp_path: Path) -> None:
+    """The file is older than the field."""
+    path = str(tmp_path / "t")
+    for number, more in enumerate(({}, {"y": "b"})):
+        point = {"x": number, **more}
+        rows = pa.table({"p": [point, None], "l": [[point], [None, point]]})
+        write_deltalake(path, rows, mode="append", schema_mode="merge")
+    source = DeltaSource(path)
+    [splits] = source.create_enumerator(None).plan_epoch(1)
+    found = [row for split in splits for column, _ in source.read(split) for row in column.to_pylist()]
+    old, new = {"x": 0, "y": None}, {"x": 1, "y": "b"}
+    expected = [{"p": p, "l": items} for each in (old, new) for p, items in ((each, [each]), (None, [None, each]))]
+    assert sorted(found, key=str) == sorted(expected, key=str)
+
+
 def test_a_file_that_was_deleted_before_it_was_read_is_an_error(target: Target, tmp_path: Path) -> None:
     target.add(1)
     source = target.source()
