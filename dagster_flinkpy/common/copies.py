@@ -128,7 +128,7 @@ def keeping(function: Callable[[Any, Any], Any], type_info: TypeInformation) -> 
     Anything else is copied, because it may be shared, such as a constant.
     """
     copy_value, name_fields = copier(type_info), type_info.name_fields
-    if copy_value is None:
+    if copy_value is None or not changes(type_info):
         return function
     flat, unchanging = flat_rows(type_info), unchanging_types(type_info)
     row = row_class(type_info.field_names, len(type_info.field_names)) if isinstance(type_info, RowTypeInfo) else None
