@@ -24,6 +24,7 @@ __all__ = [
     "InputAfterEndError",
     "InputChangedError",
     "InputExpiredError",
+    "InputTypeError",
     "JavaNotFoundError",
     "JobCancelledError",
     "JobGraphError",
@@ -355,6 +356,10 @@ class SegmentLostError(SourceReadError):
 
 class InputChangedError(SourceReadError):
     """Input is no longer what a source has read, or is nothing that it can read, until somebody changes that."""
+
+
+class InputTypeError(InputChangedError, TypeMismatchError):
+    """A column of the input has another type than was declared for it, or a value that this type does not have."""
 
 
 class InputExpiredError(SourceReadError):

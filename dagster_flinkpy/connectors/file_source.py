@@ -20,7 +20,7 @@ from dagster_flinkpy.connectors.text_content import TextFile, ends_of_records, l
 from dagster_flinkpy.datastream.connectors.base import Json, SourceLag, SourceSplit, SplitEnumerator, position_field
 from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.datastream.connectors.file_system import FileSource
-from dagster_flinkpy.errors import SourceReadError, StorageError
+from dagster_flinkpy.errors import InputChangedError, SourceReadError, StorageError
 from dagster_flinkpy.storage import ObjectInfo, StorageLocation
 
 __all__ = ["FileEnumerator"]
@@ -89,7 +89,7 @@ class FileEnumerator(SplitEnumerator):
         self._names = frozenset()
         self._known.compare({name: info for name, (_, info) in files.items()})
         if changed := [n for n, (_, info) in files.items() if n in self._known and self._known.has_changed(n, info)]:
-            raise SourceReadError(
+            raise InputChangedError(
                 f"{some_of(changed)} changed after the source had read them. Their new content would never be read. "
                 "Move them away, and write new data to new files. To read them again, start from a checkpoint before "
                 "them, or from empty state."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dagster_flinkpy.errors import PathEscapesPrefixError, SourceReadError
+from dagster_flinkpy.errors import InputChangedError, PathEscapesPrefixError
 from dagster_flinkpy.storage import ObjectInfo, ObjectStore
 from dagster_flinkpy.storage.object_store import check_relative
 
@@ -27,8 +27,9 @@ def input_files(
         prefix: What the keys start with.
 
     Raises:
-        SourceReadError: A name cannot be part of a position.
-        StorageError: The folder cannot be listed, or something in it cannot be read as a file.
+        InputChangedError: Something in the folder cannot be read as a file, would be read twice, or has a name that
+            cannot be part of a position.
+        StorageError: The folder cannot be listed.
     """
     found = [
         info
@@ -40,7 +41,7 @@ def input_files(
         try:
             check_relative(info.key).encode()
         except (PathEscapesPrefixError, UnicodeEncodeError) as error:
-            raise SourceReadError(
+            raise InputChangedError(
                 f"the file {info.key!r} in {store.url} has a name that sources do not read: rename it to one of UTF-8 "
                 "without line ends, other control characters, backslashes and empty parts, or move it away"
             ) from error

@@ -6,7 +6,7 @@ import base64
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
-from dagster_flinkpy.errors import SourceReadError
+from dagster_flinkpy.errors import InputChangedError
 from dagster_flinkpy.storage import ObjectInfo, ObjectStore
 
 __all__ = ["KnownFiles", "check_unchanged", "some_of", "version_of"]
@@ -113,14 +113,14 @@ def check_unchanged(store: ObjectStore, key: str, size: int, version: str | None
         version: What :func:`version_of` returned then, or None if that was not kept.
 
     Raises:
-        SourceReadError: The file was deleted or changed.
+        InputChangedError: The file was deleted or changed.
         StorageError: The store did not answer.
     """
     now = next((info for info in store.list(key) if info.key == key), None)
     if now is None:
-        raise SourceReadError("it was deleted after it was planned")
+        raise InputChangedError("it was deleted after it was planned")
     if now.size != size or version not in (None, version_of(now)):
-        raise SourceReadError(
+        raise InputChangedError(
             f"it was changed after it was planned, from {size} bytes (version {version}) to {now.size} bytes (version "
             f"{version_of(now)}); put it back, and write new data to a new file"
         )

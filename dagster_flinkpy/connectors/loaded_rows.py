@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.column_casts import cast_columns
-from dagster_flinkpy.errors import SourceReadError, TypeMismatchError
+from dagster_flinkpy.errors import InputTypeError, SourceReadError, TypeMismatchError
 
 __all__ = ["columns_of_rows"]
 
@@ -27,7 +27,7 @@ def columns_of_rows(rows: Any, row_type: RowTypeInfo, where: str) -> Iterator[pa
 
     Raises:
         SourceReadError: They do not have the columns.
-        TypeMismatchError: A column has a type, or a value, that does not fit.
+        InputTypeError: A column has a type, or a value, that does not fit.
     """
     if type(rows).__module__.partition(".")[0] == "pandas":
         rows = pa.Table.from_pandas(rows, preserve_index=False)
@@ -41,7 +41,7 @@ def columns_of_rows(rows: Any, row_type: RowTypeInfo, where: str) -> Iterator[pa
             try:
                 columns = cast_columns(batch, fields)
             except TypeMismatchError as error:
-                raise TypeMismatchError(f"what {where} returned: {error}") from error
+                raise InputTypeError(f"what {where} returned: {error}") from error
             yield pa.StructArray.from_arrays(columns, fields=fields)
         return
     try:

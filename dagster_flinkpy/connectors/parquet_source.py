@@ -28,7 +28,14 @@ from dagster_flinkpy.datastream.connectors.base import (
 )
 from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
-from dagster_flinkpy.errors import ConfigurationError, SourceReadError, StorageError, TypeMismatchError
+from dagster_flinkpy.errors import (
+    ConfigurationError,
+    InputChangedError,
+    InputTypeError,
+    SourceReadError,
+    StorageError,
+    TypeMismatchError,
+)
 from dagster_flinkpy.storage import ObjectInfo, ObjectStore, StorageLocation
 
 if TYPE_CHECKING:
@@ -250,7 +257,7 @@ class ParquetSource(PartitionedSource):
         _check_unique(schema, row_type.field_names)
         missing = [name for name in row_type.field_names if name not in schema.names]
         if missing:
-            raise SourceReadError(f"it has no column {', '.join(map(repr, missing))}, only {schema.names}")
+            raise InputChangedError(f"it has no column {', '.join(map(repr, missing))}, only {schema.names}")
         for field, declared in zip(row_type.arrow_type, row_type.field_types, strict=True):
             check_cast(field.name, schema.field(field.name).type, field.type, declared)
 
@@ -376,13 +383,13 @@ class _ParquetEnumerator(SplitEnumerator):
             self._adopt(old, self._counted, last)
         self._known.compare({info.key: info for info in old})
         if late := [info.key for info in old if info.key not in self._known]:
-            raise SourceReadError(
+            raise InputChangedError(
                 f"{some_of(late)} came too late in {self._store.url}: files are read in the order of their names, and "
                 f"{last!r} was read already. Late files would never be read. Give them names after {last!r}, or move "
                 "them away."
             )
         if changed := [info.key for info in old if self._known.has_changed(info.key, info)]:
-            raise SourceReadError(
+            raise InputChangedError(
                 f"{some_of(changed)} changed in {self._store.url} after the source had read them. Their new content "
                 f"would never be read. Move them away, and write new data to files with names after {last!r}. To read "
                 "them again, start from a checkpoint before them, or from empty state."
@@ -392,7 +399,7 @@ class _ParquetEnumerator(SplitEnumerator):
     def _adopt(self, old: list[ObjectInfo], counted: int, last: str) -> None:
         if len(old) > counted:
             newest = max(old, key=lambda info: info.last_modified).key
-            raise SourceReadError(
+            raise InputChangedError(
                 f"{len(old) - counted} file(s) were added to {self._store.url} before {last!r}, the last one read "
                 f"(most recently written: {newest!r}). They would never be read. Give them names after {last!r}, or "
                 "move them away."
@@ -466,13 +473,15 @@ class _RowMeter(SplitMeter):
 
 @contextmanager
 def _naming(store: ObjectStore, key: str) -> Iterator[None]:
-    """Turns errors with one file into a SourceReadError, or into a TypeMismatchError, that names the file."""
+    """Turns errors with one file into a SourceReadError that names the file."""
     import pyarrow as pa
 
     try:
         yield
     except TypeMismatchError as error:
-        raise TypeMismatchError(f"cannot read {store.url}/{key}: {error}") from error
+        raise InputTypeError(f"cannot read {store.url}/{key}: {error}") from error
+    except InputChangedError as error:
+        raise InputChangedError(f"cannot read {store.url}/{key}: {error}") from error
     except (pa.ArrowException, OSError, StorageError, SourceReadError, ConfigurationError) as error:
         raise SourceReadError(f"cannot read {store.url}/{key}: {error}") from error
 
@@ -522,7 +531,7 @@ def row_group_ranges(rows: Sequence[int], share: float) -> list[tuple[int, int]]
 def _check_unique(schema: pa.Schema, names: Sequence[str]) -> None:
     twice = sorted(name for name in set(names) if schema.names.count(name) > 1)
     if twice:
-        raise SourceReadError(
+        raise InputChangedError(
             f"it has column {', '.join(map(repr, twice))} more than once, so the name is ambiguous; "
             "write the file again, with columns of different names"
         )

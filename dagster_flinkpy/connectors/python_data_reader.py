@@ -15,7 +15,7 @@ from dagster_flinkpy.connectors.arrow_types import row_type_of
 from dagster_flinkpy.connectors.column_casts import cast_columns
 from dagster_flinkpy.connectors.spark_ddl import parse_ddl
 from dagster_flinkpy.datastream.connectors.base import Json, SourceSplit, SplitEnumerator, position_field
-from dagster_flinkpy.errors import ConfigurationError, SourceReadError, TypeMismatchError
+from dagster_flinkpy.errors import ConfigurationError, InputTypeError, SourceReadError, TypeMismatchError
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -267,4 +267,4 @@ def _struct(source: PythonDataSource, batch: pa.RecordBatch) -> pa.Array:
     try:
         return pa.StructArray.from_arrays(cast_columns(batch, fields), fields=fields)
     except TypeMismatchError as error:
-        raise TypeMismatchError(f"a batch of data source {_name(source)}: {error}") from error
+        raise InputTypeError(f"a batch of data source {_name(source)}: {error}") from error

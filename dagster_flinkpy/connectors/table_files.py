@@ -14,6 +14,7 @@ from dagster_flinkpy.connectors.text_values import from_text
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.errors import (
     InputChangedError,
+    InputTypeError,
     ObjectNotFoundError,
     SourceReadError,
     StorageError,
@@ -60,7 +61,7 @@ def read_table_file(source: TableSource, split: SourceSplit) -> Iterator[tuple[p
                     if len(column := _struct(source, split, rows, columns)):
                         yield column, min(start, stop)
     except TypeMismatchError as error:
-        raise TypeMismatchError(f"cannot read {store.url}/{path}: {error}") from error
+        raise InputTypeError(f"cannot read {store.url}/{path}: {error}") from error
     except (pa.ArrowException, ValueError, OSError, StorageError) as error:
         raise _unreadable(store, path, error) from error
 

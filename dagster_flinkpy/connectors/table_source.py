@@ -21,7 +21,7 @@ from dagster_flinkpy.datastream.connectors.base import (
 )
 from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
-from dagster_flinkpy.errors import ConfigurationError, InputChangedError, TypeMismatchError
+from dagster_flinkpy.errors import ConfigurationError, InputChangedError, InputTypeError, TypeMismatchError
 from dagster_flinkpy.registry import resolve
 from dagster_flinkpy.storage import StorageLocation
 
@@ -293,7 +293,7 @@ class _TableEnumerator(SplitEnumerator):
             try:
                 check_cast(name, there.field(name).type, declared.arrow_type, declared)
             except TypeMismatchError as error:
-                raise TypeMismatchError(f"the table in {url}: {error}") from error
+                raise InputTypeError(f"the table in {url}: {error}") from error
 
     def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
         self._open.take_back(splits)

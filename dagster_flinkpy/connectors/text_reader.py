@@ -22,7 +22,7 @@ from dagster_flinkpy.connectors.text_values import as_text, from_text
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.datastream.formats.csv import CsvReaderFormat
 from dagster_flinkpy.datastream.formats.json_lines import JsonLinesReaderFormat
-from dagster_flinkpy.errors import SourceReadError, StorageError
+from dagster_flinkpy.errors import InputChangedError, SourceReadError, StorageError
 
 if TYPE_CHECKING:
     from dagster_flinkpy.datastream.connectors.file_system import FileSource
@@ -59,6 +59,8 @@ def read_text(source: FileSource, split: SourceSplit) -> Iterator[tuple[pa.Array
             if skipped < len(rows):
                 yield rows[skipped:], end
             skipped = max(skipped - len(rows), 0)
+    except InputChangedError as error:
+        raise InputChangedError(f"cannot read {properties['root']}/{key}: {error}") from error
     except (StorageError, OSError, UnicodeError, pa.ArrowException, SourceReadError) as error:
         raise SourceReadError(f"cannot read {properties['root']}/{key}: {error}") from error
 
@@ -111,7 +113,7 @@ def _bad_line(file: TextFile, parse: Parse, position: int, data: bytes, error: E
     if isinstance(file.format, JsonLinesReaderFormat) and isinstance(error, pa.ArrowException):
         with suppress(json.JSONDecodeError):  # PyArrow does not name the member
             error = wrong_member(file.format.produced_type, record) or error
-    return SourceReadError(f"line {line:,} ({record!r:.200}): {error}")
+    return InputChangedError(f"line {line:,} ({record!r:.200}): {error}")
 
 
 def _parser(file: TextFile) -> tuple[Parse, int]:
@@ -143,9 +145,9 @@ def _header(text: CsvReaderFormat, line: bytes) -> list[str]:
     twice = sorted({name for name in header if header.count(name) > 1 and name in text.produced_type.field_names})
     missing = [name for name in text.produced_type.field_names if name not in header]
     if twice:
-        raise SourceReadError(f"its header has column {', '.join(map(repr, twice))} more than once")
+        raise InputChangedError(f"its header has column {', '.join(map(repr, twice))} more than once")
     if missing:
-        raise SourceReadError(
+        raise InputChangedError(
             f"its header has no column {', '.join(map(repr, missing))}, only {header}. If it has no header, declare "
             "use_header=False"
         )

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from dagster_flinkpy.errors import StorageError
+from dagster_flinkpy.errors import InputChangedError
 from dagster_flinkpy.storage.local_files import HIDDEN, translated
 
 __all__ = ["walk_input"]
@@ -27,15 +27,16 @@ def walk_input(
         selects: Tells by a key whether a file is read, or, with a slash at the end, whether a folder is looked into.
 
     Raises:
-        StorageError: A folder cannot be listed, a link leads nowhere or back, a file is a pipe or something like it, or
-            two names are the same file because of a link.
+        StorageError: A folder cannot be listed.
+        InputChangedError: A link leads nowhere or back, a file is a pipe or something like it, or two names are the
+            same file because of a link.
     """
     names: dict[tuple[int, int], tuple[str, bool]] = {}
     for key, status, linked in _walk(directory, folder, start, selects, ()):
         identity = status.st_dev, status.st_ino
         other, other_linked = names.setdefault(identity, (key, linked))
         if other != key and (linked or other_linked):
-            raise StorageError(
+            raise InputChangedError(
                 f"{other!r} and {key!r} are the same file, because of a link: its records would be read twice. Remove "
                 "one of them, or give the link a name that begins with '_'"
             )
@@ -55,12 +56,12 @@ def _walk(
         path = directory / name
         if not name.endswith("/"):
             if not stat.S_ISREG(status.st_mode):
-                raise StorageError(f"{path} is a pipe, a socket or a device, not a file. {_ADVICE}")
+                raise InputChangedError(f"{path} is a pipe, a socket or a device, not a file. {_ADVICE}")
             yield folder + name, status, link or bool(behind)
         elif link:
             passed, target = (*behind, os.path.realpath(directory)), os.path.realpath(path)
             if any(each == target or each.startswith(target.rstrip("/") + "/") for each in passed):
-                raise StorageError(f"{path} is a link that leads back to {target}, which it is in. {_ADVICE}")
+                raise InputChangedError(f"{path} is a link that leads back to {target}, which it is in. {_ADVICE}")
             yield from _walk(path, folder + name, "", selects, passed)
         else:
             yield from _walk(path, folder + name, "", selects, behind)
@@ -82,7 +83,7 @@ def _entries(directory: Path, folder: str, selects: Callable[[str], bool]) -> li
                 status = entry.stat()
             except OSError as error:
                 if link and (selects(folder + entry.name) or selects(f"{folder}{entry.name}/")):
-                    raise StorageError(f"{entry.path} is a link that leads nowhere. {_ADVICE}") from error
+                    raise InputChangedError(f"{entry.path} is a link that leads nowhere. {_ADVICE}") from error
                 continue  # deleted in the meantime, or not selected
             found.append((f"{entry.name}/" if stat.S_ISDIR(status.st_mode) else entry.name, status, link))
     return sorted(found, key=lambda each: each[0])

@@ -132,7 +132,7 @@ class ObjectStore(ABC):
             prefix: What the keys start with.
 
         Raises:
-            StorageError: Something there cannot be read as a file, or would be read twice. The message names it.
+            InputChangedError: Something there cannot be read as a file, or would be read twice. The message names it.
         """
         return (info for info in self.list(prefix) if selects(info.key))
 

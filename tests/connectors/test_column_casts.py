@@ -21,7 +21,8 @@ from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors import ParquetSource
 from dagster_flinkpy.connectors.arrow_types import type_info_of
 from dagster_flinkpy.connectors.column_casts import cast_column, check_cast, fit_column
-from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
+from dagster_flinkpy.errors import ConfigurationError, InputTypeError, TypeMismatchError
+from dagster_flinkpy.runtime.throwables import ThrowableType, throwable_type
 
 DOCS = Path(__file__).parents[2] / "docs/api/column-types.md"
 DECIMAL = Types.DECIMAL(38, 18)
@@ -326,8 +327,9 @@ def test_a_file_with_another_type_is_refused(
     pq.write_table(pa.table({"price": column[:rows]}), tmp_path / "1.parquet")
     source = ParquetSource(str(tmp_path), row_type=Types.ROW_NAMED(["price"], [kind]))
     [[split]] = source.create_enumerator(None).plan_epoch(1)
-    with pytest.raises(TypeMismatchError, match=reason) as caught:
+    with pytest.raises(InputTypeError, match=reason) as caught:
         list(source.read(split))
+    assert throwable_type(caught.value) is ThrowableType.NON_RECOVERABLE_ERROR
     for part in ("1.parquet", "'price'", str(column.type).split("<")[0], str(kind), "map()"):
         assert part in str(caught.value)
 

@@ -16,7 +16,7 @@ from dagster_flinkpy.common import Types
 from dagster_flinkpy.connectors import ParquetSource
 from dagster_flinkpy.connectors.input_files import input_files
 from dagster_flinkpy.datastream.connectors.file_system import FileSource, StreamFormat
-from dagster_flinkpy.errors import SourceReadError
+from dagster_flinkpy.errors import InputChangedError, SourceReadError
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
 
@@ -79,7 +79,7 @@ def test_a_file_with_two_names_because_of_a_link_is_refused(folder: Path, make: 
         ("0.parquet", "a/1.parquet", ("0.parquet", "a/1.parquet")),
     ):
         (folder / link).symlink_to(target)
-        with pytest.raises(SourceReadError, match=r"same file, because of a link.*Remove one of them") as caught:
+        with pytest.raises(InputChangedError, match=r"same file, because of a link.*Remove one of them") as caught:
             names(make(folder))
         assert all(repr(name) in str(caught.value) for name in both)
         (folder / link).rename(folder / "_link")
@@ -99,7 +99,7 @@ def test_a_second_name_that_is_not_selected_does_not_matter(folder: Path) -> Non
 @pytest.mark.parametrize("target", ["..", ".", "../a", "/"])
 def test_a_link_that_leads_back_is_refused(folder: Path, make: Make, target: str) -> None:
     (folder / "a/link").symlink_to(target)
-    with pytest.raises(SourceReadError, match=r"/in/a/link is a link that leads back to /"):
+    with pytest.raises(InputChangedError, match=r"/in/a/link is a link that leads back to /"):
         names(make(folder))
 
 
@@ -107,7 +107,7 @@ def test_a_link_that_leads_back_is_refused(folder: Path, make: Make, target: str
 def test_links_that_lead_to_each_other_are_refused(folder: Path, make: Make) -> None:
     (folder / "a/other").symlink_to(folder.parent / "elsewhere")
     (folder.parent / "elsewhere/back").symlink_to(folder / "a")
-    with pytest.raises(SourceReadError, match=r"/in/a/other/back is a link that leads back to .*/in/a,"):
+    with pytest.raises(InputChangedError, match=r"/in/a/other/back is a link that leads back to .*/in/a,"):
         names(make(folder))
 
 
@@ -116,7 +116,7 @@ def test_links_that_lead_to_each_other_are_refused(folder: Path, make: Make) -> 
 def test_a_link_that_leads_nowhere_is_refused(folder: Path, make: Make, name: str) -> None:
     for target in ("nowhere", name):  # the latter leads to itself
         (folder / name).symlink_to(target)
-        with pytest.raises(SourceReadError, match=rf"/in/{name} is a link that leads nowhere"):
+        with pytest.raises(InputChangedError, match=rf"/in/{name} is a link that leads nowhere"):
             names(make(folder))
         (folder / name).rename(folder / "_gone")
         assert names(make(folder)) == ["a/1.parquet"]
@@ -126,7 +126,7 @@ def test_a_link_that_leads_nowhere_is_refused(folder: Path, make: Make, name: st
 @SOURCES
 def test_what_is_no_file_is_refused(folder: Path, make: Make) -> None:
     os.mkfifo(folder / "pipe.parquet")
-    with pytest.raises(SourceReadError, match=r"/in/pipe\.parquet is a pipe, a socket or a device"):
+    with pytest.raises(InputChangedError, match=r"/in/pipe\.parquet is a pipe, a socket or a device"):
         names(make(folder))
     (folder / "pipe.parquet").unlink()
     with socket.socket(socket.AF_UNIX) as server:
@@ -136,7 +136,7 @@ def test_what_is_no_file_is_refused(folder: Path, make: Make) -> None:
             server.bind("s.parquet")
         finally:
             os.chdir(previous)
-        with pytest.raises(SourceReadError, match=r"/in/s\.parquet is a pipe, a socket or a device"):
+        with pytest.raises(InputChangedError, match=r"/in/s\.parquet is a pipe, a socket or a device"):
             names(make(folder))
 
 
@@ -165,7 +165,7 @@ def test_a_name_that_cannot_be_read_is_to_be_changed(folder: Path, make: Make, n
     path = os.path.join(os.fsencode(folder), name)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     Path(os.fsdecode(path)).touch()
-    with pytest.raises(SourceReadError, match="has a name that sources do not read: rename it") as caught:
+    with pytest.raises(InputChangedError, match="has a name that sources do not read: rename it") as caught:
         names(make(folder))
     assert repr(os.fsdecode(name)) in str(caught.value)
 
@@ -188,7 +188,7 @@ def test_folders_of_s3_consoles_are_no_files(s3_location: StorageLocation) -> No
     assert [info.key for info in input_files(store)] == ["sub/1.parquet"]
     assert [info.key for info in ParquetSource(s3_location.child("in"), row_type=ROW).files(store)] == ["sub/1.parquet"]
     client.put_object(Bucket=store._bucket, Key=store._root + "a//b", Body=b"x")  # type: ignore[attr-defined]
-    with pytest.raises(SourceReadError, match=r"'a//b' in .*rename it"):
+    with pytest.raises(InputChangedError, match=r"'a//b' in .*rename it"):
         input_files(store)
 
 

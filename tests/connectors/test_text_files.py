@@ -22,7 +22,7 @@ from dagster_flinkpy.connectors import file_source, text_content
 from dagster_flinkpy.datastream.connectors.file_system import FileSource, FileSourceBuilder, StreamFormat
 from dagster_flinkpy.datastream.formats.csv import CsvReaderFormat
 from dagster_flinkpy.datastream.formats.json_lines import JsonLinesReaderFormat
-from dagster_flinkpy.errors import ConfigurationError, SourceReadError
+from dagster_flinkpy.errors import ConfigurationError, InputChangedError, SourceReadError
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
 
@@ -272,7 +272,7 @@ def test_the_limits_of_an_epoch_are_shared_by_subtasks(tmp_path: Path, small: No
 )
 def test_a_bad_line_is_named(tmp_path: Path, format: StreamFormat, text: str, message: str) -> None:
     (tmp_path / "a.txt").write_text(text)
-    with pytest.raises(SourceReadError, match=f"(?s)cannot read .*{message}"):
+    with pytest.raises(InputChangedError, match=f"(?s)cannot read .*{message}"):
         read(format, tmp_path)
 
 
@@ -319,14 +319,14 @@ def test_what_is_not_written_strictly_is_refused(tmp_path: Path, kind: TypeInfor
     row = Types.ROW_NAMED(["x", "v"], [Types.STRING(), kind])
     (tmp_path / "a.csv").write_text(f'x;v\n0x1F;\n 0x1F ;"{text}"\n')
     expected = r"a\.csv: line 3 .*'v' is .*which is no Types\..*correct it, or declare text"
-    with pytest.raises(SourceReadError, match=expected) as caught:
+    with pytest.raises(InputChangedError, match=expected) as caught:
         read(CsvReaderFormat.for_row_type(row, column_separator=";"), tmp_path / "a.csv")
     assert repr(text) in str(caught.value)
     listed = Types.ROW_NAMED(["v"], [Types.LIST(kind)])
     for value in [json.dumps(text), *([] if text != text.strip() or "," in text else [text])]:
         for row_type, record in ((row, f'{{"v": {value}}}'), (listed, f'{{"v": [null, {value}]}}')):
             (tmp_path / "a.json").write_text(f"{{}}\n{record}\n")
-            with pytest.raises(SourceReadError, match=r"a\.json: line 2 "):
+            with pytest.raises(InputChangedError, match=r"a\.json: line 2 "):
                 read(JsonLinesReaderFormat.for_row_type(row_type), tmp_path / "a.json")
 
 

@@ -55,6 +55,7 @@ NON_RECOVERABLE = {
     "InputAfterEndError",
     "InputChangedError",
     "InputExpiredError",
+    "InputTypeError",
     "JobCancelledError",
     "NamedSegmentLostError",
     "JobGraphError",
