@@ -37,7 +37,7 @@ from dagster_flinkpy.connectors.postgres_connection import connect, reading
 from dagster_flinkpy.connectors.postgres_scan import parsed_rows, struct_of
 from dagster_flinkpy.connectors.postgres_slot import IDENTITIES, Slot, lsn_text, slot_of
 from dagster_flinkpy.datastream.connectors.base import Json, SourceSplit
-from dagster_flinkpy.errors import ConfigurationError, SourceReadError
+from dagster_flinkpy.errors import ConfigurationError, InputChangedError, SourceReadError
 
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors.postgres_change_source import PostgresChangeSource
@@ -158,7 +158,7 @@ class _Changes:
     def _take(self, message: Insert | Update | Delete | Truncate, transaction: Begin) -> None:
         if isinstance(message, Truncate):
             if self._oid in message.relations and not self._source.skip_truncate:
-                raise SourceReadError(
+                raise InputChangedError(
                     f"table {self._table} was truncated by the transaction at {lsn_text(transaction.commit_lsn)}, and "
                     "no record says which rows that has deleted. Declare skip_truncate=True to go on without such "
                     f"records. Or else: {self._way_on}"
@@ -191,7 +191,7 @@ class _Changes:
         if Unchanged.TOAST in row:
             for index, name in zip(self._indices, self._type.field_names, strict=True):
                 if row[index] is Unchanged.TOAST:
-                    raise SourceReadError(
+                    raise InputChangedError(
                         f"an update of table {self._table} leaves the large value of column {name!r} as it is, and "
                         "PostgreSQL does not log it: leave the column out of row_type; or start from empty state with "
                         f"ALTER TABLE {self._table} REPLICA IDENTITY FULL and changelog_mode='all'"
@@ -220,8 +220,8 @@ class _Changes:
             raise self._changed(f"it had the column {different[0]!r} of type {there[different[0]]}")
         return [names.index(name) for name in known]
 
-    def _changed(self, what: str) -> SourceReadError:
-        return SourceReadError(
+    def _changed(self, what: str) -> InputChangedError:
+        return InputChangedError(
             f"the definition of table {self._table} was another one when the changes were made that are read now: "
             f"{what}. If columns were changed, declare a row_type with those that it had before and after. Or else: "
             f"{self._way_on}"

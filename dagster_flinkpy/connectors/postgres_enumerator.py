@@ -20,7 +20,7 @@ from dagster_flinkpy.datastream.connectors.base import (
     SplitEnumeratorContext,
     position_field,
 )
-from dagster_flinkpy.errors import SourceReadError
+from dagster_flinkpy.errors import InputChangedError, SourceReadError
 
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors.postgres_source import PostgresSource
@@ -187,7 +187,7 @@ class PostgresEnumerator(SplitEnumerator):
             return
         after, rows = self._last
         if (there := scan.count(after, self._position)) > rows:
-            raise SourceReadError(
+            raise InputChangedError(
                 f"table {scan.name} got {there - rows} row(s) behind the position of the source: in the range after "
                 f"{after}, up to {self._position}, of which all rows were read. They would never be read, so the "
                 f"values of {list(self._source.columns)} do not grow in the order of commits. Give the rows higher "

@@ -25,7 +25,7 @@ from dagster_flinkpy.connectors.postgres_columns import (
 )
 from dagster_flinkpy.connectors.postgres_connection import connect, reading
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
-from dagster_flinkpy.errors import ConfigurationError, SourceReadError
+from dagster_flinkpy.errors import ConfigurationError, InputChangedError, SourceReadError
 
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors.postgres_source import PostgresSource
@@ -176,7 +176,7 @@ class Scan:
             for what, condition in wrong:
                 statement = sql.SQL("SELECT EXISTS (SELECT FROM {} WHERE " + condition + ")")
                 if self.one(statement.format(self.table, sql.Identifier(name))):
-                    raise SourceReadError(
+                    raise InputChangedError(
                         f"table {self.name} has rows with {what} in {name!r}, which would never be read: give them "
                         "values and add NOT NULL, or read by another column"
                     )

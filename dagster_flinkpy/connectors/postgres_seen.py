@@ -9,7 +9,7 @@ from psycopg import sql
 
 from dagster_flinkpy.connectors.postgres_scan import Scan, Value
 from dagster_flinkpy.datastream.connectors.base import Json, position_field
-from dagster_flinkpy.errors import RestoreError, SourceReadError
+from dagster_flinkpy.errors import InputChangedError, RestoreError
 
 __all__ = ["Seen"]
 
@@ -90,7 +90,7 @@ class Seen:
         assert found is not None
         system, lsn, snapshot, table, hides, role = found
         if hides:
-            raise SourceReadError(
+            raise InputChangedError(
                 f"row-level security hides rows of table {scan.name} from role {role!r}, so some would never be read: "
                 f"ALTER ROLE {sql.Identifier(role).as_string(scan.connection)} BYPASSRLS, or read as a role that sees "
                 "all rows"

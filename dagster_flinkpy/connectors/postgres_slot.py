@@ -14,7 +14,7 @@ from psycopg import errors, sql
 from dagster_flinkpy.connectors.postgres_columns import READING
 from dagster_flinkpy.connectors.postgres_connection import connect, reading
 from dagster_flinkpy.connectors.postgres_publication import Publication
-from dagster_flinkpy.errors import ConfigurationError, RestoreError, SourceReadError
+from dagster_flinkpy.errors import ConfigurationError, InputChangedError, RestoreError, SourceReadError
 
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors.postgres_change_source import PostgresChangeSource
@@ -202,7 +202,7 @@ class Slot:
                 "choose another name"
             )
         if status == "lost" or confirmed is None:
-            raise SourceReadError(
+            raise InputChangedError(
                 f"replication slot {self._source.slot!r} has lost WAL that was not read, as max_slot_wal_keep_size "
                 f"tells the server to, so changes are missing. {self.way_on}"
             )
