@@ -18,6 +18,7 @@ from dagster_flinkpy.checkpoint.requests import (
 )
 from dagster_flinkpy.common.clock import to_millis
 from dagster_flinkpy.errors import (
+    AccessDeniedError,
     ObjectNotFoundError,
     PreconditionFailedError,
     RequestOutcomeUnknownError,
@@ -148,7 +149,11 @@ class RequestInbox:
         try:
             if size > _MAX_BYTES:
                 raise UnknownRequestError(f"request {request_id} has {size:,} bytes; at most {_MAX_BYTES:,} are read")
-            request = Request.from_bytes(self._store.get(request_key(request_id))[0], request_id)
+            try:
+                data = self._store.get(request_key(request_id))[0]
+            except AccessDeniedError as error:  # another look would not help, and others would wait for it
+                raise UnknownRequestError(f"request {request_id} cannot be carried out: {error}") from error
+            request = Request.from_bytes(data, request_id)
             if request.expires_at <= (now := self._now()):
                 raise RequestTimeoutError(
                     f"the request expired {now - request.expires_at} ms before the run looked at it, and was not "

@@ -64,9 +64,9 @@ class JobOperations:
         """Keeps a checkpoint as a savepoint, and returns its path: the next one of a running job, or the last one."""
         from dagster_flinkpy.checkpoint.requests import Order, RequestKind
 
-        target = self._target(context, config)
-        order = Order(RequestKind.SAVEPOINT, target=target, format_type=config.format_type)
         with flink_failures(context.log):
+            target = self._target(context, config)
+            order = Order(RequestKind.SAVEPOINT, target=target, format_type=config.format_type)
             if (answer := self._ask(context, order)) is not None:
                 path, kept = self._savepoint_of(context, answer)
             else:
@@ -82,9 +82,9 @@ class JobOperations:
         """Takes a last checkpoint, keeps it as a savepoint, and returns its path."""
         from dagster_flinkpy.checkpoint.requests import Order, RequestKind
 
-        target = self._target(context, config)
-        order = Order(RequestKind.STOP, target=target, format_type=config.format_type, drain=config.drain)
         with flink_failures(context.log):
+            target = self._target(context, config)
+            order = Order(RequestKind.STOP, target=target, format_type=config.format_type, drain=config.drain)
             if (answer := self._ask(context, order)) is not None:
                 path, last = self._savepoint_of(context, answer)
             else:

@@ -19,6 +19,7 @@ from dagster_flinkpy.errors import (
     CheckpointTimeoutError,
     CorruptStateError,
     SavepointOutcomeUnknownError,
+    StorageError,
 )
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.storage import StorageLocation
@@ -52,15 +53,19 @@ class SavepointWriter:
 
         Raises:
             ConfigurationError: It is no location, or must not be used.
-            StorageError: It cannot be looked at.
-            CheckpointTimeoutError: That takes too long.
+            StorageError: It cannot be looked at, or that takes too long.
         """
         if target is None:
             return self.job
         location = replace(self.job, url=target)
-        watchdog = Watchdog(min(self.timeout, _LOOK_TIMEOUT), so="no savepoint is written there")
+        watchdog = Watchdog(min(self.timeout, _LOOK_TIMEOUT))
         try:
-            watchdog.run(f"looking at {location.url}", check_target, location, self.job, format_type, self.folders)
+            watchdog.run("looking at the target", check_target, location, self.job, format_type, self.folders)
+        except CheckpointTimeoutError as error:
+            raise StorageError(
+                f"no savepoint is written to {location.url}: looking at this folder took more than {watchdog.timeout}. "
+                "Check that it can be reached from where the job runs"
+            ) from error
         finally:
             watchdog.close()
         return location

@@ -96,6 +96,12 @@ def test_a_running_job_is_stopped(run: Any, at_work: RunningJob) -> None:
     assert observed(result)["said"] == "Stopped with checkpoint 2"
 
 
+@pytest.mark.parametrize("verb", ["savepoint", "stop"])
+def test_what_is_no_folder_is_refused(run: Any, at_work: RunningJob, verb: str) -> None:
+    assert "has the control character" in failure(run(verb, target="kept\0"))
+    assert not at_work.orders and at_work.stored_requests() == []
+
+
 @pytest.mark.parametrize("later", [False, True])
 def test_a_running_job_is_rescaled(run: Any, at_work: RunningJob, later: bool) -> None:
     if later:  # the checkpoint is subsumed before the asker reads it

@@ -224,6 +224,39 @@ def test_a_savepoint_of_a_caller_has_a_limit_too(
             attempt.savepoint()
 
 
+def test_a_target_that_hangs_delays_neither_the_job_nor_other_requests_for_long(
+    tmp_path: Path, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head, seen = LocalObjectStore.head, list[int]()
+
+    def hang(store: LocalObjectStore, key: str) -> Any:
+        if store.url.endswith("/slow"):
+            hanging.reached.set()
+            assert hanging.released.wait(LIMIT)
+        return head(store, key)
+
+    def wait_in_vain(done: Future[Any], seconds: float) -> None:
+        if threading.current_thread().name == "flinkpy-requests" and seconds == 30:
+            seen.append(1)
+            assert hanging.reached.wait(LIMIT)  # and then the time is over
+        else:
+            done.exception(LIMIT)
+
+    monkeypatch.setattr(LocalObjectStore, "head", hang)
+    monkeypatch.setattr(Watchdog, "_await", staticmethod(wait_in_vain))
+    graph, sink = program(tmp_path)
+    with Threaded(graph, tmp_path) as attempt:
+        asker = JobRequests(StorageLocation(str(tmp_path)).child("job"), "asker")
+        slow = [asker.submit(Order(kind, target=str(tmp_path / "slow"))) for kind in (RequestKind.SAVEPOINT, STOP.kind)]
+        other = asker.submit(CHECKPOINT)
+        assert ids(attempt) == [1, 2, 3, 4, 5]
+        for each in slow:
+            with pytest.raises(RequestFailedError, match=r"looking at this folder took more than 0:00:30"):
+                asker.wait(each)
+        assert asker.wait(other).checkpoint_id
+    assert len(seen) == 2 and sink.rows() == expected(tmp_path)
+
+
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 

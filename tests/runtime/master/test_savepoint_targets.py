@@ -17,9 +17,10 @@ from dagster_flinkpy.cli import main
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.connectors import ParquetSink, ParquetSource
 from dagster_flinkpy.datastream.job_graph import JobGraph
-from dagster_flinkpy.errors import ConfigurationError, RequestFailedError, StorageError
+from dagster_flinkpy.errors import AccessDeniedError, ConfigurationError, RequestFailedError, StorageError
 from dagster_flinkpy.state_processor import write_savepoint
 from dagster_flinkpy.storage import StorageLocation
+from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.runtime.harness import HarnessAttempt
 from tests.runtime.master.test_requests import Asked, always, ids
 from tests.runtime.programs import COUNTED, CountPerKey, environment, events
@@ -168,3 +169,20 @@ def test_what_is_no_request_is_answered_and_the_job_goes_on(tmp_path: Path, data
         assert ids(attempt) == [2, 3, 4, 5]
         with pytest.raises(RequestFailedError, match="cannot be carried out"):
             attempt.answer()
+
+
+def test_a_request_that_nobody_may_read_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    get = LocalObjectStore.get
+
+    def denied(store: LocalObjectStore, key: str) -> Any:
+        if key == f"requests/{attempt.requests[0]}/request":
+            raise AccessDeniedError("403")
+        return get(store, key)
+
+    with Asked(tmp_path) as attempt:
+        attempt.orders = {2: [Order(RequestKind.CHECKPOINT), Order(RequestKind.CHECKPOINT)]}
+        attempt.then = {2: lambda: monkeypatch.setattr(LocalObjectStore, "get", denied)}
+        assert ids(attempt) == [1, 2, 3, 4, 5]
+        with pytest.raises(RequestFailedError, match="cannot be carried out: 403"):
+            attempt.answer(0)
+        assert attempt.answer(1).checkpoint_id
