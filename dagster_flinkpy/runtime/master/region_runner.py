@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 
 from dagster_flinkpy.checkpoint.messages import Subtask
@@ -92,17 +93,20 @@ class JobRunner:
 
         Raises:
             SourceReadError: The input cannot be listed.
+            CheckpointTimeoutError: A source hangs.
         """
-        return InputFound(self.planner.splits.look())
+        return InputFound(self.watchdog.run("looking for input", self.planner.splits.look))
 
     def plan(self, checkpoint_id: int, before: Epoch | None, inputs: EdgeInputs, *, drain: bool) -> Epoch:
         """Plans the input up to a barrier, see :meth:`EpochPlanner.plan`.
 
         Raises:
             SourceReadError: The input cannot be listed.
+            CheckpointTimeoutError: A source hangs.
         """
+        plan = partial(self.planner.plan, checkpoint_id, before, inputs, drain=drain)
         with self.timeline.measured("plan_ms", [checkpoint_id]):
-            return self.planner.plan(checkpoint_id, before, inputs, drain=drain)
+            return self.watchdog.run(f"planning what checkpoint {checkpoint_id} reads", plan)
 
     def run(
         self,

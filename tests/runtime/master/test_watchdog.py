@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,14 @@ import pytest
 
 from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.datastream import MasterTriggerRestoreHook
-from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext
+from dagster_flinkpy.datastream.connectors.base import (
+    CommitRequest,
+    Committer,
+    CommitterInitContext,
+    Json,
+    SplitEnumerator,
+)
+from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.externalized_checkpoint_retention import ExternalizedCheckpointRetention as Retention
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.errors import CheckpointTimeoutError
@@ -21,7 +29,7 @@ from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.runtime.harness import HarnessAttempt
-from tests.runtime.programs import COUNTED, CountPerKey, FolderSink, environment, events
+from tests.runtime.programs import COUNTED, EVENT, CountPerKey, FolderSink, environment, event_time
 
 RECORDS = [(f"k{i % 4}", i * 10, i) for i in range(16)]
 
@@ -197,10 +205,27 @@ def hanging_store(hang: Hang, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StorageLocation, "open", open_store)
 
 
+class HangingSource(CollectionSource):
+    def __init__(self, *arguments: Any, hang: Hang, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._arguments, self._options, self._hang = arguments, options, hang
+
+    def __reduce__(self) -> Any:  # tasks only read
+        return partial(CollectionSource, **self._options), self._arguments
+
+    def create_enumerator(self, restored: Json | None) -> SplitEnumerator:
+        enumerator = super().create_enumerator(restored)
+        plan = enumerator.plan_epoch
+        enumerator.plan_epoch = lambda parallelism: (self._hang.here("plan"), plan(parallelism))[1]  # type: ignore[method-assign]
+        return enumerator
+
+
 def program(folder: Path, hang: Hang) -> JobGraph:
     """Returns a program with two epochs of eight records each."""
     env = environment(2)
-    counts = events(env, RECORDS, per_epoch=8).key_by("key").process(CountPerKey(), COUNTED).uid("count")
+    source = HangingSource(RECORDS, EVENT, records_per_epoch=8, hang=hang)
+    stream = env.from_source(source, event_time(), "events").uid("events")
+    counts = stream.key_by("key").process(CountPerKey(), COUNTED).uid("count")
     counts.sink_to(HangingSink(folder, hang)).uid("table")
     return env.get_job_graph()
 
@@ -228,6 +253,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     ("step", "named", "completed", "staged"),
     [
         ("trigger 2", "master hook 'ledger' at checkpoint 2", 1, 0),
+        ("plan", "planning what checkpoint 2 reads", 1, 0),
         ("before counter", "taking a checkpoint id", 1, 0),
         ("before chk-2/_metadata", "writing chk-2/_metadata", 1, 2),
         ("after chk-2/_metadata", "writing chk-2/_metadata", 1, 2),
