@@ -23,6 +23,13 @@ from tests.simulation.mutations import ONE_STREAM, Wrapped, mutation
 __all__ = ["MUTATIONS"]
 
 _TOLERANT = {**ONE_STREAM, "fail_before": 0.04, "savepoint": 0.1, "tolerates": 1, "regions": 0}
+_IN_FLIGHT = {
+    **ONE_STREAM,
+    **{"regions": 1, "diamond": 0, "unaligned": 1, "tolerates": 1, "goes_back": 0, "deleting": 0, "lost_head": 0},
+    **{"fail_after": 0.0187, "outage": 0.52, "retried": 0.03, "switch": 0.3, "segment_loss": 0, "retry": 0.3},
+    **{"speculation": 0.08, "stray_messages": 0.466},
+}
+"""As in a world in which it was noticed, because few worlds notice it."""
 _LOSING = {**ONE_STREAM, "regions": 1, "unaligned": 0, "segment_loss": 0.05, "restarts": 1}
 
 
@@ -81,6 +88,7 @@ def _(real: Wrapped, chain: CompletionChain, checkpoint_id: int | None) -> bool:
     JobMaster,
     "_on_region_ended",
     "but the files have",
+    **_IN_FLIGHT,
 )
 def _(real: Wrapped, master: JobMaster, region: RegionExecution, ended: Any) -> None:
     settle = master._barriers.settle

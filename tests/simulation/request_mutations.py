@@ -74,7 +74,11 @@ def _(real: Wrapped, inbox: RequestInbox, former: RequestInbox) -> None:
     SavepointCopy,
     "give_up",
     "savepoint-.* though its request was said to have failed",
-    **{**ONE_STREAM, "requests": 0.95, "task_fails": 0.3, "switch": 0.7, "regions": 0},
+    **{
+        **ONE_STREAM,
+        **{"requests": 0.8, "asks": ("savepoint",), "native": 0.0, "regions": 0, "restarts": 0.9, "switch": 0.7},
+        **{"fail_before": 0.05, "fail_after": 0.05, "outage": 0.9},
+    },
 )
 def _(real: Wrapped, copy: SavepointCopy) -> bool:
     return True
@@ -85,10 +89,11 @@ def _(real: Wrapped, copy: SavepointCopy) -> bool:
     RequestDesk,
     "completing",
     "is complete, though its request was said to have failed",
-    requests=0.9,
-    fail_after=0.05,
-    step_hangs=0.02,
-    partitioned=0,
+    **{
+        **ONE_STREAM,
+        **{"requests": 0.8, "asks": ("checkpoint",), "regions": 0, "restarts": 0.9},
+        **{"fail_before": 0.05, "fail_after": 0.1, "outage": 0.9},
+    },
 )
 def _(real: Wrapped, desk: RequestDesk, checkpoint_id: int) -> None:
     pass

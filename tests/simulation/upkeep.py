@@ -173,8 +173,9 @@ class Upkeep:
         Or it terminates the attempt.
         """
         world, rng = self._world, self._world.rng
-        kind = rng.choice((RequestKind.SAVEPOINT, *RequestKind, None))
-        if kind is None:
+        only = [RequestKind(name) for name in world.chaos.asks]
+        kind = rng.choice(only or (RequestKind.SAVEPOINT, *RequestKind))
+        if kind is RequestKind.CANCEL and world.now_ms % 2:
             world.sleep(rng.choice((0.1, 1, 5, 30)))
             if self.attempt is not None:
                 world.note("terminates the attempt")

@@ -101,6 +101,8 @@ class Chaos:
     """Per savepoint, if listings are never late: it names the files of the job."""
     requests: float = 0.4
     """Per attempt: somebody asks for a checkpoint, a savepoint or the like."""
+    asks: tuple[str, ...] = ()
+    """The only requests; empty for any."""
     lost_head: float = 0.2
     """At the end: HEAD is gone when an attempt begins."""
 
