@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from dagster_flinkpy.common.copies import changes, copied, unchanging_types
-from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, TypeInformation
+from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, RowTypeInfo, TupleTypeInfo, TypeInformation
 from dagster_flinkpy.errors import TypeMismatchError
 
 __all__ = ["NO_TIMESTAMP", "KeyColumn", "StreamBatch", "each_int"]
@@ -95,7 +95,7 @@ class StreamBatch:
                 self._column = self.type_info.to_arrow(self._values)
             except TypeMismatchError as e:
                 raise TypeMismatchError(f"operator {self.producer!r}: {e}") from e
-            if self._column.null_count:
+            if self._column.null_count and isinstance(self.type_info, RowTypeInfo | TupleTypeInfo):
                 raise TypeMismatchError(
                     f"operator {self.producer!r}: a record is None instead of {self.type_info}; to emit no record, let "
                     "a function of process() or flat_map() yield nothing, or call filter()"
