@@ -93,6 +93,10 @@ bench: install
 simulate: install
 	$(BIN)/python -m tests.simulation --seeds 10000
 
+# Others act on the systems of jobs: each act at every moment. `make test` plays a third of the acts, at one moment each.
+world: install
+	$(BIN)/python -m tests.world grid
+
 # PyFlink's own examples and DataStream tests, run against this library; not a part of `make test`. PyFlink is installed
 # without its jars into an environment of its own. FLINK=/path/to/flink takes the tests from there, instead of fetching them.
 PYFLINK := .cache/pyflink-venv
