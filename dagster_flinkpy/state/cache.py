@@ -45,6 +45,8 @@ _ABANDONED_AFTER = 3600.0
 
 _verified: set[tuple[str, int, int]] = set()
 """Path, inode and modification time of the files that this process has verified or written."""
+_MOST_VERIFIED = 1 << 14
+"""How many files are remembered. If there are more, all are forgotten, and each is verified again at its next use."""
 
 _LOOKS = 32
 """How often a process looks for files to delete while it writes as many bytes as the cache may keep."""
@@ -272,7 +274,7 @@ class RunCache:
             with suppress(OSError):
                 path.unlink()
             return None
-        _verified.add(identity)
+        _remember(identity)
         return batch
 
     def _write(self, name: str, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -289,7 +291,7 @@ class RunCache:
                 file.write(trailer)
             stat = temporary.stat()
             temporary.replace(path)
-            _verified.add((str(path), stat.st_ino, stat.st_mtime_ns))
+            _remember((str(path), stat.st_ino, stat.st_mtime_ns))
             self._evict(name, stat.st_size)
         except OSError as error:
             with suppress(OSError):
@@ -326,6 +328,12 @@ class RunCache:
                 with suppress(FileNotFoundError):
                     os.unlink(path)
                 excess -= size
+
+
+def _remember(identity: tuple[str, int, int]) -> None:
+    if len(_verified) >= _MOST_VERIFIED:
+        _verified.clear()
+    _verified.add(identity)
 
 
 def make_time_order(run: Run) -> Indices:

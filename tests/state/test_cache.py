@@ -112,6 +112,23 @@ def test_a_damaged_local_file_is_rebuilt(store: LocalObjectStore, cache: RunCach
     assert RunCache(cache.directory).open(handle, store).table().equals(table)
 
 
+def test_verified_files_are_remembered_up_to_a_number(
+    store: LocalObjectStore, cache: RunCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remembered: set[tuple[str, int, int]] = set()
+    monkeypatch.setattr(cache_module, "_verified", remembered)
+    monkeypatch.setattr(cache_module, "_MOST_VERIFIED", 2)
+    handles = [write(store, rows) for rows in (1, 2, 3, 4, 5)]
+    for _ in range(2):
+        for handle, table in handles:
+            assert cache.open(handle, store).table().equals(table)
+            assert len(remembered) <= 2
+    assert (cache.hits, cache.misses) == (5, 5)
+    flip(local_file(cache, handles[0][0]), 20)
+    assert cache.open(handles[0][0], store).table().equals(handles[0][1])
+    assert cache.misses == 6
+
+
 def test_a_damaged_store_file_is_refused_and_nothing_is_cached(store: LocalObjectStore, cache: RunCache) -> None:
     handle, _ = write(store)
     store.put(handle.path, b"x" * handle.bytes)
