@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK, TimestampAssigner, WatermarkStrategy
 from dagster_flinkpy.datastream.operator_specs import TimestampsSpec
-from dagster_flinkpy.errors import TypeMismatchError
+from dagster_flinkpy.errors import TypeMismatchError, shorten
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS, last_taken
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.stream_operator import StreamOperator
@@ -21,6 +21,9 @@ from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
 __all__ = ["EventTime", "TimestampsOperator"]
 
 _log = logging.getLogger(__name__)
+
+_INT64 = np.iinfo(np.int64)
+_SHOWN = 100
 
 _UNITS = (("seconds", 10**9, 1000), ("microseconds", 10**15, 1e-3), ("nanoseconds", 10**18, 1e-6))
 """Other units than milliseconds, the number that the year 2001 has in each, and the milliseconds that one is."""
@@ -95,10 +98,11 @@ class EventTime:
             taken = iter(rows)
             records = zip(taken, batch.lent(), batch.timestamps.tolist(), strict=True)
             try:
-                return np.fromiter((extract(v, t) for _, v, t in records), dtype=np.int64, count=len(batch))
+                times = [extract(v, t) for _, v, t in records]
             except USER_EXCEPTIONS as e:
                 value = batch.value_at(last_taken(rows, taken))
                 raise self._operator.user_error(e, "extract_timestamp()", value=value) from e
+            return self._to_millis(times, batch)
         uid = self._operator.context.vertex.uid
         try:
             column = pc.struct_field(batch.column, self._assigner)
@@ -117,6 +121,31 @@ class EventTime:
             )
         filled: np.ndarray[Any, Any] = pc.fill_null(column.cast(pa.int64()), NO_TIMESTAMP).to_numpy()
         return filled
+
+    def _to_millis(self, times: list[Any], batch: StreamBatch) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Converts what `extract_timestamp` returned. numpy alone would parse text, and cut off fractions."""
+        if not set(map(type, times)) <= {int}:
+            wrong = next((i for i, time in enumerate(times) if not _is_whole(time)), None)
+            if wrong is not None:
+                raise self._no_time(times[wrong], batch.value_at(wrong))
+        try:
+            return np.fromiter(map(int, times), dtype=np.int64, count=len(times))
+        except OverflowError:
+            wrong = next(i for i, time in enumerate(times) if not _INT64.min <= time <= _INT64.max)
+            raise self._no_time(times[wrong], batch.value_at(wrong)) from None
+
+    def _no_time(self, time: Any, value: Any) -> TypeMismatchError:
+        return TypeMismatchError(
+            f"operator {self._operator.context.vertex.uid!r}: extract_timestamp() returned "
+            f"{shorten(repr(time), _SHOWN)} for {shorten(repr(value), _SHOWN)}; it must return an int of 64 bits, the "
+            "milliseconds since 1970"
+        )
+
+
+def _is_whole(time: Any) -> bool:
+    if isinstance(time, (float, np.floating)):
+        return bool(np.isfinite(time)) and time == int(time)
+    return isinstance(time, (int, np.integer)) and not isinstance(time, (bool, np.timedelta64))
 
 
 class TimestampsOperator(StreamOperator):

@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -94,3 +95,48 @@ def test_what_an_earlier_epoch_has_warned_of_is_not_said_again(caplog: pytest.Lo
 def test_a_date_is_no_event_time(tmp_path: Path) -> None:
     with pytest.raises(TypeMismatchError, match=r"'at' is .*SQL_DATE.*an integer, the milliseconds"):
         times_of(tmp_path, pa.array([1], pa.date32()))
+
+
+class Returned(TimestampAssigner):
+    """Returns the same for each record."""
+
+    def __init__(self, time: Any) -> None:
+        self._time = time
+
+    def extract_timestamp(self, value: Any, record_timestamp: int) -> Any:
+        return self._time
+
+
+def assigned(time: Any) -> list[int]:
+    env = StreamExecutionEnvironment.get_execution_environment()
+    strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner(Returned(time))
+    timed = env.from_collection([7], Types.LONG()).assign_timestamps_and_watermarks(strategy).uid("timed")
+    return run_local(env, timed.process(Time()))[0]
+
+
+@pytest.mark.parametrize(
+    "time",
+    [
+        "5",
+        b"5",
+        None,
+        True,
+        np.True_,
+        5.5,
+        float("nan"),
+        float("inf"),
+        np.float32(0.5),
+        np.timedelta64(5),
+        2**63,
+        1e300,
+    ],
+)
+def test_an_assigner_returns_whole_numbers(time: Any) -> None:
+    with pytest.raises(TypeMismatchError) as caught:
+        assigned(time)
+    assert f"operator 'timed': extract_timestamp() returned {time!r} for 7" in str(caught.value)
+
+
+@pytest.mark.parametrize("time", [5, 5.0, np.int64(5), np.int32(5), np.uint8(5), np.float64(5)])
+def test_whole_numbers_of_every_kind_are_times(time: Any) -> None:
+    assert assigned(time) == [5]
