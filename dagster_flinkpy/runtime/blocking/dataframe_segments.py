@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors.column_casts import cast_column
 from dagster_flinkpy.datastream.connectors.base import Json
-from dagster_flinkpy.errors import TypeMismatchError
+from dagster_flinkpy.errors import InputTypeError, TypeMismatchError
 from dagster_flinkpy.runtime.blocking.segments import SegmentWriter, open_segments, read_segment
 from dagster_flinkpy.runtime.failure import reported
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP
@@ -117,7 +117,7 @@ def _records(target: PartsTarget, batch: pa.RecordBatch) -> tuple[pa.StructArray
     try:
         columns = [cast_column(f.name, column, f.type) for f, column in zip(target.fields, batch.columns, strict=False)]
     except TypeMismatchError as error:
-        raise TypeMismatchError(f"operator {target.operator!r}, the DataFrame: {error}") from error
+        raise InputTypeError(f"operator {target.operator!r}, the DataFrame: {error}") from error
     if len(columns) < batch.num_columns:
         timestamps = pc.fill_null(batch.columns[-1], NO_TIMESTAMP)
     else:

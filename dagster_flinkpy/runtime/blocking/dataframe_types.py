@@ -13,7 +13,13 @@ from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, Types
 from dagster_flinkpy.connectors.arrow_types import type_info_of
 from dagster_flinkpy.connectors.column_casts import check_cast
 from dagster_flinkpy.datastream.connectors.spark import ROWTIME
-from dagster_flinkpy.errors import ConfigurationError, FlinkPyError, TypeMismatchError, UserFunctionError
+from dagster_flinkpy.errors import (
+    ConfigurationError,
+    FlinkPyError,
+    InputTypeError,
+    TypeMismatchError,
+    UserFunctionError,
+)
 from dagster_flinkpy.runtime.failure import error_in_task
 from dagster_flinkpy.runtime.throwables import fails_always
 from dagster_flinkpy.runtime.user_modules import user_modules_by_value
@@ -82,25 +88,25 @@ def frame_of(function: Callable[[Any], Any], argument: Any, operator: str) -> Da
     """Calls a user function that returns a DataFrame.
 
     Raises:
-        TypeMismatchError: The function returns something else, or a DataFrame that is unbounded, or has duplicate
+        InputTypeError: The function returns something else, or a DataFrame that is unbounded, or has duplicate
             columns or none.
     """
     from pyspark.sql import DataFrame
 
     frame = function(argument)
     if not isinstance(frame, DataFrame):
-        raise TypeMismatchError(
+        raise InputTypeError(
             f"operator {operator!r}: the function must return a Spark DataFrame, not {frame!r}, "
             f"which is {type(frame).__name__}"
         )
     if frame.isStreaming:
-        raise TypeMismatchError(
+        raise InputTypeError(
             f"operator {operator!r}: the DataFrame is a stream of Spark; use spark.read instead of spark.readStream"
         )
     twice = [name for i, name in enumerate(frame.columns) if name in frame.columns[:i]]
     if twice or not frame.columns:
         what = f"two columns {twice[0]!r}" if twice else "no columns"
-        raise TypeMismatchError(f"operator {operator!r}: the DataFrame has {what}; it needs columns with unique names")
+        raise InputTypeError(f"operator {operator!r}: the DataFrame has {what}; it needs columns with unique names")
     return frame
 
 
@@ -108,7 +114,7 @@ def select_columns(frame: DataFrame, type_info: RowTypeInfo, operator: str, *, r
     """Selects the columns of a type in its order, then event time if it is wanted and present.
 
     Raises:
-        TypeMismatchError: A column is missing or has a type that does not fit, or event time is not an integer.
+        InputTypeError: A column is missing or has a type that does not fit, or event time is not an integer.
     """
     from pyspark.sql import functions as F
     from pyspark.sql.pandas.types import to_arrow_type
@@ -116,7 +122,7 @@ def select_columns(frame: DataFrame, type_info: RowTypeInfo, operator: str, *, r
 
     missing = [name for name in type_info.field_names if name not in frame.columns]
     if missing:
-        raise TypeMismatchError(
+        raise InputTypeError(
             f"operator {operator!r}: the DataFrame has no column {', '.join(map(repr, missing))}; "
             f"its columns are {', '.join(map(repr, frame.columns))}"
         )
@@ -125,12 +131,12 @@ def select_columns(frame: DataFrame, type_info: RowTypeInfo, operator: str, *, r
         try:
             check_cast(name, there, declared.arrow_type, declared)
         except TypeMismatchError as error:
-            raise TypeMismatchError(f"operator {operator!r}, the DataFrame: {error}, or in Spark") from error
+            raise InputTypeError(f"operator {operator!r}, the DataFrame: {error}, or in Spark") from error
     columns = [F.col(_quoted(name)) for name in type_info.field_names]
     if rowtime and ROWTIME in frame.columns:
         kind = frame.schema[ROWTIME].dataType
         if not isinstance(kind, IntegralType):
-            raise TypeMismatchError(
+            raise InputTypeError(
                 f"operator {operator!r}: column {ROWTIME!r} of the DataFrame is {kind.simpleString()}; "
                 "event time must be int milliseconds, such as unix_millis(...)"
             )

@@ -29,14 +29,15 @@ from dagster_flinkpy.errors import (
     CheckpointError,
     ConfigurationError,
     FlinkPyError,
+    InputTypeError,
     StorageError,
-    TypeMismatchError,
     UserFunctionError,
 )
 from dagster_flinkpy.runtime.blocking import segments
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
+from dagster_flinkpy.runtime.throwables import ThrowableType, throwable_type
 from dagster_flinkpy.spark.sessions import SparkSettings, get_session
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected, run_rows
@@ -309,27 +310,27 @@ def _udf(spark: Any) -> Any:
         (lambda spark: spark.range(1).selectExpr("raise_error('bad') id"), UserFunctionError, "bad"),
         (
             lambda spark: 42,
-            TypeMismatchError,
+            InputTypeError,
             "operator 'rows': .* must return a Spark DataFrame, not 42, which is int",
         ),
         (
             lambda spark: spark.range(1).toDF("n"),
-            TypeMismatchError,
+            InputTypeError,
             "operator 'rows': .* no column 'id'; its columns are 'n'",
         ),
         (
             lambda spark: spark.range(1).selectExpr("id", "id"),
-            TypeMismatchError,
+            InputTypeError,
             "operator 'rows': the DataFrame has two columns 'id'",
         ),
         (
             lambda spark: spark.readStream.format("rate").load(),
-            TypeMismatchError,
+            InputTypeError,
             "operator 'rows': the DataFrame is a stream of Spark;",
         ),
         (
             lambda spark: spark.sql("select 1e30 id"),
-            TypeMismatchError,
+            InputTypeError,
             r"operator 'rows', the DataFrame: column 'id' is double, which does not become Types.LONG\(\): ",
         ),
     ],
@@ -344,6 +345,8 @@ def test_what_is_wrong_with_a_data_frame_is_said(
         assert raised.value.operator == "rows"
         assert "Traceback" in raised.value.user_traceback
         assert raised.value.permanent == isinstance(raised.value.__cause__, AnalysisException), "Spark refuses the plan"
+    else:
+        assert throwable_type(raised.value) is ThrowableType.NON_RECOVERABLE_ERROR
 
 
 @pytest.mark.parametrize(
@@ -530,17 +533,17 @@ def test_united_streams_and_side_outputs_are_one_data_frame(tmp_path: Path) -> N
         (_fails, UserFunctionError, "operator 't' failed: KeyError"),
         (
             lambda df: df.count(),
-            TypeMismatchError,
+            InputTypeError,
             "operator 't': .* must return a Spark DataFrame, not 2, which is int",
         ),
         (
             lambda df: df.select("key"),
-            TypeMismatchError,
+            InputTypeError,
             "operator 't': the DataFrame has no column 'total'; its columns are 'key'",
         ),
         (
             lambda df: df.selectExpr("key", "value total", "current_timestamp() rowtime"),
-            TypeMismatchError,
+            InputTypeError,
             "operator 't': column 'rowtime' of the DataFrame is timestamp; event time must be int milliseconds",
         ),
     ],
