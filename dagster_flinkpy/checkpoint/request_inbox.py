@@ -16,7 +16,7 @@ from dagster_flinkpy.checkpoint.requests import (
     outcome_unknown,
     request_key,
 )
-from dagster_flinkpy.common.clock import to_millis
+from dagster_flinkpy.common.clock import epoch_millis, to_millis
 from dagster_flinkpy.errors import (
     AccessDeniedError,
     ObjectNotFoundError,
@@ -71,17 +71,18 @@ class RequestInbox:
         """
         self.flush()
         requests: dict[str, int] = {}
-        answered: set[str] = set()
+        answered: dict[str, int] = {}
         for info in self._store.list(REQUESTS_FOLDER):
             if (found := id_of(info.key)) is not None:
                 request_id, is_request = found
                 if is_request:
                     requests[request_id] = info.size
                 else:
-                    answered.add(request_id)
+                    answered[request_id] = epoch_millis(info.last_modified)
         self._known &= {*requests, *self._taken}
         new = sorted(requests.keys() - self._known)
-        old = sorted(each for each in answered - self._taken.keys() if int(each[:13]) < self._now() - _KEPT_MS)
+        # The age of an answer, not of its id: the clock of the asker may be wrong.
+        old = sorted(each for each in answered.keys() - self._taken.keys() if answered[each] < self._now() - _KEPT_MS)
         if not new and not old and not self._ready:
             return []
         self._check_leader()

@@ -25,6 +25,7 @@ from dagster_flinkpy.checkpoint.requests import (
 )
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.sweep import sweep
+from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.errors import (
     CheckpointError,
@@ -42,7 +43,8 @@ from dagster_flinkpy.storage.local import LocalObjectStore
 from dagster_flinkpy.storage.object_store import ObjectInfo
 
 CHECKPOINT = Order(RequestKind.CHECKPOINT)
-NOW = 1_800_000_000_000
+NOW = current_millis()
+"""Near that of the store, which says when an answer was written."""
 MINUTE = timedelta(minutes=1)
 
 
@@ -432,6 +434,21 @@ def test_answers_that_nobody_fetches_go_after_a_day(local: Job) -> None:
     inbox.poll()
     assert len(local.objects) == 2
     local.now += 2 * 3_600_000
+    inbox.poll()
+    assert local.objects == []
+
+
+def test_an_asker_whose_clock_is_a_day_behind_gets_its_answer(local: Job) -> None:
+    inbox = local.begin()
+    local.now -= 25 * 3_600_000
+    request_id = local.asker.submit(CHECKPOINT, timedelta(days=2))
+    local.now += 25 * 3_600_000
+    inbox.poll()
+    inbox.done(request_id, checkpoint_id=3)
+    inbox.poll()
+    found = local.asker.answer(request_id)
+    assert found is not None and found.checkpoint_id == 3
+    local.now += 25 * 3_600_000
     inbox.poll()
     assert local.objects == []
 
