@@ -1,4 +1,4 @@
-"""Where a savepoint may be written: nowhere where it would be deleted, or where its files would be taken for rows."""
+"""Where savepoints and the files of a job may be: nowhere where they would be deleted, or taken for rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dagster_flinkpy.storage import ObjectStore, StorageLocation
 from dagster_flinkpy.storage.lease import LEADER_KEY
 from dagster_flinkpy.storage.local_files import HIDDEN
 
-__all__ = ["check_target", "folders_of"]
+__all__ = ["check_job", "check_target", "folders_of"]
 
 _LONGEST_NAME = 255
 """File systems allow no longer name, in bytes."""
@@ -74,6 +74,31 @@ def check_target(
         with suppress(AccessDeniedError):  # whoever may not look cannot know
             if (what := _contents(place.open())) is not None:
                 raise _refused(target, place, what)
+
+
+def check_job(job: StorageLocation, folders: Iterable[str]) -> None:
+    """Checks that neither the files of a job are among those of its sources and sinks, nor the other way round.
+
+    Args:
+        job: The prefix of the job.
+        folders: URLs of the folders that its sources read and its sinks write.
+
+    Raises:
+        ConfigurationError: They are; the message names the folders.
+    """
+    for each in folders:
+        folder = replace(job, url=each)
+        if any(_same(place, folder) for place in _with_parents(job)):
+            raise ConfigurationError(
+                f"the folder of the job, {job.url}, is in {folder.url}, which a source reads or a sink writes, so its "
+                "files would be taken for rows, or cleaned up with them. Keep the checkpoints in a folder outside of it"
+            )
+        if any(_same(place, job) for place in _with_parents(folder)):
+            raise ConfigurationError(
+                f"{folder.url}, which a source reads or a sink writes, is in the folder of the job, {job.url}, which "
+                "deletes files that its checkpoints do not need. Choose a folder outside of it for the rows, or for "
+                "the checkpoints"
+            )
 
 
 def _refused(target: StorageLocation, place: StorageLocation, what: str) -> ConfigurationError:

@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from dagster_flinkpy.checkpoint.head import HEAD_KEY, Head
-from dagster_flinkpy.checkpoint.savepoint_target import check_target
-from dagster_flinkpy.datastream import SavepointFormatType
+from dagster_flinkpy.checkpoint.savepoint_target import check_job, check_target
+from dagster_flinkpy.common import Types
+from dagster_flinkpy.connectors import ParquetSink
+from dagster_flinkpy.datastream import SavepointFormatType, StreamExecutionEnvironment
 from dagster_flinkpy.errors import AccessDeniedError, ConfigurationError
+from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.s3 import S3ObjectStore
 
@@ -135,3 +138,31 @@ def test_names_that_no_folder_can_have_are_refused(tmp_path: Path, name: str) ->
 def test_a_key_that_s3_would_refuse_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"too long: the store allows 1,024 bytes"):
         check_target(StorageLocation(f"s3://bucket/{'x' * 900}"), StorageLocation("s3://bucket/flights"))
+
+
+@pytest.mark.parametrize("table", ["", "flights", "flights/table", "flights/shared"])
+def test_the_files_of_a_job_are_not_among_the_rows_of_a_source_or_sink(root: StorageLocation, table: str) -> None:
+    folder = f"{root.url}/{table}".rstrip("/")
+    with pytest.raises(ConfigurationError, match=r"is in .*, which .*outside of it") as caught:
+        check_job(root.child("flights"), [f"{root.url}/other", folder])
+    assert folder in str(caught.value)
+    check_job(root.child("flights"), [f"{root.url}/table", f"{root.url}/flights-table", f"{root.url}/fli"])
+
+
+def test_a_link_into_the_folder_of_a_job_is_no_table(tmp_path: Path) -> None:
+    (tmp_path / "flights").mkdir()
+    (tmp_path / "rows").symlink_to(tmp_path / "flights")
+    job = StorageLocation(str(tmp_path / "flights"))
+    for table in ("rows", "rows/table"):
+        with pytest.raises(ConfigurationError, match=r"in the folder of the job|in .*, which a source reads"):
+            check_job(job, [str(tmp_path / table)])
+
+
+@pytest.mark.parametrize(("checkpoints", "table"), [("t/checkpoints", "t"), ("c", "c/job/t")])
+def test_a_job_with_its_files_among_rows_writes_nothing(tmp_path: Path, checkpoints: str, table: str) -> None:
+    env = StreamExecutionEnvironment.get_execution_environment()
+    stream = env.from_collection([(1,)], Types.ROW_NAMED(["n"], [Types.LONG()])).uid("numbers")
+    stream.sink_to(ParquetSink(str(tmp_path / table))).uid("rows")
+    with pytest.raises(ConfigurationError, match="which a source reads or a sink writes"):
+        JobAttempt(env.get_job_graph(), JobConfig("job", StorageLocation(str(tmp_path / checkpoints))), owner="run")
+    assert list(tmp_path.iterdir()) == []

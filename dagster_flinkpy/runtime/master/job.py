@@ -30,6 +30,7 @@ from dagster_flinkpy.checkpoint.operator_program import operator_folders
 from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd
 from dagster_flinkpy.checkpoint.restore import RestorePlan
+from dagster_flinkpy.checkpoint.savepoint_target import check_job
 from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.common.clock import current_millis
@@ -118,6 +119,7 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
 
     Raises:
         MissingUidError: A stateful operator has no uid.
+        ConfigurationError: A source or sink has its files in the folder of the job, or the other way round.
         ConditionalWritesUnsupportedError: The store does not support the conditional writes that fencing needs.
         RestoreError: The state does not fit the program.
         CommittableLostError: Something that the last checkpoint has to commit is gone, and nothing else is restored.
@@ -150,6 +152,9 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
             graph.require_uids()
         graph.regions()  # checks that blocking edges separate the program
         self._location = config.storage.child(config.job_id)
+        self._folders = tuple(folder for vertex in graph.vertices for folder in operator_folders(vertex.spec))
+        """URLs of the folders that the sources read and the sinks write."""
+        check_job(self._location, self._folders)
         graph = bind_blocking_edges(graph.split(), self._location.child(EXCHANGE_FOLDER))
         self._program = graph
         self.graph = graph if parallelism is None else graph.with_parallelism(parallelism)
@@ -240,9 +245,8 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
         self._stopped = self.restored is not None and self.restored.stopped and self._restore.path is None
         self.finished = self.restored is not None and (self.restored.end_of_input or self._stopped)
         self._hooks.restore(self.restored, allow_non_restored_state=self._restore.allow_non_restored_state)
-        folders = tuple(folder for v in self._program.vertices for folder in operator_folders(v.spec))
         self._savepoints = SavepointWriter(
-            self._location, self._store, self._check_leader, self.config.checkpointing.timeout, folders
+            self._location, self._store, self._check_leader, self.config.checkpointing.timeout, self._folders
         )
         self._desk = RequestDesk(
             self._mailbox,
