@@ -379,10 +379,13 @@ class SinkCommitError(FlinkPyError):
 
 
 class CommitRefusedError(SinkCommitError):
-    """A table does not take what a sink has staged, until somebody changes the table. The rows stay staged."""
+    """A table does not take what a sink has staged, until somebody changes the table.
+
+    The rows stay staged, unless somebody has deleted them with the table; the message says so.
+    """
 
     @classmethod
-    def of(cls, sink: str, checkpoint_id: int, why: Exception, *, owned: bool) -> CommitRefusedError:
+    def of(cls, sink: str, checkpoint_id: int, why: Exception, *, owned: bool, gone: int = 0) -> CommitRefusedError:
         """Returns the error of a sink, with what to do.
 
         Args:
@@ -390,15 +393,23 @@ class CommitRefusedError(SinkCommitError):
             checkpoint_id: The checkpoint or transaction.
             why: What the table refuses.
             owned: Whether the sink belongs to a plain asset.
+            gone: How many of its rows are no longer staged.
         """
         what = "transaction" if owned else "its output of checkpoint"
-        advice = (
-            "Change the table, and run again, which writes them anew."
-            if owned
-            else "Change the table, and run again, which commits them. Or change the program, and restore a savepoint "
-            f"or an older checkpoint to write them again, or 'chk-{checkpoint_id}' to continue without them."
-        )
-        return cls(f"sink {sink!r} cannot commit {what} {checkpoint_id}: {why}. The rows stay staged. {advice}")
+        staged = f"{gone} staged rows are gone, too" if gone else "The rows stay staged"
+        if owned:
+            advice = "Change the table, and run again, which writes them anew."
+        else:
+            mend = (
+                "Put the folder back with all that was in it, and run again. Or"
+                if gone
+                else "Change the table, and run again, which commits them. Or change the program, and"
+            )
+            advice = (
+                f"{mend} restore a savepoint or an older checkpoint to write them again, or 'chk-{checkpoint_id}' to "
+                "continue without them."
+            )
+        return cls(f"sink {sink!r} cannot commit {what} {checkpoint_id}: {why}. {staged}. {advice}")
 
 
 class CommittableLostError(SinkCommitError):

@@ -33,7 +33,7 @@ from dagster_flinkpy.connectors.staged_files import (
     partition_values,
     value_folder,
 )
-from dagster_flinkpy.connectors.staged_rows import RowFile, digest_of
+from dagster_flinkpy.connectors.staged_rows import RowFile, digest_of, refuse
 from dagster_flinkpy.connectors.table_writer import TableWriter
 from dagster_flinkpy.datastream.connectors.base import (
     CommitRequest,
@@ -43,7 +43,6 @@ from dagster_flinkpy.datastream.connectors.base import (
     WriterInitContext,
 )
 from dagster_flinkpy.errors import (
-    CommitRefusedError,
     CommittableLostError,
     ConfigurationError,
     SinkCommitError,
@@ -104,6 +103,8 @@ class DeltaCommitter(Committer):
         self._sink, self._context = sink, context
         self._what, self._store = f"Delta table {sink.location.url}", sink.location.open()
         self._files, self._names = StagedFileCommitter(self._store, context), FileNames(context)
+        self._staging = self._store
+        """Where the rows are staged."""
         self._options = storage_options(sink.location)
         self._app_id = f"flinkpy.{len(context.job_id)}.{context.job_id}.{context.uid}"
         self._table_id: str | None = None
@@ -126,9 +127,7 @@ class DeltaCommitter(Committer):
                 request.signal_failed_with_known_reason(error)
         except ConfigurationError as error:
             owned = self._sink.filled is not None and self._sink.filled.owner is not None
-            for request in requests:
-                refused = CommitRefusedError.of(self._context.uid, request.checkpoint_id, error, owned=owned)
-                request.signal_failed_with_unknown_reason(refused)
+            refuse(requests, self._staging, self._context.uid, error, owned=owned)
         except (SinkCommitError, KeyError, TypeError, ValueError) as error:
             for request in requests:
                 request.signal_failed_with_unknown_reason(error)

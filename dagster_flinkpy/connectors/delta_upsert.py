@@ -39,7 +39,7 @@ class DeltaUpsertCommitter(DeltaCommitter):
 
     def __init__(self, sink: DeltaSink, context: CommitterInitContext) -> None:
         super().__init__(sink, context)
-        self._rows = StagedRows(sink.staged.location, context)
+        self._rows, self._staging = StagedRows(sink.staged.location, context), sink.staged.location.open()
 
     def _complete(self, requests: Sequence[CommitRequest]) -> bool:
         return True

@@ -56,10 +56,9 @@ from dagster_flinkpy.connectors.keyed_rows import last_of_each, without
 from dagster_flinkpy.connectors.parquet_table import table_schema
 from dagster_flinkpy.connectors.ranged_file import RangedFile
 from dagster_flinkpy.connectors.staged_files import FileNames, StagedFile, StagedFileCommitter, partition_values
-from dagster_flinkpy.connectors.staged_rows import RowFile, StagedRows, digest_of
+from dagster_flinkpy.connectors.staged_rows import RowFile, StagedRows, digest_of, refuse
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext
 from dagster_flinkpy.errors import (
-    CommitRefusedError,
     CommittableLostError,
     ConfigurationError,
     SinkCommitError,
@@ -97,6 +96,8 @@ class IcebergCommitter(Committer):
         self._sink, self._context = sink, context
         self._store = sink.location.open()
         self._files, self._names = StagedFileCommitter(self._store, context), FileNames(context)
+        self._staging = self._store
+        """Where the rows are staged."""
         self._table = TargetTable(sink, context)
         self._log, self._since_ms = CommitLog(context, sink.table), current_millis()
         """What others commit after this time is later than what this attempt commits."""
@@ -108,9 +109,7 @@ class IcebergCommitter(Committer):
             self._commit(requests)
         except (ConfigurationError, ForbiddenError, BadRequestError) as error:
             owned = self._sink.filled is not None and self._sink.filled.owner is not None
-            for request in requests:
-                refused = CommitRefusedError.of(self._context.uid, request.checkpoint_id, error, owned=owned)
-                request.signal_failed_with_unknown_reason(refused)
+            refuse(requests, self._staging, self._context.uid, error, owned=owned)
         except _TO_RETRY as error:
             for request in requests:
                 request.retry_later(error)
@@ -318,7 +317,7 @@ class UpsertCommitter(IcebergCommitter):
 
     def __init__(self, sink: IcebergSink, context: CommitterInitContext) -> None:
         super().__init__(sink, context)
-        self._rows = StagedRows(sink.staged.location, context)
+        self._rows, self._staging = StagedRows(sink.staged.location, context), sink.staged.location.open()
 
     def _complete(self, requests: Sequence[CommitRequest]) -> bool:
         return True

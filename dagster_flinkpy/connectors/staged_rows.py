@@ -24,15 +24,16 @@ from dagster_flinkpy.datastream.connectors.base import (
     WriterInitContext,
 )
 from dagster_flinkpy.errors import (
+    CommitRefusedError,
     CommittableLostError,
     ObjectNotFoundError,
     PathEscapesPrefixError,
     SinkCommitError,
     StorageError,
 )
-from dagster_flinkpy.storage import StorageLocation, UploadInfo, check_relative
+from dagster_flinkpy.storage import ObjectStore, StorageLocation, UploadInfo, check_relative
 
-__all__ = ["RowFile", "StagedRows", "StagedRowsWriter", "digest_of"]
+__all__ = ["RowFile", "StagedRows", "StagedRowsWriter", "digest_of", "refuse"]
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,34 @@ class RowFile:
 def digest_of(files: Sequence[RowFile | StagedFile]) -> str:
     """Returns the identity of the files of a checkpoint, as SHA-256 in hex."""
     return hashlib.sha256(json.dumps([[file.key, file.sha256] for file in files]).encode()).hexdigest()
+
+
+def refuse(requests: Sequence[CommitRequest], store: ObjectStore, uid: str, why: Exception, *, owned: bool) -> None:
+    """Says that a table does not take the rows of a checkpoint, and whether they are still staged.
+
+    Args:
+        requests: All requests of the checkpoint.
+        store: Where their rows are, as uploads or files.
+        uid: The uid of the sink.
+        why: What the table refuses.
+        owned: Whether the sink belongs to a plain asset.
+    """
+    try:
+        gone = sum(RowFile.of(request).rows for request in requests if not _is_there(request, store))
+    except StorageError as error:
+        for request in requests:
+            request.retry_later(error)
+        return
+    for request in requests:
+        refused = CommitRefusedError.of(uid, request.checkpoint_id, why, owned=owned, gone=gone)
+        request.signal_failed_with_unknown_reason(refused)
+
+
+def _is_there(request: CommitRequest, store: ObjectStore) -> bool:
+    key, upload_id = RowFile.of(request).key, request.committable.get("upload_id")
+    if not key or any(upload.upload_id == upload_id for upload in store.list_uploads(key)):
+        return True
+    return store.head(key) is not None
 
 
 class StagedRowsWriter(CommittingSinkWriter):

@@ -162,6 +162,22 @@ def test_a_table_that_was_deleted_is_an_error_at_once(location: StorageLocation)
     assert running.last_committed() == 0
 
 
+@pytest.mark.parametrize("key", [(), ("n",)])
+def test_a_local_table_that_was_deleted_with_its_staged_rows(tmp_path: Path, key: tuple[str, ...]) -> None:
+    """The message says that they are gone; with the folder put back, they are there again."""
+    sink = DeltaSink(str(tmp_path / "t"), key=key)
+    request = stage(sink, 1, 2)
+    running = committer(sink)
+    running.abort_lingering([request])
+    (tmp_path / "t").rename(tmp_path / "elsewhere")
+    with pytest.raises(CommitRefusedError, match=r"2 staged rows are gone, too\. Put .* 'chk-1' to continue") as caught:
+        commit_requests(running, [request], "sink", wait=pytest.fail)
+    assert "stay staged" not in str(caught.value)
+    (tmp_path / "elsewhere").rename(tmp_path / "t")
+    assert commit(sink, request) == 0
+    assert rows(sink) == [1, 2]
+
+
 def test_a_log_that_was_cut_off_after_the_rows_were_staged_is_an_error(tmp_path: Path) -> None:
     sink = DeltaSink(str(tmp_path))
     request, next_one = stage(sink, 0, checkpoint_id=3), stage(sink, 4, checkpoint_id=4)

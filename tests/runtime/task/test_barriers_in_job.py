@@ -259,9 +259,10 @@ def test_every_checkpoint_of_the_job_can_be_gone_on_from(tmp_path: Path, checkpo
 
 
 def test_each_file_is_read_once_whichever_barrier_ends_its_epoch(tmp_path: Path) -> None:
+    (folder := tmp_path / "files").mkdir()
     for i in range(5):
-        pq.write_table(pa.table({"n": [i * 2, i * 2 + 1]}), tmp_path / f"{i}.parquet")
-    source = ParquetSource(str(tmp_path), bounded=True, max_files_per_epoch=1)
+        pq.write_table(pa.table({"n": [i * 2, i * 2 + 1]}), folder / f"{i}.parquet")
+    source = ParquetSource(str(folder), bounded=True, max_files_per_epoch=1)
     env = environment(1)
     rows = env.from_source(source, WatermarkStrategy.no_watermarks(), "files").uid("files")
     records, ids, _ = run(collect_graph(rows.map(lambda row: row.n, Types.LONG())), tmp_path / "state", 2)
