@@ -19,7 +19,6 @@ from dagster_flinkpy.connectors.output_ledger import OutputLedger
 from dagster_flinkpy.connectors.postgres_session import Session
 from dagster_flinkpy.errors import (
     CommitRefusedError,
-    ConfigurationError,
     CorruptMetadataError,
     FencedError,
     SinkCommitError,
@@ -314,11 +313,18 @@ def test_rows_that_a_table_refuses_are_dropped_by_the_next_transaction(tmp_path:
     assert target.staged() == 0
 
 
-def test_a_table_with_other_columns_is_refused_and_nothing_lingers(tmp_path: Path, postgres: str) -> None:
+def test_a_table_with_other_columns_is_refused_and_the_next_transaction_writes_the_rows(
+    tmp_path: Path, postgres: str
+) -> None:
     target = Postgres(StorageLocation(str(tmp_path)), postgres)
     target.execute(f"CREATE TABLE {target.schema}.t (n bigint)")
-    with pytest.raises(ConfigurationError, match='ADD COLUMN "dagster_asset_key" text'):
+    with pytest.raises(CommitRefusedError, match='ADD COLUMN "dagster_asset_key" text'):
         target.put({None: [1]})
+    target.execute(
+        f"ALTER TABLE {target.schema}.t ADD COLUMN dagster_asset_key text, ADD COLUMN dagster_partition_key text"
+    )
+    target.put({None: [1]})
+    assert target.rows() == [("a", None, 1)]
     assert (target.staged(), target.output().ledger.read().transactions) == (0, ())
 
 

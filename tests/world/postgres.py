@@ -103,13 +103,13 @@ class PostgresPrepared(PostgresTable):
 
 
 def _statements(do: str, undo: str | None = None) -> Callable[[_Database], Undo | None]:
-    """Returns what runs a statement, unless the job holds a lock just then, and undoes it with another."""
+    """Returns what runs a statement, unless it cannot run just then, and undoes it with another."""
 
     def act(system: _Database) -> Undo | None:
         try:
             system.owned(do)
-        except psycopg.errors.LockNotAvailable:
-            return None
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedColumn, psycopg.errors.UndefinedTable):
+            return None  # the job holds a lock, or what it is about was renamed by another act
         return nothing if undo is None else lambda failed: system.owned(undo) if undo else None
 
     return act

@@ -49,10 +49,10 @@ MUTATIONS = {
         "overwrites the table with a column renamed",
         "before commit",
     ),
-    "an Iceberg table may be another one": (
+    "an Iceberg table is not looked at": (
         (TargetTable, "_check"),
         "IcebergAppend",
-        "drops the table, and makes it anew elsewhere",
+        "adds a column that is required",
         "before commit",
     ),
     "nobody asks whether targets have what was committed": (

@@ -348,7 +348,9 @@ class RequestDesk:
                 )
         elif copy is not None and not copy.give_up():
             if not copy.outcome.done():
-                error = RequestOutcomeUnknownError(f"the savepoint may have been written, or not: {error}")
+                error = RequestOutcomeUnknownError(
+                    "it is unknown whether there is a savepoint: it was about to appear when the attempt ended"
+                )
             elif (failed := copy.outcome.exception()) is None:
                 self.done(request, copy.checkpoint.checkpoint_id, copy.outcome.result())
                 return

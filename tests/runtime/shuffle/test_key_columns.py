@@ -64,7 +64,7 @@ def test_keys_of_two_types_are_named_both() -> None:
 def test_a_missing_key_field_is_named(selector: Any) -> None:
     row = Types.ROW_NAMED(["name", "number"], [Types.STRING(), Types.LONG()])
     with pytest.raises(UnsupportedKeyTypeError, match="key field 'name' is null in 2 records"):
-        keys_of(selector, [Row(None, 1), Row("a", 1), None], row)
+        keys_of(selector, [Row(None, 1), Row("a", 1), Row(None, 2)], row)
 
 
 @pytest.mark.parametrize("key", [[1], {"a": 1}, {1}, object(), (1, [2]), b"x"])
