@@ -12,6 +12,7 @@ import pytest
 from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.checkpoint.requests import JobRequests, Order, RequestKind
 from dagster_flinkpy.common import Duration, Types, WatermarkStrategy
+from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.datastream.connectors.file_system import FileSource, StreamFormat
 from dagster_flinkpy.datastream.data_stream import DataStream
 from dagster_flinkpy.errors import SourceReadError
@@ -24,7 +25,8 @@ from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected
 from tests.runtime.programs import environment, events
 
-START = 1_800_000_000_000
+START = current_millis()
+"""Near the clock of the store, which says when an answer was written."""
 CHECKPOINT = Order(RequestKind.CHECKPOINT)
 DONE = Order(RequestKind.STOP)
 
