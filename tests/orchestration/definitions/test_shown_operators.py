@@ -255,7 +255,7 @@ def tables(
     tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> Deployment:
     monkeypatch.setattr(JobAttempt, "_on_spark", lambda self, job: run_rows(job, spark_order))
-    return Deployment(tmp_path, instance, resources, "tables")
+    return Deployment(tmp_path / "table", instance, resources, "tables")
 
 
 def test_the_numbers_of_hidden_operators_are_in_the_table(tables: Deployment) -> None:
