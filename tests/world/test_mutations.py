@@ -55,12 +55,6 @@ MUTATIONS = {
         "adds a column that is required",
         "before commit",
     ),
-    "nobody asks whether targets know a job without checkpoints": (
-        (Committers, "check_new"),
-        "DeltaAppend",
-        "takes the folder of the job away",
-        "between runs",
-    ),
     "nobody asks whether targets have what was committed": (
         (Committers, "check_kept"),
         "DeltaAppend",

@@ -46,13 +46,9 @@ class AttemptTransactions(ABC):
         Raises:
             CommitRefusedError: A sink does not take it, or no longer has what was committed.
             CommittableLostError: It is gone.
-            HeadLostError: The job has no trace of a checkpoint, but a sink has committed one.
         """
-        if self._restore.path is None and not self._restore.start_empty:
-            if latest is not None:
-                self._check_kept(latest)
-            elif self._attempt.next_checkpoint_id == 1:
-                self._committers.check_new(self._store.store.url)
+        if latest is not None and self._restore.path is None and not self._restore.start_empty:
+            self._check_kept(latest)
         if latest is not None and self._attempt.committed != latest.checkpoint_id:
             prepared = sum(len(s.committables) for o in latest.operators for s in o.subtasks)
             try:

@@ -14,13 +14,7 @@ from dagster_flinkpy.datastream.connectors.base import (
 )
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_specs import SinkSpec
-from dagster_flinkpy.errors import (
-    CommitRefusedError,
-    CommittableLostError,
-    ConfigurationError,
-    HeadLostError,
-    SinkCommitError,
-)
+from dagster_flinkpy.errors import CommitRefusedError, CommittableLostError, ConfigurationError, SinkCommitError
 from dagster_flinkpy.runtime.failure import raised_on_driver
 from dagster_flinkpy.runtime.master.commit_retries import commit_requests
 from dagster_flinkpy.runtime.master.job_session import JobSession
@@ -122,26 +116,6 @@ class Committers:
             if (last := self._run(uid, what, committer.last_committed)) is not None:
                 found.append(last)
         return max(found, default=None)
-
-    def check_new(self, folder: str) -> None:
-        """Checks that no sink knows the job, which has never had a checkpoint.
-
-        Args:
-            folder: The folder of the job, for the message.
-
-        Raises:
-            HeadLostError: One does.
-        """
-        for uid, committer in self._committers.items():
-            last = self._run(uid, f"reading what sink {uid!r} has committed", committer.last_committed)
-            if last:
-                raise HeadLostError(
-                    f"{folder} has no checkpoint, but sink {uid!r} has committed checkpoint {last} of this job: the "
-                    "folder was moved or deleted, or the job has another checkpoint directory now. Starting from "
-                    "nothing would commit rows again that are already committed. Put the folder back, or give the run "
-                    "a savepoint with restore_from. To begin anew, clear what the sink has written if it comes again, "
-                    "and run with start_empty; in a script, give env.execute() another name."
-                )
 
     def check_kept(self, metadata: CheckpointMetadata) -> None:
         """Checks that targets still have what a checkpoint is known to have committed.

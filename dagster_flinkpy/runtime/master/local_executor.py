@@ -111,7 +111,6 @@ class LocalExecutor:
                 owner="env.execute()",
                 on_progress=show,
                 restore_from=settings.savepoint_path,
-                start_empty=ephemeral and settings.savepoint_path is None,
                 allow_non_restored_state=settings.allow_non_restored_state,
                 require_uids=not ephemeral,
             )
