@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,7 +16,13 @@ from dagster_flinkpy.connectors.arrow_types import row_type_of
 from dagster_flinkpy.connectors.column_casts import cast_columns
 from dagster_flinkpy.connectors.spark_ddl import parse_ddl
 from dagster_flinkpy.datastream.connectors.base import Json, SourceSplit, SplitEnumerator, position_field
-from dagster_flinkpy.errors import ConfigurationError, InputTypeError, SourceReadError, TypeMismatchError
+from dagster_flinkpy.errors import (
+    ConfigurationError,
+    InputChangedError,
+    InputTypeError,
+    SourceReadError,
+    TypeMismatchError,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -140,6 +147,13 @@ class PartitionEnumerator(SplitEnumerator):
                 "initialOffset()", _call(source, "initialOffset()", self._reader.initialOffset)
             )
         start, end = self._offset, self._latest(self._offset)
+        if _goes_back(start, end):
+            raise InputChangedError(
+                f"data source {_name(source)} has been read up to offset {start}, but its latest offset is {end} now. "
+                "Records would be read again: what it reads was cut, made anew or restored from a backup. Put that "
+                "back as it was, and run again. Or start from empty state, or give the source another uid, to read "
+                "everything that is there."
+            )
         # With a limit, a bounded source may have to be asked again.
         self._ended = source.bounded is not False and (end == start or not self._is_limited())
         self._before, self._offset = start, end
@@ -225,6 +239,42 @@ class PartitionEnumerator(SplitEnumerator):
             offset = self._offsets[max(done)]
             self._offsets = {n: each for n, each in self._offsets.items() if n > checkpoint_id}
             _call(self._source, "commit()", self._reader.commit, offset)
+
+
+def _goes_back(start: Json, end: Json) -> bool:
+    """Returns whether an offset is before another: some of its numbers and times are less, and none is greater.
+
+    Anything else has a meaning only for the data source.
+    """
+    before, after = dict(_leaves(start)), dict(_leaves(end))
+    if before.keys() != after.keys():
+        return False
+    changed = [(before[name], after[name]) for name in before if before[name] != after[name]]
+    try:
+        return bool(changed) and all(_ordered(new) < _ordered(old) for old, new in changed)
+    except (TypeError, ValueError):
+        return False
+
+
+def _leaves(offset: Json, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, value in offset.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, (*prefix, name))
+        else:
+            yield (*prefix, name), value
+
+
+def _ordered(value: Any) -> Any:
+    """Returns what to compare instead of a value: a number or a time.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    if isinstance(value, str):
+        return int(value) if value.isdecimal() else datetime.fromisoformat(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(value)
+    return value
 
 
 def read_partition(source: PythonDataSource, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:

@@ -30,8 +30,9 @@ class PythonDataSource(Source):
     ``reader()`` are read once, in one epoch.
 
     As Spark demands, an offset must stay valid until it is committed, and the same range of offsets must always give
-    the same records. The object is pickled, and readers and partitions are used in other processes. ``stop()`` is not
-    called.
+    the same records. If the numbers and times of an offset go back, the run ends with an `InputChangedError`, because
+    records would be read again. The object is pickled, and readers and partitions are used in other processes.
+    ``stop()`` is not called.
 
     Args:
         data_source: The data source, with its options: ``MyDataSource({"path": "..."})``.

@@ -24,10 +24,11 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from dagster_flinkpy.common import Types
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.connectors import ParquetSink, PythonDataSource
+from dagster_flinkpy.connectors.python_data_reader import _goes_back
 from dagster_flinkpy.connectors.spark_ddl import parse_ddl
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
-from dagster_flinkpy.datastream.connectors.base import SplitEnumerator
-from dagster_flinkpy.errors import ConfigurationError, SourceReadError
+from dagster_flinkpy.datastream.connectors.base import Json, SplitEnumerator
+from dagster_flinkpy.errors import ConfigurationError, InputChangedError, SourceReadError
 from dagster_flinkpy.runtime.master import job_session
 from dagster_flinkpy.spark.sessions import SparkSettings, get_session
 from dagster_flinkpy.testing import run_local
@@ -148,6 +149,37 @@ def test_a_limit_is_given_to_the_reader(folder: Path) -> None:
         epochs.append(epoch(source, enumerator))
         enumerator = restored(source, enumerator)
     assert epochs == [list(range(12)), list(range(12, 24)), [24], []]
+
+
+def test_an_offset_that_goes_back_is_refused(folder: Path) -> None:
+    source = numbers(folder).continuous()
+    enumerator = source.create_enumerator(None)
+    assert epoch(source, enumerator) == list(range(25))
+    (folder / "end").write_text("20")
+    with pytest.raises(InputChangedError, match=r"up to offset {'next': 25}, but .* is {'next': 20} now"):
+        restored(source, enumerator).plan_epoch(1)
+    (folder / "end").write_text("26")
+    assert epoch(source, restored(source, enumerator)) == [25]
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "back"),
+    [
+        ({"a": 3}, {"a": 2}, True),
+        ({"a": 3}, {"a": 3}, False),
+        ({"a": {"x": 1, "y": 2}}, {"a": {"x": 1, "y": 1}}, True),
+        ({"day": 3, "page": 7}, {"day": 4, "page": 0}, False),
+        ({"a": 3}, {"b": 2}, False),
+        ({"at": "2024-01-02T00:00:00Z"}, {"at": "2024-01-01T23:00:00Z"}, True),
+        ({"at": "2024-01-02T00:00:00Z"}, {"at": "2024-01-01"}, False),
+        ({"n": "10"}, {"n": "9"}, True),
+        ({"n": "9"}, {"n": "10"}, False),
+        ({"cursor": "zb1"}, {"cursor": "a07"}, False),
+        ({"flag": True}, {"flag": False}, False),
+    ],
+)
+def test_what_goes_back(start: Json, end: Json, back: bool) -> None:
+    assert _goes_back(start, end) is back
 
 
 def test_a_batch_reader_is_read_once(folder: Path) -> None:

@@ -17,7 +17,7 @@ from tests.orchestration.programs import word_count
 
 
 def test_a_program_without_uids_is_an_error_and_no_warning_besides(tmp_path: Path) -> None:
-    env = word_count(tmp_path, ["a"])
+    env = word_count(tmp_path / "words", ["a"])
     env.from_collection(["b"])
     with warnings.catch_warnings(), pytest.raises(MissingUidError, match="Collection Source"):
         warnings.simplefilter("error")
@@ -25,7 +25,7 @@ def test_a_program_without_uids_is_an_error_and_no_warning_besides(tmp_path: Pat
 
 
 def test_a_run_takes_checkpoints_as_the_program_says(tmp_path: Path) -> None:
-    env = word_count(tmp_path, ["a"]).enable_checkpointing(60_000)
+    env = word_count(tmp_path / "words", ["a"]).enable_checkpointing(60_000)
     env.get_checkpoint_config().set_checkpoint_timeout(30_000)
     env.get_checkpoint_config().set_checkpointing_mode(CheckpointingMode.AT_LEAST_ONCE)
     env.get_config().set_latency_tracking_interval(500)
@@ -42,7 +42,7 @@ def test_a_run_takes_checkpoints_as_the_program_says(tmp_path: Path) -> None:
 
 
 def test_metric_reporters_of_the_deployment_take_the_place_of_the_programs(tmp_path: Path) -> None:
-    env = word_count(tmp_path, ["a"])
+    env = word_count(tmp_path / "words", ["a"])
     env.configure(Configuration().set_string("metrics.reporter.prom.port", "9300"))
     job, storage = flink_job(env, "words"), CheckpointStorageResource(url=str(tmp_path / "checkpoints"))
     of_deployment = SparkResource(metric_reporters={"metrics.reporter.prom.port": "9400"})

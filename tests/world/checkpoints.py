@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,8 +40,7 @@ def _away(find: Callable[[Checkpoints], list[Path]]) -> Callable[[Checkpoints], 
         paths = [path for path in find(system) if path.exists()]
         if not paths:
             return None
-        kept = system.place.folder / "kept"
-        kept.mkdir()
+        kept = Path(tempfile.mkdtemp(dir=system.place.folder))
         for number, path in enumerate(paths):
             path.rename(kept / str(number))
 

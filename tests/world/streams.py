@@ -22,6 +22,7 @@ from dagster_flinkpy.datastream.formats.json import JsonRowSerializationSchema
 from dagster_flinkpy.errors import (
     CommittableLostError,
     ConfigurationError,
+    InputChangedError,
     SinkCommitError,
     SourceReadError,
 )
@@ -234,6 +235,22 @@ def moves_lines(system: PythonLines) -> Undo | None:
     return lambda failed: kept.rename(system.path) and None
 
 
-PythonLines.acts = (Act("takes what it reads away, and puts it back later", moves_lines, (SourceReadError,)),)
+def cuts_lines(system: PythonLines) -> Undo | None:
+    content = system.path.read_text()
+    if content.count("\n") < 6:
+        return None
+    system.path.write_text("".join(content.splitlines(keepends=True)[:3]))
+    return lambda failed: system.path.write_text(content)
+
+
+PythonLines.acts = (
+    Act("takes what it reads away, and puts it back later", moves_lines, (SourceReadError,)),
+    Act(
+        "cuts what was read, and puts it back later",
+        cuts_lines,
+        (InputChangedError,),
+        at=("before planning", "before pre-commit", "before HEAD", "after commit", "between runs"),
+    ),
+)
 
 SYSTEMS = (KafkaTopic, KinesisStream, PythonLines)

@@ -54,7 +54,12 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(name, tuple(sorted(deeds, key=lambda deed: deed.round)), draw(st.integers(1, ROUNDS)))
 
 
-@settings(max_examples=_EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=_EXAMPLES,
+    derandomize=_SOAK == 1,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(case=cases())
 def test_any_acts_at_any_moments(place: Place, case: Case) -> None:
     run(case, place)
