@@ -54,9 +54,9 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(name, tuple(sorted(deeds, key=lambda deed: deed.round)), draw(st.integers(1, ROUNDS)))
 
 
+@pytest.mark.skipif(_SOAK == 1, reason="takes minutes: `make soak` draws cases")
 @settings(
     max_examples=_EXAMPLES,
-    derandomize=_SOAK == 1,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
