@@ -120,7 +120,9 @@ def empties(system: PostgresTable) -> Undo | None:
         system.owned("CREATE TABLE {}.kept AS SELECT * FROM {}.t; TRUNCATE {}.t")
     except psycopg.errors.LockNotAvailable:
         return None
-    return lambda failed: system.owned("INSERT INTO {}.t SELECT * FROM {}.kept; DROP TABLE {}.kept")
+    return lambda failed: system.owned(
+        "INSERT INTO {}.t (key, time, value) SELECT key, time, value FROM {}.kept; DROP TABLE {}.kept"
+    )
 
 
 def restores(system: PostgresTable) -> Undo | None:
@@ -141,7 +143,8 @@ def restores(system: PostgresTable) -> Undo | None:
         return None
     conflict = " ON CONFLICT DO NOTHING" if "PRIMARY KEY" in system.columns else ""
     return lambda failed: system.owned(
-        "INSERT INTO {}.t SELECT * FROM {}.kept k WHERE NOT EXISTS (SELECT 1 FROM {}.t t WHERE t.value = k.value)"
+        "INSERT INTO {}.t (key, time, value) SELECT key, time, value FROM {}.kept k "
+        "WHERE NOT EXISTS (SELECT 1 FROM {}.t t WHERE t.value = k.value)"
         f"{conflict}; INSERT INTO {{}}.flinkpy_commits SELECT * FROM {{}}.kept_commits ON CONFLICT DO NOTHING;"
         "DROP TABLE {}.kept, {}.kept_commits"
     )

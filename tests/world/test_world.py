@@ -7,7 +7,7 @@ import zlib
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.world.play import ROUNDS, Case, Deed
@@ -54,10 +54,11 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(name, tuple(sorted(deeds, key=lambda deed: deed.round)), draw(st.integers(1, ROUNDS)))
 
 
-@pytest.mark.skipif(_SOAK == 1, reason="takes minutes: `make soak` draws cases")
 @settings(
     max_examples=_EXAMPLES,
     deadline=None,
+    derandomize=_SOAK == 1,
+    phases=(Phase.explicit, Phase.generate),  # a case has two acts at most; smaller ones would take minutes to find
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(case=cases())
