@@ -55,6 +55,8 @@ class Shard:
 
     name: str
     parents: tuple[str, ...]
+    begins: str
+    """The sequence number with which it begins. A stream that is made anew has shards of the same names."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,8 @@ class KinesisStream:
                 answer = client.list_shards(**request)
                 for each in answer["Shards"]:
                     parents = (each.get("ParentShardId"), each.get("AdjacentParentShardId"))
-                    found[each["ShardId"]] = Shard(each["ShardId"], tuple(filter(None, parents)))
+                    begins = each["SequenceNumberRange"]["StartingSequenceNumber"]
+                    found[each["ShardId"]] = Shard(each["ShardId"], tuple(filter(None, parents)), begins)
                 if not answer.get("NextToken"):
                     return found
                 request = {"NextToken": answer["NextToken"]}

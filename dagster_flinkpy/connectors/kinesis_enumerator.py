@@ -18,7 +18,7 @@ from dagster_flinkpy.datastream.connectors.base import (
     SplitEnumerator,
     position_field,
 )
-from dagster_flinkpy.errors import InputExpiredError
+from dagster_flinkpy.errors import InputChangedError, InputExpiredError
 
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors.kinesis_source import KinesisSource
@@ -35,16 +35,19 @@ class _Progress:
     position: Position
     known_ms: int
     """All records that had arrived by then are planned."""
+    begins: str | None
+    """The sequence number with which the shard begins; None in positions of earlier releases."""
     done: bool = False
     """Whether there is nothing more to plan: the shard is closed, or the input ends here."""
 
     def to_json(self) -> Json:
-        return {**self.position.to_json(), "known_ms": self.known_ms, "done": self.done}
+        return {**self.position.to_json(), "known_ms": self.known_ms, "begins": self.begins, "done": self.done}
 
     @staticmethod
     def from_json(data: Json) -> _Progress:
+        begins = None if data.get("begins") is None else position_field(data, "begins", str)
         done = position_field(data, "done", bool)
-        return _Progress(Position.from_json(data), position_field(data, "known_ms", int), done)
+        return _Progress(Position.from_json(data), position_field(data, "known_ms", int), begins, done)
 
 
 class KinesisEnumerator(SplitEnumerator):
@@ -93,10 +96,11 @@ class KinesisEnumerator(SplitEnumerator):
         if self._began_ms is None:
             self._began_ms = self._now()
         self._forget(shards)
+        self._check_same(shards)
         for name in sorted(shards.keys() - self._shards.keys()):
             # Shards that are made later are read from their beginning.
             position = self._first(self._began_ms) if began else Position()
-            self._shards[name] = _Progress(position, self._now())
+            self._shards[name] = _Progress(position, self._now(), shards[name].begins)
         waiting = [name for name, shard in sorted(shards.items()) if self._is_due(shard, shards)]
         self._behind_ms = 0
         for name in self._existing(waiting):
@@ -120,6 +124,23 @@ class KinesisEnumerator(SplitEnumerator):
             if not self._shards[name].done:
                 self._expired(f"shard {name} no longer exists, and was not read to its end")
             del self._shards[name]
+
+    def _check_same(self, shards: dict[str, Shard]) -> None:
+        """Checks that shards are those that were read.
+
+        Raises:
+            InputChangedError: The stream was made anew. What was read of a shard says nothing about it.
+        """
+        for name in sorted(self._shards.keys() & shards.keys()):
+            progress, shard = self._shards[name], shards[name]
+            if progress.begins is None:
+                self._shards[name] = replace(progress, begins=shard.begins)
+            elif progress.begins != shard.begins:
+                raise InputChangedError(
+                    f"shard {name} of Kinesis stream {self._source.stream!r} begins with record {shard.begins}, but "
+                    f"the one that was read with {progress.begins}: the stream was made anew. To read it from its "
+                    "beginning, give the source another uid, or start from empty state."
+                )
 
     def _is_due(self, shard: Shard, shards: dict[str, Shard]) -> bool:
         """Returns whether a shard is to be planned: its parents come first."""
@@ -190,7 +211,7 @@ class KinesisEnumerator(SplitEnumerator):
             return replace(progress, known_ms=known, done=done)
         properties = {**progress.position.to_json(), "shard": name, "last": last, "records": count}
         self._open[name] = SourceSplit(f"{name}@{last}", properties)
-        return _Progress(Position(after=last), known, done)
+        return replace(progress, position=Position(after=last), known_ms=known, done=done)
 
     # --- what was read -----------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from dagster_flinkpy.connectors import KinesisSource, kinesis_client
 from dagster_flinkpy.connectors.kinesis_enumerator import KinesisEnumerator
 from dagster_flinkpy.datastream.connectors.base import SourceLag, SourceSplit
 from dagster_flinkpy.datastream.formats.json import JsonRowDeserializationSchema
-from dagster_flinkpy.errors import ConfigurationError, InputExpiredError, SourceReadError
+from dagster_flinkpy.errors import ConfigurationError, InputChangedError, InputExpiredError, SourceReadError
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.testing import run_local
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected
@@ -30,20 +30,34 @@ HOUR = 3_600_000
 
 @dataclass
 class _Shard:
+    first: int
+    """The sequence number with which it begins."""
     parents: tuple[str, ...] = ()
     records: list[tuple[int, int, bytes]] = field(default_factory=list)
     """Sequence number, time of arrival, data."""
     closed: bool = False
 
 
+def client_error(code: str, message: str, operation: str) -> ClientError:
+    return ClientError({"Error": {"Code": code, "Message": message}}, operation)
+
+
 @dataclass
 class FakeKinesis:
     """A stream of one shard, with a clock, that keeps records for a day."""
 
-    shards: dict[str, _Shard] = field(default_factory=lambda: {"shardId-0": _Shard()})
+    shards: dict[str, _Shard] = field(default_factory=lambda: {"shardId-0": _Shard(10**55)})
     now: int = 1_000_000 * HOUR
     count: int = 10**55
     page: int = 2
+    deleted: bool = False
+    refused: ClientError | None = None
+    """What each request is answered, if it is not None."""
+
+    def make_anew(self, shards: int = 1) -> None:
+        """Deletes the stream, and makes one of its name. Its sequence numbers are greater."""
+        self.deleted, self.count = False, self.count + 10**6
+        self.shards = {f"shardId-{number}": _Shard(self.count) for number in range(shards)}
 
     def put(self, *values: str, shard: int = 0) -> None:
         for value in values:
@@ -55,7 +69,7 @@ class FakeKinesis:
         for name in old:
             self.shards[f"shardId-{name}"].closed = True
         for _ in range(into):
-            self.shards[f"shardId-{len(self.shards)}"] = _Shard(tuple(f"shardId-{name}" for name in old))
+            self.shards[f"shardId-{len(self.shards)}"] = _Shard(self.count, tuple(f"shardId-{name}" for name in old))
 
     def pass_hours(self, hours: int) -> None:
         """Lets time pass; the retention is 24 hours."""
@@ -67,31 +81,46 @@ class FakeKinesis:
 
     # --- what boto3 has ---------------------------------------------------------------------------------------------
 
+    def _check(self, operation: str) -> None:
+        if self.deleted:
+            raise client_error("ResourceNotFoundException", "Stream stream not found", operation)
+        if self.refused is not None:
+            raise self.refused
+
     def list_shards(self, **request: Any) -> Any:
+        self._check("ListShards")
         names = sorted(self.shards)
         start = int(request.get("NextToken", 0))
         answer: dict[str, Any] = {"Shards": []}
         for name in names[start : start + 2]:
             parents = dict(zip(("ParentShardId", "AdjacentParentShardId"), self.shards[name].parents, strict=False))
-            answer["Shards"].append({"ShardId": name, **parents})
+            numbers = {"StartingSequenceNumber": str(self.shards[name].first)}
+            answer["Shards"].append({"ShardId": name, "SequenceNumberRange": numbers, **parents})
         return answer | ({"NextToken": str(start + 2)} if start + 2 < len(names) else {})
 
     def describe_stream_summary(self, **request: Any) -> Any:
         return {"StreamDescriptionSummary": {"RetentionPeriodHours": 24}}
 
     def get_shard_iterator(self, **request: Any) -> Any:
+        self._check("GetShardIterator")
+        if request["ShardId"] not in self.shards:
+            raise client_error("ResourceNotFoundException", f"Shard {request['ShardId']} not found", "GetShardIterator")
+        if 0 < int(request.get("StartingSequenceNumber", 0)) < self.shards[request["ShardId"]].first:
+            message = "StartingSequenceNumber is invalid because it did not come from this stream"
+            raise client_error("InvalidArgumentException", message, "GetShardIterator")
         after, at = int(request.get("StartingSequenceNumber", 0)), request.get("Timestamp")
         at_ms = 0 if at is None else round(at.timestamp() * 1000)
         records = self.shards[request["ShardId"]].records
-        first = next((n for n, each in enumerate(records) if each[0] > after and each[1] >= at_ms), len(records))
+        first = next((each[0] for each in records if each[0] > after and each[1] >= at_ms), self.count + 1)
         return {"ShardIterator": (request["ShardId"], first)}
 
     def get_records(self, ShardIterator: Any, Limit: int) -> Any:
+        self._check("GetRecords")
         name, first = ShardIterator
         shard = self.shards[name]
-        found = shard.records[first : first + self.page]
-        following = first + len(found)
-        left = shard.records[following:]
+        there = [each for each in shard.records if each[0] >= first]
+        found, left = there[: self.page], there[self.page :]
+        following = found[-1][0] + 1 if found else first
         return {
             "Records": [
                 {
@@ -275,6 +304,34 @@ def test_an_iterator_that_expired_is_replaced_by_its_code_and_not_its_words(
     else:
         with pytest.raises(SourceReadError, match="not ExpiredIterator"):
             next(pages)
+
+
+@pytest.mark.parametrize("options", [{}, {"after_expiry": "trim_horizon"}], ids=["fail", "trim_horizon"])
+def test_a_stream_that_was_made_anew_is_refused(stream: FakeKinesis, options: dict[str, Any]) -> None:
+    job = Job(stream, **options)
+    stream.put("a")
+    stream.split(0, into=2)
+    assert (job.epoch(), job.epoch()) == (["a"], [])  # nothing of the new shards is read, so they have no position
+    stream.make_anew(3)
+    stream.put("b")
+    job.restore()
+    for _ in range(2):
+        with pytest.raises(InputChangedError, match=r"shard shardId-0 .* was made anew"):
+            job.plan()
+
+
+def test_a_position_without_the_beginning_of_its_shard_takes_it_over(stream: FakeKinesis) -> None:
+    job = Job(stream)
+    stream.put("a")
+    assert job.epoch() == ["a"]
+    state = json.loads(json.dumps(job.enumerator.snapshot_state()))
+    del state["shards"]["shardId-0"]["begins"]
+    job.enumerator = KinesisEnumerator(job.source, state, now=lambda: stream.now)
+    stream.put("b")
+    assert job.epoch() == ["b"]
+    stream.make_anew()
+    with pytest.raises(InputChangedError):
+        job.plan()
 
 
 def test_a_quiet_job_within_the_retention_loses_nothing(stream: FakeKinesis) -> None:

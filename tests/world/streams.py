@@ -15,6 +15,7 @@ from dagster_flinkpy.common import Row
 from dagster_flinkpy.common.serialization import SimpleStringSchema
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.connectors import KinesisSource, PythonDataSource
+from dagster_flinkpy.connectors.kinesis_enumerator import KinesisEnumerator
 from dagster_flinkpy.datastream import DataStream, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import TwoPhaseCommittingSink
 from dagster_flinkpy.datastream.connectors.kafka import KafkaRecordSerializationSchema, KafkaSink
@@ -23,11 +24,12 @@ from dagster_flinkpy.errors import (
     CommittableLostError,
     ConfigurationError,
     InputChangedError,
+    InputExpiredError,
     SinkCommitError,
     SourceReadError,
 )
 from tests.connectors.fake_kafka import TOPIC, FakeCluster, FakeProducer
-from tests.connectors.test_kinesis_source import FakeKinesis
+from tests.connectors.test_kinesis_source import FakeKinesis, client_error
 from tests.world.stage import EVENT, Act, Record, Sink, Source, Undo, nothing
 
 __all__ = ["SYSTEMS"]
@@ -130,13 +132,15 @@ class KinesisStream(Source):
         self.stack.enter_context(
             mock.patch("dagster_flinkpy.connectors.kinesis_client.open_client", lambda source: self.fake)
         )
+        defaults = KinesisEnumerator.__init__.__kwdefaults__
+        self.stack.enter_context(mock.patch.dict(defaults, now=lambda: self.fake.now))
 
     def close(self) -> None:
         self.stack.close()
 
     def put(self, records: Sequence[Record]) -> None:
-        open_ = [int(name.removeprefix("shardId-")) for name, shard in self.fake.shards.items() if not shard.closed]
-        for number, record in enumerate(records):
+        open_ = _open_shards(self)
+        for number, record in enumerate(() if self.fake.deleted else records):
             self.fake.put(",".join(map(str, record)), shard=open_[number % len(open_)])
 
     def stream(self, env: StreamExecutionEnvironment) -> DataStream:
@@ -163,9 +167,51 @@ def merges(system: KinesisStream) -> Undo | None:
     return nothing
 
 
+def expires_read(system: KinesisStream) -> Undo | None:
+    for shard in system.fake.shards.values():
+        shard.records = [each for each in shard.records if _value(each) not in system.visible]
+    return nothing
+
+
+def expires_unread(system: KinesisStream) -> Undo | None:
+    unread = {_value(each) for shard in system.fake.shards.values() for each in shard.records} - set(system.visible)
+    if not unread:
+        return None
+    system.fake.pass_hours(25)
+    return nothing
+
+
+def _value(record: tuple[int, int, bytes]) -> int:
+    return int(record[2].decode().rpartition(",")[2])
+
+
+def deletes(system: KinesisStream) -> Undo | None:
+    system.fake.deleted = True
+    return nothing
+
+
+def makes_anew(system: KinesisStream) -> Undo | None:
+    if not system.visible:
+        return None
+    system.fake.make_anew(len(system.fake.shards) + 1)
+    return nothing
+
+
+def throttles(system: KinesisStream) -> Undo | None:
+    refused = client_error("ProvisionedThroughputExceededException", "Rate exceeded", "GetRecords")
+    system.fake.refused = refused
+    return lambda failed: setattr(system.fake, "refused", None)
+
+
+_GONE = (SourceReadError,)
 KinesisStream.acts = (
     Act("splits a shard", splits),
     Act("merges shards", merges),
+    Act("lets records expire that were read", expires_read),
+    Act("takes permissions or throughput away for a while", throttles, _GONE),
+    Act("lets records expire that were not read", expires_unread, (InputExpiredError,), ends=True),
+    Act("deletes the stream", deletes, _GONE, ends=True),
+    Act("deletes the stream, and makes it anew with more shards", makes_anew, _GONE, ends=True),
 )
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dagster_flinkpy.errors import FlinkPyError
-from tests.world import checkpoints, file_sinks, file_sources, lake, postgres, streams
+from tests.world import checkpoints, file_sinks, file_sources, lake, postgres, streams, topics
 from tests.world.plain import PlainSink, PlainSource
 from tests.world.play import Case, play
 from tests.world.stage import Place, Sink, Source, System
@@ -17,7 +17,7 @@ __all__ = ["SYSTEMS", "run"]
 
 SYSTEMS: Mapping[str, type[System]] = {
     each.__name__: each
-    for module in (file_sources, file_sinks, lake, postgres, streams, checkpoints)
+    for module in (file_sources, file_sinks, lake, postgres, topics, streams, checkpoints)
     for each in module.SYSTEMS
 }
 
