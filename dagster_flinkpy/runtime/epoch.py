@@ -96,6 +96,10 @@ class EpochJob:
     """The Python dependencies of the user functions, or None."""
     counts: str = ""
     """The folder in which tasks record how many records they have read. Default: empty, which records nothing."""
+    start: int = 0
+    """The last checkpoint of the epochs whose state it starts from; 0 for what the execution attempt started from."""
+    pipelined: bool = False
+    """Whether its tasks live: they go on after the last of these epochs, and are told of more. Default: False."""
     region: int = 0
     """The number of the region in the job."""
     clock: Clock = field(default_factory=SystemClock)

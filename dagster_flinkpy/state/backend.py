@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -476,19 +477,23 @@ class ColumnarKeyedStateBackend:
             table.clear()
         self._keys.clear()
 
-    def finish(self) -> None:
-        """Waits until everything that the snapshots describe is in the store.
+    def take_turn(self, turn: bool) -> None:
+        """Tells whether the subtask should merge runs early in the next snapshots, before it has to."""
+        self._files.turn = turn
 
-        Raises:
-            StorageError: A file could not be written.
+    def uploads(self) -> list[Future[None]]:
+        """Returns what must be done so that everything that the snapshots describe is in the store.
+
+        The futures raise a StorageError if a file could not be written.
         """
-        self._files.finish()
+        return self._files.uploads()
 
     def snapshot(self, *, wait: bool = True) -> KeyedSnapshot:
         """Writes pending changes and describes all state, including restored state that was not requested.
 
         Args:
-            wait: Whether to wait until everything is in the store. Otherwise `finish` waits for that. Default: True.
+            wait: Whether to wait until everything is in the store. Otherwise the caller waits for
+                `uploads`. Default: True.
 
         Raises:
             TypeMismatchError: A value does not have its declared type; the message names the operator, state, key,
@@ -504,7 +509,8 @@ class ColumnarKeyedStateBackend:
                 table.runs.save()
                 tables[identity] = table.snapshot()
         if wait:
-            self.finish()
+            for upload in self.uploads():
+                upload.result()
         return KeyedSnapshot(self._key_groups, tuple(tables[identity] for identity in sorted(tables)))
 
     @property

@@ -225,19 +225,15 @@ class RunCache:
             run.time_order = batch.column("row").to_numpy()
         return run.time_order
 
-    def finish(self) -> None:
-        """Waits until all copies are written.
-
-        Raises:
-            StorageError: The local directory cannot be written.
-        """
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
+    @property
+    def pending(self) -> tuple[Future[None], ...]:
+        """The copy that is being written. It raises a StorageError if the local directory cannot be written."""
+        return () if self._writing is None else (self._writing,)
 
     def _keep(self, name: str, table: pa.Table) -> Rows:
         """Writes a copy. Large ones are written in the background, one at a time, so that few are held in memory."""
-        self.finish()
+        if self._writing is not None:
+            self._writing.result()
         batches = table.combine_chunks().to_batches()
         if len(batches) != 1:
             raise StorageError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 
@@ -61,7 +62,7 @@ class RunFiles:
     def write(self, layout: TableLayout, table: pa.Table) -> tuple[RunHandle, Run]:
         """Writes a sorted, non-empty table. A small one becomes part of the metadata, a large one a file.
 
-        The upload runs in the background; see :meth:`finish`.
+        The upload runs in the background; see :meth:`uploads`.
 
         Raises:
             StorageError: The local cache could not be written, or an earlier file could not be uploaded.
@@ -74,14 +75,12 @@ class RunFiles:
         self._uploads.submit(lambda: upload_run(self.store, handle, data))
         return handle, self.cache.put(handle, table)
 
-    def finish(self) -> None:
-        """Waits until everything that was written is in the store.
+    def uploads(self) -> list[Future[None]]:
+        """Returns what must be done so that everything that was written is in the store, and copied.
 
-        Raises:
-            StorageError: A file could not be uploaded, or a local copy could not be written.
+        The futures raise a StorageError if a file could not be uploaded, or a local copy could not be written.
         """
-        self._uploads.finish()
-        self.cache.finish()
+        return [*self._uploads.pending, *self.cache.pending]
 
 
 @dataclass(frozen=True)

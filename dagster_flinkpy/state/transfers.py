@@ -65,11 +65,7 @@ class Uploads:
             self._pending.popleft().result()
         self._pending.append(_threads("upload", os.getpid()).submit(upload))
 
-    def finish(self) -> None:
-        """Waits until everything is uploaded.
-
-        Raises:
-            StorageError: An upload has failed.
-        """
-        while self._pending:
-            self._pending.popleft().result()
+    @property
+    def pending(self) -> tuple[Future[None], ...]:
+        """The uploads that have not ended, as far as is known. They raise a StorageError if they fail."""
+        return tuple(self._pending)

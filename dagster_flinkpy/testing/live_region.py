@@ -11,7 +11,7 @@ from typing import Any
 from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.datastream.job_graph import JobEdge, JobGraph, JobVertex, PartitionerKind, StreamPartitioner
 from dagster_flinkpy.runtime.epoch import EpochJob
-from dagster_flinkpy.runtime.master.shipping import dump_job, load_job
+from dagster_flinkpy.runtime.shipping import dump_job, load_job
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 from dagster_flinkpy.runtime.shuffle.record_writer import RecordWriter
 from dagster_flinkpy.runtime.shuffle.wire import NO_EDGE, Kind, TaskOutput, rows_of
@@ -90,7 +90,7 @@ class _LiveTask(StageTask):
 
     def take_acks(self) -> list[dict[str, Any]]:
         acks, self._acks = self._acks, []
-        return acks
+        return [ack for ack, _ in acks]
 
 
 class LiveRegion:

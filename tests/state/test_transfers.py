@@ -63,7 +63,8 @@ def test_the_task_goes_on_while_its_state_is_uploaded(tmp_path: Path, make_backe
         assert state.value() == epoch
     assert not list(store.list())
     store.go_on.set()
-    backend.finish()
+    for pending in backend.uploads():
+        pending.result()
     assert snapshot.files() <= {info.key for info in store.list()}
 
 
@@ -77,7 +78,8 @@ def test_a_failed_upload_is_an_error_at_the_barrier(tmp_path: Path, make_backend
     backend.snapshot(wait=False)
     store.go_on.set()
     with pytest.raises(StorageError, match="the disk is full"):
-        backend.finish()
+        for upload in backend.uploads():
+            upload.result()
     backend.set_current_key(2)
     state.update(2)
     with pytest.raises(StorageError, match="the disk is full"):
@@ -101,5 +103,6 @@ def test_uploads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     uploads.submit(lambda: upload(2))  # waits for the first
     assert 0 in order
     gates[1].set()
-    uploads.finish()
+    for pending in uploads.pending:
+        pending.result()
     assert sorted(order) == [0, 1, 2]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 
 from dagster_flinkpy.runtime.epoch import EpochJob
-from dagster_flinkpy.runtime.master.shipping import dump_job, loaded_job
+from dagster_flinkpy.runtime.shipping import dump_job, loaded_job
 from dagster_flinkpy.runtime.shuffle.wire import WireRow, rows_of
 from dagster_flinkpy.runtime.task.garbage import collecting_rarely
 from dagster_flinkpy.runtime.task.task import StageTask

@@ -26,7 +26,7 @@ from dagster_flinkpy.errors import (
 )
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.failure import error_in_task, reported
-from dagster_flinkpy.runtime.master.shipping import dump_job, loaded_job
+from dagster_flinkpy.runtime.shipping import dump_job, loaded_job
 from dagster_flinkpy.runtime.shuffle.spark_shuffle import shuffle
 from dagster_flinkpy.runtime.shuffle.wire import SPARK_SCHEMA, WireRow, rows_of
 from dagster_flinkpy.runtime.task.breadcrumb import read_breadcrumb

@@ -29,7 +29,6 @@ class BlockingEdgeSinkOperator(SinkOperator):
 
     def snapshot(self) -> OperatorSnapshot:
         context = self.context
-        (epoch,) = (e for e in context.job.epochs if e.checkpoint_id == context.checkpoint_id)
         sources = {v.uid for v in context.job.graph.vertices if isinstance(v.spec, SourceSpec)}
         output = {
             "segments": super().snapshot().committables,
@@ -37,7 +36,7 @@ class BlockingEdgeSinkOperator(SinkOperator):
                 origin: {"watermark": None if watermark == MIN_WATERMARK else watermark, "idle": idle}
                 for origin, (watermark, idle) in context.event_times().items()
             },
-            "end_of_input": sources <= epoch.ended_sources,
+            "end_of_input": sources <= context.epoch.ended_sources,
         }
         return OperatorSnapshot(committables=[output])  # the driver takes it out of the acknowledgement
 

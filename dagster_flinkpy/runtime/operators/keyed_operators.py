@@ -7,6 +7,7 @@ Mirrors Flink's ``KeyedProcessOperator``, ``KeyedCoProcessOperator``, ``Multiple
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict
 from types import GeneratorType
 from typing import Any
@@ -162,8 +163,7 @@ class KeyedStateOperator(StreamOperator):
         if job.state_backend is StateBackendType.HASHMAP:
             self.backend = HeapKeyedStateBackend(**options)
         else:
-            turn = (job.checkpoint_id + context.subtask) % TURNS == 0
-            self.backend = ColumnarKeyedStateBackend(**options, turn=turn)
+            self.backend = ColumnarKeyedStateBackend(**options, turn=self._has_turn())
         self._counted: dict[str, int] = {}
         """The backend's statistics at the previous snapshot."""
         self._has_keys = restored is not None and bool(restored.tables)
@@ -184,8 +184,14 @@ class KeyedStateOperator(StreamOperator):
     def runtime_context(self) -> RuntimeContext:
         return TaskRuntimeContext(self.context, self.backend.get_state)
 
-    def finish(self) -> None:
-        self.backend.finish()
+    def begin_checkpoint(self) -> None:
+        self.backend.take_turn(self._has_turn())
+
+    def _has_turn(self) -> bool:
+        return (self.context.checkpoint_id + self.context.subtask) % TURNS == 0
+
+    def uploads(self) -> Sequence[Future[None]]:
+        return self.backend.uploads()
 
     def snapshot(self) -> OperatorSnapshot:
         keyed = self.backend.snapshot(wait=False)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from dagster_flinkpy.datastream.job_graph import JobVertex
 from dagster_flinkpy.metrics import MetricGroup
-from dagster_flinkpy.runtime.epoch import EpochJob, SubtaskInput
+from dagster_flinkpy.runtime.epoch import Epoch, EpochJob, SubtaskInput
 from dagster_flinkpy.runtime.operators.operator_state_handler import OperatorStateHandler
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 
@@ -31,8 +31,8 @@ class OperatorContext:
     """Sends a column with a name to the driver."""
     watermark: int
     """The event time of the operator; the task advances it."""
-    checkpoint_id: int
-    """The checkpoint of the next barrier; the task advances it."""
+    epoch: Epoch
+    """The input up to the next barrier; the task advances it."""
     state: OperatorStateHandler
     """Operator state and raw state."""
 
@@ -41,6 +41,11 @@ class OperatorContext:
     source, or an operator that assigns timestamps."""
     metrics: MetricGroup = field(default_factory=MetricGroup)
     """Metrics of the user functions."""
+
+    @property
+    def checkpoint_id(self) -> int:
+        """The checkpoint of the next barrier."""
+        return self.epoch.checkpoint_id
 
     @property
     def input(self) -> SubtaskInput:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -75,7 +76,7 @@ class StreamOperator(ABC):
         return OperatorSnapshot()
 
     def begin_checkpoint(self) -> None:  # noqa: B027
-        """Called after a barrier if another epoch follows; `context.checkpoint_id` is its checkpoint."""
+        """Called after a barrier if another epoch follows, which is `context.epoch`."""
 
     def abort(self) -> None:  # noqa: B027
         """Called instead of `snapshot` when the epoch has failed."""
@@ -83,12 +84,12 @@ class StreamOperator(ABC):
     def close(self) -> None:  # noqa: B027
         """Called after the last barrier."""
 
-    def finish(self) -> None:  # noqa: B027
-        """Waits until everything that the snapshots refer to is stored. Called last, before they are acknowledged.
+    def uploads(self) -> Sequence[Future[None]]:
+        """Returns what must be done before a snapshot is acknowledged; called after each one.
 
-        Raises:
-            StorageError: A file could not be written.
+        The futures raise a StorageError if a file could not be written.
         """
+        return ()
 
     def runtime_context(self) -> RuntimeContext:
         """Returns the runtime context for functions."""

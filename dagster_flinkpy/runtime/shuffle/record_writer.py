@@ -27,7 +27,7 @@ from dagster_flinkpy.runtime.shuffle.channel_selectors import (
 )
 from dagster_flinkpy.runtime.shuffle.key_columns import field_positions, key_column
 from dagster_flinkpy.runtime.shuffle.key_dictionary import KeyDictionary
-from dagster_flinkpy.runtime.shuffle.wire import SEQ_BITS, Kind, TaskOutput, encode_buffer
+from dagster_flinkpy.runtime.shuffle.wire import SEQ_BITS, Kind, RowOutput, encode_buffer
 
 __all__ = ["BUFFER_SIZE", "NETWORK_MEMORY", "BufferPool", "RecordWriter"]
 
@@ -91,7 +91,7 @@ class RecordWriter:
         subtask: int,
         targets: int,
         max_parallelism: int,
-        output: TaskOutput,
+        output: RowOutput,
         channels: int = 1,
         *,
         replay: tuple[str, int] = ("", 0),

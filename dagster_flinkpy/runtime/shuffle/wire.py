@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -33,8 +33,11 @@ __all__ = [
     "SPARK_SCHEMA",
     "WIRE_SCHEMA",
     "Kind",
+    "RowOutput",
     "TaskOutput",
     "WireRow",
+    "batch_of",
+    "check_size",
     "decode_buffer",
     "decode_buffers",
     "encode_buffer",
@@ -106,17 +109,25 @@ def rows_of(batch: pa.RecordBatch) -> Iterator[WireRow]:
         yield WireRow(target, edge, channel, seq, _KINDS[kind], payloads[i].as_buffer())
 
 
-class TaskOutput:
-    """Collects the rows that a task sends into record batches of about 8 MiB.
+class RowOutput(Protocol):
+    """Takes the rows that a task sends."""
 
-    Payloads are copied once, into the buffer of the column.
-    """
+    @property
+    def digest(self) -> int:
+        """A CRC of all data sent so far, or 0 if nobody compares it."""
+
+    def add(self, target: int, edge: int, channel: int, seq: int, kind: Kind, payload: Any = b"") -> None:
+        """Takes a row; see `WireRow`."""
+
+
+class TaskOutput:
+    """Collects the rows that a task sends into record batches of about 8 MiB."""
 
     def __init__(self) -> None:
         self._full: list[pa.RecordBatch] = []
         self._rows: list[tuple[int, int, int, int, int]] = []
         self._payloads: list[Any] = []
-        self._offsets = [0]
+        self._bytes = 0
         self.digest = 0
         """A CRC of all data sent so far. Two attempts of a task that sent the same data have the same digest."""
 
@@ -126,17 +137,13 @@ class TaskOutput:
         Raises:
             ConfigurationError: The payload is too large for Arrow and Spark.
         """
-        if len(payload) > MAX_PAYLOAD:
-            raise ConfigurationError(
-                f"a record has {len(payload)} bytes, and a row of the shuffle can have at most {MAX_PAYLOAD}: emit "
-                "smaller records, such as references to large data"
-            )
+        check_size(payload)
         self._payloads.append(payload)
-        self._offsets.append(self._offsets[-1] + len(payload))
+        self._bytes += len(payload)
         self._rows.append((target, edge, channel, seq, int(kind)))
         if kind in (Kind.BUFFER, Kind.WATERMARK, Kind.STREAM_STATUS):
             self.digest = zlib.crc32(payload, self.digest)
-        if self._offsets[-1] >= _OUTPUT_BATCH_BYTES:
+        if self._bytes >= _OUTPUT_BATCH_BYTES:
             self._finish()
 
     @property
@@ -152,14 +159,37 @@ class TaskOutput:
         yield from full
 
     def _finish(self) -> None:
-        n = len(self._rows)
-        offsets = pa.py_buffer(np.array(self._offsets, dtype=np.int32))
-        data = pa.py_buffer(b"".join(self._payloads))
-        payload = pa.BinaryArray.from_buffers(pa.binary(), n, [None, offsets, data])
-        types = [f.type for f in WIRE_SCHEMA][:5]
-        columns = [pa.array(c, type=t) for c, t in zip(zip(*self._rows, strict=True), types, strict=True)]
-        self._rows, self._payloads, self._offsets = [], [], [0]
-        self._full.append(pa.RecordBatch.from_arrays([*columns, payload], schema=WIRE_SCHEMA))
+        self._full.append(batch_of(self._rows, self._payloads))
+        self._rows, self._payloads, self._bytes = [], [], 0
+
+
+def check_size(payload: Any) -> None:
+    """Checks the payload of a row.
+
+    Raises:
+        ConfigurationError: It is too large for Arrow and Spark.
+    """
+    if len(payload) > MAX_PAYLOAD:
+        raise ConfigurationError(
+            f"a record has {len(payload)} bytes, and a row of the shuffle can have at most {MAX_PAYLOAD}: emit "
+            "smaller records, such as references to large data"
+        )
+
+
+def batch_of(rows: Sequence[tuple[int, int, int, int, int]], payloads: Sequence[Any]) -> pa.RecordBatch:
+    """Returns rows as a record batch. Payloads are copied once, into the buffer of the column.
+
+    Args:
+        rows: Target, edge, channel, seq and kind of at least one row.
+        payloads: The payload of each row: bytes, or a buffer of bytes.
+    """
+    offsets = np.zeros(len(rows) + 1, dtype=np.int32)
+    np.cumsum([len(payload) for payload in payloads], out=offsets[1:])
+    data = pa.py_buffer(b"".join(payloads))
+    payload = pa.BinaryArray.from_buffers(pa.binary(), len(rows), [None, pa.py_buffer(offsets), data])
+    types = [f.type for f in WIRE_SCHEMA][:5]
+    columns = [pa.array(c, type=t) for c, t in zip(zip(*rows, strict=True), types, strict=True)]
+    return pa.RecordBatch.from_arrays([*columns, payload], schema=WIRE_SCHEMA)
 
 
 def encode_buffer(batch: pa.RecordBatch) -> pa.Buffer:

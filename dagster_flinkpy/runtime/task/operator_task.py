@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Protocol
@@ -19,7 +21,7 @@ from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
 from dagster_flinkpy.datastream.job_graph import JobEdge, JobGraph, JobVertex
 from dagster_flinkpy.datastream.operator_specs import SourceSpec, TimestampsSpec
 from dagster_flinkpy.errors import CheckpointError
-from dagster_flinkpy.runtime.epoch import EpochJob
+from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.operator_factory import create_operator
 from dagster_flinkpy.runtime.operators.operator_state_handler import OperatorStateHandler
@@ -86,8 +88,8 @@ class ParentTask(Protocol):
     def leave(self) -> None:
         """The operator that started last ends."""
 
-    def acknowledge(self, ack: dict[str, Any]) -> None:
-        """Takes the acknowledgement of an operator's snapshot."""
+    def acknowledge(self, ack: dict[str, Any], uploads: Sequence[Future[None]]) -> None:
+        """Takes the acknowledgement of an operator's snapshot, which counts when the uploads are done."""
 
     def collect(self, column: pa.Array, name: str, position: int) -> None:
         """Sends a column to the driver. ``position`` is the number of barriers before it."""
@@ -212,6 +214,8 @@ class _Taken:
     channel_state: ChannelStateWriter
     marked_ms: dict[str, list[int]]
     """When sources sent the latency markers that end here, by source."""
+    uploads: Sequence[Future[None]]
+    """What must be done before it is acknowledged."""
 
 
 class OperatorTask:
@@ -235,7 +239,7 @@ class OperatorTask:
         graph = job.graph
         given = job.input(vertex.uid, subtask)
         watermark = MIN_WATERMARK if given.watermark is None else given.watermark
-        self._checkpoints = [epoch.checkpoint_id for epoch in job.epochs]
+        first, *later = job.epochs
         self.context = OperatorContext(
             vertex=vertex,
             subtask=subtask,
@@ -244,7 +248,7 @@ class OperatorTask:
             emit=self._emit,
             collect=self._collect,
             watermark=watermark,
-            checkpoint_id=self._checkpoints[0],
+            epoch=first,
             state=OperatorStateHandler(vertex, subtask, job),
             event_times=self._event_times,
         )
@@ -277,9 +281,13 @@ class OperatorTask:
         """Digests of the consumed output, by checkpoint and ``uid/subtask`` of the upstream subtask."""
         self._taken: dict[int, _Taken] = {}
         self._position = 0
-        """The number of barriers of this Spark job that the operator has passed."""
-        self._over = False
-        """Whether the last snapshot was taken. What arrives afterwards is for the next Spark job."""
+        """The number of barriers that the operator has passed since the task began."""
+        self._next_epochs = deque(later)
+        """The epochs after the current one, as far as they are known."""
+        self._between = False
+        """Whether the snapshot of the last known epoch was taken. What arrives afterwards is for the next one."""
+        self._kept: list[tuple[Channel, Kind, Any, int]] = []
+        """What has arrived between two epochs."""
         self.operator: StreamOperator = create_operator(self.context)
 
     def _emit(self, tag: str | None, batch: StreamBatch) -> None:
@@ -321,7 +329,7 @@ class OperatorTask:
         Raises:
             Cancelled: Always, because a Spark job fails as a whole.
         """
-        self.handle(CancelBarrier(channel, self._checkpoints[0]))  # it is sorted before all barriers
+        self.handle(CancelBarrier(channel, self._job.checkpoint_id))  # it is sorted before all barriers
 
     def handle(self, event: Event) -> None:
         """Passes an event to the barrier handler, and carries out the resulting actions.
@@ -373,22 +381,17 @@ class OperatorTask:
         Raises:
             CheckpointError: The input was not complete.
         """
-        for checkpoint_id in self._checkpoints:
-            if missing := self._barriers.missing(checkpoint_id):
+        for epoch in self._job.epochs:
+            if missing := self._barriers.missing(epoch.checkpoint_id):
                 raise CheckpointError(
-                    f"operator {self.vertex.uid!r}, subtask {self._subtask}: barrier {checkpoint_id} did not arrive "
-                    f"from {len(missing)} of its channels; the input of the task was incomplete"
+                    f"operator {self.vertex.uid!r}, subtask {self._subtask}: barrier {epoch.checkpoint_id} did not "
+                    f"arrive from {len(missing)} of its channels; the input of the task was incomplete"
                 )
 
     def _deliver(self, channel: Channel, kind: Kind, value: Any, epoch: int) -> None:
-        if self._over:
-            last = self._checkpoints[-1]
-            if channel in self._barriers.missing(last):
-                return  # in flight, so it is part of the checkpoint, and the next Spark job replays it
-            raise CheckpointError(
-                f"operator {self.vertex.uid!r}, subtask {self._subtask}: channel {channel} delivered data after the "
-                f"last barrier, {last}"
-            )
+        if self._between:
+            self._keep(channel, kind, value, epoch)
+            return
         encoded = isinstance(value, pa.Buffer)
         if kind is Kind.BUFFER and encoded:
             self._hold(self._edges[channel[0]], value)
@@ -402,6 +405,16 @@ class OperatorTask:
             origin, what = _decode(kind, value.to_pybytes()) if encoded else value
             for each in [origin] if origin else watermark_origins(self._job.graph, self._edges[channel[0]].source):
                 self._on_event_time(channel, kind, each, what, epoch)
+
+    def _keep(self, channel: Channel, kind: Kind, value: Any, epoch: int) -> None:
+        last = self.context.checkpoint_id
+        if self._job.pipelined:
+            self._kept.append((channel, kind, value, epoch))
+        elif channel not in self._barriers.missing(last):  # else it is in flight, and the next Spark job replays it
+            raise CheckpointError(
+                f"operator {self.vertex.uid!r}, subtask {self._subtask}: channel {channel} delivered data after the "
+                f"last barrier, {last}"
+            )
 
     def _hold(self, edge: JobEdge, payload: pa.Buffer) -> None:
         """Takes a buffer. Small ones, as many senders send, wait for those that follow, and are processed as one."""
@@ -432,8 +445,9 @@ class OperatorTask:
         self._send_own_watermark()
 
     def on_processing_time(self) -> None:
-        """Tells the operator the processing time."""
-        self.operator.on_processing_time(self._job.clock.now())
+        """Tells the operator the processing time, unless it waits for its next epoch."""
+        if not self._between:
+            self.operator.on_processing_time(self._job.clock.now())
 
     def replay(self) -> None:
         """Delivers the in-flight data of the checkpoint that this Spark job starts from."""
@@ -557,18 +571,35 @@ class OperatorTask:
         )
         channel_state = ChannelStateWriter(self._job.job_storage.open, self._job.written_by)
         marked_ms = {} if self.outputs else self._metrics.latency.take_marked()
-        self._taken[checkpoint_id] = _Taken(state, digest, channel_state, marked_ms)
+        self._taken[checkpoint_id] = _Taken(state, digest, channel_state, marked_ms, self.operator.uploads())
         for output in self.outputs:
             output.barrier(checkpoint_id, digest)
-        position = self._checkpoints.index(checkpoint_id) + 1
-        self._position = position
-        self._over = position == len(self._checkpoints)
-        if not self._over:
-            self.context.checkpoint_id = self._checkpoints[position]
-            self._idle.clear()
-            for origin in self._valve.origins:  # a source has none, and reports its own status
-                self._send_event_time(origin)
-            self.operator.begin_checkpoint()
+        self._position += 1
+        self._between = not self._next_epochs
+        if not self._between:
+            self._begin(self._next_epochs.popleft())
+
+    def add_epoch(self, epoch: Epoch) -> None:
+        """Takes the epoch after the last known one. It begins at once if the operator has passed all earlier barriers.
+
+        Raises:
+            Exception: Whatever the operator raises for elements that have come already.
+        """
+        if not self._between:
+            self._next_epochs.append(epoch)
+            return
+        self._between = False
+        self._begin(epoch)
+        kept, self._kept = self._kept, []
+        for channel, kind, value, number in kept:
+            self._deliver(channel, kind, value, number)
+
+    def _begin(self, epoch: Epoch) -> None:
+        self.context.epoch = epoch
+        self._idle.clear()
+        for origin in self._valve.origins:  # a source has none, and reports its own status
+            self._send_event_time(origin)
+        self.operator.begin_checkpoint()
 
     def _acknowledge(self, checkpoint_id: int) -> None:
         taken = self._taken.pop(checkpoint_id)
@@ -585,7 +616,8 @@ class OperatorTask:
                 "consumed": self._consumed.pop(checkpoint_id, {}),
                 "marked_ms": taken.marked_ms,
                 "state": state.to_json(),
-            }
+            },
+            taken.uploads,
         )
 
 

@@ -16,7 +16,7 @@ import pytest
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.runtime import user_modules
-from dagster_flinkpy.runtime.master.shipping import dump_job, load_job
+from dagster_flinkpy.runtime.shipping import dump_job, load_job
 from tests.runtime.harness import make_job
 from tests.runtime.programs import environment
 
@@ -55,8 +55,8 @@ def dumped(function: Any, folder: Path) -> bytes:
 
 _WORKER = """
 import sys
-from dagster_flinkpy.runtime.master import shipping
-from dagster_flinkpy.runtime.master.shipping import load_job
+from dagster_flinkpy.runtime import shipping
+from dagster_flinkpy.runtime.shipping import load_job
 from dagster_flinkpy.datastream.operator_specs import as_callable
 from dagster_flinkpy.datastream import MapFunction
 job = load_job(sys.stdin.buffer.read())

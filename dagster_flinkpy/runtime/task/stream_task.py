@@ -1,0 +1,193 @@
+"""The operators of one stage at one subtask index, with their outputs: what every kind of task has."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+
+import pyarrow as pa
+
+from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
+from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
+from dagster_flinkpy.runtime.operators.source_operator import SourceOperator
+from dagster_flinkpy.runtime.record_counts import TaskCount
+from dagster_flinkpy.runtime.shuffle.record_writer import BufferPool, RecordWriter
+from dagster_flinkpy.runtime.shuffle.wire import NO_EDGE, SEQ_BITS, Kind, RowOutput, WireRow, encode_buffer
+from dagster_flinkpy.runtime.task.breadcrumb import Breadcrumb, end_forked_process
+from dagster_flinkpy.runtime.task.combining_output import writer_output
+from dagster_flinkpy.runtime.task.latency import LatencyMarker, LatencyTimer
+from dagster_flinkpy.runtime.task.operator_task import ChainingOutput, OperatorTask
+from dagster_flinkpy.runtime.task.task_times import TaskTimes
+
+__all__ = ["StreamTask"]
+
+
+class StreamTask:
+    """Has the operators of one stage at one subtask index (Flink: ``StreamTask``, ``OperatorChain``).
+
+    Args:
+        job: What the tasks do.
+        stage: Number of the stage.
+        index: Index of the subtask.
+        output: Takes the rows that the task sends.
+    """
+
+    def __init__(self, job: EpochJob, stage: int, index: int, output: RowOutput) -> None:
+        self.job, self.stage, self.index, self._rows_out = job, stage, index, output
+        self.execution = uuid.uuid4().hex[:16]
+        self._collected = 0
+        self._pool = BufferPool()
+        graph = job.graph
+        self._vertices = [v for v in graph.stage_vertices(stage) if index < v.parallelism]
+        self._tasks: dict[str, OperatorTask] = {}
+        self._pid = os.getpid()
+        self._breadcrumb = Breadcrumb(index)
+        self.count = TaskCount(job.counts, stage, index)
+        """Counts the records that the task reads."""
+        self.times = TaskTimes()
+        """Where the task's time goes."""
+        self._current: str = self._vertices[0].uid
+        self._latency: dict[str, LatencyTimer] = {}
+
+    @property
+    def current(self) -> str:
+        """Uid of the running operator, or of the last one."""
+        return self._current
+
+    def enter(self, uid: str) -> None:
+        """An operator starts, perhaps inside another one. If it raises, it stays the current one."""
+        self.times.enter(uid)
+        self._set_current(uid)
+
+    def leave(self) -> None:
+        """The current operator ends."""
+        self.times.leave()
+        if self.times.running:
+            self._set_current(self.times.running[-1])
+
+    def _set_current(self, uid: str) -> None:
+        if os.getpid() != self._pid:
+            end_forked_process(self._current)
+        self._current = uid
+        self._breadcrumb.leave(uid)
+
+    def _entered(self, tasks: Iterable[OperatorTask]) -> Iterator[OperatorTask]:
+        """Yields operators, each of which is the current one until the next is asked for."""
+        for task in tasks:
+            self.enter(task.vertex.uid)
+            yield task
+            self.leave()
+
+    @property
+    def output_digest(self) -> str:
+        """Returns a digest of everything that was sent so far."""
+        return f"{self._rows_out.digest:08x}"
+
+    # --- life --------------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Creates the operators and opens their functions."""
+        graph = self.job.graph
+        for vertex in self._vertices:
+            self.enter(vertex.uid)
+            self._tasks[vertex.uid] = OperatorTask(self, vertex, self.job, self.index, self.execution)
+            self.leave()
+        for task in self._tasks.values():
+            for edge in graph.outputs(task.vertex.uid):
+                if graph.is_chained(edge):
+                    task.outputs.append(ChainingOutput(edge, self._tasks[edge.target]))
+                else:
+                    target = graph.vertex(edge.target)
+                    writer = RecordWriter(
+                        edge,
+                        self.index,
+                        target.parallelism,
+                        target.max_parallelism,
+                        self._rows_out,
+                        channels=task.vertex.parallelism,
+                        replay=(self.job.job_id, self.job.checkpoint_id),
+                        pool=self._pool,
+                    )
+                    task.outputs.append(writer_output(edge, writer, self.job))
+        for task in self._entered(self._tasks.values()):
+            task.operator.open()
+        for task in self._entered(self._tasks.values()):
+            task.resume()
+        # Downstream operators come first: their own in-flight data precedes what upstream in-flight data produces.
+        for task in self._entered(reversed(self._tasks.values())):
+            task.replay()
+        for task in self._entered(self._tasks.values()):
+            task.on_processing_time()
+
+    def close_functions(self) -> None:
+        """Closes the functions."""
+        for task in self._entered(self._tasks.values()):
+            task.operator.close()
+
+    def _abort(self) -> None:
+        for task in self._tasks.values():
+            with suppress(USER_EXCEPTIONS):  # the next attempt aborts what remains
+                task.operator.abort()
+
+    # --- input -------------------------------------------------------------------------------------------------------
+
+    def _read(self, epoch: Epoch) -> Iterator[None]:
+        """Reads what the sources read up to a barrier, and takes their snapshots."""
+        sources = [(t, t.operator) for t in self._tasks.values() if isinstance(t.operator, SourceOperator)]
+        for task, source in sources:
+            uid = task.vertex.uid
+            timer = self._latency.setdefault(uid, LatencyTimer(self.job.latency_interval))
+            self.enter(uid)
+            task.send_status(uid, source.is_idle(epoch))
+            for watermark in source.run(epoch):
+                task.send_watermark(uid, watermark)
+                now = self.job.clock.now()
+                if timer.due(now):
+                    task.send_latency_marker(LatencyMarker(uid, self.index, now))
+                yield
+            if source.is_idle_when_read(epoch):
+                task.send_status(uid, idle=True)
+            self.leave()
+        for task in self._entered(task for task, _ in sources):
+            task.trigger(epoch.checkpoint_id)
+
+    def _take(self, row: WireRow) -> None:
+        """Takes a row that is for an operator of this task."""
+        task = self._tasks[self.job.graph.edges[row.edge].target]
+        channel = (row.edge, row.channel)
+        if row.kind is Kind.BARRIER:
+            task.receive_barrier(channel, row.payload)
+        elif row.kind is Kind.CANCEL_BARRIER:
+            task.cancel(channel)
+        else:
+            task.receive(channel, row.kind, row.payload, row.seq >> SEQ_BITS)
+        self.check_timeouts()
+
+    def check_timeouts(self) -> None:
+        """Makes checkpoints unaligned whose alignment takes too long."""
+        if self.job.alignment_timeout is not None:
+            for each in self._tasks.values():
+                each.check_timeout()
+
+    # --- output ------------------------------------------------------------------------------------------------------
+
+    def acknowledge(self, ack: dict[str, Any], uploads: Sequence[Future[None]]) -> None:
+        """Takes an operator's acknowledgement, which counts when the uploads are done."""
+        raise NotImplementedError
+
+    def collect(self, column: pa.Array, name: str, position: int) -> None:
+        """Sends a column to the driver.
+
+        Args:
+            column: Records, or lines to print.
+            name: The name of the column; see ``shuffle.wire``.
+            position: The number of barriers of the task before it.
+        """
+        payload = encode_buffer(pa.RecordBatch.from_arrays([column], names=[name]))
+        seq = (position << SEQ_BITS) + self._collected
+        self._rows_out.add(self.index, NO_EDGE, self.index, seq, Kind.COLLECT, payload)
+        self._collected += 1
