@@ -138,6 +138,7 @@ class MapTable(OverlayTable):
         self._removed.clear()
 
     def _each_changed(self) -> Iterator[tuple[Any, Entries]]:
+        """Yields also a dict that is empty again. It would take later entries, but no longer be marked."""
         changed = self.changed
         each = changed.items() if self.namespaced else ((slot, changed[slot]) for slot in marked(self.marks).tolist())
-        return ((cell, entries) for cell, entries in each if entries)
+        return ((cell, entries) for cell, entries in each if entries is not None)

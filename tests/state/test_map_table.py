@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from dagster_flinkpy.common.typeinfo import Types
@@ -17,6 +17,7 @@ changes = st.lists(
     st.one_of(
         st.tuples(st.just("put"), st.integers(0, 1), st.sampled_from("abc"), st.sampled_from([1, 2, None])),
         st.tuples(st.just("remove"), st.integers(0, 1), st.sampled_from("abc"), st.none()),
+        st.tuples(st.just("put nothing"), st.integers(0, 1), st.none(), st.none()),
         st.tuples(st.just("clear"), st.integers(0, 1), st.none(), st.none()),
         st.tuples(st.just("snapshot"), st.integers(0, 1), st.none(), st.none()),
     ),
@@ -24,7 +25,13 @@ changes = st.lists(
 )
 
 
+SNAPSHOT, PUT = ("snapshot", 0, None, None), ("put", 0, "a", 1)
+
+
 @given(changes=changes, namespaced=st.booleans())
+# A dict of changes that is empty when they are written.
+@example(changes=[PUT, ("remove", 0, "a", None), SNAPSHOT, PUT], namespaced=False)
+@example(changes=[("put nothing", 0, None, None), SNAPSHOT, PUT], namespaced=False)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_map_is_a_dict_in_order_across_snapshots(
     make_backend: MakeBackend, changes: list[Any], namespaced: bool
@@ -42,6 +49,8 @@ def test_a_map_is_a_dict_in_order_across_snapshots(
         elif what == "remove":
             state.remove(map_key)
             model[key].pop(map_key, None)
+        elif what == "put nothing":
+            state.put_all({})
         elif what == "clear":
             state.clear()
             model[key].clear()

@@ -123,6 +123,14 @@ def test_epochs_and_rescales_change_no_output(
     unaligned=st.booleans(),
     seed=st.integers(0, 99),
 )
+# A timer removes the only sum, which no snapshot has; the next one is put after a barrier of the same job.
+@example(
+    steps=[("a", 54, 0), ("a", 0, 0), ("a", 0, 0), ("e", 15, 0), ("a", 0, -8), *[("a", 0, 0)] * 11],
+    barriers=2,
+    parallelism=1,
+    unaligned=False,
+    seed=0,
+)
 def test_barriers_in_one_job_and_unaligned_checkpoints_change_no_output(
     steps: list[tuple[str, int, int]],
     barriers: int,
