@@ -202,29 +202,31 @@ def run_job(
     *,
     rescale_at: Mapping[int, int] | None = None,
     order: Order = spark_order,
+    barriers: int = 1,
 ) -> list[Any]:
-    """Runs a job to its end, and returns the records of its collect operator, epoch by epoch.
+    """Runs a job to its end, and returns the records of its collect operator, one Spark job after the other.
 
     Args:
         graph: The program, with a collect operator.
         folder: Where its checkpoints go.
-        rescale_at: Number of the epoch -> parallelism with which another attempt continues from there.
+        rescale_at: Number of the Spark job -> parallelism with which another attempt continues from there.
         order: The order in which tasks get their rows.
+        barriers: How many epochs each Spark job reads.
     """
     rescale_at = rescale_at or {}
     records: list[Any] = []
-    epoch, finished = 0, False
+    job, finished = 0, False
     while not finished:
-        with HarnessAttempt(graph, folder, order=order, parallelism=rescale_at.get(epoch)) as attempt:
-            if epoch in rescale_at and attempt.restored is not None:
+        with HarnessAttempt(graph, folder, order=order, parallelism=rescale_at.get(job)) as attempt:
+            if job in rescale_at and attempt.restored is not None:
                 attempt.commit_restored()
             finished = attempt.finished
             while not finished:
-                attempt.run_epoch()
+                attempt.run_epoch(barriers)
                 records += collected(attempt.graph, attempt.collected)
                 finished = attempt.finished
-                epoch += 1
-                if epoch in rescale_at:
+                job += 1
+                if job in rescale_at:
                     break
     return records
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -113,7 +114,7 @@ def test_mini_batches_in_two_phases(records, runs, rows):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(local_aggregate, "ROWS", rows)
         patch.setattr(local_aggregate, "TRIED", rows * 2)
-        epochs = run(program, [Run(each.parallelism, True) for each in runs], random_order(0))
+        epochs = run(program, [replace(each, in_columns=True) for each in runs], random_order(0))
     last = {row[0]: tuple(row)[1:] for row in chain.from_iterable(epochs)}
     assert last == expected(records)
 

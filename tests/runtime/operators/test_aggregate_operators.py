@@ -6,7 +6,7 @@ import random
 import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,32 +65,33 @@ def per_record():
 
 @dataclass(frozen=True)
 class Run:
-    """How an epoch is run."""
+    """How a Spark job is run."""
 
     parallelism: int
     in_columns: bool
+    barriers: int = 1
 
 
 def run(program: Callable[[], Any], runs: list[Run], order: Any) -> list[list[Any]]:
-    """Runs each epoch in a separate attempt until the input has ended. The last entry of ``runs`` is repeated."""
-    graph, epochs = collect_graph(program()), []
+    """Runs each Spark job in a separate attempt until the input has ended. The last entry of ``runs`` is repeated."""
+    graph, jobs = collect_graph(program()), []
     with tempfile.TemporaryDirectory() as folder:
         finished = False
         while not finished:
-            now = runs[min(len(epochs), len(runs) - 1)]
+            now = runs[min(len(jobs), len(runs) - 1)]
             with HarnessAttempt(graph, Path(folder), order=order, parallelism=now.parallelism) as attempt:
                 if attempt.restored is not None:
                     attempt.commit_restored()
                 if attempt.finished:
                     break
                 if now.in_columns:
-                    attempt.run_epoch()
+                    attempt.run_epoch(now.barriers)
                 else:
                     with per_record():
-                        attempt.run_epoch()
-                epochs.append(collected(attempt.graph, attempt.collected))
+                        attempt.run_epoch(now.barriers)
+                jobs.append(collected(attempt.graph, attempt.collected))
                 finished = attempt.finished
-    return epochs
+    return jobs
 
 
 def some_records(seed: int) -> list[tuple[Any, ...]]:
@@ -110,7 +111,7 @@ def some_records(seed: int) -> list[tuple[Any, ...]]:
 
 
 RECORDS = st.integers(0, 10**9).map(some_records)
-RUNS = st.lists(st.builds(Run, st.integers(1, 3), st.booleans()), min_size=1, max_size=5)
+RUNS = st.lists(st.builds(Run, st.integers(1, 3), st.booleans(), st.integers(1, 3)), min_size=1, max_size=5)
 
 
 def source(records: list[Any], per_epoch: int | None, out_of_order: int) -> Any:
@@ -125,7 +126,7 @@ def compare(program: Callable[[], Any], runs: list[Run], seed: int) -> None:
     with one_phase():  # the order of channels is that of their rows
         mixed = run(program, runs, order)
     order = random_order(seed)
-    expected = run(program, [Run(each.parallelism, False) for each in runs], order)
+    expected = run(program, [replace(each, in_columns=False) for each in runs], order)
     assert mixed == expected
 
 
@@ -240,7 +241,7 @@ def test_state_that_does_not_fit_in_memory(records, runs):
         windowed = source(records, 13, 10).key_by("key").window(TumblingEventTimeWindows(9)).allowed_lateness(3)
         return stamped(windowed.sum("value").uid("windows"))
 
-    expected = run(program, [Run(each.parallelism, False) for each in runs], random_order(0))
+    expected = run(program, [replace(each, in_columns=False) for each in runs], random_order(0))
     with one_phase(), pytest.MonkeyPatch.context() as patch:
         patch.setattr("dagster_flinkpy.state.backend.ColumnarKeyedStateBackend._make_room", lambda self: self.flush())
         assert run(program, runs, random_order(0)) == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -115,7 +116,7 @@ def test_no_record_late(records, runs, assigner, fold, key, lateness, order):
 
     with one_phase():
         expected = run(program, runs, random_order(order))
-    found = run(program, [Run(each.parallelism, True) for each in runs], random_order(order))
+    found = run(program, [replace(each, in_columns=True) for each in runs], random_order(order))
     assert sorted(chain.from_iterable(found)) == sorted(chain.from_iterable(expected))
 
 
@@ -130,7 +131,7 @@ def test_each_record_is_in_a_window_or_late(records, runs, assigner, seed):
         late = counts.get_side_output(tag).map(lambda row: 1, Types.LONG()).uid("late")
         return counts.map(lambda row: row[-1], Types.LONG()).uid("counts").union(late)
 
-    epochs = run(program, [Run(each.parallelism, True) for each in runs], random_order(seed))
+    epochs = run(program, [replace(each, in_columns=True) for each in runs], random_order(seed))
     assert sum(map(sum, epochs)) == len(records)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -127,7 +128,7 @@ def test_several_channels_in_two_phases(records, runs, gap, fold, key, order):
 
     with one_phase():
         expected = run(program, [Run(1, False)], random_order(0))
-    found = run(program, [Run(each.parallelism, True) for each in runs], random_order(order))
+    found = run(program, [replace(each, in_columns=True) for each in runs], random_order(order))
     assert sorted(chain.from_iterable(found)) == sorted(chain.from_iterable(expected))
 
 

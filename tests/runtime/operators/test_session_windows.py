@@ -121,22 +121,32 @@ def graph_of(source: Any, assigner: Any, contents: str, lateness: int) -> Any:
     return collect_graph(fired.process(Stamped(), STAMPED).uid("fired").union(late))
 
 
-def run(graphs: list[Any], folder: Path, turns: list[int], rescale: dict[int, int]) -> tuple[list[Any], Any]:
-    """Runs epoch after epoch, each with one of the graphs, and returns what comes out in order, and the state."""
-    records, epoch, finished, before = [], 0, False, 1
+def run(
+    graphs: list[Any], folder: Path, turns: list[int], rescale: dict[int, int], barriers: int
+) -> tuple[list[Any], Any]:
+    """Runs Spark job after Spark job, each with one of the graphs, and returns what comes out in order, and the state.
+
+    Args:
+        graphs: The programs.
+        folder: Where checkpoints go.
+        turns: The graph of each Spark job, again and again.
+        rescale: Number of the Spark job -> parallelism from there on.
+        barriers: How many epochs each Spark job reads.
+    """
+    records, job, finished, before = [], 0, False, 1
     while not finished:
-        graph, parallelism = graphs[turns[epoch % len(turns)]], rescale.get(epoch, before)
+        graph, parallelism = graphs[turns[job % len(turns)]], rescale.get(job, before)
         changed = parallelism if parallelism != before else None
         with HarnessAttempt(graph, folder, parallelism=changed) as attempt:
             if changed is not None and attempt.restored is not None:
                 attempt.commit_restored()
             finished = attempt.finished
             while not finished:
-                attempt.run_epoch()
+                attempt.run_epoch(barriers)
                 records.append(collected(attempt.graph, attempt.collected))
                 finished = attempt.finished
-                epoch += 1
-                if turns[epoch % len(turns)] != turns[(epoch - 1) % len(turns)] or epoch in rescale:
+                job += 1
+                if turns[job % len(turns)] != turns[(job - 1) % len(turns)] or job in rescale:
                     break
             number = attempt._store.load(attempt._store.retained()[-1]).checkpoint_id
         before = parallelism
@@ -161,6 +171,7 @@ def run(graphs: list[Any], folder: Path, turns: list[int], rescale: dict[int, in
     lateness=st.sampled_from([0, 0, 7]),
     turns=st.lists(st.integers(0, 1), min_size=1, max_size=4),
     rescale=st.dictionaries(st.integers(1, 4), st.integers(1, 3), max_size=2),
+    barriers=st.integers(1, 3),
     full=st.booleans(),
 )
 def test_the_quick_way_fires_and_stores_what_the_general_one_does(
@@ -174,6 +185,7 @@ def test_the_quick_way_fires_and_stores_what_the_general_one_does(
     lateness: int,
     turns: list[int],
     rescale: dict[int, int],
+    barriers: int,
     full: bool,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
@@ -187,7 +199,7 @@ def test_the_quick_way_fires_and_stores_what_the_general_one_does(
 
     def outcome(turns: list[int]) -> Any:
         Ends.ended = 0
-        fired, state = run(graphs, tmp_path_factory.mktemp("sessions"), turns, rescale)
+        fired, state = run(graphs, tmp_path_factory.mktemp("sessions"), turns, rescale, barriers)
         # Several subtasks write in any order.
         return [sorted(each) if rescale else each for each in fired], state, Ends.ended
 
