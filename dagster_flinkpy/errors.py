@@ -49,6 +49,8 @@ __all__ = [
     "SavepointOutcomeUnknownError",
     "SegmentLostError",
     "SinkCommitError",
+    "SlotLostError",
+    "SlotProtocolError",
     "SourceReadError",
     "SparkRefusedError",
     "SparkUnavailableError",
@@ -302,6 +304,14 @@ class PythonWorkerLostError(CheckpointError):
         super().__init__(message)
         self.operator = operator
         self.subtask = subtask
+
+
+class SlotLostError(CheckpointError):
+    """A slot of the job is gone: its process died, or it does not answer."""
+
+
+class SlotProtocolError(CheckpointError):
+    """What came to a port of the exchange is not of this execution attempt, or is damaged."""
 
 
 class ExecutorLostError(CheckpointError):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dagster_flinkpy.common.configuration import Configuration
+from dagster_flinkpy.common.exchange_options import ExchangeOptions
 from dagster_flinkpy.common.metric_options import MetricReporterOptions
 from dagster_flinkpy.common.no_effect import no_effect
 from dagster_flinkpy.errors import ConfigurationError
@@ -23,6 +24,9 @@ class ExecutionConfig:
         self._latency_tracking_interval = 0
         self._strict = False
         self._require_all_slots = False
+        self.exchange = ExchangeOptions()
+        """How tasks exchange records: the options ``execution.exchange``, ``execution.buffer-timeout.interval`` and
+        ``slot.request.timeout``."""
         self.failover_options = Configuration()
         """The options ``restart-strategy.*`` and ``jobmanager.execution.failover-strategy`` of the program."""
         self.metric_reporters: tuple[MetricReporterOptions, ...] = ()

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from dagster_flinkpy.common.configuration import Configuration
+from dagster_flinkpy.common.exchange_options import ExchangeOptions
 from dagster_flinkpy.common.job_client import JobClient
 from dagster_flinkpy.common.job_execution_result import JobExecutionResult
 from dagster_flinkpy.common.metric_options import MetricReporterOptions
@@ -49,6 +50,8 @@ class ExecutionSettings:
     """The program's options for restarts."""
     require_all_slots: bool = False
     """Whether the run fails if Spark cannot run all subtasks at once."""
+    exchange: ExchangeOptions = field(default_factory=ExchangeOptions)
+    """How tasks exchange records."""
     metric_reporters: tuple[MetricReporterOptions, ...] = ()
     """Who gets the metrics while the program runs (options ``metrics.reporter.*``)."""
     local: bool = False

@@ -83,8 +83,8 @@ class StreamSettings(OperatorSettings):
         return self
 
     def set_buffer_timeout(self: S, timeout_millis: int) -> S:
-        """Has no effect: buffers are sent when they are full, and at barriers."""
-        no_effect("set_buffer_timeout()", "buffers are sent when they are full, and at barriers")
+        """Has no effect: the timeout is set for the whole program, with ``env.set_buffer_timeout()``."""
+        no_effect("set_buffer_timeout()", "it is set for the whole program, with env.set_buffer_timeout()")
         return self
 
     def force_non_parallel(self: S) -> S:

@@ -256,6 +256,7 @@ class StreamProgram(Generic[S]):
             allow_non_restored_state=self.allow_non_restored_state,
             latency_tracking_interval=timedelta(milliseconds=self.config.get_latency_tracking_interval()),
             require_all_slots=self.config.is_require_all_slots(),
+            exchange=self.config.exchange,
             failover_options=self.config.failover_options,
             metric_reporters=self.config.metric_reporters,
             local=self.local,

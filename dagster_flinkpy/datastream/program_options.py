@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from difflib import get_close_matches
 from enum import Enum
 from typing import Any, TypeVar
 
 from dagster_flinkpy.common.configuration import Configuration, parse_duration
+from dagster_flinkpy.common.exchange_options import ExchangeMode
 from dagster_flinkpy.common.metric_options import is_reporter_option, metric_reporters_of
 from dagster_flinkpy.common.no_effect import no_effect
 from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
@@ -105,6 +107,10 @@ def _min_pause(program: StreamProgram[Any], configuration: Configuration, name: 
     program.checkpoint_config.min_pause = _duration(configuration, name)
 
 
+def _exchange(program: StreamProgram[Any], **changed: Any) -> None:
+    program.config.exchange = replace(program.config.exchange, **changed)
+
+
 def _duration(configuration: Configuration, name: str) -> timedelta:
     return parse_duration(configuration.get_string(name, ""))
 
@@ -128,6 +134,9 @@ OPTIONS: Mapping[str, Option] = {
         round(_duration(c, k) / timedelta(milliseconds=1))
     ),
     "execution.require-all-slots": lambda p, c, k: p.config.set_require_all_slots(c.get_boolean(k, False)),
+    "execution.exchange": lambda p, c, k: _exchange(p, mode=_member(ExchangeMode, c.get_string(k, ""))),
+    "execution.buffer-timeout.interval": lambda p, c, k: _exchange(p, buffer_timeout=_duration(c, k)),
+    "slot.request.timeout": lambda p, c, k: _exchange(p, slot_request_timeout=_duration(c, k)),
     "execution.runtime-mode": _runtime_mode,
     "execution.local": _local,
     "table.exec.mini-batch.enabled": _mini_batch,

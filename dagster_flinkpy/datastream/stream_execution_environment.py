@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from enum import Enum
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -163,8 +164,22 @@ class StreamExecutionEnvironment:
         return self
 
     def set_buffer_timeout(self, timeout_millis: int) -> StreamExecutionEnvironment:
-        """Has no effect: buffers are sent when they are full, and at barriers."""
-        no_effect("set_buffer_timeout()", "buffers are sent when they are full, and at barriers")
+        """Sets after how long a live task sends records that have not filled a buffer; 100 ms by default.
+
+        It acts with ``execution.exchange: pipelined``. With Spark's shuffle, buffers are sent when they are full, and
+        at barriers.
+
+        Args:
+            timeout_millis: Milliseconds; 0 sends after each step of a task, and -1 only full buffers.
+
+        Raises:
+            ConfigurationError: The timeout is below -1.
+        """
+        if timeout_millis < -1:
+            raise ConfigurationError(f"the buffer timeout is -1, or at least 0, not {timeout_millis} ms")
+        timeout = None if timeout_millis == -1 else timedelta(milliseconds=timeout_millis)
+        config = self._program.config
+        config.exchange = replace(config.exchange, buffer_timeout=timeout)
         return self
 
     def add_jars(self, *jars_path: str) -> None:

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from dagster_flinkpy.checkpoint.partitions import PartitionRetention
+from dagster_flinkpy.common.exchange_options import ExchangeOptions
 from dagster_flinkpy.common.metric_options import MetricReporterOptions
 from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
 from dagster_flinkpy.datastream.execution import without_spark
@@ -54,6 +55,8 @@ class FlinkJob:
     """Set by the program with ``env.get_config().set_latency_tracking_interval``."""
     require_all_slots: bool
     """Set by the program with ``env.get_config().set_require_all_slots``."""
+    exchange: ExchangeOptions
+    """Set by the program with ``execution.exchange`` and the options beside it."""
     failover: FailoverConfig
     """Set by the program with ``restart-strategy.*`` and ``jobmanager.execution.failover-strategy``."""
     metric_reporters: tuple[MetricReporterOptions, ...]
@@ -98,6 +101,7 @@ class FlinkJob:
             CoordinatorConfig.of_program(self.checkpointing, num_retained=storage.num_retained),
             latency_tracking_interval=self.latency_tracking_interval,
             require_all_slots=self.require_all_slots,
+            exchange=self.exchange,
             failover=self.failover,
             metric_reporters=spark.reporters() or self.metric_reporters,
             partition_retention=self.partition_retention,
@@ -153,6 +157,7 @@ def flink_job(env: Environment, name: str) -> FlinkJob:
         env.get_checkpoint_config(),
         latency,
         env.get_config().is_require_all_slots(),
+        env.get_config().exchange,
         FailoverConfig.of_scheduled_run(env.get_config().failover_options),
         env.get_config().metric_reporters,
     )

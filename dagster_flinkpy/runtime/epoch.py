@@ -100,6 +100,9 @@ class EpochJob:
     """The last checkpoint of the epochs whose state it starts from; 0 for what the execution attempt started from."""
     pipelined: bool = False
     """Whether its tasks live: they go on after the last of these epochs, and are told of more. Default: False."""
+    buffer_timeout: float | None = 0.1
+    """After how many seconds a live task sends records that have not filled a buffer; None if only then. Default: 0.1,
+    as in Flink."""
     region: int = 0
     """The number of the region in the job."""
     clock: Clock = field(default_factory=SystemClock)

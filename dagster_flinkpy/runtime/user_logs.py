@@ -95,15 +95,12 @@ class UserLogs:
     """Collects what the user functions of one task log and print.
 
     Args:
-        current: Returns the uid of the operator that is running.
-        subtask: Index of the subtask.
-        checkpoint_id: The checkpoint that the task works towards.
+        where: Returns the uid of the operator that is running, the index of the subtask, and the checkpoint that the
+            task works towards.
     """
 
-    def __init__(self, current: Callable[[], str], subtask: int, checkpoint_id: int) -> None:
-        self._current = current
-        self._subtask = subtask
-        self._checkpoint_id = checkpoint_id
+    def __init__(self, where: Callable[[], tuple[str, int, int]]) -> None:
+        self._where = where
         self._entries: list[LogEntry] = []
         self._seen: Counter[int] = Counter()
 
@@ -131,17 +128,19 @@ class UserLogs:
             return False
         if len(text) > MAX_TEXT:
             text = f"{text[:MAX_TEXT]}... ({len(text)} characters)"
-        entry = LogEntry(self._current(), self._subtask, self._checkpoint_id, level, logger, text)
+        entry = LogEntry(*self._where(), level, logger, text)
         self._entries.append(entry)
         return True
 
     def payload(self) -> bytes | None:
-        """Returns all entries as bytes, or None if there are none."""
+        """Returns the entries since the last call as bytes, or None if there are none."""
         if not self._seen:
             return None
         kept = Counter(entry.level for entry in self._entries)
         dropped = {level: count - kept[level] for level, count in self._seen.items() if count > kept[level]}
-        return json.dumps({"entries": [asdict(e) for e in self._entries], "dropped": list(dropped.items())}).encode()
+        entries, self._entries = [asdict(entry) for entry in self._entries], []
+        self._seen.clear()
+        return json.dumps({"entries": entries, "dropped": list(dropped.items())}).encode()
 
     @staticmethod
     def parse(payload: bytes) -> tuple[list[LogEntry], dict[int, int]]:

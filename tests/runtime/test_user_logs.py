@@ -23,7 +23,7 @@ log = logging.getLogger("shop.orders")
 
 
 def logs_of(current: str = "op") -> UserLogs:
-    return UserLogs(lambda: current, 1, 7)
+    return UserLogs(lambda: (current, 1, 7))
 
 
 def entries_of(logs: UserLogs) -> list[LogEntry]:

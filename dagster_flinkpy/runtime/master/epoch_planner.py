@@ -75,6 +75,8 @@ class EpochPlanner:
         """What the restored checkpoint names of the edges that the region reads."""
         self._inputs = {task: i for task, i in inputs_of_plan(plan).items() if task[0] in uids} if plan else {}
         self._ended = restored is not None and restored.end_of_input
+        self._start = 0
+        """The last checkpoint of the epochs whose state the next epoch starts from; 0 for the start of the attempt."""
         self._states = {0: (self._continues_from, self._inputs, self._ended)}
         """What epochs start from, by the last checkpoint before them; 0 stands for the start of the attempt."""
 
@@ -149,6 +151,8 @@ class EpochPlanner:
             partition=None if self.partition is None else self.partition.key,
             cache_dir=config.cache_dir or str(Path(tempfile.gettempdir()) / "flinkpy-cache"),
             restored=self._continues_from,
+            start=self._start,
+            buffer_timeout=None if (timeout := config.exchange.buffer_timeout) is None else timeout.total_seconds(),
             region=self.number,
             python=self._python,
         )
@@ -161,7 +165,7 @@ class EpochPlanner:
             states: The state of each task.
             ended: Whether the input of the region ends with it; None if it has read nothing.
         """
-        self._continues_from, self._inputs = checkpoint_id, inputs_after(states)
+        self._start, self._continues_from, self._inputs = checkpoint_id, checkpoint_id, inputs_after(states)
         if ended is not None:
             self._ended = ended
         self._states[checkpoint_id] = self._continues_from, self._inputs, self._ended
@@ -182,6 +186,7 @@ class EpochPlanner:
         Args:
             checkpoint_id: The last checkpoint of the epochs that have left it; 0 for the start of the attempt.
         """
+        self._start = checkpoint_id
         self._continues_from, self._inputs, self._ended = self._states[checkpoint_id]
 
     def forget_before(self, checkpoint_id: int) -> None:

@@ -34,6 +34,7 @@ from dagster_flinkpy.checkpoint.savepoint_target import check_job
 from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.common.clock import current_millis
+from dagster_flinkpy.common.exchange_options import ExchangeMode
 from dagster_flinkpy.common.job_status import JobStatus
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.datastream.job_graph import JobGraph
@@ -64,6 +65,12 @@ from dagster_flinkpy.runtime.master.job_slots import JobSlots, require_all_slots
 from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Lane, Mailbox, ThreadMailbox
 from dagster_flinkpy.runtime.master.master_hooks import MasterHooks
 from dagster_flinkpy.runtime.master.metric_reporters import MetricReporters
+from dagster_flinkpy.runtime.master.pipelined_exchange import (
+    PipelinedExchange,
+    host_of_driver,
+    start_here,
+    start_on_spark,
+)
 from dagster_flinkpy.runtime.master.region_execution import EpochKind
 from dagster_flinkpy.runtime.master.region_job import run_region
 from dagster_flinkpy.runtime.master.reports import CompletedEpoch
@@ -183,6 +190,7 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
             progress=self._progress,
         )
         self._spark = SharedSession(config.spark, self._progress)
+        self._exchange = self._create_exchange()
         self._stopped = False
         """Whether the job was stopped earlier, and nobody has restored a savepoint since."""
         self._lease = config.checkpointing.timeout + _LEASE_MARGIN
@@ -375,6 +383,7 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
                 self._master.settle()
             except BaseException as late:  # the error of an epoch that the caller did not wait for
                 error = found = late
+        found = self._end_exchange() or found
         self._spark.close()
         # If this attempt was fenced or cannot reach the store, the next one tidies up.
         with suppress(FlinkPyError):
@@ -394,6 +403,28 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
         self._end()
         if found is not None:
             raise found
+
+    def _create_exchange(self) -> PipelinedExchange | None:
+        """Returns the slots of the attempt, or None if each epoch is a Spark job."""
+        config, options = self.config, self.config.exchange
+        if options.mode is not ExchangeMode.PIPELINED:
+            return None
+        start = start_here if config.in_process else start_on_spark(config.job_id, self._spark)
+        host = "127.0.0.1" if config.in_process else host_of_driver(config.spark)
+        return PipelinedExchange(start, host, options.slot_request_timeout.total_seconds(), self._progress)
+
+    def _end_exchange(self) -> BaseException | None:
+        """Ends the tasks. Returns what a function has raised that was to be closed."""
+        if self._exchange is None:
+            return None
+        try:
+            if self._master.error is None:
+                self._exchange.finish()
+        except FlinkPyError as error:
+            return error
+        finally:
+            self._exchange.close()
+        return None
 
     def _end(self) -> None:
         self._mailbox.close()
@@ -586,6 +617,8 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
 
     def _on_spark(self, job: EpochJob) -> Sequence[WireRow]:
         """Runs the Spark job, or the same tasks in this process."""
+        if self._exchange is not None:
+            return self._exchange.run(job, self._regions.sessions[job.region])
         if self.config.in_process:
             return list(run_in_process(job))
         what = f"checkpoint {job.checkpoint_id} of job {job.job_id!r}"

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.checkpoint.partitions import PartitionRetention
+from dagster_flinkpy.common.exchange_options import ExchangeOptions
 from dagster_flinkpy.common.metric_options import MetricReporterOptions
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
 from dagster_flinkpy.spark.sessions import SparkSettings
@@ -28,6 +29,8 @@ class JobConfig:
     """Time between two latency markers of a source. Default: 0, which sends none."""
     require_all_slots: bool = False
     """Whether an attempt fails if Spark cannot run all subtasks at once. Default: they run in waves."""
+    exchange: ExchangeOptions = field(default_factory=ExchangeOptions)
+    """How tasks exchange records."""
     metric_reporters: tuple[MetricReporterOptions, ...] = ()
     """Who gets the metrics while an attempt runs. Default: nobody."""
     partition_retention: PartitionRetention = field(default_factory=PartitionRetention)

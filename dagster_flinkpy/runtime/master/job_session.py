@@ -76,6 +76,7 @@ class JobSession:
     def __init__(self, shared: SharedSession) -> None:
         self._shared = shared
         self._interrupted = False
+        self._interrupt: Callable[[], object] = lambda: None
         self._wake = threading.Event()
         """Set when the Spark jobs of the last :meth:`open` were interrupted or have ended."""
 
@@ -93,6 +94,22 @@ class JobSession:
         """Ends running Spark jobs, and those that start before the next :meth:`begin`. Any thread may call it."""
         self._interrupted = True
         self._wake.set()
+        self._interrupt()
+
+    @contextmanager
+    def interruptible(self, interrupt: Callable[[], object]) -> Iterator[None]:
+        """Lets :meth:`interrupt` end what runs inside the context without a Spark job of its own.
+
+        Args:
+            interrupt: Ends it; called at once if the session is interrupted already. Any thread may call it.
+        """
+        self._interrupt = interrupt
+        try:
+            if self._interrupted:
+                interrupt()
+            yield
+        finally:
+            self._interrupt = lambda: None
 
     @contextmanager
     def open(self) -> Iterator[SparkSession]:

@@ -104,6 +104,7 @@ class LocalExecutor:
                     checkpointing=CoordinatorConfig.of_program(settings.checkpointing),
                     latency_tracking_interval=settings.latency_tracking_interval,
                     require_all_slots=settings.require_all_slots,
+                    exchange=settings.exchange,
                     failover=failover,
                     metric_reporters=settings.metric_reporters,
                     in_process=settings.local,

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from dagster_flinkpy.spark.server_log import ServerLog
 
-__all__ = ["run_region", "unsupported"]
+__all__ = ["run_region", "translated", "unsupported"]
 
 _WORKER_DIED = "Python worker exited unexpectedly"
 _EXECUTOR_LOST = re.compile(
@@ -79,20 +79,28 @@ def run_region(spark: SparkSession, job: EpochJob) -> Iterator[WireRow]:
     except PySparkException as e:
         from dagster_flinkpy.spark.sessions import server_log  # here, because workers import this module, too
 
-        raise _translated(e, job, server_log(spark)) from e
+        raise translated(
+            e, f"the Spark job of checkpoint {job.checkpoint_id} of job {job.job_id!r}", server_log(spark)
+        ) from e
     for batch in table.to_batches():
         yield from rows_of(batch)
 
 
-def _translated(error: Exception, job: EpochJob, log: ServerLog | None) -> FlinkPyError:
+def translated(error: Exception, what: str, log: ServerLog | None) -> FlinkPyError:
+    """Returns an exception of PySpark as an error of this library.
+
+    Args:
+        error: The exception.
+        what: The Spark job that it has ended, in words for people.
+        log: The log of the Spark server, if there is one.
+    """
     if _WORKER_DIED in str(error):
-        return _lost_worker(str(error), job)
+        return _lost_worker(str(error), what)
     if (ours := error_in_task(error)) is not None:
         return ours
     lines = [line for line in str(error).splitlines() if line.strip()][:30]
     if log is not None:
         lines.append(log.quote())
-    what = f"the Spark job of checkpoint {job.checkpoint_id} of job {job.job_id!r}"
     failed, reason = f"{what} failed", "\n".join(lines)
     if _EXECUTOR_LOST.search(str(error)):
         return ExecutorLostError(f"{failed}, because Spark lost an executor: {reason}")
@@ -117,7 +125,7 @@ def unsupported(what: str, reason: str) -> UnsupportedEnvironmentError:
     )
 
 
-def _lost_worker(text: str, job: EpochJob) -> PythonWorkerLostError:
+def _lost_worker(text: str, what: str) -> PythonWorkerLostError:
     at_work = read_breadcrumb(text)
     where = "in an unknown operator"
     if at_work is not None:
@@ -129,7 +137,7 @@ def _lost_worker(text: str, job: EpochJob) -> PythonWorkerLostError:
         "process. In the last case, add memory or lower the parallelism."
     )
     return PythonWorkerLostError(
-        f"a Python worker died {where} (checkpoint {job.checkpoint_id} of job {job.job_id!r}). "
+        f"a Python worker died {where} ({what.removeprefix('the Spark job of ')}). "
         + (f"{fatal[0].rstrip()}" if fatal else advice),
         operator=at_work[0] if at_work else "",
         subtask=at_work[1] if at_work else None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,6 +154,11 @@ class BarrierHandler(ABC):
 
     @property
     @abstractmethod
+    def blocked(self) -> Set[Channel]:
+        """The channels of which nothing is to be taken for now."""
+
+    @property
+    @abstractmethod
     def aligning(self) -> int | None:
         """The checkpoint whose snapshot is waiting for barriers, or None."""
 
@@ -191,6 +196,10 @@ class SingleCheckpointBarrierHandler(BarrierHandler):
         """Whether the snapshot was taken before the last barrier."""
         self._blocked: set[Channel] = set()
         self._kept: deque[Element | Barrier | CancelBarrier] = deque()
+
+    @property
+    def blocked(self) -> Set[Channel]:
+        return self._blocked
 
     @property
     def aligning(self) -> int | None:
@@ -316,6 +325,10 @@ class CheckpointBarrierTracker(BarrierHandler):
         self._pending: dict[int, set[Channel]] = {}
         """The channels whose barrier has arrived, by checkpoint id in ascending order."""
         self._finished = 0
+
+    @property
+    def blocked(self) -> Set[Channel]:
+        return frozenset()
 
     @property
     def aligning(self) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -363,6 +363,11 @@ class OperatorTask:
                 case Block() | Unblock():
                     pass  # the handler keeps the elements of a blocked channel
         self._task.leave()
+
+    @property
+    def blocked(self) -> Set[Channel]:
+        """The channels that wait until the others have delivered their barriers."""
+        return self._barriers.blocked
 
     def check_timeout(self) -> None:
         """Makes the checkpoint unaligned if alignment takes too long."""

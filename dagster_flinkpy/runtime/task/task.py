@@ -47,7 +47,7 @@ class StageTask(StreamTask):
         self._output = TaskOutput()
         super().__init__(job, stage, index, self._output)
         self._may_fail = may_fail
-        self._logs = UserLogs(lambda: self.current, index, job.checkpoint_id) if capture_logs else None
+        self._logs = UserLogs(lambda: (self.current, index, job.checkpoint_id)) if capture_logs else None
         self._acks: list[tuple[dict[str, Any], Sequence[Future[None]]]] = []
         graph = job.graph
         self._here = {e.id for e in graph.edges if graph.stages[e.target] == stage and not graph.is_chained(e)}

@@ -65,6 +65,21 @@ class TaskTimes:
             yield output
             self._blocked += self._elapsed()
 
+    def pause(self) -> None:
+        """The thread leaves the task for others."""
+        self._advance()
+
+    def resume(self, *, back_pressured: bool) -> None:
+        """The thread comes back to the task.
+
+        Args:
+            back_pressured: Whether the task has waited until what it has sent was taken. Otherwise it had no input, or
+                the thread was busy with other tasks.
+        """
+        elapsed = self._elapsed()
+        if back_pressured:
+            self._blocked += elapsed
+
     def take(self, uid: str) -> OperatorTimes:
         """Returns the times of an operator since the last call, or since the beginning."""
         self._advance()

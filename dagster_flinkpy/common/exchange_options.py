@@ -1,0 +1,49 @@
+"""How tasks exchange records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum, auto
+
+from dagster_flinkpy.errors import ConfigurationError
+
+__all__ = ["ExchangeMode", "ExchangeOptions"]
+
+
+class ExchangeMode(Enum):
+    """What carries records from task to task (option ``execution.exchange``). Not in Flink."""
+
+    AUTO = auto()
+    """``PIPELINED`` if there are slots for all tasks and they reach each other, otherwise ``SPARK``."""
+    PIPELINED = auto()
+    """All tasks of a region live side by side, in long tasks of Spark, and send records to each other over Arrow
+    Flight, epoch after epoch."""
+    SPARK = auto()
+    """Each epoch is a Spark job, and records go through Spark's shuffle. It works with fewer cores than tasks, and
+    where tasks cannot reach each other."""
+
+
+@dataclass(frozen=True)
+class ExchangeOptions:
+    """The options of the exchange.
+
+    Raises:
+        ConfigurationError: A duration is negative.
+    """
+
+    mode: ExchangeMode = ExchangeMode.SPARK
+    """What carries the records. Default: SPARK."""
+    buffer_timeout: timedelta | None = timedelta(milliseconds=100)
+    """After how long a live task sends records that have not filled a buffer (Flink:
+    ``execution.buffer-timeout.interval``). Zero: after each step; None: only full buffers. Default: 100 ms."""
+    slot_request_timeout: timedelta = timedelta(minutes=5)
+    """How long a job waits for slots that are missing (Flink: ``slot.request.timeout``). Default: 5 minutes."""
+
+    def __post_init__(self) -> None:
+        for name, value in (
+            ("buffer timeout", self.buffer_timeout),
+            ("slot.request.timeout", self.slot_request_timeout),
+        ):
+            if value is not None and value < timedelta(0):
+                raise ConfigurationError(f"the {name} must not be negative, not {value}")

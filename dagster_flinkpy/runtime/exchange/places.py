@@ -1,0 +1,78 @@
+"""Which subtasks are connected, and where they are."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dagster_flinkpy.datastream.job_graph import JobEdge, JobGraph
+from dagster_flinkpy.runtime.shuffle.channel_selectors import downstream_subtasks, upstream_subtasks
+
+__all__ = ["Places", "address_towards", "credit", "input_channels", "output_channels"]
+
+_BUFFERS_OF_A_TASK = 64
+"""For how many buffers of 1 MiB a task has room, if it has few channels."""
+_MIN_CREDIT, _MAX_CREDIT = 2, 8
+
+
+def output_channels(graph: JobGraph, stage: int, index: int) -> Iterator[tuple[JobEdge, int]]:
+    """Yields the edges through which a task sends, each with the receiving subtasks."""
+    for vertex in graph.stage_vertices(stage):
+        if index < vertex.parallelism:
+            for edge in graph.outputs(vertex.uid):
+                if not graph.is_chained(edge):
+                    targets = graph.vertex(edge.target).parallelism
+                    for target in downstream_subtasks(edge.partitioner.kind, index, vertex.parallelism, targets):
+                        yield edge, target
+
+
+def input_channels(graph: JobGraph, stage: int, index: int) -> Iterator[tuple[JobEdge, int]]:
+    """Yields the edges from which a task receives, each with the sending subtasks."""
+    for vertex in graph.stage_vertices(stage):
+        if index < vertex.parallelism:
+            for edge in graph.inputs(vertex.uid):
+                if not graph.is_chained(edge):
+                    sources = graph.vertex(edge.source).parallelism
+                    for sender in upstream_subtasks(edge.partitioner.kind, index, sources, vertex.parallelism):
+                        yield edge, sender
+
+
+def credit(graph: JobGraph, stage: int, index: int) -> int:
+    """Returns for how many buffers each channel into a task has room."""
+    channels = sum(1 for _ in input_channels(graph, stage, index))
+    return max(_MIN_CREDIT, min(_MAX_CREDIT, _BUFFERS_OF_A_TASK // max(channels, 1)))
+
+
+@dataclass(frozen=True)
+class Places:
+    """Which slot has which subtask of a region."""
+
+    slots: Mapping[tuple[int, int], str]
+    """The name of the slot, by stage and index."""
+
+    def slot_of(self, stage: int, index: int) -> str:
+        """Returns the name of the slot of a subtask."""
+        return self.slots[stage, index]
+
+    def of_slot(self, slot: str) -> list[tuple[int, int]]:
+        """Returns the subtasks of a slot, by stage and index, inputs first."""
+        return sorted(task for task, name in self.slots.items() if name == slot)
+
+    def to_json(self) -> Sequence[Any]:
+        """Returns the places as JSON."""
+        return [[stage, index, slot] for (stage, index), slot in self.slots.items()]
+
+    @staticmethod
+    def from_json(data: Sequence[Any]) -> Places:
+        """Reads what :meth:`to_json` returned."""
+        return Places({(stage, index): slot for stage, index, slot in data})
+
+
+def address_towards(host: str, port: int) -> str:
+    """Returns the address of this machine as others in the network of a host see it."""
+    family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(target)  # sends nothing
+        return str(probe.getsockname()[0])

@@ -1,0 +1,100 @@
+"""What a task sends to others while all of them run (Flink: ``ResultPartition``, ``PipelinedSubpartition``).
+
+A subpartition sends a buffer only if its receiver has room for it, of which a credit tells. What has no credit waits
+here, and the task is not run until it has left: so a full channel stops its producer, and nobody else. Only the thread
+of the slot uses these classes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from dagster_flinkpy.runtime.shuffle.wire import NO_EDGE, Kind, WireRow, check_size
+
+__all__ = ["PipelinedSubpartition", "ResultPartition"]
+
+Send = Callable[[WireRow], None]
+
+
+class PipelinedSubpartition:
+    """The rows of one task for one subtask of one edge.
+
+    Args:
+        send: Takes a row for which there is room.
+        credit: For how many buffers the receiver has room. Events need none.
+    """
+
+    def __init__(self, send: Send, credit: int) -> None:
+        self._send, self.credit = send, credit
+        self._waiting: deque[WireRow] = deque()
+
+    @property
+    def is_available(self) -> bool:
+        """Whether nothing waits for a credit."""
+        return not self._waiting
+
+    def add(self, row: WireRow) -> None:
+        """Sends a row, or keeps it until there is room and everything before it has left."""
+        self._waiting.append(row)
+        self._send_waiting()
+
+    def add_credit(self, buffers: int) -> None:
+        """The receiver has room for more buffers."""
+        self.credit += buffers
+        self._send_waiting()
+
+    def _send_waiting(self) -> None:
+        while self._waiting and (self.credit or self._waiting[0].kind is not Kind.BUFFER):
+            row = self._waiting.popleft()
+            self.credit -= row.kind is Kind.BUFFER
+            self._send(row)
+
+
+class ResultPartition:
+    """Everything that one task sends.
+
+    Args:
+        subpartitions: By edge and subtask, where rows go.
+        to_driver: Takes rows for the driver.
+    """
+
+    digest = 0
+    """Nobody compares what was sent: a task that fails is not run again beside tasks that have read it."""
+
+    def __init__(self, subpartitions: Mapping[tuple[int, int], PipelinedSubpartition], to_driver: Send) -> None:
+        self.subpartitions = subpartitions
+        self._to_driver = to_driver
+        self._full: set[PipelinedSubpartition] = set()
+
+    @property
+    def is_available(self) -> bool:
+        """Whether nothing waits for a credit, so that the task may go on."""
+        return not self._full
+
+    def add(self, target: int, edge: int, channel: int, seq: int, kind: Kind, payload: Any = b"") -> None:
+        """Takes a row; see :class:`~dagster_flinkpy.runtime.shuffle.wire.WireRow`.
+
+        Raises:
+            ConfigurationError: The payload is too large.
+        """
+        check_size(payload)
+        buffer = payload if isinstance(payload, pa.Buffer) else pa.py_buffer(payload)
+        row = WireRow(target, edge, channel, seq, kind, buffer)
+        if edge == NO_EDGE:
+            self._to_driver(row)
+            return
+        subpartition = self.subpartitions[edge, target]
+        subpartition.add(row)
+        if not subpartition.is_available:
+            self._full.add(subpartition)
+
+    def add_credit(self, edge: int, target: int, buffers: int) -> None:
+        """A receiver has room for more buffers."""
+        subpartition = self.subpartitions[edge, target]
+        subpartition.add_credit(buffers)
+        if subpartition.is_available:
+            self._full.discard(subpartition)

@@ -1,0 +1,114 @@
+"""The slots of an attempt, and the regions whose tasks live in them."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from dagster_flinkpy.runtime.epoch import EpochJob
+from dagster_flinkpy.runtime.exchange.places import address_towards
+from dagster_flinkpy.runtime.master.job_session import JobSession, SharedSession
+from dagster_flinkpy.runtime.master.pipelined_region import PipelinedRegion
+from dagster_flinkpy.runtime.master.region_job import translated
+from dagster_flinkpy.runtime.master.slot_pool import SlotPool, StartSlot
+from dagster_flinkpy.runtime.shuffle.wire import WireRow
+from dagster_flinkpy.runtime.slot.task_executor import SlotDescriptor, TaskExecutor, run_slot
+from dagster_flinkpy.spark.sessions import SparkSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["PipelinedExchange", "host_of_driver", "start_here", "start_on_spark"]
+
+
+class PipelinedExchange:
+    """Runs epochs of regions in slots.
+
+    Args:
+        start: Runs a slot.
+        host: The address of this machine that the slots reach.
+        request_timeout: How many seconds to wait for slots that are missing.
+        progress: Takes one-line progress messages.
+    """
+
+    def __init__(self, start: StartSlot, host: str, request_timeout: float, progress: Callable[[str], object]) -> None:
+        self._pool = SlotPool(start, host, request_timeout, progress)
+        self._regions: dict[int, PipelinedRegion] = {}
+
+    def run(self, job: EpochJob, session: JobSession) -> Sequence[WireRow]:
+        """Reads the epochs of a region, see :meth:`PipelinedRegion.run`.
+
+        Args:
+            job: The region and its epochs.
+            session: The session of the region, whose interruption ends the epochs.
+        """
+        region = self._regions.get(job.region)
+        if region is None:
+            region = self._regions[job.region] = PipelinedRegion(self._pool)
+        with session.interruptible(region.interrupt):
+            return region.run(job)
+
+    def finish(self) -> None:
+        """Closes the functions of all tasks at the end of the job.
+
+        Raises:
+            FlinkPyError: A function raised.
+        """
+        for region in self._regions.values():
+            region.finish()
+
+    def close(self) -> None:
+        """Cancels the tasks that are left, and ends the slots."""
+        for region in self._regions.values():
+            region.cancel()
+        self._pool.close()
+
+
+def start_on_spark(job_id: str, shared: SharedSession) -> StartSlot:
+    """Returns what runs a slot as a long task of Spark, in a Spark job of its own.
+
+    Args:
+        job_id: The job, for messages.
+        shared: The session of the attempt.
+    """
+
+    def start(descriptor: SlotDescriptor) -> None:
+        from pyspark.errors import PySparkException
+
+        from dagster_flinkpy.spark.sessions import server_log
+
+        session, what = JobSession(shared), f"slot {descriptor.name} of job {job_id!r}"
+        session.begin(f"flinkpy-{job_id}-slot-{descriptor.name}", what)
+        with session.open() as spark:
+            try:
+                _run_on(spark, descriptor)
+            except PySparkException as error:
+                raise translated(error, what, server_log(spark)) from error
+
+    return start
+
+
+def _run_on(spark: SparkSession, descriptor: SlotDescriptor) -> None:
+    spark.range(0, 1, 1, 1).mapInArrow(partial(run_slot, descriptor), "slot string").toArrow()
+
+
+def start_here(descriptor: SlotDescriptor) -> None:
+    """Runs a slot on a thread of this process."""
+    TaskExecutor(descriptor).run()
+
+
+def host_of_driver(settings: SparkSettings) -> str:
+    """Returns the address of this machine that the executors of Spark reach.
+
+    Args:
+        settings: Which Spark runs the job.
+    """
+    if settings.on_this_machine:
+        return "127.0.0.1"
+    cluster = urlsplit(settings.remote if settings.remote is not None else settings.master)
+    if cluster.hostname is None:  # such as "yarn"
+        return socket.gethostbyname(socket.gethostname())
+    return address_towards(cluster.hostname, cluster.port or 1)

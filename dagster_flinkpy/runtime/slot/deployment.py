@@ -1,0 +1,246 @@
+"""The subtasks of a region that live in one slot, with their connections to each other and to other slots."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from traceback import format_exception
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dagster_flinkpy.errors import CheckpointError, FlinkPyError, SlotLostError, UnsupportedEnvironmentError, message_of
+from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
+from dagster_flinkpy.runtime.exchange.input_gate import InputGate
+from dagster_flinkpy.runtime.exchange.places import Places, credit, input_channels, output_channels
+from dagster_flinkpy.runtime.exchange.result_partition import PipelinedSubpartition, ResultPartition
+from dagster_flinkpy.runtime.exchange.slot_link import SlotLink
+from dagster_flinkpy.runtime.failure import error_to_json
+from dagster_flinkpy.runtime.shuffle.wire import NO_EDGE, Kind, WireRow
+from dagster_flinkpy.runtime.slot.pipelined_task import PipelinedTask
+from dagster_flinkpy.runtime.throwables import ThrowableType, throwable_type
+
+__all__ = ["SlotDeployment"]
+
+_TIMER_SECONDS = 0.02
+"""How often timers of processing time are looked at while nothing else happens."""
+
+
+class SlotDeployment:
+    """Runs the subtasks of a region in one slot (Flink: what a ``TaskExecutor`` has of a job).
+
+    Only the thread of the slot uses it, unless a method says otherwise.
+
+    Args:
+        deployment: Its id.
+        job: What the tasks do.
+        places: Which slot has which subtask.
+        slot: The name of this slot.
+        link: Returns the link to another slot, by its name, for this deployment.
+        to_driver: Takes rows for the driver.
+        later: Calls a function later on the thread of the slot. Any thread may call it.
+        wake: Wakes the thread of the slot. Any thread may call it.
+    """
+
+    def __init__(
+        self,
+        deployment: str,
+        job: EpochJob,
+        places: Places,
+        slot: str,
+        *,
+        link: Callable[[str, SlotDeployment], SlotLink],
+        to_driver: Callable[[WireRow], None],
+        later: Callable[[Callable[[], None]], None],
+        wake: Callable[[], None],
+    ) -> None:
+        self.id, self.job, self._places, self._slot = deployment, job, places, slot
+        self._link, self._to_driver, self._later, self._wake = link, to_driver, later, wake
+        self.failed = False
+        """Whether a task has failed: nothing is run until the driver cancels all."""
+        self.current: PipelinedTask | None = None
+        """The task that is running, or the last one."""
+        self.links: dict[str, SlotLink] = {}
+        self.credits: dict[str, dict[tuple[int, int, int], int]] = {}
+        """By slot of the senders, the credits that are to be sent."""
+        self.tasks: dict[tuple[int, int], PipelinedTask] = {}
+        for stage, index in places.of_slot(slot):
+            self.tasks[stage, index] = self._create(stage, index)
+        self._flush_after = job.buffer_timeout
+        self._flushed = time.monotonic()
+        self._timers_at = time.monotonic()
+        self._has_timers = True
+
+    def _create(self, stage: int, index: int) -> PipelinedTask:
+        graph = self.job.graph
+        subpartitions: dict[tuple[int, int], PipelinedSubpartition] = {}
+        for edge, target in output_channels(graph, stage, index):
+            to_stage = graph.stages[edge.target]
+            there = self._places.slot_of(to_stage, target)
+            if there == self._slot:
+                send: Callable[[WireRow], None] = partial(self._pass_on, (to_stage, target))
+            else:
+                if there not in self.links:
+                    self.links[there] = self._link(there, self)
+                send = self.links[there].add
+            subpartitions[edge.id, target] = PipelinedSubpartition(send, credit(graph, to_stage, target))
+        grants: dict[tuple[int, int], Callable[[], None]] = {}
+        for edge, sender in input_channels(graph, stage, index):
+            from_stage = graph.stages[edge.source]
+            there = self._places.slot_of(from_stage, sender)
+            if there == self._slot:
+                grants[edge.id, sender] = partial(self._grant_here, (from_stage, sender), edge.id, index)
+            else:
+                grants[edge.id, sender] = partial(self._grant, there, (edge.id, sender, index))
+        return PipelinedTask(
+            self.job,
+            stage,
+            index,
+            ResultPartition(subpartitions, self._to_driver),
+            InputGate(grants, self._wake),
+            later=self._later,
+            on_error=self.fail,
+        )
+
+    def _pass_on(self, task: tuple[int, int], row: WireRow) -> None:
+        self.tasks[task].gate.put(row)
+
+    def _grant_here(self, task: tuple[int, int], edge: int, target: int) -> None:
+        self.tasks[task].partition.add_credit(edge, target, 1)
+
+    def _grant(self, slot: str, channel: tuple[int, int, int]) -> None:
+        credits = self.credits.setdefault(slot, {})
+        credits[channel] = credits.get(channel, 0) + 1
+
+    # --- life --------------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Connects to the other slots, and opens the functions."""
+        try:
+            for link in self.links.values():
+                link.open()
+        except SlotLostError as error:
+            self.fail(error)
+        self._in_all(PipelinedTask.open)
+
+    def begin(self, epoch: Epoch, *, first: bool) -> None:
+        """Begins an epoch in all tasks."""
+        self._in_all(lambda task: task.begin(epoch, first=first))
+
+    def finish(self) -> None:
+        """Closes the functions at the end of the job."""
+        self._in_all(PipelinedTask.finish)
+        self._close_links()
+
+    def cancel(self) -> None:
+        """Gives up what all tasks have begun."""
+        self.failed = True
+        for task in self.tasks.values():
+            task.cancel()
+        self._close_links()
+
+    def _close_links(self) -> None:
+        for link in self.links.values():
+            link.cancel()
+
+    def _in_all(self, action: Callable[[PipelinedTask], object]) -> None:
+        for task in self.tasks.values():
+            if not self.failed:
+                self._in(task, action)
+
+    def _in(self, task: PipelinedTask, action: Callable[[PipelinedTask], object]) -> None:
+        self.current = task
+        try:
+            action(task)
+        except Exception as error:
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """Tells the driver of an error, and stops all tasks of the deployment in this slot."""
+        if self.failed:
+            return
+        self.failed = True
+        if not isinstance(error, FlinkPyError):
+            said = f"a task raised {type(error).__name__}: {message_of(error)}\n{''.join(format_exception(error))}"
+            lasting = throwable_type(error) is ThrowableType.NON_RECOVERABLE_ERROR
+            error = UnsupportedEnvironmentError(said) if lasting else CheckpointError(said)
+        task = self.current or next(iter(self.tasks.values()))
+        payload = pa.py_buffer(error_to_json(error, task.current, task.index))
+        self._to_driver(WireRow(task.index, NO_EDGE, task.index, 0, Kind.FAILURE, payload))
+
+    # --- steps -------------------------------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Runs each task that has something to do for one step. Returns whether there was one."""
+        worked = False
+        for task in self.tasks.values():
+            if not self.failed and task.is_available:
+                worked = True
+                self._in(task, PipelinedTask.step)
+        return worked
+
+    def rest(self, worked: bool) -> float | None:
+        """Does what is due between two rounds of steps.
+
+        Args:
+            worked: Whether the last round has done something.
+
+        Returns:
+            After how many seconds it is to be called again at the latest; None if only something from outside matters.
+        """
+        if not worked:
+            self._in_all(PipelinedTask.process_held)
+        now, waits = time.monotonic(), list[float]()
+        unsent = [task for task in self.tasks.values() if task.unsent]
+        if not unsent:
+            self._flushed = now
+        elif self._flush_after is not None:
+            left = self._flushed + self._flush_after - now
+            if left <= 0:
+                self._flushed = now
+                for task in unsent:
+                    if not self.failed:
+                        self._in(task, PipelinedTask.flush)
+            else:
+                waits.append(left)
+        if self._has_timers:
+            if now >= self._timers_at + _TIMER_SECONDS:
+                self._timers_at = now
+                self._in_all(PipelinedTask.on_processing_time)
+            waits.append(_TIMER_SECONDS)
+        try:
+            for link in self.links.values():
+                link.flush()
+        except SlotLostError as error:
+            self.fail(error)
+        return None if self.failed else min(waits, default=None)
+
+    # --- from other threads ------------------------------------------------------------------------------------------
+
+    def put(self, row: WireRow) -> None:
+        """Takes a row of another slot. Any thread may call it.
+
+        Raises:
+            CheckpointError: No task here has the channel.
+        """
+        edges = self.job.graph.edges
+        edge = edges[row.edge] if 0 <= row.edge < len(edges) else None
+        task = None if edge is None else self.tasks.get((self.job.graph.stages[edge.target], row.target))
+        if task is None:
+            raise CheckpointError(f"slot {self._slot} received data for subtask {row.target} of edge {row.edge}")
+        task.gate.put(row)
+
+    def add_credits(self, credits: npt.NDArray[np.int32]) -> None:
+        """Takes credits of another slot. Any thread may call it."""
+        self._later(partial(self._add_credits, credits))
+
+    def _add_credits(self, credits: npt.NDArray[np.int32]) -> None:
+        edges, stages = self.job.graph.edges, self.job.graph.stages
+        for edge, sender, target, buffers in credits.tolist():
+            self.tasks[stages[edges[edge].source], sender].partition.add_credit(edge, target, buffers)
+
+    def on_lost_link(self, error: SlotLostError) -> None:
+        """Takes the loss of a connection. Any thread may call it."""
+        self._later(partial(self.fail, error))

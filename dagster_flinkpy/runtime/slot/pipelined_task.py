@@ -1,0 +1,182 @@
+"""A task that lives: it reads as soon as something comes, epoch after epoch, until it is cancelled or all input ends.
+
+It never waits. The slot runs it a step at a time when it has input and room for output (Flink: the default action of
+``MailboxProcessor``).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
+from dagster_flinkpy.runtime.exchange.input_gate import InputGate
+from dagster_flinkpy.runtime.exchange.result_partition import ResultPartition
+from dagster_flinkpy.runtime.shuffle.wire import NO_EDGE, Kind
+from dagster_flinkpy.runtime.task.stream_task import StreamTask
+
+__all__ = ["PipelinedTask"]
+
+_ROWS_AT_ONCE = 8
+"""How many rows a step takes before other tasks of the slot have their turn."""
+
+
+class PipelinedTask(StreamTask):
+    """Runs the operators of one stage at one subtask index.
+
+    Args:
+        job: What the tasks do, and its first epoch.
+        stage: Number of the stage.
+        index: Index of the subtask.
+        partition: Takes what it sends.
+        gate: Has what others have sent to it.
+        later: Calls a function later on the thread of the slot. Any thread may call it.
+        on_error: Takes an error of an upload; called on the thread of the slot.
+    """
+
+    def __init__(
+        self,
+        job: EpochJob,
+        stage: int,
+        index: int,
+        partition: ResultPartition,
+        gate: InputGate,
+        *,
+        later: Callable[[Callable[[], None]], None],
+        on_error: Callable[[BaseException], None],
+    ) -> None:
+        super().__init__(job, stage, index, partition)
+        self.partition, self.gate = partition, gate
+        self._later, self._on_error = later, on_error
+        self._to_read: deque[Epoch] = deque()
+        self._reading: Iterator[None] | None = None
+        self._blocked: set[tuple[int, int]] = set()
+        self._was_available = True
+        self.unsent = False
+        """Whether there may be records that wait until a buffer is full."""
+
+    @property
+    def epoch(self) -> int:
+        """The checkpoint that its first operator works towards."""
+        return next(iter(self._tasks.values())).context.checkpoint_id if self._tasks else self.job.checkpoint_id
+
+    def begin(self, epoch: Epoch, *, first: bool) -> None:
+        """Lets the sources read an epoch.
+
+        Args:
+            epoch: The epoch.
+            first: Whether it is the one with which the task was made.
+        """
+        self._to_read.append(epoch)
+        if not first:
+            for task in self._entered(self._tasks.values()):
+                task.add_epoch(epoch)
+
+    @property
+    def is_available(self) -> bool:
+        """Whether a step would do something."""
+        if not self.partition.is_available:
+            return False
+        return self._has_sources if self.stage == 0 else self.gate.is_available
+
+    @property
+    def _has_sources(self) -> bool:
+        return self._reading is not None or bool(self._to_read)
+
+    def step(self) -> None:
+        """Reads a batch of a source, or takes a few rows of the gate."""
+        self.times.resume(back_pressured=not self._was_available)
+        self.unsent = True
+        if self.stage == 0:
+            self._step_of_source()
+        else:
+            for _ in range(_ROWS_AT_ONCE):
+                if not self.partition.is_available or (row := self.gate.poll()) is None:
+                    break
+                self._take(row)
+                if row.kind is Kind.BARRIER or self.job.alignment_timeout is not None:
+                    self._block()
+        self._was_available = self.partition.is_available
+        self.times.pause()
+
+    def _step_of_source(self) -> None:
+        if self._reading is None:
+            self._reading = self._read(self._to_read.popleft())
+        try:
+            next(self._reading)
+        except StopIteration:
+            self._reading = None
+
+    def _block(self) -> None:
+        blocked = {channel for task in self._tasks.values() for channel in task.blocked}
+        if blocked != self._blocked:
+            self._blocked = blocked
+            self.gate.block(blocked)
+
+    def check_timeouts(self) -> None:
+        super().check_timeouts()
+        if self._blocked:
+            self._block()
+
+    def process_held(self) -> None:
+        """Processes small buffers that wait for others, because no others are there."""
+        for task in self._entered(self._tasks.values()):
+            task.process_held()
+
+    def on_processing_time(self) -> None:
+        """Fires the timers that are due."""
+        for task in self._entered(self._tasks.values()):
+            task.on_processing_time()
+
+    def flush(self) -> None:
+        """Sends all records that wait for a full buffer."""
+        self.unsent = False
+        for task in self._tasks.values():
+            for output in task.outputs:
+                output.flush()
+
+    def cancel(self) -> None:
+        """Gives up what was begun, and closes the functions."""
+        self._reading = None
+        self._abort()
+        self.count.close()
+        self._breadcrumb.clear()
+
+    def finish(self) -> None:
+        """Closes the functions at the end of the job."""
+        self.close_functions()
+        self.count.close()
+        self._breadcrumb.clear()
+
+    # --- acknowledgements --------------------------------------------------------------------------------------------
+
+    def acknowledge(self, ack: dict[str, Any], uploads: Sequence[Future[None]]) -> None:
+        left, started = [upload for upload in uploads if not upload.done()], time.perf_counter_ns()
+        if not left:
+            self._acknowledge(ack, uploads, started)
+            return
+        missing = len(left)
+
+        def on_uploaded(_: Future[None]) -> None:
+            def note() -> None:
+                nonlocal missing
+                missing -= 1
+                if not missing:
+                    self._acknowledge(ack, uploads, started)
+
+            self._later(note)
+
+        for upload in left:
+            upload.add_done_callback(on_uploaded)
+
+    def _acknowledge(self, ack: dict[str, Any], uploads: Sequence[Future[None]], started: int) -> None:
+        for upload in uploads:
+            if (error := upload.exception()) is not None:
+                self._on_error(error)
+                return
+        ack["state"].setdefault("metrics", {})["async_us"] = (time.perf_counter_ns() - started) // 1_000
+        self._rows_out.add(self.index, NO_EDGE, self.index, 0, Kind.ACK, json.dumps(ack).encode())

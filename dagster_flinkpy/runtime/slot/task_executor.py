@@ -1,0 +1,305 @@
+"""The process of a slot: connects to the driver, takes what it deploys, and runs it (Flink: ``TaskExecutor``)."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from dagster_flinkpy.errors import FlinkPyError, SlotProtocolError
+from dagster_flinkpy.runtime.epoch import Epoch
+from dagster_flinkpy.runtime.exchange.frames import authenticated, command, frame, of_credits, parse
+from dagster_flinkpy.runtime.exchange.places import Places, address_towards
+from dagster_flinkpy.runtime.exchange.slot_link import CONNECT_SECONDS, SlotLink
+from dagster_flinkpy.runtime.failure import error_to_json
+from dagster_flinkpy.runtime.shipping import loaded_job
+from dagster_flinkpy.runtime.shuffle.wire import NO_EDGE, WIRE_SCHEMA, Kind, WireRow, batch_of, rows_of
+from dagster_flinkpy.runtime.slot.deployment import SlotDeployment
+from dagster_flinkpy.runtime.task.garbage import collecting_rarely
+from dagster_flinkpy.runtime.user_logs import UserLogs
+
+__all__ = ["SlotDescriptor", "TaskExecutor", "run_slot"]
+
+_SWITCH_SECONDS = 0.0005
+"""How long a thread may run Python while another one waits: what comes from the network must not wait for long."""
+
+
+@dataclass(frozen=True)
+class SlotDescriptor:
+    """What a slot is told when it starts."""
+
+    name: str
+    """Its name in the job."""
+    driver: str
+    """Where the driver listens, such as ``grpc://10.0.0.1:40001``."""
+    token: str
+    """The token of the execution attempt."""
+    heartbeat_seconds: float
+    """How often driver and slot tell each other that they are there."""
+    timeout_seconds: float
+    """After which time without that the slot gives up."""
+
+
+def run_slot(descriptor: SlotDescriptor, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Runs a slot in a Python worker of Spark until the driver ends it."""
+    from pyspark import TaskContext
+
+    for _ in batches:  # Spark keeps a Python worker for the next task only if it has read all of its input.
+        pass
+    context = TaskContext.get()
+    executor = TaskExecutor(descriptor, attempt=0 if context is None else context.attemptNumber(), capture_logs=True)
+    with collecting_rarely():
+        executor.run()
+    yield pa.record_batch({"slot": [descriptor.name]})
+
+
+class TaskExecutor:
+    """One slot.
+
+    Args:
+        descriptor: Who it is, and where the driver is.
+        attempt: How often Spark has started it before.
+        capture_logs: Whether to send what user functions log and print to the driver. Default: False.
+    """
+
+    def __init__(self, descriptor: SlotDescriptor, *, attempt: int = 0, capture_logs: bool = False) -> None:
+        self._descriptor, self._attempt = descriptor, attempt
+        self._logs = UserLogs(self._where) if capture_logs else None
+        self._mails: deque[Callable[[], None]] = deque()
+        self._event = threading.Event()
+        self._deployments: dict[str, SlotDeployment] = {}
+        self._known = threading.Condition()
+        self._programs: dict[str, ExitStack] = {}
+        self._incoming: dict[tuple[str, str], flight.MetadataRecordBatchWriter] = {}
+        self._closed = False
+        self._write_lock = threading.Lock()
+        self._rows: dict[str, list[WireRow]] = {}
+        self._heard = time.monotonic()
+
+    # --- life --------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Runs until the driver says that the slot is over, or is gone."""
+        descriptor = self._descriptor
+        driver = urlsplit(descriptor.driver)
+        host = address_towards(str(driver.hostname), int(driver.port or 0))
+        server = _DataServer(f"grpc://{_bracketed(host)}:0", self)
+        location = f"grpc://{_bracketed(host)}:{server.port}"
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(_SWITCH_SECONDS)
+        client = flight.connect(descriptor.driver)
+        try:
+            opening = command(
+                descriptor.token, slot=descriptor.name, location=location, attempt=self._attempt, pid=os.getpid()
+            )
+            self._writer, self._reader = client.do_exchange(flight.FlightDescriptor.for_command(opening))
+            self._writer.begin(WIRE_SCHEMA)
+            for target in (self._listen, self._beat):
+                threading.Thread(target=target, name=f"slot {descriptor.name} {target.__name__}", daemon=True).start()
+            with self._logs.captured() if self._logs is not None else nullcontext():
+                self._loop()
+        finally:
+            self._closed = True
+            sys.setswitchinterval(before)
+            for deployment in list(self._deployments.values()):
+                self._remove(deployment, deployment.cancel)
+            with suppress(pa.ArrowException, OSError):
+                self._reader.cancel()
+                self._writer.close()
+            client.close()
+            server.shutdown()
+
+    def _loop(self) -> None:
+        while not self._closed:
+            self._event.clear()
+            while self._mails:
+                self._mails.popleft()()
+            worked = False
+            for deployment in list(self._deployments.values()):
+                worked |= deployment.step()
+            waits = [deployment.rest(worked) for deployment in list(self._deployments.values())]
+            self._send_credits()
+            self._send_rows()
+            if not (worked or self._mails or self._closed):
+                self._event.wait(min((wait for wait in waits if wait is not None), default=None))
+
+    def later(self, mail: Callable[[], None]) -> None:
+        """Calls a function later on the thread of the slot. Any thread may call it."""
+        self._mails.append(mail)
+        self._event.set()
+
+    def _where(self) -> tuple[str, int, int]:
+        for deployment in self._deployments.values():
+            if (task := deployment.current) is not None:
+                return task.current, task.index, task.epoch
+        return "", 0, 0
+
+    # --- the driver --------------------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        try:
+            for chunk in self._reader:
+                self._heard = time.monotonic()
+                if chunk.app_metadata is not None:
+                    fields, body = parse(chunk.app_metadata)
+                    if fields["kind"] != "heartbeat":
+                        self.later(partial(self._on_message, fields, body))
+        except (pa.ArrowException, OSError, FlinkPyError):
+            pass  # the driver is gone
+        self._end()
+
+    def _beat(self) -> None:
+        descriptor = self._descriptor
+        while not self._closed:
+            time.sleep(descriptor.heartbeat_seconds)
+            if time.monotonic() - self._heard > descriptor.timeout_seconds:
+                self._end()
+            self._say(frame("heartbeat"))
+
+    def _end(self) -> None:
+        self._closed = True
+        for deployment in list(self._deployments.values()):
+            for link in deployment.links.values():
+                link.cancel()
+        self._event.set()
+
+    def _say(self, message: bytes) -> None:
+        with self._write_lock, suppress(pa.ArrowException, OSError):  # the driver may be gone
+            self._writer.write_metadata(message)
+
+    def _on_message(self, fields: dict[str, Any], body: bytes) -> None:
+        kind, name = fields["kind"], fields.get("deployment", "")
+        deployment = self._deployments.get(name)
+        if kind == "deploy":
+            self._deploy(name, fields, body)
+        elif kind == "end":
+            self._closed = True
+        elif deployment is None:
+            if kind in ("cancel", "finish"):
+                self._say(frame("ended", deployment=name))
+        elif kind == "begin":
+            first = bool(fields["first"])
+            epoch: Epoch = deployment.job.epochs[0] if first else pickle.loads(body)  # from the driver of this job
+            deployment.begin(epoch, first=first)
+        elif kind in ("cancel", "finish"):
+            self._remove(deployment, deployment.cancel if kind == "cancel" else deployment.finish)
+            self._send_rows()
+            self._say(frame("ended", deployment=name))
+
+    def _deploy(self, name: str, fields: dict[str, Any], body: bytes) -> None:
+        places, locations = Places.from_json(fields["places"]), fields["locations"]
+        stack = self._programs[name] = ExitStack()
+
+        def link(slot: str, deployment: SlotDeployment) -> SlotLink:
+            opening = command(self._descriptor.token, deployment=name, slot=self._descriptor.name)
+            return SlotLink(slot, locations[slot], opening, deployment.add_credits, deployment.on_lost_link)
+
+        try:
+            job = stack.enter_context(loaded_job(body))
+            deployment = SlotDeployment(
+                name,
+                job,
+                places,
+                self._descriptor.name,
+                link=link,
+                to_driver=partial(self._to_driver, name),
+                later=self.later,
+                wake=self._event.set,
+            )
+        except Exception as error:
+            ours = (
+                error if isinstance(error, FlinkPyError) else SlotProtocolError(f"cannot load the program: {error!r}")
+            )
+            self._to_driver(name, WireRow(0, NO_EDGE, 0, 0, Kind.FAILURE, pa.py_buffer(error_to_json(ours))))
+            return
+        with self._known:
+            self._deployments[name] = deployment
+            self._known.notify_all()
+        deployment.open()
+        self._say(frame("running", deployment=name))
+
+    def _remove(self, deployment: SlotDeployment, end: Callable[[], None]) -> None:
+        end()
+        with self._known:
+            self._deployments.pop(deployment.id, None)
+        for key in [key for key in self._incoming if key[0] == deployment.id]:
+            self._incoming.pop(key, None)
+        self._programs.pop(deployment.id).close()
+
+    def _to_driver(self, deployment: str, row: WireRow) -> None:
+        self._rows.setdefault(deployment, []).append(row)
+
+    def _send_rows(self) -> None:
+        if not self._rows:
+            return
+        rows_of_all, self._rows = self._rows, {}
+        for name, rows in rows_of_all.items():
+            if self._logs is not None and (logs := self._logs.payload()) is not None:
+                rows.append(WireRow(0, NO_EDGE, 0, 0, Kind.LOG, pa.py_buffer(logs)))
+            batch = batch_of(
+                [(r.target, r.edge, r.channel, r.seq, int(r.kind)) for r in rows], [r.payload for r in rows]
+            )
+            with self._write_lock, suppress(pa.ArrowException, OSError):
+                self._writer.write_with_metadata(batch, frame("rows", deployment=name))
+
+    # --- other slots -------------------------------------------------------------------------------------------------
+
+    def receive(self, opening: bytes | None, reader: Any, writer: flight.MetadataRecordBatchWriter) -> None:
+        """Takes what another slot sends, until it ends the call. Runs on a thread of the server.
+
+        Raises:
+            SlotProtocolError: The caller is not of this execution attempt, or of a deployment that is over.
+        """
+        fields = authenticated(opening, self._descriptor.token)
+        name, slot = fields.get("deployment"), fields.get("slot")
+        with self._known:
+            self._known.wait_for(lambda: self._closed or name in self._deployments, CONNECT_SECONDS)
+            deployment = self._deployments.get(str(name))
+        if deployment is None:
+            raise SlotProtocolError(f"deployment {name} is not, or no longer, in slot {self._descriptor.name}")
+        self._incoming[deployment.id, str(slot)] = writer
+        for chunk in reader:
+            if chunk.data is not None:
+                for row in rows_of(chunk.data):
+                    deployment.put(row)
+
+    def _send_credits(self) -> None:
+        for deployment in self._deployments.values():
+            if not deployment.credits:
+                continue
+            credits, deployment.credits = deployment.credits, {}
+            for slot, each in credits.items():
+                writer = self._incoming.get((deployment.id, slot))
+                if writer is not None:
+                    with suppress(pa.ArrowException, OSError):  # the other slot is gone, as the driver will see
+                        writer.write_metadata(of_credits(each))
+
+
+class _DataServer(flight.FlightServerBase):  # type: ignore[misc]
+    """Takes streams of rows of other slots."""
+
+    def __init__(self, location: str, executor: TaskExecutor) -> None:
+        super().__init__(location)
+        self._executor = executor
+
+    def do_exchange(self, context: Any, descriptor: flight.FlightDescriptor, reader: Any, writer: Any) -> None:
+        try:
+            self._executor.receive(descriptor.command, reader, writer)
+        except SlotProtocolError as error:
+            raise flight.FlightUnauthenticatedError(str(error)) from error
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
