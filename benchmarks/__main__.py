@@ -19,6 +19,7 @@ NAMES = (
     "overhead",
     "sharing",
     "keyed",
+    "live",
     "forms",
     "nexmark",
     "state",
