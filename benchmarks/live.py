@@ -1,6 +1,6 @@
-"""Tasks that live beside a Spark job for each epoch: the same programs with both exchanges, in turn on one warm session.
+"""Tasks that live, beside a Spark job for each epoch: the same programs with both exchanges, in turn on one session.
 
-- Throughput: the epochs of ``benchmarks keyed``, with the built-in sum and with a process function, and the exchange alone.
+- Throughput: the epochs of ``benchmarks keyed``, with the built-in sum and with a process function.
 - Small epochs: what an epoch costs that reads next to nothing.
 
 A ratio compares both exchanges in the same round, and is the median over the rounds.
