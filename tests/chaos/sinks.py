@@ -7,7 +7,6 @@ the job, and then continue. In the end the table must have each record once, and
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import random
 import re
@@ -26,6 +25,7 @@ from typing import Any
 from dagster_flinkpy.errors import FencedError, FlinkPyError
 from tests.chaos.sink_job import RECORDS, Order, left_open, run, steps_of
 from tests.chaos.sink_targets import TARGETS, Place, Target, running_server
+from tests.forks import processes
 from tests.waiting import LIMIT
 
 __all__ = ["Case", "Outcome", "named_cases", "random_cases", "run_case", "run_once"]
@@ -36,9 +36,6 @@ _ATTEMPTS = 4
 _SLEEPERS = 5
 """Of so many cases, one sleeps."""
 _SIDE_BY_SIDE = 2
-
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["tests.chaos.sink_job"])
 
 
 @dataclass(frozen=True)
@@ -98,8 +95,8 @@ class _Process:
     """A process that runs an attempt."""
 
     def __init__(self, order: Order) -> None:
-        self._pipe, other = _processes.Pipe()
-        self._process = _processes.Process(target=run, args=(order, other), daemon=True)
+        self._pipe, other = processes.Pipe()
+        self._process = processes.Process(target=run, args=(order, other), daemon=True)
         self._process.start()
         other.close()
         self._at_first = self.said()

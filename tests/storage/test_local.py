@@ -3,7 +3,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
-import multiprocessing
 import multiprocessing.synchronize
 import os
 import re
@@ -20,6 +19,7 @@ from dagster_flinkpy.errors import PathEscapesPrefixError, PreconditionFailedErr
 from dagster_flinkpy.storage.local import LocalObjectStore
 from dagster_flinkpy.storage.local_files import locked
 from dagster_flinkpy.storage.object_store import UploadedPart
+from tests.forks import processes
 from tests.storage import killed_writes
 
 
@@ -45,17 +45,16 @@ def _count(root: str, prefix: str, start: multiprocessing.synchronize.Barrier) -
 
 def test_two_processes_that_open_the_tree_at_different_heights_exclude_each_other(tmp_path: Path) -> None:
     LocalObjectStore(tmp_path).put("x/y/n", b"0")
-    spawn = multiprocessing.get_context("spawn")
-    start = spawn.Barrier(2)
-    processes = [
-        spawn.Process(target=_count, args=(str(tmp_path), "x/y/", start)),
-        spawn.Process(target=_count, args=(str(tmp_path / "x" / "y"), "", start)),
+    start = processes.Barrier(2)
+    both = [
+        processes.Process(target=_count, args=(str(tmp_path), "x/y/", start)),
+        processes.Process(target=_count, args=(str(tmp_path / "x" / "y"), "", start)),
     ]
-    for process in processes:
+    for process in both:
         process.start()
-    for process in processes:
+    for process in both:
         process.join()
-    assert [process.exitcode for process in processes] == [0, 0]
+    assert [process.exitcode for process in both] == [0, 0]
     assert LocalObjectStore(tmp_path).get("x/y/n")[0] == b"80"
 
 
@@ -71,12 +70,11 @@ def _create(root: str, name: str, start: multiprocessing.synchronize.Barrier) ->
 
 
 def test_one_of_two_racing_processes_creates_each_object(tmp_path: Path) -> None:
-    spawn = multiprocessing.get_context("spawn")
-    start = spawn.Barrier(2)
-    processes = [spawn.Process(target=_create, args=(str(tmp_path), name, start)) for name in "ab"]
-    for process in processes:
+    start = processes.Barrier(2)
+    both = [processes.Process(target=_create, args=(str(tmp_path), name, start)) for name in "ab"]
+    for process in both:
         process.start()
-    for process in processes:
+    for process in both:
         process.join()
     store = LocalObjectStore(tmp_path)
     winners = {f"won/{i}-{store.get(f'k{i}')[0].decode()}" for i in range(30)}
@@ -133,9 +131,6 @@ def test_a_stopped_process_that_holds_the_lock_is_named(
 
 # --- a crash at any step ----------------------------------------------------------------------------------------------
 
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["tests.storage.killed_writes"])
-
 
 @pytest.mark.parametrize(
     ("action", "old"), [("put", None), ("put", b"old"), ("create", None), ("complete", None), ("complete", b"old")]
@@ -150,8 +145,8 @@ def test_a_write_killed_at_any_step_leaves_the_old_object_or_the_new_one(
         store = LocalObjectStore(root)
         if old is not None:
             store.put("d/k", old)
-        said, other = _processes.Pipe(duplex=False)
-        writer = _processes.Process(target=killed_writes.write, args=(str(root), action, step, other))
+        said, other = processes.Pipe(duplex=False)
+        writer = processes.Process(target=killed_writes.write, args=(str(root), action, step, other))
         writer.start()
         other.close()
         upload, parts = said.recv() if action == "complete" else ("", [])
