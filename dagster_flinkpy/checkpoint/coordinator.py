@@ -148,6 +148,22 @@ class CheckpointCoordinator:
         return tuple(number for number, pending in self._pending.items() if pending.stage is Stage.COLLECTING)
 
     @property
+    def incomplete(self) -> tuple[int, ...]:
+        """Ids of the checkpoints whose barriers were emitted, and that are neither aborted nor committed."""
+        emitted = (number for number, pending in self._pending.items() if pending.stage is not Stage.TRIGGERING)
+        return (*emitted, *(() if self._committing is None else (self._committing,)))
+
+    @property
+    def triggering(self) -> bool:
+        """Whether the next checkpoint is getting its id, or its hooks are being called."""
+        return self._triggering is not None or any(p.stage is Stage.TRIGGERING for p in self._pending.values())
+
+    @property
+    def running(self) -> bool:
+        """Whether the job is running, as far as the coordinator was told."""
+        return self._running
+
+    @property
     def story(self) -> tuple[str, ...]:
         """The last events, oldest first."""
         return tuple(self._story)
@@ -261,7 +277,7 @@ class CheckpointCoordinator:
         while chosen := self._decider.choose(
             now_ms,
             pending=len(self._pending),
-            triggering=self._triggering is not None or any(p.stage is Stage.TRIGGERING for p in self._pending.values()),
+            triggering=self.triggering,
             last_completion_ms=self._last_completion_ms,
         ):
             if isinstance(chosen, Dropped):

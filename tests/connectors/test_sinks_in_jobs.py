@@ -19,7 +19,7 @@ from dagster_flinkpy.datastream.connectors.base import Source, TwoPhaseCommittin
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
 from dagster_flinkpy.errors import CommitRefusedError, StorageError
-from dagster_flinkpy.runtime.master import job_master
+from dagster_flinkpy.runtime.master import job_state
 from tests.connectors.test_postgres_sink import database as database  # a fixture
 from tests.runtime.harness import HarnessAttempt
 from tests.runtime.programs import EVENT, environment, events
@@ -56,7 +56,7 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Target:
 def test_rows_of_a_tolerated_failed_checkpoint_are_committed_with_the_next(
     target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_master, "_RETRY_AFTER_MS", 0)
+    monkeypatch.setattr(job_state, "_RETRY_AFTER_MS", 0)
     write = CompletedCheckpointStore.write_metadata
 
     def fails_once(store: Any, attempt: Any, metadata: Any, **options: Any) -> None:

@@ -9,14 +9,16 @@ from unittest import mock
 
 from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.instructions import NotifyAborted
+from dagster_flinkpy.checkpoint.stimuli import CoordinatorSnapshotted
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.runtime.master.completion_chain import CompletionChain
 from dagster_flinkpy.runtime.master.epoch_outputs import EpochOutputs
 from dagster_flinkpy.runtime.master.epoch_planner import EpochPlanner
+from dagster_flinkpy.runtime.master.job_failover import JobFailover
 from dagster_flinkpy.runtime.master.job_master import JobMaster
+from dagster_flinkpy.runtime.master.job_state import JobState
 from dagster_flinkpy.runtime.master.mailbox import Lane
-from dagster_flinkpy.runtime.master.region_execution import RegionExecution
-from dagster_flinkpy.runtime.master.region_restarts import RegionRestarts
+from dagster_flinkpy.runtime.master.region_state import RegionState
 from tests.simulation.failover_mutations import MUTATIONS
 from tests.simulation.mutations import ONE_STREAM, Wrapped, mutation
 
@@ -63,7 +65,7 @@ def _(real: Wrapped, store: CompletedCheckpointStore, attempt: Attempt) -> int:
 def _(real: Wrapped, master: JobMaster, instruction: Any) -> None:
     real(master, instruction)
     if isinstance(instruction, NotifyAborted) and instruction.tolerated:
-        coordinator = master.coordinator
+        coordinator = master.state.coordinator
         files = coordinator._handed_over | coordinator._named_by_latest
         master._mailbox.submit(Lane.STORE, partial(master._steps.store.store.delete_many, sorted(files)))
 
@@ -85,21 +87,21 @@ def _(real: Wrapped, chain: CompletionChain, checkpoint_id: int | None) -> bool:
 
 @mutation(
     "what is in flight is acknowledged behind a checkpoint that failed",
-    JobMaster,
-    "_on_region_ended",
+    JobState,
+    "_on_acknowledged",
     "but the files have",
     **_IN_FLIGHT,
 )
-def _(real: Wrapped, master: JobMaster, region: RegionExecution, ended: Any) -> None:
-    settle = master._barriers.settle
+def _(real: Wrapped, state: JobState, region: RegionState, ended: Any) -> None:
+    settle = RegionState.settle
 
-    def acknowledged(now_ms: int) -> Any:
-        for stimulus in settle(now_ms):
-            master._drive(stimulus)
-        return iter(())
+    def acknowledged(reader: RegionState) -> list[Any]:
+        for told in settle(reader):
+            state._drive(CoordinatorSnapshotted(state._turn.now_ms, *told))
+        return []
 
-    with mock.patch.object(master._barriers, "settle", acknowledged):
-        real(master, region, ended)
+    with mock.patch.object(RegionState, "settle", acknowledged):
+        real(state, region, ended)
 
 
 @mutation(
@@ -135,23 +137,23 @@ def _(real: Wrapped, chain: CompletionChain) -> None:
 
 @mutation(
     "who has read what is written anew does not restart",
-    RegionRestarts,
+    JobFailover,
     "_failure",
     "does not name segment|though it is lost",
     **_LOSING,
 )
-def _(real: Wrapped, restarts: RegionRestarts, *args: Any) -> Any:
-    return replace(real(restarts, *args), begun={})
+def _(real: Wrapped, failover: JobFailover, *args: Any) -> Any:
+    return replace(real(failover, *args), begun={})
 
 
 @mutation(
     "acknowledgements of regions that run again stay",
-    RegionExecution,
+    RegionState,
     "acknowledged_from",
     "has acknowledged last",
     **_LOSING,
 )
-def _(real: Wrapped, region: RegionExecution, checkpoint_id: int) -> list[int]:
+def _(real: Wrapped, region: RegionState, checkpoint_id: int) -> list[int]:
     return []
 
 
@@ -168,12 +170,12 @@ def _(real: Wrapped, planner: EpochPlanner, checkpoint_id: int) -> None:
 
 @mutation(
     "a region that runs twice again has its first plan the second time",
-    RegionExecution,
+    RegionState,
     "on_acknowledged",
     "though it is lost|written anew",
     **_LOSING,
 )
-def _(real: Wrapped, region: RegionExecution, ended: Any) -> Any:
+def _(real: Wrapped, region: RegionState, ended: Any) -> Any:
     epochs = region._current
     acknowledged = real(region, ended)
     assert epochs is not None

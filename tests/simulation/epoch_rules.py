@@ -9,8 +9,8 @@ from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeOutput
 from dagster_flinkpy.runtime.epoch import EpochJob
-from dagster_flinkpy.runtime.master.region_execution import RegionExecution
 from dagster_flinkpy.runtime.master.region_runner import RegionEnded
+from dagster_flinkpy.runtime.master.region_state import RegionState
 
 __all__ = ["EpochRules"]
 
@@ -25,7 +25,7 @@ class EpochRules:
         fail: Reports a violation.
     """
 
-    def __init__(self, regions: Sequence[RegionExecution], fail: Callable[[str], None]) -> None:
+    def __init__(self, regions: Sequence[RegionState], fail: Callable[[str], None]) -> None:
         self._fail = fail
         self._aligned = not regions[0].planner.config.checkpointing.unaligned
         """Whether a Spark job belongs to the checkpoints of its own barriers."""
@@ -53,7 +53,7 @@ class EpochRules:
                 if splits:
                     self._jobs[uid, epoch.checkpoint_id] = frozenset(keys)
 
-    def ended(self, region: RegionExecution, ended: RegionEnded) -> None:
+    def ended(self, region: RegionState, ended: RegionEnded) -> None:
         """Notes what a Spark job that counts has read and written."""
         for checkpoint_id in ended.checkpoint_ids:
             for uid in region.planner.edge_sources:

@@ -9,8 +9,8 @@ from typing import Any
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.runtime.epoch import Epoch
 from dagster_flinkpy.runtime.master.epoch_outputs import EpochOutputs
-from dagster_flinkpy.runtime.master.job_master import JobMaster
-from dagster_flinkpy.runtime.master.mailbox import Lane
+from dagster_flinkpy.runtime.master.job_messages import AbortLingering
+from dagster_flinkpy.runtime.master.job_state import JobState
 from dagster_flinkpy.runtime.master.region_runner import JobRunner
 from dagster_flinkpy.runtime.master.starting_point import Restore
 from dagster_flinkpy.storage import lease
@@ -38,14 +38,14 @@ def _(real: Wrapped, outputs: EpochOutputs, metadata: CheckpointMetadata) -> Che
 
 @mutation(
     "transactions are aborted that the next checkpoint takes over",
-    JobMaster,
+    JobState,
     "_tolerate",
     "whose upload is gone",
     **_TOLERANT,
 )
-def _(real: Wrapped, master: JobMaster, *args: Any) -> Any:
-    tolerated = real(master, *args)
-    master._mailbox.submit(Lane.STORE, master._abort_lingering)
+def _(real: Wrapped, state: JobState, *args: Any) -> Any:
+    tolerated = real(state, *args)
+    state._tell(AbortLingering())
     return tolerated
 
 

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.checkpoint.instructions import Instruction
 from dagster_flinkpy.checkpoint.messages import (
     AcknowledgeCheckpoint,
     CheckpointFailureReason,
@@ -26,10 +27,10 @@ from dagster_flinkpy.runtime.master.failover import (
     RestartPipelinedRegionStrategy,
 )
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
-from dagster_flinkpy.runtime.master.job_master import JobMaster
+from dagster_flinkpy.runtime.master.job_messages import EpochsEnded
+from dagster_flinkpy.runtime.master.job_state import JobState
 from dagster_flinkpy.runtime.master.mailbox import Done, Lane, Mailbox, Work
-from dagster_flinkpy.runtime.master.region_execution import RegionExecution
-from dagster_flinkpy.runtime.master.region_runner import RegionEnded
+from dagster_flinkpy.runtime.master.region_state import RegionState
 from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.runtime.master.results import EpochResults
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
@@ -46,7 +47,7 @@ from tests.simulation.program import (
 from tests.simulation.spark_job import SparkJob
 from tests.simulation.world import World
 
-__all__ = ["SimulatedAttempt", "SimulatedMaster"]
+__all__ = ["SimulatedAttempt", "SimulatedState"]
 
 _TIMEOUT = timedelta(seconds=60)
 
@@ -140,7 +141,7 @@ class SimulatedAttempt(JobAttempt):
     def _on_spark(self, job: EpochJob) -> list[WireRow]:
         world = self._world
         world.step(f"Spark job of checkpoint {job.checkpoint_id}, {len(job.epochs)} barriers")
-        self._master.rules.started(job)
+        self._master.state.rules.started(job)
         return SparkJob(
             world, job, f"{self._name}/{job.checkpoint_id}", lambda: self._regions.sessions[job.region]._interrupted
         ).run()
@@ -165,8 +166,8 @@ def _failover(world: World) -> FailoverConfig:
     return FailoverConfig(FixedDelayRestart(world.rng.choice((1, 3)), delay), failover)
 
 
-class SimulatedMaster(JobMaster):
-    """The library's master, to which messages come in any order, and more than were meant for it."""
+class SimulatedState(JobState):
+    """The library's state of a job, to which messages come in any order, and more than were meant for it."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -175,28 +176,33 @@ class SimulatedMaster(JobMaster):
         self._results = EpochResults()
         self._before: dict[int, dict[Subtask, SubtaskState]] = {}
         """What was acknowledged of the checkpoints so far."""
-        self.rules = EpochRules(self._regions, self._world.report)
+        self.rules = EpochRules(self.regions, self._world.report)
 
     @property
     def _token(self) -> int:
-        return self._regions[0].planner.fencing_token
+        return self.regions[0].planner.fencing_token
 
-    def _on_region_ended(self, region: RegionExecution, ended: RegionEnded) -> None:
-        self._results = EpochResults() if region.works_ahead else ended.results
-        if isinstance(ended.error, SegmentLostError) and not region.abandoned:
-            segment_lost(ended.error, self._token, region.planner.number, region._restarts)
-        if ended.error is None and not region.abandoned:
-            self.rules.ended(region, ended)
-        super()._on_region_ended(region, ended)
+    validates = True
+
+    def handle(self, stimulus: Stimulus) -> list[Instruction]:
+        if isinstance(stimulus, EpochsEnded):
+            region, ended = self.regions[stimulus.region], stimulus.ended
+            self._results = EpochResults() if region.works_ahead else ended.results
+            if isinstance(ended.error, SegmentLostError) and not region.canceling:
+                segment_lost(ended.error, self._token, region.number, region.restarts)
+            if ended.error is None and not region.canceling:
+                self.rules.ended(region, ended)
+        instructions = super().handle(stimulus)
         self._results = EpochResults()
+        return instructions
 
     def _finish(self) -> None:
-        metadata = self._chain.current
+        metadata = self.chain.current
         super()._finish()
         assert metadata is not None
         self.rules.completed(metadata)
 
-    def _acknowledge(self, region: RegionExecution, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> None:
+    def _acknowledge(self, region: RegionState, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> None:
         """Acknowledges in any order, mixed with messages for other checkpoints."""
         rng, chaos = self._world.rng, self._world.chaos
         self.rules.acknowledged(checkpoint_id, states)

@@ -31,6 +31,7 @@ from dagster_flinkpy.runtime.master.checkpoint_steps import CheckpointSteps
 from dagster_flinkpy.runtime.master.completion_chain import CompletionChain
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.runtime.master.job_master import JobMaster
+from dagster_flinkpy.runtime.master.job_state import JobState
 from dagster_flinkpy.runtime.master.mailbox import Lane
 from dagster_flinkpy.runtime.master.region_runner import JobRunner
 from dagster_flinkpy.runtime.master.split_planner import SplitPlanner
@@ -188,14 +189,14 @@ def _(real: Wrapped, steps: CheckpointSteps, *args: Any) -> Any:
 
 @mutation(
     "transactions are aborted although HEAD may name them",
-    JobMaster,
-    "_on_outcome",
+    JobState,
+    "_advance",
     "was aborted, but completed checkpoint|whose upload is gone",
     **{**ONE_STREAM, "fail_after": 0.1, "outage": 1, "regions": 0},
 )
-def _(real: Wrapped, master: JobMaster, outcome: Any) -> None:
-    real(master, outcome)
-    master._outcome_unknown = False
+def _(real: Wrapped, state: JobState) -> None:
+    state._outcome_unknown = False
+    real(state)
 
 
 @mutation(
@@ -256,9 +257,9 @@ def _(real: Wrapped, path: str, checkpoint_id: int) -> int:
 )
 def _(real: Wrapped, master: JobMaster, instruction: Any) -> None:
     real(master, instruction)
-    if master._subsumed:
+    if subsumed := master.state._subsumed:
         steps = master._steps
-        steps.store.subsume(steps.attempt, master._subsumed)
+        steps.store.subsume(steps.attempt, subsumed)
 
 
 # --- savepoints, and whose they are -----------------------------------------------------------------------------------

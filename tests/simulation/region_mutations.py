@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from dagster_flinkpy.checkpoint.operator_states import OperatorState
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeSegments
-from dagster_flinkpy.runtime.master import job_master
+from dagster_flinkpy.runtime.master import job_state
 from dagster_flinkpy.runtime.master.completion_chain import CompletionChain
-from dagster_flinkpy.runtime.master.job_master import JobMaster
-from dagster_flinkpy.runtime.master.mailbox import Lane
-from dagster_flinkpy.runtime.master.region_execution import RegionExecution
-from dagster_flinkpy.runtime.master.region_restarts import RegionRestarts
+from dagster_flinkpy.runtime.master.job_failover import JobFailover
+from dagster_flinkpy.runtime.master.job_messages import DiscardRead
+from dagster_flinkpy.runtime.master.job_state import JobState
+from dagster_flinkpy.runtime.master.region_state import RegionState
 from tests.simulation.mutations import ONE_STREAM, Wrapped, mutation
 from tests.simulation.partition_mutations import MUTATIONS
 from tests.simulation.program import here
@@ -25,61 +23,61 @@ _TWO_REGIONS = {**ONE_STREAM, "regions": 1, "unaligned": 0}
 _LOSING = {**_TWO_REGIONS, "segment_loss": 0.05, "restarts": 1}
 
 
-@mutation("a region does not wait for its input", RegionExecution, "_written", "KeyError", **_TWO_REGIONS)
-def _(real: Wrapped, region: RegionExecution, epochs: Any) -> bool:
+@mutation("a region does not wait for its input", RegionState, "_written", "KeyError", **_TWO_REGIONS)
+def _(real: Wrapped, region: RegionState, epochs: Any) -> bool:
     return True
 
 
-@mutation("a region reads an epoch twice", RegionExecution, "_input", "no uninterrupted run would", **_TWO_REGIONS)
-def _(real: Wrapped, region: RegionExecution, checkpoint_id: int) -> Any:
-    kept = [number for each in region.before for number in each._outputs]
+@mutation("a region reads an epoch twice", RegionState, "_input", "no uninterrupted run would", **_TWO_REGIONS)
+def _(real: Wrapped, region: RegionState, checkpoint_id: int) -> Any:
+    kept = [number for each in region.before for number in each.outputs]
     return real(region, min(kept, default=checkpoint_id))
 
 
 @mutation(
     "the acknowledgement of a region is lost",
-    JobMaster,
+    JobState,
     "_acknowledge",
     "stopped before the epoch began",
     **_TWO_REGIONS,
 )
-def _(real: Wrapped, master: JobMaster, region: RegionExecution, checkpoint_id: int, states: Any) -> None:
+def _(real: Wrapped, state: JobState, region: RegionState, checkpoint_id: int, states: Any) -> None:
     if not region.before:
-        real(master, region, checkpoint_id, states)
+        real(state, region, checkpoint_id, states)
 
 
-@mutation("segments are deleted when they are read", JobMaster, "_acknowledge", "is not complete", **_TWO_REGIONS)
-def _(real: Wrapped, master: JobMaster, region: RegionExecution, checkpoint_id: int, states: Any) -> None:
-    real(master, region, checkpoint_id, states)
+@mutation("segments are deleted when they are read", JobState, "_acknowledge", "is not complete", **_TWO_REGIONS)
+def _(real: Wrapped, state: JobState, region: RegionState, checkpoint_id: int, states: Any) -> None:
+    real(state, region, checkpoint_id, states)
     if region.before:
         written = {uid: [checkpoint_id] for each in region.before for uid in each.planner.edge_sinks}
-        master._mailbox.submit(Lane.STORE, partial(master._discard_read, written, frozenset()))
+        state._tell(DiscardRead(written, frozenset()))
 
 
-@mutation("a lost segment does not restart its producer", RegionRestarts, "_failure", "though it is lost", **_LOSING)
-def _(real: Wrapped, restarts: RegionRestarts, *args: Any) -> Any:
-    return replace(real(restarts, *args), lost={})
+@mutation("a lost segment does not restart its producer", JobFailover, "_failure", "though it is lost", **_LOSING)
+def _(real: Wrapped, failover: JobFailover, *args: Any) -> Any:
+    return replace(real(failover, *args), lost={})
 
 
 @mutation(
     "a region reads the former segments of a producer that runs again",
-    RegionExecution,
+    RegionState,
     "rewind",
     "though it is lost",
     **_LOSING,
 )
-def _(real: Wrapped, region: RegionExecution, checkpoint_id: int, *, rewritten: bool) -> None:
+def _(real: Wrapped, region: RegionState, checkpoint_id: int, *, rewritten: bool) -> None:
     real(region, checkpoint_id, rewritten=False)
 
 
 @mutation(
     "what all have acknowledged is run again without the others",
-    RegionRestarts,
+    JobFailover,
     "_unavailable",
     "",
     **{**_LOSING, "unaligned": 1, "lags": 0.7},
 )
-def _(real: Wrapped, restarts: RegionRestarts, epochs: Mapping[int, int]) -> str:
+def _(real: Wrapped, failover: JobFailover, *args: Any) -> str:
     return ""
 
 
@@ -95,12 +93,12 @@ _OVERTAKEN = {**_TWO_REGIONS, "unaligned": 1, "lags": 0.7, "diamond": 0}
 
 @mutation(
     "what a region is reading counts as read before the barrier",
-    RegionExecution,
+    RegionState,
     "_acknowledge_in_flight",
     "in flight",
     **_OVERTAKEN,
 )
-def _(real: Wrapped, region: RegionExecution, checkpoint_id: int) -> Any:
+def _(real: Wrapped, region: RegionState, checkpoint_id: int) -> Any:
     found = real(region, checkpoint_id)
     reading = len(region._current.found) if region._current is not None else 0
     return replace(found, in_flight=[(uid, outputs[reading:]) for uid, outputs in found.in_flight])
@@ -108,24 +106,24 @@ def _(real: Wrapped, region: RegionExecution, checkpoint_id: int) -> Any:
 
 @mutation(
     "what was written since the barrier before is not named",
-    RegionExecution,
+    RegionState,
     "_acknowledge_in_flight",
     "in flight",
     **_OVERTAKEN,
 )
-def _(real: Wrapped, region: RegionExecution, checkpoint_id: int) -> Any:
+def _(real: Wrapped, region: RegionState, checkpoint_id: int) -> Any:
     found = real(region, checkpoint_id)
     return replace(found, in_flight=[(uid, outputs[:-1]) for uid, outputs in found.in_flight])
 
 
 @mutation(
     "the state of a Spark job belongs to a checkpoint, but its rows do not",
-    RegionExecution,
+    RegionState,
     "_acknowledge_in_flight",
     "but the files have",
     **_OVERTAKEN,
 )
-def _(real: Wrapped, region: RegionExecution, checkpoint_id: int) -> Any:
+def _(real: Wrapped, region: RegionState, checkpoint_id: int) -> Any:
     found = real(region, checkpoint_id)
     return replace(found, states={task: replace(state, committables=()) for task, state in found.states.items()})
 
@@ -154,7 +152,7 @@ def _(real: Wrapped, operator: OperatorState) -> set[str]:
 
 @mutation(
     "a job goes back to a checkpoint that names a lost segment",
-    job_master,
+    job_state,
     "diagnosed",
     "over and over",
     **{**_OVERTAKEN, "segment_loss": 0.05, "restarts": 1},

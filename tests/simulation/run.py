@@ -22,7 +22,7 @@ from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.storage import lease
 from tests.simulation.completion_mutations import MUTATIONS
 from tests.simulation.invariants import Invariants
-from tests.simulation.job import SimulatedMaster
+from tests.simulation.job import SimulatedState
 from tests.simulation.program import Scenario, simulate_in
 from tests.simulation.supervisor import Supervisor
 from tests.simulation.world import SerialExecutor, Violation, World
@@ -55,7 +55,7 @@ def _one_thread(world: World, invariants: Invariants) -> Iterator[None]:
         stack.enter_context(mock.patch.object(Watchdog, "run", _watchdog(world)))
         stack.enter_context(mock.patch.object(job_loop, "_now", world.clock))
         stack.enter_context(mock.patch.object(commit_retries, "_sleep", world.sleep))
-        stack.enter_context(mock.patch.object(job_loop, "JobMaster", SimulatedMaster))
+        stack.enter_context(mock.patch.object(job_loop, "JobState", SimulatedState))
         token_hex = SimpleNamespace(token_hex=lambda n: f"{world.rng.getrandbits(8 * n):0{2 * n}x}")
         look_interval = timedelta(milliseconds=100) if world.chaos.requests else timedelta(minutes=1)
         stack.enter_context(mock.patch.object(request_desk, "LOOK_INTERVAL", look_interval))

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
-from dagster_flinkpy.runtime.master.mailbox import Lane
 from dagster_flinkpy.runtime.master.results import EpochResults
 
 __all__ = ["EpochOutputs", "Published"]
@@ -24,6 +23,8 @@ class Published:
 
     checkpoint_ids: tuple[int, ...]
     """The checkpoint, behind those that have handed their part over to it."""
+    printed: tuple[str, ...]
+    """The lines of print sinks."""
     collected: Mapping[str, list[pa.Array]]
     """The records of collect operators, by uid."""
 
@@ -32,7 +33,7 @@ class EpochOutputs:
     """Keeps the outputs of epochs until a checkpoint completes."""
 
     def __init__(self) -> None:
-        self._printed: dict[int, dict[Lane, list[str]]] = {}
+        self._printed: dict[int, dict[int, list[str]]] = {}
         self._collected: dict[int, dict[str, list[pa.Array]]] = {}
         self._failed: CheckpointMetadata | None = None
         """The last checkpoint that has handed its part over, with the committables of all before it."""
@@ -43,11 +44,11 @@ class EpochOutputs:
         """Whether a failed checkpoint has handed its part over, and none has completed since."""
         return bool(self._handed_over)
 
-    def add(self, lane: Lane, checkpoint_ids: Sequence[int], *jobs: EpochResults) -> None:
+    def add(self, region: int, checkpoint_ids: Sequence[int], *jobs: EpochResults) -> None:
         """Adds the outputs of the epochs that a region has read.
 
         Args:
-            lane: The lane of the region.
+            region: The number of the region.
             checkpoint_ids: The checkpoints that they belong to.
             jobs: The results of the Spark job of these epochs. Before it, that of a Spark job whose results belong to
                 the first checkpoint.
@@ -59,7 +60,7 @@ class EpochOutputs:
         for position, checkpoint_id in enumerate(checkpoint_ids):
             before = [line for job in jobs[:-1] for line in job.printed.get(0, [])] if position == 0 else []
             lines = [*before, *jobs[-1].printed.get(position, [])] if jobs else []
-            self._printed.setdefault(checkpoint_id, {})[lane] = lines
+            self._printed.setdefault(checkpoint_id, {})[region] = lines
 
     def hand_over(self, failed: CheckpointMetadata) -> None:
         """Lets the next checkpoint commit what a failed one would have committed."""
@@ -84,15 +85,14 @@ class EpochOutputs:
         return replace(metadata, operators=operators)
 
     def publish(self, checkpoint_id: int) -> Published:
-        """Prints the lines of a complete checkpoint and returns the rest of its outputs."""
-        numbers = (*self._handed_over, checkpoint_id)
+        """Returns the outputs of a complete checkpoint, and forgets them."""
+        numbers, printed = (*self._handed_over, checkpoint_id), list[str]()
         collected: dict[str, list[pa.Array]] = {}
         for number in numbers:
             for _, lines in sorted(self._printed.pop(number, {}).items()):
-                for line in lines:
-                    print(line)
+                printed += lines
             for uid, columns in self._collected.pop(number, {}).items():
                 collected[uid] = collected.get(uid, []) + columns
         self._failed = None
         self._handed_over.clear()
-        return Published(numbers, collected)
+        return Published(numbers, tuple(printed), collected)

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum, auto
 
 import pyarrow as pa
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
-from dagster_flinkpy.runtime.master.region_execution import EpochKind
 
-__all__ = ["Completion", "EpochRequest"]
+__all__ = ["Completion", "EpochBatch", "EpochKind", "EpochRequest"]
+
+
+class EpochKind(Enum):
+    """What an epoch does."""
+
+    READ = auto()
+    """It reads the next input."""
+    REPEAT = auto()
+    """It reads nothing: its checkpoint has the current state."""
+    DRAIN = auto()
+    """It reads nothing, and ends all input."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +44,24 @@ class EpochRequest:
     def until_idle(self) -> bool:
         """Whether an epoch that has read nothing is the last one."""
         return self.limit is None and not self.periodic and not self.continuous
+
+
+@dataclass
+class EpochBatch:
+    """Epochs that each region reads with one Spark job."""
+
+    kind: EpochKind
+    checkpoint_ids: list[int]
+    """The checkpoints of their barriers, in order."""
+    closed: bool
+    """Whether no further epoch is added."""
+    ends: bool | None = None
+    """Whether all input of the regions that read no blocking edge ends with them; None if it is not known yet."""
+
+    @property
+    def last(self) -> int:
+        """The last checkpoint so far."""
+        return self.checkpoint_ids[-1]
 
 
 @dataclass(frozen=True)

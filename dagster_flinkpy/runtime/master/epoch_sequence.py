@@ -1,11 +1,11 @@
-"""The epochs of a request: which ones have begun, and whether others follow. Only the master's thread calls it."""
+"""The epochs of a request: which ones have begun, and whether others follow."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dagster_flinkpy.runtime.master.epoch_request import EpochRequest
-from dagster_flinkpy.runtime.master.region_execution import EpochBatch, EpochKind, RegionExecution
+from dagster_flinkpy.runtime.master.epoch_request import EpochBatch, EpochKind, EpochRequest
+from dagster_flinkpy.runtime.master.region_state import RegionState
 
 __all__ = ["EpochSequence"]
 
@@ -17,9 +17,11 @@ class EpochSequence:
         regions: The regions of the job.
     """
 
-    def __init__(self, regions: Sequence[RegionExecution]) -> None:
-        self._sources = tuple(region for region in regions if not region.before)
-        self._readers = tuple(region for region in regions if region.planner.splits.uids)
+    def __init__(self, regions: Sequence[RegionState]) -> None:
+        self.sources = tuple(region for region in regions if not region.before)
+        """The regions whose epochs begin when a checkpoint is triggered."""
+        self.readers = tuple(region for region in regions if region.planner.splits.uids)
+        """The regions that read input from outside the job."""
         self._followers = tuple(region for region in regions if region.before)
         self.request: EpochRequest | None = None
         """The current request, or the last one."""
@@ -54,16 +56,34 @@ class EpochSequence:
             return False
         if self.batch is None or self.request is None:
             return True
-        more = self.batch.has_more_behind(self._readers, self._followers, until_idle=self.request.until_idle)
+        more = self._has_more_behind(self.batch, until_idle=self.request.until_idle)
         self.enough |= more is False
         return more is True
+
+    def _has_more_behind(self, batch: EpochBatch, *, until_idle: bool) -> bool | None:
+        """Returns whether more input is to be read after these epochs, or None if it is not known yet.
+
+        Args:
+            batch: The epochs.
+            until_idle: Whether an epoch that has read nothing is the last one, unless barriers have overtaken records.
+        """
+        known = [region for region in self.readers if region.acknowledged >= batch.last]
+        has_input = not until_idle or any(region.has_read for region in known)
+        if has_input and not all(region.input_ended for region in known):
+            return True
+        if len(known) < len(self.readers):
+            return None
+        if has_input:
+            return False
+        unread = [region.has_unread(batch.last) for region in self._followers]
+        return True if True in unread else None if None in unread else False
 
     @property
     def unread(self) -> bool:
         """Whether barriers have overtaken records that nobody is reading, for which no input need come."""
         batch = self.batch
         idle = [each for each in self._followers if not each.works_ahead]
-        return batch is not None and any(each.has_unread(batch.checkpoint_ids[-1]) for each in idle)
+        return batch is not None and any(each.has_unread(batch.last) for each in idle)
 
     def is_followed(self, batch: EpochBatch) -> bool:
         """Returns whether it is certain that other epochs follow, even if nobody waits for what regions are reading.
@@ -71,10 +91,10 @@ class EpochSequence:
         Args:
             batch: The latest epochs, which the sources have read.
         """
-        request, last = self.request, batch.checkpoint_ids[-1]
+        request = self.request
         if request is None or self.enough or self.at_limit:
             return False
-        reading = any(region.has_read for region in self._readers if region.acknowledged >= last)
+        reading = any(region.has_read for region in self.readers if region.acknowledged >= batch.last)
         return request.periodic or request.continuous or reading
 
     def followed(self) -> bool:
@@ -82,14 +102,16 @@ class EpochSequence:
 
         Then the id of the next checkpoint can be taken meanwhile. An id for which no epoch follows would be lost.
         """
-        batch, request = self.batch, self.request
+        batch, request, readers = self.batch, self.request, self.readers
         if batch is None or request is None or batch is self._followed or not batch.closed:
             return False
-        if (
-            not self.iterating
-            or self.at_limit
-            or not batch.will_have_more(self._readers, until_idle=request.until_idle)
-        ):
+        if not self.iterating or self.at_limit or not readers:
+            return False
+        if not all(region.batch is batch and region.all_planned for region in readers):
+            return False
+        if all(region.planner.ended[batch.last] for region in readers):
+            return False
+        if request.until_idle and not any(any(e.splits.values()) for region in readers for e in region.planned):
             return False
         self._followed = batch
         return True
@@ -123,11 +145,11 @@ class EpochSequence:
         batch, request = self.batch, self.request
         if batch is None or request is None or batch.ends is not None:
             return False
-        last = batch.checkpoint_ids[-1]
-        if not all(last in each.planner.ended for each in self._sources):
+        last = batch.last
+        if not all(last in each.planner.ended for each in self.sources):
             return False
-        ended = all(each.planner.ended[last] for each in self._sources)
-        if batch.closed or not all(each.all_planned for each in self._sources):
+        ended = all(each.planner.ended[last] for each in self.sources)
+        if batch.closed or not all(each.all_planned for each in self.sources):
             batch.ends = ended if batch.closed else None
             return False
         another = self.iterating and not self.at_limit and not ended

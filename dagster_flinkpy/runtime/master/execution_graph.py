@@ -270,6 +270,10 @@ class ExecutionGraph:
         """Returns the number of the current executions of a region, from 0."""
         return max(vertex.attempt for vertex in self.regions[region])
 
+    def canceling(self, region: int) -> bool:
+        """Returns whether executions of a region are being canceled, so that what its Spark job does is in vain."""
+        return any(execution.state is ExecutionState.CANCELING for execution in self.executions(region))
+
     @property
     def all_running(self) -> bool:
         """Whether each task is running or has finished; only then checkpoints are triggered, as in Flink."""

@@ -53,7 +53,7 @@ from dagster_flinkpy.runtime.master.binding import bind_blocking_edges
 from dagster_flinkpy.runtime.master.checkpoint_contents import CheckpointContents
 from dagster_flinkpy.runtime.master.checkpoint_steps import CheckpointSteps
 from dagster_flinkpy.runtime.master.committers import Committers
-from dagster_flinkpy.runtime.master.epoch_request import EpochRequest
+from dagster_flinkpy.runtime.master.epoch_request import EpochKind, EpochRequest
 from dagster_flinkpy.runtime.master.in_process import run_in_process
 from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.runtime.master.job_failover import JobFailover
@@ -62,6 +62,7 @@ from dagster_flinkpy.runtime.master.job_regions import JobRegions
 from dagster_flinkpy.runtime.master.job_reporter import JobReporter
 from dagster_flinkpy.runtime.master.job_session import JobSession, SharedSession
 from dagster_flinkpy.runtime.master.job_slots import JobSlots, require_all_slots
+from dagster_flinkpy.runtime.master.job_state import JobState
 from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Lane, Mailbox, ThreadMailbox
 from dagster_flinkpy.runtime.master.master_hooks import MasterHooks
 from dagster_flinkpy.runtime.master.metric_reporters import MetricReporters
@@ -71,8 +72,8 @@ from dagster_flinkpy.runtime.master.pipelined_exchange import (
     start_here,
     start_on_spark,
 )
-from dagster_flinkpy.runtime.master.region_execution import EpochKind
 from dagster_flinkpy.runtime.master.region_job import run_region
+from dagster_flinkpy.runtime.master.region_state import Turn
 from dagster_flinkpy.runtime.master.reports import CompletedEpoch
 from dagster_flinkpy.runtime.master.request_desk import RequestDesk
 from dagster_flinkpy.runtime.master.results import EpochResults
@@ -318,30 +319,34 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
             after_commit=lambda: self._after_commit(),
             timeline=timeline,
         )
-        master = JobMaster(
+        turn = Turn()
+        state = JobState(
             coordinator,
-            regions.executions(
-                self._mailbox,
-                self._watchdog,
-                run_job=lambda job: self._on_spark(job),
-                on_results=self._on_results,
-                check_leader=self._check_leader,
-                slots=slots,
-                failover=failover,
-                timeline=timeline,
-                now=_now,
-            ),
+            regions.states(failover.graph, slots, turn),
             failover,
+            self._desk,
+            contents,
+            turn,
+            create_metadata=lambda write: self._create_metadata(write),
+            max_ahead=self.config.checkpointing.max_concurrent,
+            owner=self._owner,
+        )
+        runners = regions.runners(
+            self._watchdog,
+            run_job=lambda job: self._on_spark(job),
+            on_results=self._on_results,
+            check_leader=self._check_leader,
+            timeline=timeline,
+        )
+        master = JobMaster(
+            state,
+            runners,
             steps,
             self._mailbox,
             self._desk,
-            contents=contents,
-            create_metadata=lambda write: self._create_metadata(write),
             on_completed=self._on_completed,
             abort_lingering=self._abort_after_failure,
             discard_read=partial(regions.discard_read, self._watchdog),
-            max_ahead=self.config.checkpointing.max_concurrent,
-            owner=self._owner,
             now=_now,
             progress=self._progress,
         )
@@ -354,7 +359,6 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
         return InlineMailbox(now=_now) if self.config.in_process else ThreadMailbox(_now)
 
     def _on_completed(self, metadata: CheckpointMetadata) -> None:
-        self._contents.parent = metadata
         self.finished = metadata.end_of_input or metadata.stopped
         self._reporter.completed(self._failover.graph, self._attempt)
 

@@ -22,12 +22,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import TypeVar
 
-from dagster_flinkpy.checkpoint.messages import Subtask
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER
 from dagster_flinkpy.common.job_status import JobStatus
 from dagster_flinkpy.datastream.job_graph import JobGraph
-from dagster_flinkpy.errors import FencedError, FlinkPyError, JobCancelledError, message_of
+from dagster_flinkpy.errors import (
+    FencedError,
+    FlinkPyError,
+    JobCancelledError,
+    NamedSegmentLostError,
+    SegmentLostError,
+    message_of,
+)
 from dagster_flinkpy.runtime.master.execution_graph import ExecutionGraph
 from dagster_flinkpy.runtime.master.failover import (
     ExecutionFailureHandler,
@@ -37,21 +46,39 @@ from dagster_flinkpy.runtime.master.failover import (
     RestartPlan,
 )
 from dagster_flinkpy.runtime.master.job_config import JobConfig
+from dagster_flinkpy.runtime.master.region_runner import RegionEnded
+from dagster_flinkpy.runtime.master.region_state import RegionState
 
-__all__ = ["JobFailover"]
+__all__ = ["JobFailover", "diagnosed"]
 
 _log = logging.getLogger(__name__)
 
+E = TypeVar("E", bound=BaseException)
 
-@dataclass
-class _Restart:
-    """Regions that restart together."""
 
-    regions: frozenset[int]
-    at_ms: int
-    """When the delay is over, in milliseconds since 1970."""
-    busy: set[int]
-    """Those whose Spark jobs have not ended yet."""
+def diagnosed(error: E, latest: CheckpointMetadata | None) -> E | NamedSegmentLostError:
+    """Returns an error that says whether a restart can help, if a segment is gone.
+
+    Args:
+        error: The error.
+        latest: The checkpoint to which a restart would go back; None for empty state.
+    """
+    if latest is None or not isinstance(error, SegmentLostError) or isinstance(error, NamedSegmentLostError):
+        return error
+    lost = f"{EXCHANGE_FOLDER}/{error.edge}/{error.key}"
+    if not any(lost in operator.segments() for operator in latest.operators):
+        return error
+    named = NamedSegmentLostError(
+        f"{lost} is gone, and checkpoint {latest.checkpoint_id} names it, because barriers are unaligned and its "
+        "records were not read before the barrier. No restart from this checkpoint can succeed. Put the object back, "
+        "from a backup or an older version of it. Otherwise restore a checkpoint or savepoint that does not name it, "
+        "with restore_from (flinkpy savepoint describe --json shows what one names), or start from empty state, with "
+        "start_empty",
+        edge=error.edge,
+        key=error.key,
+    )
+    named.__cause__ = error
+    return named
 
 
 class JobFailover:
@@ -76,7 +103,8 @@ class JobFailover:
         self.graph = ExecutionGraph([region.vertices for region in regions], now)
         self._handler = ExecutionFailureHandler(RegionTopology(len(regions), edges), config.failover, config.job_id)
         self._now, self._progress = now, progress
-        self._due: list[_Restart] = []
+        self._due: dict[frozenset[int], int] = {}
+        """When the delay of regions that restart together is over, in milliseconds since 1970."""
         self._decided: FailureHandlingResult | None = None
         """The decision about the last failure, unless only some regions restart."""
 
@@ -90,71 +118,84 @@ class JobFailover:
         changed.graph.restarts, changed.graph.failures = self.graph.restarts, self.graph.failures
         return changed
 
-    # --- a region ----------------------------------------------------------------------------------------------------
-
-    def deploy(self, region: int) -> None:
-        """Notes that the next epoch of a region is being planned."""
-        self.graph.schedule(region)
-        self.graph.deploy(region)
-
     def completed(self, checkpoint_id: int) -> None:
         """Notes that a checkpoint is complete and committed."""
         self._handler.succeeded(checkpoint_id)
 
+    # --- regions -----------------------------------------------------------------------------------------------------
+
     def region_failed(
         self,
-        failure: RegionFailure,
-        error: BaseException,
-        task: Subtask | None,
-        *,
-        at_work: Collection[int] = (),
-        unavailable: Callable[[Mapping[int, int]], str] = lambda epochs: "",
+        region: RegionState,
+        ended: RegionEnded,
+        error: FlinkPyError,
+        regions: Sequence[RegionState],
+        collecting: Collection[int],
     ) -> Mapping[int, int]:
-        """Decides about the failure of a region.
+        """Decides about the failure of a region, and cancels all that run again with it.
 
         Args:
-            failure: The region, and what is known about the epochs of all regions.
+            region: The region.
+            ended: The outcome of its Spark job.
             error: The root cause.
-            task: The subtask that raised it; None if the driver raised it.
-            at_work: The regions whose lanes are at work; :meth:`stopped` tells when one of them is not any more.
-            unavailable: Returns why regions cannot run again from these epochs, or "" if they can.
+            regions: All regions of the job.
+            collecting: The pending checkpoints that lack acknowledgements.
 
         Returns:
             The first epoch that each region runs again, at :meth:`next_restart`. If there is none, :meth:`job_failed`
             says what to do.
         """
-        self.graph.fail(failure.region, error, task)
-        found = self._handler.handle(error, failure, self._now())
-        plan = found.plan
-        if plan is not None and not plan.everything and (why := unavailable(plan.epochs)):
-            self._progress(f"regions {_numbers(plan.epochs)} cannot restart without the others: {why}")
-            found = replace(found, plan=RestartPlan({}))
-        if found.plan is None or found.plan.everything:
+        self.graph.fail(region.number, error, ended.task)
+        found = self._handler.handle(error, self._failure(region, ended, error, regions), self._now())
+        epochs = {} if found.plan is None else found.plan.epochs
+        if why := self._unavailable(epochs, regions, collecting):
+            self._progress(f"regions {_numbers(epochs)} cannot restart without the others: {why}")
+            epochs, found = {}, replace(found, plan=RestartPlan({}))
+        if not epochs:
             self._decided = found
             return {}
-        self._restart_later(found.plan.epochs, found.at_ms, at_work)
-        regions = "the region runs the epoch"
-        if len(found.plan.epochs) > 1:
-            since = min(found.plan.epochs.values())
-            regions = f"regions {_numbers(found.plan.epochs)} run all epochs from checkpoint {since} on"
-        _log.warning("%s; %s again: %s", _what(error), regions, found.reason)
-        return found.plan.epochs
+        self._restart_later([regions[number] for number in epochs], found.at_ms)
+        what = "the region runs the epoch"
+        if len(epochs) > 1:
+            what = f"regions {_numbers(epochs)} run all epochs from checkpoint {min(epochs.values())} on"
+        _log.warning("%s; %s again: %s", _what(error), what, found.reason)
+        return epochs
 
-    def _restart_later(self, regions: Collection[int], at_ms: int, at_work: Collection[int]) -> None:
-        due = _Restart(frozenset(regions), at_ms, {*regions} & {*at_work})
-        for other in [each for each in self._due if each.regions & due.regions]:
-            self._due.remove(other)
-            due = _Restart(due.regions | other.regions, max(due.at_ms, other.at_ms), due.busy | other.busy)
-        self._due.append(due)
+    def _failure(
+        self, region: RegionState, ended: RegionEnded, error: FlinkPyError, regions: Sequence[RegionState]
+    ) -> RegionFailure:
+        begun = {uid: number for each in regions for uid, number in each.begun.items()}
+        lost = region.written_in(error) if isinstance(error, SegmentLostError) else {}
+        return RegionFailure(region.number, ended.checkpoint_ids[0], begun, lost)
+
+    def _unavailable(
+        self, epochs: Mapping[int, int], regions: Sequence[RegionState], collecting: Collection[int]
+    ) -> str:
+        """Returns why regions cannot run again from these epochs, or "" if they can."""
+        for region in regions if len(epochs) > 1 else ():
+            since = [epochs[each.number] for each in (region, *region.before) if each.number in epochs]
+            if since and (overtaken := region.overtaken_from(min(since))):
+                return f"checkpoint {overtaken[0]} names what they would write again"
+        for number, epoch in sorted(epochs.items()):
+            released = [n for n in regions[number].acknowledged_from(epoch) if n not in collecting]
+            if released:
+                return (
+                    f"all have acknowledged checkpoint {released[0]}, so region {number} no longer has the state from "
+                    "before it"
+                )
+        return ""
+
+    def _restart_later(self, regions: Collection[RegionState], at_ms: int) -> None:
+        together = frozenset(region.number for region in regions)
+        for other in [each for each in self._due if each & together]:
+            together, at_ms = together | other, max(at_ms, self._due.pop(other))
+        self._due[together] = at_ms
         for region in regions:
-            self.graph.cancel(region)
-        self.graph.await_restart(regions)
-
-    def stopped(self, region: int) -> None:
-        """Notes that the lane of a region that is to restart is not at work any more."""
-        self.graph.ended(region)
-        for restart in self._due:
-            restart.busy.discard(region)
+            self.graph.cancel(region.number)
+        self.graph.await_restart(region.number for region in regions)
+        for region in regions:
+            if not region.executing:
+                self.graph.ended(region.number)
 
     @property
     def restarting(self) -> bool:
@@ -163,18 +204,22 @@ class JobFailover:
 
     def next_restart(self) -> int | None:
         """Returns the time of the next restart of regions, in milliseconds since 1970, or None."""
-        return min((restart.at_ms for restart in self._due if not restart.busy), default=None)
+        return min((at_ms for regions, at_ms in self._due.items() if self._canceled(regions)), default=None)
 
-    def restart_due(self) -> list[int]:
-        """Restarts the regions whose delay is over, and returns them in their order."""
-        now = self._now()
-        due = [restart for restart in self._due if restart.at_ms <= now and not restart.busy]
-        for restart in due:
-            self._due.remove(restart)
-            for region in restart.regions:
-                self.graph.ended(region)
-            self.graph.restart(restart.regions)
-        return sorted(region for restart in due for region in restart.regions)
+    def restart_due(self, now_ms: int) -> list[int]:
+        """Restarts the regions whose delay is over, and returns them in their order.
+
+        Args:
+            now_ms: Milliseconds since 1970.
+        """
+        due = [regions for regions, at_ms in self._due.items() if at_ms <= now_ms and self._canceled(regions)]
+        for regions in due:
+            del self._due[regions]
+            self.graph.restart(regions)
+        return sorted(region for regions in due for region in regions)
+
+    def _canceled(self, regions: Collection[int]) -> bool:
+        return not any(self.graph.canceling(region) for region in regions)
 
     # --- the job -----------------------------------------------------------------------------------------------------
 
@@ -226,7 +271,8 @@ class JobFailover:
         graph = self.graph
         if error is None and finished:
             for region in range(len(graph.regions)):
-                self.deploy(region)  # tasks that were restored as finished are deployed and finish at once, as in Flink
+                graph.schedule(region)  # tasks that were restored as finished finish at once, as in Flink
+                graph.deploy(region)
                 graph.switch_to_running(region)
                 graph.finish(region)
         elif error is not None and (isinstance(error, JobCancelledError) or not isinstance(error, Exception)):

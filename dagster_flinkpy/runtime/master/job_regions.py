@@ -17,13 +17,12 @@ from dagster_flinkpy.errors import CheckpointTimeoutError
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeSegments
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master.epoch_planner import EpochPlanner
+from dagster_flinkpy.runtime.master.execution_graph import ExecutionGraph
 from dagster_flinkpy.runtime.master.job_config import JobConfig
-from dagster_flinkpy.runtime.master.job_failover import JobFailover
 from dagster_flinkpy.runtime.master.job_session import JobSession, SharedSession
 from dagster_flinkpy.runtime.master.job_slots import JobSlots
-from dagster_flinkpy.runtime.master.mailbox import Lane, Mailbox
-from dagster_flinkpy.runtime.master.region_execution import RegionExecution
 from dagster_flinkpy.runtime.master.region_runner import JobRunner
+from dagster_flinkpy.runtime.master.region_state import RegionState, Turn
 from dagster_flinkpy.runtime.master.results import EpochResults
 from dagster_flinkpy.runtime.master.timeline import CheckpointTimeline
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
@@ -90,28 +89,28 @@ class JobRegions:
             for uid, sink in planner.edge_sources.items()
         }
 
-    def executions(
+    def states(self, graph: ExecutionGraph, slots: JobSlots, turn: Turn) -> list[RegionState]:
+        """Returns what the state of the job has of the regions; see :class:`RegionState` for the arguments."""
+        regions: list[RegionState] = []
+        for planner in self.planners:
+            before = [region for region in regions if region.planner.edge_sinks & {*planner.edge_sources.values()}]
+            regions.append(RegionState(planner, before, graph, slots, turn))
+        return regions
+
+    def runners(
         self,
-        mailbox: Mailbox,
         watchdog: Watchdog,
         *,
         run_job: Callable[[EpochJob], Sequence[WireRow]],
         on_results: Callable[[EpochResults, EpochJob], object],
         check_leader: Callable[[], object],
         timeline: CheckpointTimeline,
-        slots: JobSlots,
-        failover: JobFailover,
-        now: Callable[[], int],
-    ) -> list[RegionExecution]:
-        """Returns the regions for the master; see :class:`JobRunner` for the arguments."""
-        regions: list[RegionExecution] = []
-        for number, planner in enumerate(self.planners):
-            runner = JobRunner(
-                planner, self.sessions[number], watchdog, run_job, on_results, check_leader, self._progress, timeline
-            )
-            before = [region for region in regions if region.planner.edge_sinks & {*planner.edge_sources.values()}]
-            regions.append(RegionExecution(runner, Lane.region(number), mailbox, before, slots, failover, now))
-        return regions
+    ) -> list[JobRunner]:
+        """Returns what runs the epochs of the regions; see :class:`JobRunner` for the arguments."""
+        return [
+            JobRunner(planner, session, watchdog, run_job, on_results, check_leader, self._progress, timeline)
+            for planner, session in zip(self.planners, self.sessions, strict=True)
+        ]
 
     def checkpoint_plan(self, sinks: Sequence[str], master_hooks: tuple[str, ...]) -> CheckpointPlan:
         """Returns who takes part in the checkpoints of the job.

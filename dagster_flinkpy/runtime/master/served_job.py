@@ -19,10 +19,9 @@ from dagster_flinkpy.errors import (
     SavepointOutcomeUnknownError,
 )
 from dagster_flinkpy.runtime.master.checkpoint_contents import CheckpointContents
-from dagster_flinkpy.runtime.master.epoch_request import EpochRequest
+from dagster_flinkpy.runtime.master.epoch_request import EpochKind, EpochRequest
 from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.runtime.master.job_master import JobMaster
-from dagster_flinkpy.runtime.master.region_execution import EpochKind
 from dagster_flinkpy.runtime.master.reports import CompletedEpoch
 from dagster_flinkpy.runtime.master.request_desk import RequestDesk
 from dagster_flinkpy.runtime.master.savepoints import SavepointWriter

@@ -20,7 +20,7 @@ from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.master_hook import MasterTriggerRestoreHook
 from dagster_flinkpy.errors import CheckpointError, ConfigurationError, FencedError, StorageError
 from dagster_flinkpy.runtime.epoch import EpochJob
-from dagster_flinkpy.runtime.master import job_master, request_desk
+from dagster_flinkpy.runtime.master import job_state, request_desk
 from dagster_flinkpy.runtime.master.failover import FailoverConfig, RestartAllStrategy
 from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Lane, Mailbox, ThreadMailbox
 from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
@@ -34,7 +34,7 @@ RECORDS = [(f"k{i % 3}", i, i) for i in range(20)]
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_master, "_RETRY_AFTER_MS", 0)
+    monkeypatch.setattr(job_state, "_RETRY_AFTER_MS", 0)
 
 
 def program(folder: Path, *, regions: bool = False) -> tuple[JobGraph, FolderSink]:
@@ -315,13 +315,13 @@ def test_what_the_program_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_tick_that_is_due_before_another_try_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_master, "_RETRY_AFTER_MS", 200)
+    monkeypatch.setattr(job_state, "_RETRY_AFTER_MS", 200)
     fails(monkeypatch, "write_metadata", [1], StorageError("503"))
     over: list[int] = []
 
     class Watched(ThreadMailbox):
         def take(self, until_ms: int | None) -> Any:
-            if until_ms is not None and until_ms <= attempt._master._now() < attempt._master._retry_ms:
+            if until_ms is not None and until_ms <= attempt._master._now() < attempt._master.state.retry_ms:
                 over.append(until_ms)
             return super().take(until_ms)
 

@@ -1,0 +1,285 @@
+"""What :class:`~dagster_flinkpy.runtime.master.job_state.JobState` is told, and what it tells the job's master to do.
+
+The stimuli and instructions of the checkpoint coordinator are among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from dagster_flinkpy.checkpoint.instructions import Instruction
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.stimuli import Stimulus
+from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeInputs
+from dagster_flinkpy.runtime.epoch import Epoch
+from dagster_flinkpy.runtime.master.checkpoint_steps import Outcome
+from dagster_flinkpy.runtime.master.epoch_request import EpochRequest
+from dagster_flinkpy.runtime.master.region_runner import RegionEnded
+
+__all__ = [
+    "AbortLingering",
+    "AttemptFailed",
+    "BeginEpochs",
+    "CommitCheckpoint",
+    "CompleteCheckpoint",
+    "DiscardRead",
+    "EpochPlanned",
+    "EpochsAsked",
+    "EpochsEnded",
+    "GiveUpSavepoints",
+    "HandOut",
+    "InputLooked",
+    "InterruptRegion",
+    "JobStarted",
+    "LookForInput",
+    "LookForRequests",
+    "NotifySources",
+    "PlanEpoch",
+    "RegionInstruction",
+    "RepeatState",
+    "ReserveCheckpointId",
+    "Resumed",
+    "RunEpochs",
+    "Say",
+    "StepEnded",
+    "StepFailed",
+    "Subsume",
+    "Terminated",
+    "TimePassed",
+    "WriteCheckpoint",
+]
+
+# --- stimuli ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class JobStarted(Stimulus):
+    """The attempt has restored its state. Comes first, once."""
+
+
+@dataclass(frozen=True)
+class EpochsAsked(Stimulus):
+    """A caller asks for epochs. Nothing of an earlier request is under way."""
+
+    request: EpochRequest
+
+
+@dataclass(frozen=True)
+class Resumed(Stimulus):
+    """Somebody waits again, or requests to the job were taken."""
+
+
+@dataclass(frozen=True)
+class TimePassed(Stimulus):
+    """Nothing has happened until ``next_timer``."""
+
+
+@dataclass(frozen=True)
+class Terminated(Stimulus):
+    """Somebody outside ends the run."""
+
+    error: BaseException
+
+
+@dataclass(frozen=True)
+class AttemptFailed(Stimulus):
+    """A newer attempt took over, or somebody has asked for the job to be cancelled."""
+
+    error: BaseException
+
+
+@dataclass(frozen=True)
+class StepFailed(Stimulus):
+    """An instruction was not carried out, and the attempt cannot go on."""
+
+    instruction: Instruction
+    error: BaseException
+
+
+@dataclass(frozen=True)
+class StepEnded(Stimulus):
+    """A step of a checkpoint has ended, well or not."""
+
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class InputLooked(Stimulus):
+    """Answers `LookForInput`."""
+
+    region: int
+    found: bool
+    """Whether input is assigned to the region's next epoch."""
+
+
+@dataclass(frozen=True)
+class EpochPlanned(Stimulus):
+    """Answers `PlanEpoch`."""
+
+    region: int
+    epoch: Epoch
+
+
+@dataclass(frozen=True)
+class EpochsEnded(Stimulus):
+    """Answers `RunEpochs` and `RepeatState`: all tasks have acknowledged the epochs, or one has failed."""
+
+    region: int
+    ended: RegionEnded
+
+
+# --- instructions: regions --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RegionInstruction(Instruction):
+    """Base of what the lane of a region does."""
+
+    region: int
+
+
+@dataclass(frozen=True)
+class LookForInput(RegionInstruction):
+    """Look for input, and assign it to the next epoch."""
+
+
+@dataclass(frozen=True)
+class NotifySources(RegionInstruction):
+    """Tell the sources that a checkpoint is complete."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True)
+class BeginEpochs(RegionInstruction):
+    """Prepare the Spark job whose first barrier belongs to a checkpoint."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True)
+class PlanEpoch(RegionInstruction):
+    """Plan the input up to a barrier."""
+
+    checkpoint_id: int
+    before: Epoch | None
+    """The epoch before it that the same Spark job reads, or None."""
+    inputs: EdgeInputs
+    """What it reads of blocking edges."""
+    drain: bool
+
+
+@dataclass(frozen=True)
+class RunEpochs(RegionInstruction):
+    """Run the Spark job that reads these epochs."""
+
+    epochs: tuple[Epoch, ...]
+    restarts: int
+    """How often the region has restarted in this attempt."""
+    rewritten: Mapping[int, EdgeInputs]
+    """By checkpoint, what an epoch reads that was written anew since it was planned."""
+    was_read: bool
+    """Whether an earlier Spark job has read the epochs."""
+
+
+@dataclass(frozen=True)
+class RepeatState(RegionInstruction):
+    """Acknowledge a checkpoint with the current state."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True)
+class InterruptRegion(RegionInstruction):
+    """End what the lane is doing, at once."""
+
+
+# --- instructions: checkpoints ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ReserveCheckpointId(Instruction):
+    """Take the id of the next checkpoint while an epoch runs."""
+
+
+@dataclass(frozen=True)
+class WriteCheckpoint(Instruction):
+    """Write the metadata of a checkpoint that all have acknowledged."""
+
+    metadata: CheckpointMetadata
+
+
+@dataclass(frozen=True)
+class CompleteCheckpoint(Instruction):
+    """Let HEAD name a checkpoint."""
+
+    metadata: CheckpointMetadata
+
+
+@dataclass(frozen=True)
+class CommitCheckpoint(Instruction):
+    """Commit what the sinks have prepared for a complete checkpoint."""
+
+    metadata: CheckpointMetadata
+
+
+@dataclass(frozen=True)
+class HandOut(Instruction):
+    """Give a committed checkpoint to the caller, with what becomes visible with it."""
+
+    metadata: CheckpointMetadata
+    checkpoint_ids: tuple[int, ...]
+    """The checkpoint, behind those that have handed their part over to it."""
+    printed: tuple[str, ...]
+    collected: Mapping[str, list[pa.Array]]
+    """The records of collect operators, by uid."""
+    epochs: int
+    """How many of the requested epochs end with it."""
+
+
+@dataclass(frozen=True)
+class DiscardRead(Instruction):
+    """Delete segments that were read before the barrier of a complete checkpoint."""
+
+    written: Mapping[str, Collection[int]]
+    """The epochs whose segments no checkpoint before it has named, by uid of the sink."""
+    named: Collection[str]
+    """The paths that the checkpoint names."""
+
+
+@dataclass(frozen=True)
+class Subsume(Instruction):
+    """Delete checkpoints that are no longer retained."""
+
+    checkpoint_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class AbortLingering(Instruction):
+    """Abort open transactions that no checkpoint names."""
+
+    region: int | None = None
+    """The region on whose lane this is done, before it runs again; None for the store's lane."""
+
+
+# --- instructions: others ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LookForRequests(Instruction):
+    """Look for requests to the job."""
+
+
+@dataclass(frozen=True)
+class GiveUpSavepoints(Instruction):
+    """Give up savepoints that are not there yet."""
+
+
+@dataclass(frozen=True)
+class Say(Instruction):
+    """Pass on a progress message."""
+
+    line: str

@@ -1,0 +1,664 @@
+"""The state of a job, as pure transitions: stimulus in, instructions out (Flink: what ``JobMaster`` decides).
+
+Regions, epochs, executions, checkpoints and restarts are one state. It has no thread, does no I/O and waits for
+nothing, so that each rule can be tested with the stimuli that lead to it.
+:class:`~dagster_flinkpy.runtime.master.job_master.JobMaster` carries out the instructions, in their order.
+
+A region runs epoch n + 1 while those behind it run epoch n, and while checkpoint n - 1 is written, completed and
+committed. Checkpoints complete one by one, in order (:mod:`.completion_chain`). What a region does is in
+:mod:`.region_state`, what restarts in :mod:`.job_failover`, and when checkpoints are taken in
+:mod:`dagster_flinkpy.checkpoint.coordinator`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import singledispatchmethod
+from typing import ClassVar
+
+from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
+from dagster_flinkpy.checkpoint.instructions import (
+    ArmPeriodic,
+    ArmTimeout,
+    AssignCheckpointId,
+    CancelSparkJob,
+    DiscardState,
+    DropSubsumed,
+    EmitBarriers,
+    FailJob,
+    Instruction,
+    NotifyAborted,
+    NotifyComplete,
+    NotifySubsumed,
+    Rejected,
+    ReplaceHead,
+    SnapshotCoordinators,
+    TriggerMasterHooks,
+    WriteMetadata,
+)
+from dagster_flinkpy.checkpoint.messages import (
+    AcknowledgeCheckpoint,
+    CheckpointFailureReason,
+    DeclineCheckpoint,
+    Subtask,
+)
+from dagster_flinkpy.checkpoint.metadata import CheckpointKind, CheckpointMetadata
+from dagster_flinkpy.checkpoint.operator_states import SubtaskState
+from dagster_flinkpy.checkpoint.stimuli import (
+    Acknowledge,
+    CommitFinished,
+    CoordinatorSnapshotted,
+    Decline,
+    JobStatusChanged,
+    MetadataWriteFailed,
+    PeriodicTick,
+    Stimulus,
+    TasksRestarted,
+    TimerFired,
+    TriggerRequested,
+)
+from dagster_flinkpy.common.clock import to_millis
+from dagster_flinkpy.errors import (
+    CheckpointError,
+    CheckpointTimeoutError,
+    FencedError,
+    FlinkPyError,
+    JobCancelledError,
+    message_of,
+)
+from dagster_flinkpy.runtime.master.checkpoint_contents import CheckpointContents
+from dagster_flinkpy.runtime.master.completion_chain import CompletionChain
+from dagster_flinkpy.runtime.master.epoch_outputs import Published
+from dagster_flinkpy.runtime.master.epoch_request import EpochBatch, EpochKind, EpochRequest
+from dagster_flinkpy.runtime.master.epoch_sequence import EpochSequence
+from dagster_flinkpy.runtime.master.job_failover import JobFailover, diagnosed
+from dagster_flinkpy.runtime.master.job_messages import (
+    AbortLingering,
+    AttemptFailed,
+    CommitCheckpoint,
+    CompleteCheckpoint,
+    DiscardRead,
+    EpochPlanned,
+    EpochsAsked,
+    EpochsEnded,
+    GiveUpSavepoints,
+    HandOut,
+    InputLooked,
+    InterruptRegion,
+    JobStarted,
+    LookForRequests,
+    RegionInstruction,
+    ReserveCheckpointId,
+    Resumed,
+    Say,
+    StepEnded,
+    StepFailed,
+    Subsume,
+    Terminated,
+    TimePassed,
+    WriteCheckpoint,
+)
+from dagster_flinkpy.runtime.master.region_runner import RegionEnded
+from dagster_flinkpy.runtime.master.region_state import Acknowledged, Phase, RegionState, Turn
+from dagster_flinkpy.runtime.master.request_desk import RequestDesk
+
+__all__ = ["JobState"]
+
+_RETRY_AFTER_MS = 1000
+"""How long a job waits after a tolerated failure, so that a store that is down is not asked all the time."""
+_STORY_LENGTH = 50
+_COMPLETING = (WriteCheckpoint, CompleteCheckpoint, CommitCheckpoint)
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """Why an attempt ends."""
+
+    error: BaseException
+    """The first error."""
+    since: int
+    """The first checkpoint that cannot complete because of it; 0 stands for all."""
+
+
+class JobState:
+    """All that is known about an execution attempt while it runs.
+
+    Args:
+        coordinator: Decides when checkpoints are taken and completed.
+        regions: The regions of the job, each behind those whose output it reads.
+        failover: Decides what restarts after a failure.
+        requests: What others ask of the job.
+        contents: Which checkpoint is the last one, and which time partition is read.
+        turn: The turn that the regions share.
+        create_metadata: Returns the metadata of a checkpoint that all have acknowledged.
+        max_ahead: How many checkpoints may be incomplete when the next one is triggered.
+        owner: Who asks for checkpoints, in words for people.
+    """
+
+    validates: ClassVar[bool] = False
+    """Whether :meth:`validate` runs after each stimulus. Tests set it."""
+
+    def __init__(
+        self,
+        coordinator: CheckpointCoordinator,
+        regions: Sequence[RegionState],
+        failover: JobFailover,
+        requests: RequestDesk,
+        contents: CheckpointContents,
+        turn: Turn,
+        *,
+        create_metadata: Callable[[WriteMetadata], CheckpointMetadata],
+        max_ahead: int,
+        owner: str,
+    ) -> None:
+        self.coordinator, self.regions, self.contents = coordinator, tuple(regions), contents
+        self.failure: _Failure | None = None
+        self.terminated = False
+        """Whether somebody outside has ended the run."""
+        self.epochs = EpochSequence(self.regions)
+        """How far the current request for epochs has come."""
+        self.chain = CompletionChain(turn, create_metadata)
+        self._failover, self._requests, self._turn = failover, requests, turn
+        self._max_ahead, self._owner = max_ahead, owner
+        self._story: deque[str] = deque(maxlen=_STORY_LENGTH)
+        self._read_up_to = 0
+        """The last checkpoint for which all sources have been read."""
+        # Times, in milliseconds since 1970.
+        self._due_ms = 0
+        """When the next periodic checkpoint is due."""
+        self._look_ms = 0
+        """When to look for input."""
+        self.retry_ms = 0
+        """When to try again after a checkpoint has failed."""
+        self._timeouts: dict[int, int] = {}
+        """When each pending checkpoint expires."""
+        # After failures.
+        self._outcome_unknown = False
+        """Whether HEAD may name a checkpoint without this attempt knowing it."""
+        self._abort_due = False
+        """Whether transactions are to be aborted when nothing is running."""
+        self._causes: dict[int | None, FlinkPyError] = {}
+        """Why steps of checkpoints have failed."""
+        self._subsumed: list[int] = []
+
+    # --- what is known -----------------------------------------------------------------------------------------------
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why the attempt ends, or None."""
+        return None if self.failure is None else self.failure.error
+
+    @property
+    def takes_over(self) -> bool:
+        """Whether the next checkpoint takes over what a failed one has prepared."""
+        return self.chain.outputs.waiting and self.failure is None
+
+    @property
+    def iterating(self) -> bool:
+        """Whether another epoch is to follow."""
+        return self.epochs.iterating and self.failure is None
+
+    @property
+    def under_way(self) -> bool:
+        """Whether something is to follow, even if nobody is carrying out an instruction."""
+        completing = self.chain.current is not None
+        return self.iterating or self.takes_over or completing or self._failover.restarting
+
+    @property
+    def next_timer(self) -> int | None:
+        """When to come back if nothing happens, in milliseconds since 1970; None if never."""
+        timers, request = [*self._timeouts.values(), self._failover.next_restart()], self.epochs.request
+        if request is not None and self.iterating:
+            timers.append(self._requests.due_ms)
+            if (request.periodic or request.continuous) and self._may_trigger():
+                due_ms = self._due_ms if request.periodic else self._look_due_ms
+                timers.append(None if due_ms is None else max(due_ms, self.retry_ms))
+        if self._turn.now_ms < self.retry_ms:
+            timers.append(self.retry_ms)
+        return min((at_ms for at_ms in timers if at_ms is not None), default=None)
+
+    @property
+    def _look_due_ms(self) -> int | None:
+        """When to look for input; None as long as one of the regions that read it is busy."""
+        readers = self.epochs.readers
+        return self._look_ms if not self._looking and all(region.idle for region in readers) else None
+
+    @property
+    def _looking(self) -> bool:
+        return any(region.phase is Phase.LOOKING for region in self.epochs.readers)
+
+    def _may_complete(self, checkpoint_id: int) -> bool:
+        return self.failure is None or checkpoint_id < self.failure.since
+
+    # --- a stimulus --------------------------------------------------------------------------------------------------
+
+    def handle(self, stimulus: Stimulus) -> list[Instruction]:
+        """Makes the transitions for one stimulus, and all that can follow.
+
+        Raises:
+            CheckpointError: The stimulus is impossible in this state.
+            IllegalStateTransitionError: The same, of a region or an execution. Each has the last stimuli as a note.
+        """
+        self._story.append(_described(stimulus))
+        self._turn.now_ms, self._turn.instructions = stimulus.now_ms, []
+        try:
+            self._on(stimulus)
+            for number in self._failover.restart_due(stimulus.now_ms):
+                self._on_restart(self.regions[number])
+            self._advance()
+            if self.validates:
+                self.validate()
+        except Exception as error:
+            error.add_note("\n    ".join(("Last stimuli of the job:", *self._story)))
+            raise
+        return self._turn.instructions
+
+    @singledispatchmethod
+    def _on(self, stimulus: Stimulus) -> None:
+        self._drive(stimulus)  # it is for the coordinator
+
+    @_on.register
+    def _(self, stimulus: JobStarted) -> None:
+        for region in self.regions:
+            self._failover.graph.schedule(region.number)
+        self._drive(JobStatusChanged(stimulus.now_ms, running=True))
+
+    @_on.register
+    def _(self, stimulus: EpochsAsked) -> None:
+        self.epochs.begin(stimulus.request, enough=self._requests.ending)
+
+    @_on.register
+    def _(self, stimulus: Resumed) -> None:
+        """What is due follows."""
+
+    @_on.register
+    def _(self, stimulus: TimePassed) -> None:
+        for checkpoint_id in [each for each, at_ms in self._timeouts.items() if at_ms <= stimulus.now_ms]:
+            del self._timeouts[checkpoint_id]
+            self._drive(TimerFired(stimulus.now_ms, checkpoint_id))
+
+    @_on.register
+    def _(self, stimulus: Terminated) -> None:
+        self.terminated = True
+        if self.failure is None:
+            self.fail(stimulus.error)
+            self._tell(*(InterruptRegion(region.number) for region in self.regions))
+
+    @_on.register
+    def _(self, stimulus: AttemptFailed) -> None:
+        self.fail(stimulus.error)
+
+    @_on.register
+    def _(self, stimulus: StepFailed) -> None:
+        since = 0
+        if isinstance(stimulus.instruction, RegionInstruction):
+            region = self.regions[stimulus.instruction.region]
+            since = region.batch.checkpoint_ids[0] if region.batch is not None else 0
+            region.on_failed()
+            self._failover.graph.ended(region.number)
+        elif isinstance(stimulus.instruction, _COMPLETING):
+            self.chain.end()
+        self.fail(stimulus.error, since)
+
+    def fail(self, error: BaseException, since: int = 0) -> None:
+        """Ends the attempt. Checkpoints before ``since`` may still complete."""
+        known = self.failure
+        self.failure = _Failure(error, since) if known is None else _Failure(known.error, min(since, known.since))
+        self.epochs.enough = True
+        self._tell(GiveUpSavepoints())
+        for region in self.regions:
+            region.drop_from(since)
+
+    def _tell(self, *instructions: Instruction) -> None:
+        self._turn.instructions.extend(instructions)
+
+    # --- what follows ------------------------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        """Begins all that can begin."""
+        self._overtake()
+        self._end_if_failed()
+        self.epochs.enough |= self._requests.ending
+        due_ms = self._requests.due_ms
+        if self.iterating and due_ms is not None and due_ms <= self._turn.now_ms:
+            self._tell(LookForRequests())
+        self._trigger_next()
+        if self.failure is None and self.epochs.followed():
+            self._tell(ReserveCheckpointId())
+        overtaken = True
+        while overtaken:
+            for region in self.regions:
+                region.proceed()
+            overtaken = self._overtake()
+        self.chain.proceed()
+        if not self.chain.idle:
+            return
+        if self._subsumed and self.failure is None and not self._requests.writing:
+            # State files are named by content: one that an old checkpoint names and the first of a Spark job does not
+            # may be named by the second again. So old checkpoints go when all of the Spark job are complete.
+            self._tell(Subsume(tuple(self._subsumed)))
+            self._subsumed.clear()
+        if self._abort_due and not self.takes_over and not any(region.at_work for region in self.regions):
+            # What is open may be of an epoch that is running, or of a checkpoint that is being completed.
+            self._abort_due = False
+            if not self._outcome_unknown:
+                self._tell(AbortLingering())
+
+    def _end_if_failed(self) -> None:
+        """Decides what becomes of the job when the checkpoints that may still complete have all been acknowledged."""
+        failure = self.failure
+        if (
+            failure is None
+            or not self.coordinator.running
+            or any(each.has_before(failure.since) for each in self.regions)
+        ):
+            return
+        error = diagnosed(failure.error, self.contents.parent)
+        self.failure = _Failure(error, failure.since)
+        self._failover.job_failed(error, canceled=self.terminated or isinstance(error, JobCancelledError))
+        self._drive(JobStatusChanged(self._turn.now_ms, running=False))
+
+    def _trigger_next(self) -> None:
+        request, now = self.epochs.request, self._turn.now_ms
+        if now < self.retry_ms or request is None:
+            return
+        if self.iterating and self._may_trigger():
+            if request.continuous and not (self._requests.waiting or self.takes_over or self.epochs.unread):
+                if (due_ms := self._look_due_ms) is not None and due_ms <= now:
+                    for region in self.epochs.readers:
+                        region.look()
+            elif not request.periodic or (self._requests.waiting and not self.coordinator.pending):
+                self._trigger(request)
+            elif self._due_ms <= now:
+                self._drive(PeriodicTick(now))
+        elif self.takes_over and not (self.iterating or self.coordinator.incomplete or self.coordinator.triggering):
+            self._trigger(EpochRequest(EpochKind.REPEAT))  # no other checkpoint follows that could take over
+
+    def _may_trigger(self) -> bool:
+        """Returns whether the next checkpoint can be triggered now. Finds out, too, whether the request has enough."""
+        idle = not self.coordinator.triggering and all(region.idle for region in self.epochs.sources)
+        if not idle or self._looking or len(self.coordinator.incomplete) > self._max_ahead:
+            return False
+        return self.epochs.has_more()
+
+    def _trigger(self, request: EpochRequest) -> None:
+        kind, now = CheckpointKind.SAVEPOINT if request.stop else CheckpointKind.CHECKPOINT, self._turn.now_ms
+        self._drive(TriggerRequested(now, kind, forced=True, stop=request.stop, request_id=self._owner))
+
+    def _deploy(self, checkpoint_id: int) -> None:
+        """Lets the regions run up to the barrier of a checkpoint."""
+        takes_over = self.chain.outputs.waiting
+        batch = self.epochs.add(checkpoint_id, takes_over=takes_over)
+        if batch is None:
+            return
+        if batch.kind is EpochKind.REPEAT and not takes_over:
+            self.contents.repeated = checkpoint_id
+        for region in self.regions:
+            region.enqueue(batch)
+
+    # --- the regions -------------------------------------------------------------------------------------------------
+
+    @_on.register
+    def _(self, stimulus: InputLooked) -> None:
+        region, readers, request = self.regions[stimulus.region], self.epochs.readers, self.epochs.request
+        region.on_looked(found=stimulus.found)
+        if self._looking:
+            return
+        if not any(each.found for each in readers):
+            waits = min(each.planner.splits.discovery_interval for each in readers)
+            self._look_ms = stimulus.now_ms + to_millis(waits)
+        elif self.failure is None and request is not None:
+            self._trigger(request)  # even if it has enough: the input is assigned to this epoch
+
+    @_on.register
+    def _(self, stimulus: EpochPlanned) -> None:
+        region = self.regions[stimulus.region]
+        if region.batch is None:  # telling it of a checkpoint has failed before it planned, so the attempt ends
+            return
+        canceled = region.canceling
+        region.on_planned(stimulus.epoch)
+        if canceled:
+            self._failover.graph.ended(region.number)
+        if self.failure is not None:
+            region.drop_from(self.failure.since)
+        elif not canceled and self.epochs.on_planned() and (request := self.epochs.request) is not None:
+            self._trigger(request)
+
+    @_on.register
+    def _(self, stimulus: EpochsEnded) -> None:
+        region, ended = self.regions[stimulus.region], stimulus.ended
+        if region.canceling:
+            region.on_canceled(ended)
+            self._failover.graph.ended(region.number)
+            if self.failure is not None:
+                region.drop_from(self.failure.since)
+        elif self.failure is not None and (region.works_ahead or not self._may_complete(ended.checkpoint_ids[-1])):
+            region.on_failed()
+            self._failover.graph.ended(region.number)
+        elif ended.error is not None:
+            self._on_region_failed(region, ended, diagnosed(ended.error, self.contents.parent))
+        elif region.works_ahead:
+            region.on_read_ahead(ended)
+        else:
+            self._on_acknowledged(region, ended)
+
+    def _on_acknowledged(self, region: RegionState, ended: RegionEnded) -> None:
+        """All tasks of a region have acknowledged its epochs."""
+        last, now, sources = ended.checkpoint_ids[-1], self._turn.now_ms, self.epochs.sources
+        acknowledged = region.on_acknowledged(ended)
+        jobs = [each.job.results for each in acknowledged if each.job is not None]
+        self.chain.outputs.add(region.number, ended.checkpoint_ids, *jobs, ended.results)
+        if region in sources and min(each.acknowledged for each in sources) >= last > self._read_up_to:
+            self._read_up_to = last
+            self._requests.epoch_ended(last)
+        for each in acknowledged:
+            if self._may_complete(each.checkpoint_id):  # it may have expired just now
+                self._acknowledge(region, each.checkpoint_id, each.states)
+        for reader in self.regions:
+            for checkpoint_id, uid, in_flight in reader.settle():
+                if self._may_complete(checkpoint_id):
+                    self._drive(CoordinatorSnapshotted(now, checkpoint_id, uid, in_flight))
+
+    def _overtake(self) -> bool:
+        """Lets regions acknowledge checkpoints that do not wait for what they read. Returns whether any did.
+
+        The last checkpoint of a request waits for Spark jobs that others pass: what these have done would be lost with
+        the run, and done again by the next.
+        """
+
+        def passes(batch: EpochBatch) -> bool:
+            return self.failure is not None or batch is not self.epochs.batch or self.epochs.is_followed(batch)
+
+        return sum(len(self._overtaken(region, passes)) for region in self.regions) > 0
+
+    def _overtaken(self, region: RegionState, passes: Callable[[EpochBatch], bool]) -> list[Acknowledged]:
+        found = region.overtake(passes)
+        for each in found:
+            jobs = [] if each.job is None else [each.job.results]
+            self.chain.outputs.add(region.number, [each.checkpoint_id], *jobs)
+            self._acknowledge(region, each.checkpoint_id, each.states)
+            for uid, in_flight in each.in_flight:
+                self._drive(CoordinatorSnapshotted(self._turn.now_ms, each.checkpoint_id, uid, in_flight))
+        return found
+
+    def _acknowledge(self, region: RegionState, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> None:
+        """Passes the acknowledgements of tasks and enumerators of a region to the coordinator, one by one."""
+        now, planner = self._turn.now_ms, region.planner
+        job_id, token = planner.config.job_id, planner.fencing_token
+        for task, state in states.items():
+            message = AcknowledgeCheckpoint(job_id, checkpoint_id, token, task.uid, task.subtask, state)
+            self._drive(Acknowledge(now, message))
+        for uid, position in planner.splits.take_states(checkpoint_id).items():
+            self._drive(CoordinatorSnapshotted(now, checkpoint_id, uid, position))
+
+    # --- failures and restarts ---------------------------------------------------------------------------------------
+
+    def _on_region_failed(self, region: RegionState, ended: RegionEnded, error: FlinkPyError) -> None:
+        now, coordinator = self._turn.now_ms, self.coordinator
+        first = region.next_to_acknowledge if region.works_ahead else ended.checkpoint_ids[0]
+        again = self._failover.region_failed(region, ended, error, self.regions, coordinator.collecting)
+        if not again:
+            region.on_failed()
+            self._causes[first] = error
+            self._drive(Decline(now, _declined(region, first, ended.task, error)))
+            self.fail(error, first)
+            return
+        for checkpoint_id in [number for number in self._timeouts if number >= first]:
+            del self._timeouts[checkpoint_id]  # they begin anew with the restart
+        for number, epoch in sorted(again.items()):
+            each = self.regions[number]
+            if withdrawn := each.acknowledged_from(epoch):
+                self._drive(TasksRestarted(now, tuple(withdrawn), tuple(each.planner.tasks)))
+            each.rewind(epoch, rewritten=any(before.number in again for before in each.before))
+
+    def _on_restart(self, region: RegionState) -> None:
+        """A region runs again."""
+        timeout_ms = to_millis(region.planner.config.checkpointing.timeout)
+        for checkpoint_id in self.coordinator.collecting:
+            self._timeouts.setdefault(checkpoint_id, self._turn.now_ms + timeout_ms)
+        if len(self.regions) == 1 and not region.idle and self.chain.idle and not self.takes_over:
+            # Nothing else has anything open. Otherwise the attempt tidies up when it ends.
+            self._tell(AbortLingering(region.number))
+
+    def _tolerate(self, checkpoint_id: int | None, error: FlinkPyError) -> bool:
+        """Lets the next checkpoint take over from a failed one. Returns False if the attempt must end."""
+        # Sinks replace what earlier checkpoints have committed to a partition. A step that hangs may still do harm.
+        if self.contents.partition is not None or isinstance(error, FencedError | CheckpointTimeoutError):
+            return False
+        self._tell(Say(f"the job tolerates the failure of a checkpoint: {error}"))
+        self.retry_ms = self._turn.now_ms + _RETRY_AFTER_MS
+        if not self.chain.hand_over(checkpoint_id) and self.epochs.batch is not None:
+            self.epochs.batch.closed = True  # its epochs do not wait for the one that was not triggered
+        return True
+
+    # --- the coordinator ---------------------------------------------------------------------------------------------
+
+    @_on.register
+    def _(self, stimulus: StepEnded) -> None:
+        told, error = stimulus.outcome.stimulus, stimulus.outcome.error
+        if error is not None:
+            self._causes[getattr(told, "checkpoint_id", None)] = error
+        if isinstance(told, MetadataWriteFailed):
+            self._outcome_unknown |= told.unknown_outcome and self.chain.replacing_head
+        self._drive(told)
+        if isinstance(told, MetadataWriteFailed) and self.chain.current is not None:
+            self.chain.end()  # it was not handed over
+        if isinstance(told, CommitFinished):
+            self._finish()
+
+    def _drive(self, stimulus: Stimulus) -> None:
+        """Gives the coordinator a stimulus and follows its instructions."""
+        aborted = None
+        for instruction in self.coordinator.handle(stimulus):
+            self._follow(instruction)
+            if isinstance(instruction, NotifyAborted):
+                aborted = instruction
+        if aborted is not None and aborted.reason is not CheckpointFailureReason.CHECKPOINT_SUBSUMED:
+            number = aborted.checkpoint_id
+            cause = self._causes.get(number) or CheckpointError(f"checkpoint {number} was aborted")
+            if not aborted.tolerated or not self._tolerate(number, cause):
+                self._abort_due = True
+                self.fail(cause, number)
+
+    def _follow(self, instruction: Instruction) -> None:
+        match instruction:
+            case AssignCheckpointId() | TriggerMasterHooks() | NotifySubsumed() | DiscardState():
+                self._tell(instruction)
+            case ArmTimeout(checkpoint_id=checkpoint_id, at_ms=at_ms):
+                self._timeouts[checkpoint_id] = at_ms
+                self._tell(instruction)
+            case SnapshotCoordinators():
+                pass  # the enumerators are asked with the tasks of their regions
+            case EmitBarriers(checkpoint_id=checkpoint_id):
+                if self.failure is None:
+                    self._deploy(checkpoint_id)
+            case CancelSparkJob(checkpoint_id=checkpoint_id):
+                for region in self.regions:
+                    if checkpoint_id in region.working_for:
+                        self._tell(InterruptRegion(region.number))
+            case WriteMetadata():
+                self.chain.add(instruction)
+            case ReplaceHead(checkpoint_id=checkpoint_id):
+                self._requests.completing(checkpoint_id)
+                self.chain.replace_head(checkpoint_id)
+            case NotifyComplete(checkpoint_id=checkpoint_id):
+                self.contents.parent = self.chain.commit(checkpoint_id)
+            case DropSubsumed(checkpoint_ids=checkpoint_ids):
+                self._subsumed += checkpoint_ids
+            case NotifyAborted(checkpoint_id=checkpoint_id, reason=reason):
+                self._timeouts.pop(checkpoint_id, None)
+                self._abort_due |= not instruction.tolerated
+                self._tell(Say(f"checkpoint {checkpoint_id} was aborted: {reason.value}"), instruction)
+            case FailJob(checkpoint_id=checkpoint_id, message=message):
+                self.fail(self._causes.get(checkpoint_id) or CheckpointError(message), checkpoint_id or 0)
+            case ArmPeriodic(at_ms=at_ms):
+                self._due_ms = at_ms
+            case Rejected(reason=CheckpointFailureReason.MINIMUM_TIME_BETWEEN_CHECKPOINTS, message=message):
+                self._tell(Say(message))  # it is due again when the pause is over
+            case Rejected(reason=CheckpointFailureReason.TOO_MANY_CHECKPOINT_REQUESTS):
+                pass  # the interval is shorter than the completion of a checkpoint; one is queued already
+            case Rejected(tolerated=True) if self._tolerate(None, self._causes[None]):
+                pass
+            case Rejected(message=message):
+                self.fail(self._causes.get(None) or CheckpointError(f"no checkpoint was taken: {message}"))
+            case _:
+                raise AssertionError(f"unknown instruction {instruction!r}")
+
+    def _finish(self) -> None:
+        """A checkpoint is committed."""
+        handed_out = self.hand_out(*self.chain.finish())
+        metadata, number = handed_out.metadata, handed_out.metadata.checkpoint_id
+        self._timeouts.pop(number, None)
+        self._failover.completed(number)
+        self._tell(handed_out)
+        for each in handed_out.checkpoint_ids:
+            written = {uid: ids for region in self.regions for uid, ids in region.on_completed(each).items()}
+            if len(self.regions) > 1:
+                self._tell(DiscardRead(written, metadata.files()))
+
+    def recovered(self, metadata: CheckpointMetadata) -> HandOut:
+        """Returns a checkpoint that was complete when the attempt failed, and that the next attempt has committed."""
+        return self.hand_out(metadata, self.chain.outputs.publish(metadata.checkpoint_id))
+
+    def hand_out(self, metadata: CheckpointMetadata, published: Published) -> HandOut:
+        """Returns what the caller gets with a checkpoint."""
+        numbers = published.checkpoint_ids
+        return HandOut(metadata, numbers, published.printed, published.collected, self.epochs.count(numbers))
+
+    # --- tests -------------------------------------------------------------------------------------------------------
+
+    def validate(self) -> None:
+        """Checks what always holds between two stimuli. An error says what does not."""
+        for region in self.regions:
+            region.validate()
+        if self.failure is None:
+            open_ids = {*self.coordinator.pending, *self.coordinator.incomplete}
+            assert self._timeouts.keys() <= open_ids, f"{self._timeouts} are armed, but {open_ids} are open"
+            current = self.chain.current
+            assert current is None or current.checkpoint_id in open_ids, f"{current} is completed, but not open"
+            waiting = {write.checkpoint_id for write in self.chain.waiting}
+            assert waiting <= open_ids, f"{waiting} wait to be completed, but {open_ids} are open"
+        restarting = self._failover.graph.waiting
+        assert not self._failover.restarting or restarting, "regions are due that do not wait for a restart"
+
+
+def _declined(region: RegionState, checkpoint_id: int, task: Subtask | None, error: FlinkPyError) -> DeclineCheckpoint:
+    """Returns the message that a checkpoint failed in a region; ``task`` is None if the driver raised the error."""
+    where, planner = task or region.planner.tasks[0], region.planner
+    cause = {"type": type(error).__name__, "message": message_of(error)}
+    reason = CheckpointFailureReason.CHECKPOINT_ASYNC_EXCEPTION
+    if task is not None:
+        reason = CheckpointFailureReason.CHECKPOINT_DECLINED
+    job_id, token = planner.config.job_id, planner.fencing_token
+    return DeclineCheckpoint(job_id, checkpoint_id, token, where.uid, where.subtask, reason, cause)
+
+
+def _described(stimulus: Stimulus) -> str:
+    """Returns a stimulus in one short line, without states."""
+    told = {f.name: getattr(stimulus, f.name) for f in fields(stimulus) if f.name != "now_ms"}
+    if isinstance(stimulus, EpochsEnded):
+        told = {"region": stimulus.region, "checkpoint_ids": stimulus.ended.checkpoint_ids}
+    short = (f"{name}={it if isinstance(it, int | tuple) else type(it).__name__}" for name, it in told.items())
+    return f"{stimulus.now_ms} {type(stimulus).__name__} {' '.join(short)}".rstrip()
