@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 from dagster_flinkpy.checkpoint.instructions import Instruction, WriteMetadata
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
-from dagster_flinkpy.runtime.master.epoch_outputs import EpochOutputs, Published
-from dagster_flinkpy.runtime.master.job_messages import CommitCheckpoint, CompleteCheckpoint, WriteCheckpoint
-from dagster_flinkpy.runtime.master.region_state import Turn
+from dagster_flinkpy.runtime.master.epoch_outputs import EpochOutputs
+from dagster_flinkpy.runtime.master.job_messages import CommitCheckpoint, CompleteCheckpoint, HandOut, WriteCheckpoint
+from dagster_flinkpy.runtime.master.region_epochs import Turn
 
 __all__ = ["CompletionChain"]
 
@@ -70,11 +70,11 @@ class CompletionChain:
         self._tell(CommitCheckpoint(metadata))
         return metadata
 
-    def finish(self) -> tuple[CheckpointMetadata, Published]:
-        """5. The sinks have committed: its outputs become visible. Returns it, and them."""
+    def finish(self) -> HandOut:
+        """5. The sinks have committed: its outputs become visible."""
         assert self.current is not None
         metadata, self.current, self.replacing_head = self.current, None, False
-        return metadata, self.outputs.publish(metadata.checkpoint_id)
+        return self.outputs.publish(metadata)
 
     # --- if it fails -------------------------------------------------------------------------------------------------
 

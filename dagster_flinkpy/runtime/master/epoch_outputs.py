@@ -6,27 +6,16 @@ in the order of the checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.runtime.master.job_messages import HandOut
 from dagster_flinkpy.runtime.master.results import EpochResults
 
-__all__ = ["EpochOutputs", "Published"]
-
-
-@dataclass(frozen=True)
-class Published:
-    """What has become visible with a checkpoint."""
-
-    checkpoint_ids: tuple[int, ...]
-    """The checkpoint, behind those that have handed their part over to it."""
-    printed: tuple[str, ...]
-    """The lines of print sinks."""
-    collected: Mapping[str, list[pa.Array]]
-    """The records of collect operators, by uid."""
+__all__ = ["EpochOutputs"]
 
 
 class EpochOutputs:
@@ -84,9 +73,9 @@ class EpochOutputs:
         )
         return replace(metadata, operators=operators)
 
-    def publish(self, checkpoint_id: int) -> Published:
+    def publish(self, metadata: CheckpointMetadata) -> HandOut:
         """Returns the outputs of a complete checkpoint, and forgets them."""
-        numbers, printed = (*self._handed_over, checkpoint_id), list[str]()
+        numbers, printed = (*self._handed_over, metadata.checkpoint_id), list[str]()
         collected: dict[str, list[pa.Array]] = {}
         for number in numbers:
             for _, lines in sorted(self._printed.pop(number, {}).items()):
@@ -95,4 +84,4 @@ class EpochOutputs:
                 collected[uid] = collected.get(uid, []) + columns
         self._failed = None
         self._handed_over.clear()
-        return Published(numbers, tuple(printed), collected)
+        return HandOut(metadata, numbers, tuple(printed), collected)

@@ -72,8 +72,8 @@ from dagster_flinkpy.runtime.master.pipelined_exchange import (
     start_here,
     start_on_spark,
 )
+from dagster_flinkpy.runtime.master.region_epochs import Turn
 from dagster_flinkpy.runtime.master.region_job import run_region
-from dagster_flinkpy.runtime.master.region_state import Turn
 from dagster_flinkpy.runtime.master.reports import CompletedEpoch
 from dagster_flinkpy.runtime.master.request_desk import RequestDesk
 from dagster_flinkpy.runtime.master.results import EpochResults

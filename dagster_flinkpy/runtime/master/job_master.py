@@ -27,7 +27,6 @@ from dagster_flinkpy.runtime.master.checkpoint_steps import CheckpointSteps, Out
 from dagster_flinkpy.runtime.master.epoch_request import Completion, EpochRequest
 from dagster_flinkpy.runtime.master.job_messages import (
     AbortLingering,
-    AttemptFailed,
     BeginEpochs,
     CommitCheckpoint,
     CompleteCheckpoint,
@@ -164,7 +163,7 @@ class JobMaster:
         """
         if metadata.checkpoint_id not in self._triggered:
             return None
-        return self._completion(self.state.recovered(metadata))
+        return self._completion(self.state.chain.outputs.publish(metadata))
 
     def interrupt(self) -> None:
         """Ends what is running, because the caller has failed or was interrupted."""
@@ -207,9 +206,9 @@ class JobMaster:
         now, instruction, result = self._now(), self._asked.pop(done.work, None), done.result
         if done.lane in (Lane.REQUESTS, Lane.SAVEPOINT):
             error = self._requests.handle(done)
-            return Resumed(now) if error is None else AttemptFailed(now, error)
+            return Resumed(now) if error is None else StepFailed(now, None, error)
         if done.error is not None:
-            return StepFailed(now, instruction or Instruction(), done.error)
+            return StepFailed(now, instruction, done.error)
         if isinstance(result, Outcome):
             return StepEnded(now, result)
         if isinstance(instruction, RegionInstruction):
@@ -305,4 +304,5 @@ class JobMaster:
             print(line)
         metadata = handed_out.metadata
         duration_ms = round((time.monotonic() - self._triggered.pop(metadata.checkpoint_id)) * 1000)
-        return Completion(metadata, duration_ms, handed_out.collected, handed_out.epochs)
+        epochs = self.state.epochs.count(handed_out.checkpoint_ids)
+        return Completion(metadata, duration_ms, handed_out.collected, epochs)

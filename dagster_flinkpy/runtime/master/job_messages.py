@@ -6,7 +6,7 @@ The stimuli and instructions of the checkpoint coordinator are among them.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import pyarrow as pa
 
@@ -21,7 +21,6 @@ from dagster_flinkpy.runtime.master.region_runner import RegionEnded
 
 __all__ = [
     "AbortLingering",
-    "AttemptFailed",
     "BeginEpochs",
     "CommitCheckpoint",
     "CompleteCheckpoint",
@@ -50,6 +49,7 @@ __all__ = [
     "Terminated",
     "TimePassed",
     "WriteCheckpoint",
+    "describe",
 ]
 
 # --- stimuli ----------------------------------------------------------------------------------------------------------
@@ -85,17 +85,11 @@ class Terminated(Stimulus):
 
 
 @dataclass(frozen=True)
-class AttemptFailed(Stimulus):
-    """A newer attempt took over, or somebody has asked for the job to be cancelled."""
-
-    error: BaseException
-
-
-@dataclass(frozen=True)
 class StepFailed(Stimulus):
-    """An instruction was not carried out, and the attempt cannot go on."""
+    """The attempt cannot go on, because of what a lane has met."""
 
-    instruction: Instruction
+    instruction: Instruction | None
+    """What it was to do; None if it looked for requests."""
     error: BaseException
 
 
@@ -236,8 +230,6 @@ class HandOut(Instruction):
     printed: tuple[str, ...]
     collected: Mapping[str, list[pa.Array]]
     """The records of collect operators, by uid."""
-    epochs: int
-    """How many of the requested epochs end with it."""
 
 
 @dataclass(frozen=True)
@@ -283,3 +275,12 @@ class Say(Instruction):
     """Pass on a progress message."""
 
     line: str
+
+
+def describe(stimulus: Stimulus) -> str:
+    """Describes a stimulus in one short line, without states."""
+    told = {f.name: getattr(stimulus, f.name) for f in fields(stimulus) if f.name != "now_ms"}
+    if isinstance(stimulus, EpochsEnded):
+        told = {"region": stimulus.region, "checkpoint_ids": stimulus.ended.checkpoint_ids}
+    short = (f"{name}={it if isinstance(it, int | tuple) else type(it).__name__}" for name, it in told.items())
+    return f"{stimulus.now_ms} {type(stimulus).__name__} {' '.join(short)}".rstrip()

@@ -21,8 +21,9 @@ from dagster_flinkpy.runtime.master.execution_graph import ExecutionGraph
 from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.runtime.master.job_session import JobSession, SharedSession
 from dagster_flinkpy.runtime.master.job_slots import JobSlots
+from dagster_flinkpy.runtime.master.region_epochs import Turn
 from dagster_flinkpy.runtime.master.region_runner import JobRunner
-from dagster_flinkpy.runtime.master.region_state import RegionState, Turn
+from dagster_flinkpy.runtime.master.region_state import RegionState
 from dagster_flinkpy.runtime.master.results import EpochResults
 from dagster_flinkpy.runtime.master.timeline import CheckpointTimeline
 from dagster_flinkpy.runtime.master.watchdog import Watchdog

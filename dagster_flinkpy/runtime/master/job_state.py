@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import singledispatchmethod
 from typing import ClassVar
 
@@ -70,13 +70,11 @@ from dagster_flinkpy.errors import (
 )
 from dagster_flinkpy.runtime.master.checkpoint_contents import CheckpointContents
 from dagster_flinkpy.runtime.master.completion_chain import CompletionChain
-from dagster_flinkpy.runtime.master.epoch_outputs import Published
 from dagster_flinkpy.runtime.master.epoch_request import EpochBatch, EpochKind, EpochRequest
 from dagster_flinkpy.runtime.master.epoch_sequence import EpochSequence
 from dagster_flinkpy.runtime.master.job_failover import JobFailover, diagnosed
 from dagster_flinkpy.runtime.master.job_messages import (
     AbortLingering,
-    AttemptFailed,
     CommitCheckpoint,
     CompleteCheckpoint,
     DiscardRead,
@@ -84,7 +82,6 @@ from dagster_flinkpy.runtime.master.job_messages import (
     EpochsAsked,
     EpochsEnded,
     GiveUpSavepoints,
-    HandOut,
     InputLooked,
     InterruptRegion,
     JobStarted,
@@ -99,9 +96,11 @@ from dagster_flinkpy.runtime.master.job_messages import (
     Terminated,
     TimePassed,
     WriteCheckpoint,
+    describe,
 )
+from dagster_flinkpy.runtime.master.region_epochs import Turn
 from dagster_flinkpy.runtime.master.region_runner import RegionEnded
-from dagster_flinkpy.runtime.master.region_state import Acknowledged, Phase, RegionState, Turn
+from dagster_flinkpy.runtime.master.region_state import Phase, RegionState
 from dagster_flinkpy.runtime.master.request_desk import RequestDesk
 
 __all__ = ["JobState"]
@@ -241,7 +240,7 @@ class JobState:
             CheckpointError: The stimulus is impossible in this state.
             IllegalStateTransitionError: The same, of a region or an execution. Each has the last stimuli as a note.
         """
-        self._story.append(_described(stimulus))
+        self._story.append(describe(stimulus))
         self._turn.now_ms, self._turn.instructions = stimulus.now_ms, []
         try:
             self._on(stimulus)
@@ -285,10 +284,6 @@ class JobState:
         if self.failure is None:
             self.fail(stimulus.error)
             self._tell(*(InterruptRegion(region.number) for region in self.regions))
-
-    @_on.register
-    def _(self, stimulus: AttemptFailed) -> None:
-        self.fail(stimulus.error)
 
     @_on.register
     def _(self, stimulus: StepFailed) -> None:
@@ -471,16 +466,15 @@ class JobState:
         def passes(batch: EpochBatch) -> bool:
             return self.failure is not None or batch is not self.epochs.batch or self.epochs.is_followed(batch)
 
-        return sum(len(self._overtaken(region, passes)) for region in self.regions) > 0
-
-    def _overtaken(self, region: RegionState, passes: Callable[[EpochBatch], bool]) -> list[Acknowledged]:
-        found = region.overtake(passes)
-        for each in found:
-            jobs = [] if each.job is None else [each.job.results]
-            self.chain.outputs.add(region.number, [each.checkpoint_id], *jobs)
-            self._acknowledge(region, each.checkpoint_id, each.states)
-            for uid, in_flight in each.in_flight:
-                self._drive(CoordinatorSnapshotted(self._turn.now_ms, each.checkpoint_id, uid, in_flight))
+        found = False
+        for region in self.regions:
+            for each in region.overtake(passes):
+                jobs = [] if each.job is None else [each.job.results]
+                self.chain.outputs.add(region.number, [each.checkpoint_id], *jobs)
+                self._acknowledge(region, each.checkpoint_id, each.states)
+                for uid, in_flight in each.in_flight:
+                    self._drive(CoordinatorSnapshotted(self._turn.now_ms, each.checkpoint_id, uid, in_flight))
+                found = True
         return found
 
     def _acknowledge(self, region: RegionState, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> None:
@@ -608,7 +602,7 @@ class JobState:
 
     def _finish(self) -> None:
         """A checkpoint is committed."""
-        handed_out = self.hand_out(*self.chain.finish())
+        handed_out = self.chain.finish()
         metadata, number = handed_out.metadata, handed_out.metadata.checkpoint_id
         self._timeouts.pop(number, None)
         self._failover.completed(number)
@@ -617,15 +611,6 @@ class JobState:
             written = {uid: ids for region in self.regions for uid, ids in region.on_completed(each).items()}
             if len(self.regions) > 1:
                 self._tell(DiscardRead(written, metadata.files()))
-
-    def recovered(self, metadata: CheckpointMetadata) -> HandOut:
-        """Returns a checkpoint that was complete when the attempt failed, and that the next attempt has committed."""
-        return self.hand_out(metadata, self.chain.outputs.publish(metadata.checkpoint_id))
-
-    def hand_out(self, metadata: CheckpointMetadata, published: Published) -> HandOut:
-        """Returns what the caller gets with a checkpoint."""
-        numbers = published.checkpoint_ids
-        return HandOut(metadata, numbers, published.printed, published.collected, self.epochs.count(numbers))
 
     # --- tests -------------------------------------------------------------------------------------------------------
 
@@ -653,12 +638,3 @@ def _declined(region: RegionState, checkpoint_id: int, task: Subtask | None, err
         reason = CheckpointFailureReason.CHECKPOINT_DECLINED
     job_id, token = planner.config.job_id, planner.fencing_token
     return DeclineCheckpoint(job_id, checkpoint_id, token, where.uid, where.subtask, reason, cause)
-
-
-def _described(stimulus: Stimulus) -> str:
-    """Returns a stimulus in one short line, without states."""
-    told = {f.name: getattr(stimulus, f.name) for f in fields(stimulus) if f.name != "now_ms"}
-    if isinstance(stimulus, EpochsEnded):
-        told = {"region": stimulus.region, "checkpoint_ids": stimulus.ended.checkpoint_ids}
-    short = (f"{name}={it if isinstance(it, int | tuple) else type(it).__name__}" for name, it in told.items())
-    return f"{stimulus.now_ms} {type(stimulus).__name__} {' '.join(short)}".rstrip()

@@ -10,12 +10,9 @@ what it has not read as of that state is in flight. A Spark job belongs to the n
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from dagster_flinkpy.checkpoint.instructions import Instruction
-from dagster_flinkpy.checkpoint.messages import Subtask
-from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.common.clock import to_millis
 from dagster_flinkpy.datastream.connectors.base import Json
 from dagster_flinkpy.errors import IllegalStateTransitionError, SegmentLostError
@@ -34,19 +31,10 @@ from dagster_flinkpy.runtime.master.job_messages import (
     RunEpochs,
 )
 from dagster_flinkpy.runtime.master.job_slots import JobSlots
+from dagster_flinkpy.runtime.master.region_epochs import Acknowledged, RegionEpochs, Stage, Turn
 from dagster_flinkpy.runtime.master.region_runner import RegionEnded
 
-__all__ = ["Acknowledged", "Phase", "RegionState", "Stage", "Turn"]
-
-
-@dataclass
-class Turn:
-    """What all parts of the state share while a stimulus is handled."""
-
-    now_ms: int = 0
-    """When it happened, in milliseconds since 1970."""
-    instructions: list[Instruction] = field(default_factory=list)
-    """What is to be done, in this order."""
+__all__ = ["Phase", "RegionState"]
 
 
 class Phase(Enum):
@@ -62,75 +50,6 @@ class Phase(Enum):
     """It plans the input of an epoch."""
     RUNNING = auto()
     """It runs the Spark job of the epochs at hand."""
-
-
-class Stage(Enum):
-    """How far epochs have come in a region."""
-
-    WAITING = auto()
-    """For their turn or their input."""
-    PASSING = auto()
-    """Their barriers overtake what the region reads; they wait for the regions before it."""
-    CURRENT = auto()
-    """They are planned or run."""
-    PASSED = auto()
-    """Acknowledged without a Spark job; the checkpoints are not complete."""
-    ACKNOWLEDGED = auto()
-    """All tasks have acknowledged them; the checkpoints are not complete."""
-
-
-@dataclass(frozen=True)
-class Acknowledged:
-    """What all tasks of a region acknowledge of a checkpoint."""
-
-    checkpoint_id: int
-    states: Mapping[Subtask, SubtaskState]
-    job: RegionEnded | None = None
-    """The Spark job that no checkpoint has waited for, and whose results belong to this one; or None."""
-    in_flight: Sequence[tuple[str, list[Json]]] = ()
-    """What the region has not read as of these states, for the metadata: by uid of the source that reads the edge."""
-
-
-@dataclass
-class _RegionEpochs:
-    """The epochs of a batch, as one region reads them."""
-
-    batch: EpochBatch
-    stage: Stage = Stage.WAITING
-    planned: list[Epoch] = field(default_factory=list)
-    """Those whose splits are assigned."""
-    read: bool = False
-    """Whether the enumerators know that they were read."""
-    stale: bool = False
-    """Whether regions before it may have written what they read anew since they were planned. It stays, as plans do."""
-    since_ms: int = 0
-    """When they were triggered, in milliseconds since 1970."""
-    found: EdgeInputs = ()
-    """What was in flight to the region before them."""
-    reads: Sequence[EdgeInputs] | None = None
-    """What each epoch reads of blocking edges; None if it is not decided yet."""
-    aligns: bool = False
-    """Whether it is decided that the region reads all that the regions before it write in these epochs."""
-    ahead: bool = False
-    """Whether no checkpoint waits for them: it is one Spark job, which the first checkpoint has only given its name."""
-    start: int = 0
-    """The state from which they start, by the last epoch before it."""
-    before: int = 0
-    """The checkpoint that the region had acknowledged before them."""
-    carried: RegionEnded | None = None
-    """The Spark job whose results belong to their first checkpoint, too; or None."""
-    settled: bool = True
-    """Whether it is known what was in flight at their barriers, once they are acknowledged."""
-
-    @property
-    def first(self) -> int:
-        """The first checkpoint."""
-        return self.batch.checkpoint_ids[0]
-
-    @property
-    def last(self) -> int:
-        """The last checkpoint."""
-        return self.batch.checkpoint_ids[-1]
 
 
 class RegionState:
@@ -152,7 +71,7 @@ class RegionState:
         self._executions_before = graph.attempt(self.number)
         """How many executions of earlier attempts each subtask has had."""
         self.phase = Phase.IDLE
-        self._epochs: list[_RegionEpochs] = []
+        self._epochs: list[RegionEpochs] = []
         """All epochs that are not forgotten, in the order of their checkpoints."""
         self.acknowledged = 0
         """The last checkpoint that all tasks have acknowledged."""
@@ -179,15 +98,15 @@ class RegionState:
 
     # --- what is known -----------------------------------------------------------------------------------------------
 
-    def _first(self, stage: Stage) -> _RegionEpochs | None:
+    def _first(self, stage: Stage) -> RegionEpochs | None:
         return next((each for each in self._epochs if each.stage is stage), None)
 
     @property
-    def _current(self) -> _RegionEpochs | None:
+    def _current(self) -> RegionEpochs | None:
         return self._first(Stage.CURRENT)
 
     @property
-    def _unsettled(self) -> _RegionEpochs | None:
+    def _unsettled(self) -> RegionEpochs | None:
         """Acknowledged epochs of which it is not known yet what was in flight at their barriers."""
         return next((e for e in self._epochs if e.stage is Stage.ACKNOWLEDGED and not e.settled), None)
 
@@ -256,7 +175,7 @@ class RegionState:
         """Returns the checkpoints that it must give up to run the epoch of a checkpoint and all later ones again."""
         return [number for each in self._done_from(checkpoint_id) for number in each.batch.checkpoint_ids]
 
-    def _done_from(self, checkpoint_id: int) -> list[_RegionEpochs]:
+    def _done_from(self, checkpoint_id: int) -> list[RegionEpochs]:
         return [e for e in self._epochs if e.stage is Stage.ACKNOWLEDGED and e.last >= checkpoint_id]
 
     def overtaken_from(self, checkpoint_id: int) -> list[int]:
@@ -332,7 +251,7 @@ class RegionState:
         """Nothing else changes."""
 
     @property
-    def _at_hand(self) -> _RegionEpochs:
+    def _at_hand(self) -> RegionEpochs:
         current = self._current
         assert current is not None, f"region {self.number} has no epochs at hand"
         return current
@@ -351,9 +270,9 @@ class RegionState:
 
     def enqueue(self, batch: EpochBatch) -> None:
         """Adds epochs to run when the current ones have ended and the input is there."""
-        self._add(_RegionEpochs(batch, since_ms=self._turn.now_ms))
+        self._add(RegionEpochs(batch, since_ms=self._turn.now_ms))
 
-    def _add(self, epochs: _RegionEpochs) -> None:
+    def _add(self, epochs: RegionEpochs) -> None:
         self._epochs.append(epochs)
         self._epochs.sort(key=lambda each: each.first)
 
@@ -406,11 +325,11 @@ class RegionState:
         while reads_only_edges and (epochs := self._first(Stage.WAITING)) is not None and self._overtakes(epochs):
             epochs.stage, self._permit = Stage.PASSING, epochs.first
 
-    def _overtakes(self, epochs: _RegionEpochs) -> bool:
+    def _overtakes(self, epochs: RegionEpochs) -> bool:
         decided = epochs.ahead or epochs.aligns or epochs.reads is not None
         return not decided and epochs.batch.closed and self._is_overtaken(epochs) is True
 
-    def _next(self) -> _RegionEpochs | None:
+    def _next(self) -> RegionEpochs | None:
         """Returns the epochs to run next, or None if they cannot begin yet."""
         waiting = self._first(Stage.WAITING)
         if waiting is not None and waiting.ahead:
@@ -422,11 +341,11 @@ class RegionState:
             return None
         batch = EpochBatch(EpochKind.READ, [self._permit], closed=True, ends=False)
         now_ms, found = self._turn.now_ms, self._in_flight
-        epochs = _RegionEpochs(batch, since_ms=now_ms, found=found, reads=[found], ahead=True)
+        epochs = RegionEpochs(batch, since_ms=now_ms, found=found, reads=[found], ahead=True)
         self._note_begun(epochs)
         return epochs
 
-    def _is_ready(self, epochs: _RegionEpochs) -> bool:
+    def _is_ready(self, epochs: RegionEpochs) -> bool:
         """Decides what epochs read of blocking edges. Returns False if that is not there yet."""
         batch = epochs.batch
         if batch.kind is EpochKind.REPEAT or not self.before:
@@ -447,17 +366,17 @@ class RegionState:
         self._note_begun(epochs)
         return True
 
-    def _note_begun(self, epochs: _RegionEpochs) -> None:
+    def _note_begun(self, epochs: RegionEpochs) -> None:
         for outputs in (outputs for inputs in epochs.reads or () for outputs in inputs):
             for uid, sink in self.planner.edge_sources.items():
                 if sink in outputs:
                     self.begun[uid] = max(self.begun.get(uid, 0), outputs[sink].checkpoint_id)
 
-    def _written(self, epochs: _RegionEpochs) -> bool:
+    def _written(self, epochs: RegionEpochs) -> bool:
         """Returns whether the regions before have acknowledged epochs."""
         return all(each.acknowledged >= epochs.last for each in self.before)
 
-    def _is_overtaken(self, epochs: _RegionEpochs) -> bool | None:
+    def _is_overtaken(self, epochs: RegionEpochs) -> bool | None:
         """Returns whether barriers overtake what the regions before write in these epochs; None if it is not known yet.
 
         An unaligned barrier aligns if no later epoch could read what it overtakes.
@@ -534,10 +453,10 @@ class RegionState:
             job = epochs.carried if not found else None
             own = [ended.outputs[number]] if number in ended.outputs else []
             self.outputs[number] = [*(job.outputs.values() if job is not None else ()), *own]
-            found.append(Acknowledged(number, _after(job, states), job))
+            found.append(Acknowledged(number, states).after(job))
         return found
 
-    def _advance(self, epochs: _RegionEpochs, ended: RegionEnded) -> None:
+    def _advance(self, epochs: RegionEpochs, ended: RegionEnded) -> None:
         self._state = ended.checkpoint_ids[-1]
         ends = self.planner.splits.ends(epochs.planned[-1]) if epochs.planned else None
         self.planner.advance(self._state, ended.results.states, ended=ends)
@@ -657,14 +576,6 @@ class RegionState:
         assert all(each.settled for each in acknowledged[:-1]), "only the last acknowledged epochs may be unsettled"
         if self.number in self._graph.waiting and self.executing:
             assert self.canceling, "a region that waits for its restart is at work"
-
-
-def _after(job: RegionEnded | None, states: Mapping[Subtask, SubtaskState]) -> Mapping[Subtask, SubtaskState]:
-    """Returns states with what an earlier Spark job has prepared, which no checkpoint has waited for."""
-    if job is None:
-        return states
-    before = job.results.states
-    return {t: replace(s, committables=before[t].committables + s.committables) for t, s in states.items()}
 
 
 def _of_edge(inputs: EdgeInputs, sink: str) -> list[Json]:

@@ -1,0 +1,251 @@
+"""The state of a job is a pure machine: a test types what happens, and reads what is to be done."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
+from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.checkpoint.instructions import Instruction
+from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER, SubtaskState
+from dagster_flinkpy.checkpoint.stimuli import CheckpointIdAssigned, CommitFinished, HeadReplaced, MetadataWritten
+from dagster_flinkpy.common.job_status import JobStatus
+from dagster_flinkpy.errors import IllegalStateTransitionError, PythonWorkerLostError, SegmentLostError
+from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeOutput
+from dagster_flinkpy.runtime.epoch import Epoch
+from dagster_flinkpy.runtime.master import region_state
+from dagster_flinkpy.runtime.master.binding import bind_blocking_edges
+from dagster_flinkpy.runtime.master.checkpoint_contents import CheckpointContents
+from dagster_flinkpy.runtime.master.checkpoint_steps import Outcome
+from dagster_flinkpy.runtime.master.epoch_request import EpochRequest
+from dagster_flinkpy.runtime.master.failover import FailoverConfig
+from dagster_flinkpy.runtime.master.job_config import JobConfig
+from dagster_flinkpy.runtime.master.job_failover import JobFailover
+from dagster_flinkpy.runtime.master.job_messages import (
+    EpochPlanned,
+    EpochsAsked,
+    EpochsEnded,
+    InputLooked,
+    JobStarted,
+    PlanEpoch,
+    RunEpochs,
+    StepEnded,
+    StepFailed,
+    TimePassed,
+)
+from dagster_flinkpy.runtime.master.job_regions import JobRegions
+from dagster_flinkpy.runtime.master.job_session import SharedSession
+from dagster_flinkpy.runtime.master.job_slots import JobSlots
+from dagster_flinkpy.runtime.master.job_state import JobState
+from dagster_flinkpy.runtime.master.region_epochs import Turn
+from dagster_flinkpy.runtime.master.region_runner import RegionEnded
+from dagster_flinkpy.runtime.master.region_state import Phase, RegionState
+from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
+from dagster_flinkpy.runtime.master.results import EpochResults
+from dagster_flinkpy.storage import StorageLocation
+from tests.runtime.harness import collect_graph
+from tests.runtime.programs import COUNTED, CountPerKey, environment, events
+
+DELAY_MS = 1000
+
+
+class Job:
+    """A job of two regions whose events a test types; ``told`` has what it was told to do last."""
+
+    def __init__(self, folder: Path, **checkpointing: Any) -> None:
+        stream = events(environment(1), [("a", 1, 2), ("b", 2, 3)], per_epoch=1).blocking()
+        graph = collect_graph(stream.key_by("key").process(CountPerKey(), COUNTED).uid("counts")).split()
+        storage = StorageLocation(str(folder))
+        graph = bind_blocking_edges(graph, storage.child("job").child(EXCHANGE_FOLDER))
+        restart = FixedDelayRestart(3, timedelta(milliseconds=DELAY_MS))
+        self.config = JobConfig(
+            "job", storage, checkpointing=CoordinatorConfig(**checkpointing), failover=FailoverConfig(restart)
+        )
+        self.now, turn = 0, Turn()
+        session = SharedSession(self.config.spark, print)
+        self.made = JobRegions(graph, self.config, 1, None, None, None, session, print)
+        self.failover = JobFailover(self.made.graphs, self.made.edges, self.config, lambda: self.now, print)
+        slots = JobSlots("job", graph, self.made.graphs, self.config.spark, print)
+        self.contents = CheckpointContents(graph, "job", 1, None)
+        desk: Any = SimpleNamespace(
+            ending=False, waiting=False, writing=False, due_ms=None, epoch_ended=print, completing=print
+        )
+        self.state = JobState(
+            CheckpointCoordinator("job", 1, self.made.checkpoint_plan((), ()), self.config.checkpointing),
+            self.made.states(self.failover.graph, slots, turn),
+            self.failover,
+            desk,
+            self.contents,
+            turn,
+            create_metadata=lambda write: self.contents.metadata(write, ended=False, properties={}),
+            max_ahead=1,
+            owner="test",
+        )
+        self.told: list[Instruction] = []
+        self.does(JobStarted(0))
+
+    def does(self, stimulus: Any) -> list[str]:
+        self.told = self.state.handle(stimulus)
+        return [type(each).__name__ for each in self.told]
+
+    def step(self, stimulus: Any) -> list[str]:
+        return self.does(StepEnded(self.now, Outcome(stimulus)))
+
+    def planned(self) -> list[str]:
+        (plan,) = (each for each in self.told if isinstance(each, PlanEpoch))
+        return self.does(EpochPlanned(self.now, plan.region, Epoch(plan.checkpoint_id, {}, frozenset())))
+
+    def ran(self) -> list[str]:
+        (run,) = (each for each in self.told if isinstance(each, RunEpochs))
+        return self.does(self.ended(run.region, run.epochs[0].checkpoint_id))
+
+    def ended(self, region: int, checkpoint_id: int) -> EpochsEnded:
+        """All tasks of a region have acknowledged an epoch, in which it has written one segment to each edge."""
+        planner = self.made.planners[region]
+        results = EpochResults(acknowledged={checkpoint_id: {t: SubtaskState(t.subtask) for t in planner.tasks}})
+        segment = {"subtask": 0, "key": f"segment-{checkpoint_id}", "bytes": 1, "rows": 1}
+        outputs = {uid: EdgeOutput(checkpoint_id, (segment,), None, False) for uid in planner.edge_sinks}
+        for uid in planner.splits.uids:  # as the lane does it
+            planner.splits._states[checkpoint_id] = {uid: None}
+        return EpochsEnded(self.now, region, RegionEnded((checkpoint_id,), results, outputs={checkpoint_id: outputs}))
+
+    def failed(self, region: int, checkpoint_id: int, error: Any) -> list[str]:
+        return self.does(EpochsEnded(self.now, region, RegionEnded((checkpoint_id,), EpochResults(), error)))
+
+
+@pytest.fixture(autouse=True)
+def _validate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(JobState, "validates", True)
+
+
+def test_a_checkpoint_of_two_regions_from_its_trigger_to_its_end(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    assert job.does(EpochsAsked(0, EpochRequest(limit=1))) == ["AssignCheckpointId"]
+    assert job.step(CheckpointIdAssigned(0, 1)) == ["ArmTimeout", "BeginEpochs", "PlanEpoch"]
+    assert job.planned() == ["RunEpochs"], "the second region waits for what the first one writes"
+    assert job.ran() == ["BeginEpochs", "PlanEpoch"]
+    (plan,) = (each for each in job.told if isinstance(each, PlanEpoch))
+    assert (plan.region, [list(outputs) for outputs in plan.inputs]) == (1, [["events.exchange"]])
+    assert job.planned() == ["RunEpochs"]
+    assert job.ran() == ["WriteCheckpoint"]
+    assert job.step(MetadataWritten(0, 1)) == ["CompleteCheckpoint"]
+    assert job.step(HeadReplaced(0, 1)) == ["CommitCheckpoint"]
+    assert job.contents.parent is not None
+    told = job.step(CommitFinished(0, 1))
+    assert told == ["HandOut", "DiscardRead", "NotifySources", "NotifySources"]
+    assert not job.state.under_way
+
+
+def test_epochs_go_on_while_a_checkpoint_completes(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.does(EpochsAsked(0, EpochRequest(limit=3)))
+    job.step(CheckpointIdAssigned(0, 1))
+    job.planned()
+    assert job.ran() == ["AssignCheckpointId", "BeginEpochs", "PlanEpoch"], "the first region is free again"
+    assert job.step(CheckpointIdAssigned(0, 2)) == ["ArmTimeout", "BeginEpochs", "PlanEpoch"]
+    assert not job.state.coordinator.triggering, "two checkpoints are incomplete, as many as may be"
+
+
+def test_a_lost_worker_restarts_its_region_alone_and_after_the_delay(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.does(EpochsAsked(0, EpochRequest(limit=1)))
+    job.step(CheckpointIdAssigned(0, 1))
+    job.planned()
+    job.ran()
+    job.planned()
+    assert job.failed(1, 1, PythonWorkerLostError("killed", operator="counts", subtask=0)) == []
+    assert (job.state.next_timer, job.failover.graph.status) == (DELAY_MS, JobStatus.RESTARTING)
+    job.now = DELAY_MS
+    assert job.does(TimePassed(job.now)) == ["BeginEpochs", "RunEpochs"], "it runs what it had planned"
+    (run,) = (each for each in job.told if isinstance(each, RunEpochs))
+    assert (run.region, run.restarts, job.failover.graph.attempt(0)) == (1, 1, 0)
+    assert job.ran() == ["WriteCheckpoint"]
+
+
+def test_a_lost_segment_restarts_who_has_written_it_and_what_it_does_meanwhile_is_in_vain(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.does(EpochsAsked(0, EpochRequest(limit=2)))
+    job.step(CheckpointIdAssigned(0, 1))
+    job.planned()
+    job.ran()
+    plan = next(each for each in job.told if isinstance(each, PlanEpoch))
+    job.step(CheckpointIdAssigned(0, 2))
+    first = next(each for each in job.told if isinstance(each, PlanEpoch))
+    job.does(EpochPlanned(0, first.region, Epoch(first.checkpoint_id, {}, frozenset())))
+    job.does(EpochPlanned(0, plan.region, Epoch(plan.checkpoint_id, {}, frozenset())))
+    lost = SegmentLostError("gone", edge="events.exchange", key="segment-1")
+    assert job.failed(1, 1, lost) == ["InterruptRegion"], "the first region runs epoch 2"
+    assert job.state.next_timer is None, "nothing is due as long as that runs"
+    job.now = 2 * DELAY_MS
+    assert job.does(TimePassed(job.now)) == [], "its Spark job has not ended yet"
+    assert job.does(job.ended(0, 2)) == ["BeginEpochs", "RunEpochs"]
+    (run,) = (each for each in job.told if isinstance(each, RunEpochs))
+    assert ([e.checkpoint_id for e in run.epochs], run.was_read) == ([1], True)
+    assert job.failover.graph.restarts == 1
+
+
+def test_a_region_that_looks_for_input_holds_up_no_restart(tmp_path: Path) -> None:
+    """It has nothing that must end before it can run again."""
+    job = Job(tmp_path)
+    source, counts = job.state.regions
+    source.look()
+    job.failover.graph.deploy(0)
+    job.failover.graph.switch_to_running(0)
+    job.failover._restart_later([source, counts], 7)
+    assert not source.canceling
+    assert job.failover.next_restart() == 7
+    job.does(TimePassed(7))
+    assert job.failover.graph.status is JobStatus.RUNNING
+    job.does(InputLooked(8, 0, False))
+    assert source.phase is Phase.IDLE
+
+
+def test_an_error_ends_the_attempt_when_older_checkpoints_are_through(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.does(EpochsAsked(0, EpochRequest(limit=2)))
+    job.step(CheckpointIdAssigned(0, 1))
+    job.planned()
+    job.ran()
+    (plan,) = (each for each in job.told if isinstance(each, PlanEpoch))
+    job.step(CheckpointIdAssigned(0, 2))
+    (ahead,) = (each for each in job.told if isinstance(each, PlanEpoch))
+    error = ValueError("the enumerator raised")
+    job.does(StepFailed(0, ahead, error))
+    assert job.state.coordinator.running, "checkpoint 1 may still complete"
+    job.does(EpochPlanned(0, plan.region, Epoch(1, {}, frozenset())))
+    assert "WriteCheckpoint" in job.ran()
+    assert not job.state.coordinator.running
+    job.step(MetadataWritten(0, 1))
+    job.step(HeadReplaced(0, 1))
+    assert "HandOut" in job.step(CommitFinished(0, 1))
+    assert job.state.error is error
+
+
+@pytest.mark.parametrize(("before", "after"), list(itertools.product(Phase, Phase)))
+def test_a_region_makes_only_the_transitions_of_the_table(tmp_path: Path, before: Phase, after: Phase) -> None:
+    region: Any = RegionState.__new__(RegionState)
+    region.phase, region.number, region._epochs = before, 3, []
+    if (before, after) not in region_state._TRANSITIONS:
+        with pytest.raises(IllegalStateTransitionError, match=f"region 3 cannot go from {before.name} to {after.name}"):
+            region._to(after)
+        assert region.phase is before
+
+
+def test_an_impossible_stimulus_tells_what_came_before_it(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.does(EpochsAsked(0, EpochRequest(limit=1)))
+    job.step(CheckpointIdAssigned(0, 1))
+    job.planned()
+    job.state.regions[0].phase = Phase.IDLE
+    with pytest.raises(AssertionError, match="CURRENT") as caught:
+        job.does(TimePassed(1))
+    (story,) = caught.value.__notes__
+    assert [line.split()[1] for line in story.splitlines()[1:]] == [
+        *("JobStarted", "EpochsAsked", "StepEnded", "EpochPlanned", "TimePassed")
+    ]
