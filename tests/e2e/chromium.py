@@ -10,7 +10,17 @@ from playwright.sync_api import Locator, Page, TimeoutError, expect, sync_playwr
 
 from tests.waiting import LIMIT
 
-__all__ = ["CHROMIUM", "appears", "fill_launchpad", "launch_backfill", "node", "open_page", "switch_of", "terminate"]
+__all__ = [
+    "CHROMIUM",
+    "appears",
+    "fill_launchpad",
+    "launch_backfill",
+    "node",
+    "open_page",
+    "rest",
+    "switch_of",
+    "terminate",
+]
 
 CHROMIUM = shutil.which("chromium")
 """Path of the browser, or None if it is not installed."""
@@ -31,6 +41,11 @@ def open_page(width: int, height: int) -> Iterator[Page]:
         expect.set_options(timeout=LIMIT * 1000)
         yield page
         browser.close()
+
+
+def rest(page: Page) -> None:
+    """Leaves Dagster's pages, which ask the server for news and draw it all the time."""
+    page.goto("about:blank")
 
 
 def appears(page: Page, url: str, what: Locator) -> None:

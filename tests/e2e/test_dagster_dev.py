@@ -24,6 +24,7 @@ from tests.e2e.chromium import (
     launch_backfill,
     node,
     open_page,
+    rest,
     switch_of,
     terminate,
 )
@@ -32,9 +33,12 @@ from tests.e2e.location import expected_visits, write_clicks
 
 pytestmark = [
     pytest.mark.browser,
+    pytest.mark.timeout(900),  # the first test also waits for the deployment
     pytest.mark.spark,
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium"),
 ]
+
+WIDTH, HEIGHT = 1420, 860
 
 # Two checkpoints of the stream, and three partitions of the partitioned job.
 PREPARE = """
@@ -75,10 +79,20 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
             database.cleanup()
 
 
-@pytest.fixture
-def page() -> Iterator[Page]:
-    with open_page(1420, 860) as page:
+@pytest.fixture(scope="module")
+def browser_page() -> Iterator[Page]:
+    """One page for all tests: the browser then keeps what it has loaded and compiled."""
+    with open_page(WIDTH, HEIGHT) as page:
         yield page
+
+
+@pytest.fixture
+def page(deployment: Deployment, browser_page: Page) -> Iterator[Page]:
+    browser_page.set_viewport_size({"width": WIDTH, "height": HEIGHT})
+    browser_page.goto(f"{deployment.url}/server_info")
+    browser_page.evaluate("localStorage.clear()")
+    yield browser_page
+    rest(browser_page)
 
 
 def test_materialize_from_the_page(deployment: Deployment, page: Page) -> None:
@@ -90,8 +104,14 @@ def test_materialize_from_the_page(deployment: Deployment, page: Page) -> None:
         expect(node(page, name)).to_be_visible()
     expect(page.get_by_text("Flink")).to_have_count(10)
 
+    before = len(deployment.runs())
     page.get_by_role("button", name="Materialize all").click()
-    page.set_viewport_size({"width": 1980, "height": 860})
+    deployment.until("a run", lambda: len(deployment.runs()) > before)
+    rest(page)
+    (run, *_) = deployment.runs()
+    deployment.until("its end", lambda: deployment.runs(runIds=[run["runId"]], statuses=["SUCCESS"]))
+    page.set_viewport_size({"width": 1980, "height": HEIGHT})
+    page.goto(lineage)
     node(page, "rotations").click()
     expect(page.get_by_role("row", name="flink/checkpoint_id 3")).to_be_visible()
     expect(page.get_by_role("row", name=re.compile("^flink.watermark [A-Z]"))).to_be_visible()
@@ -113,9 +133,10 @@ def test_checkpoint_sensor_takes_two_checkpoints(deployment: Deployment, page: P
     before = deployment.latest_checkpoint("flights")["checkpoint_id"]
     wanted = [before + 1, before + 2]
     page.goto(f"{deployment.url}/automation")
-    switch_of(page, "flights_checkpoint_sensor").click()
-
     sensor = "flights_checkpoint_sensor"
+    switch_of(page, sensor).click()
+    deployment.until("it is on", lambda: deployment.sensor("flights", sensor)["status"] == "RUNNING")
+    rest(page)
     by_sensor = {"statuses": ["SUCCESS"], "tags": [{"key": "dagster/sensor_name", "value": sensor}]}
 
     def taken() -> list[int]:
@@ -250,6 +271,7 @@ class Clicks:
 
     def start(self) -> str:
         """Starts a run that goes on, and returns its id."""
+        rest(self._page)
         config = {"ops": {"clicks": {"config": {"epochs": 0}}}}
         run = self._deployment.launch("small", "clicks_restart", config)
         return str(self._deployment.until("the job is started", lambda: run in self.at_work() and run))
@@ -286,6 +308,7 @@ class Clicks:
             fill_launchpad(self._page, launchpad, config)
         self._page.get_by_role("button", name=re.compile("Launch run", re.IGNORECASE)).click()
         self._page.wait_for_url(re.compile("/runs/"))
+        rest(self._page)
 
     def asked(self, job: str) -> str:
         """Waits for a run of one of the jobs around the job to succeed, and returns its log."""
@@ -301,6 +324,7 @@ class Clicks:
 def test_backfill_of_a_week_from_the_page(deployment: Deployment, page: Page) -> None:
     launch_backfill(page, f"{deployment.url}/locations/small/asset-groups/visits/lineage", "2024-03-04", "2024-03-10")
     backfill = deployment.until("the backfill", deployment.backfills)[0]["id"]
+    rest(page)
     (run,) = deployment.until(
         "its run", lambda: deployment.runs(statuses=["SUCCESS"], tags=[{"key": "dagster/backfill", "value": backfill}])
     )
