@@ -34,9 +34,9 @@ def values(lines: list[dict[str, Any]]) -> dict[str, float]:
 def test_cost(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "TOUCH_ROUNDS", 1)
     monkeypatch.setattr(state, "RESTORE_ROUNDS", 1)
-    lines = state.cost(spark, tmp_path, (1_000, 200_000))
+    lines = state.cost(spark, tmp_path, (1_000, 50_000))
     found = values(lines)
-    assert [each["value"] for each in lines if each["metric"] == "state.bytes"][1] > 400_000
+    assert [each["value"] for each in lines if each["metric"] == "state.bytes"][1] > 100_000
     assert 0.5 < found["state.rescale_bytes_ratio"] < 3
     assert found["state.worker_rss_mb_10m"] > 50
     assert found["state.restore_vs_pyarrow_read"] > 0
