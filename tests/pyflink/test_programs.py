@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import partialmethod
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +17,8 @@ from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
-from dagster_flinkpy.spark.server_state import RUNTIME_DIR_VARIABLE
+from dagster_flinkpy.spark.processes import OWNER_PID_VARIABLE
+from dagster_flinkpy.spark.server_state import RUNTIME_DIR_VARIABLE, StateFile
 from tests.pyflink.generate import EXPECTED, printed, programs
 from tests.runtime.harness import run_rows
 
@@ -51,16 +53,21 @@ def test_a_program_prints_what_it_prints_under_pyflink(
 
 
 @pytest.fixture(scope="module")
-def runtime_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("runtime")
+def with_a_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Variables with which programs share a server that does not end with one of them."""
+    folder = tmp_path_factory.mktemp("runtime")
+    yield {**os.environ, RUNTIME_DIR_VARIABLE: str(folder), OWNER_PID_VARIABLE: str(os.getpid())}
+    for state_file in folder.glob("spark-*.json"):
+        if (state := StateFile(state_file).read()) is not None:
+            state.destroy()
 
 
 @pytest.mark.spark
 @pytest.mark.parametrize("name", ON_SPARK)
-def test_so_it_does_on_spark(name: str, tmp_path: Path, runtime_dir: Path) -> None:
+def test_so_it_does_on_spark(name: str, tmp_path: Path, with_a_server: dict[str, str]) -> None:
     program = tmp_path / f"{name}.py"
     program.write_text(source_of(programs()[name]))
-    environment = {**os.environ, RUNTIME_DIR_VARIABLE: str(runtime_dir)}
-    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, env=environment, timeout=600)
+    command = [sys.executable, str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, env=with_a_server, timeout=600)
     assert done.returncode == 0, done.stderr
     assert printed(done.stdout) == (EXPECTED / f"{name}.txt").read_text()
