@@ -50,7 +50,7 @@ newest oldest: install browser
 	PATH="$$PWD/.cache/$@/bin:$$PATH" .cache/$@/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # The property tests and the matrix of whole jobs, with $(SOAK) times the usual number of examples; `make test` runs a
-# third of the usual number.
+# fifth of the usual number.
 SOAK ?= 20
 soak: install
 	SOAK=$(SOAK) $(BIN)/python -m pytest --timeout 0 -m hypothesis tests
