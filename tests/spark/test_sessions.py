@@ -18,7 +18,6 @@ from dagster_flinkpy.spark import sessions
 from dagster_flinkpy.spark.processes import OWNER_PID_VARIABLE, ProcessId
 from dagster_flinkpy.spark.server_state import RUNTIME_DIR_VARIABLE, ServerState, StateFile
 from dagster_flinkpy.spark.sessions import SparkSettings, _state_file, get_session, lost_server, stop_server
-from tests.servers import QUICK_JAVA
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,7 +50,7 @@ if sys.argv[1] == "stop":
 """
 SMALL = {
     "master": "local[1]",
-    "conf": {"spark.driver.memory": "512m", "spark.driver.extraJavaOptions": QUICK_JAVA},
+    "conf": {"spark.driver.memory": "512m"},
 }
 
 

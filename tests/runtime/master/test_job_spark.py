@@ -52,12 +52,11 @@ from dagster_flinkpy.spark.sessions import SparkSettings, get_session, stop_serv
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected, run_job
 from tests.runtime.programs import COUNTED, EVENT, CountPerKey, FolderSink, Sessions, environment, events
-from tests.servers import QUICK_JAVA
 
 pytestmark = pytest.mark.spark
 
 RECORDS = [(f"k{i % 4}", i * 10, i) for i in range(24)]
-SMALL = {"spark.driver.memory": "512m", "spark.driver.extraJavaOptions": QUICK_JAVA}
+SMALL = {"spark.driver.memory": "512m"}
 
 
 @pytest.fixture(autouse=True)
