@@ -37,6 +37,9 @@ class Head:
     lost: bool = False
     """Whether the previous ``HEAD`` was lost, an attempt was told to start anyway, and it has not completed a
     checkpoint yet. Until then, no other attempt starts from nothing unless it is told to."""
+    new: bool = False
+    """Whether there was nothing of the job when this ``HEAD`` was made, and no checkpoint was completed since. If a
+    sink knows the job nevertheless, its folder was taken away."""
 
     @property
     def kept(self) -> tuple[int, ...]:
@@ -77,6 +80,7 @@ class Head:
                 partitions=tuple(PartitionEnd.from_json(end) for end in json_fields.items(raw, "partitions")),
                 unclaimed=_ids(raw, "unclaimed"),
                 lost=raw.get("lost") is True,
+                new=raw.get("new") is True,
             )
             if head.checkpoint_id is not None and (head.path is None or head.metadata_sha256 is None):
                 raise ValueError(f"it names checkpoint {head.checkpoint_id} without its path or checksum")

@@ -100,7 +100,7 @@ def _find_head(store: ObjectStore, start_over: bool) -> _Found:
         traces = find_traces(store)
         if etag is None and not traces.found:
             with suppress(PreconditionFailedError):
-                put_if(store, HEAD_KEY, Head(0).to_bytes(), None)
+                put_if(store, HEAD_KEY, Head(0, new=True).to_bytes(), None)
             continue
         if etag is None and store.head(HEAD_KEY) is not None:
             continue  # the first attempt of the job began just now

@@ -14,6 +14,7 @@ from dagster_flinkpy.errors import (
     CommittableLostError,
     CorruptMetadataError,
     FencedError,
+    HeadLostError,
     ObjectNotFoundError,
     SinkCommitError,
     StorageError,
@@ -33,6 +34,7 @@ class AttemptTransactions(ABC):
     _attempt: Attempt
     _committers: Committers
     _restore: Restore
+    _start_over: bool
     _store: CompletedCheckpointStore
     _watchdog: Watchdog
 
@@ -46,7 +48,10 @@ class AttemptTransactions(ABC):
         Raises:
             CommitRefusedError: A sink does not take it, or no longer has what was committed.
             CommittableLostError: It is gone.
+            HeadLostError: There was nothing of the job in the store, but a sink has committed its checkpoints.
         """
+        if self._attempt.head.new and not self._start_over:
+            self._check_new()
         if latest is not None and self._restore.path is None and not self._restore.start_empty:
             self._check_kept(latest)
         if latest is not None and self._attempt.committed != latest.checkpoint_id:
@@ -63,6 +68,13 @@ class AttemptTransactions(ABC):
                     f"committed {self.committed_on_recovery} committables of checkpoint {latest.checkpoint_id}"
                 )
         self.aborted_lingering = self._abort_lingering()
+
+    def _check_new(self) -> None:
+        try:
+            self._committers.check_new(self._store.store.url)
+        except HeadLostError:
+            self._check_leader()  # an attempt that took over may have committed meanwhile
+            raise
 
     def _check_kept(self, latest: CheckpointMetadata) -> None:
         """Checks that sinks still have what is known to be committed: the latest checkpoint, or one before it."""

@@ -14,7 +14,13 @@ from dagster_flinkpy.datastream.connectors.base import (
 )
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_specs import SinkSpec
-from dagster_flinkpy.errors import CommitRefusedError, CommittableLostError, ConfigurationError, SinkCommitError
+from dagster_flinkpy.errors import (
+    CommitRefusedError,
+    CommittableLostError,
+    ConfigurationError,
+    HeadLostError,
+    SinkCommitError,
+)
 from dagster_flinkpy.runtime.failure import raised_on_driver
 from dagster_flinkpy.runtime.master.commit_retries import commit_requests
 from dagster_flinkpy.runtime.master.job_session import JobSession
@@ -116,6 +122,26 @@ class Committers:
             if (last := self._run(uid, what, committer.last_committed)) is not None:
                 found.append(last)
         return max(found, default=None)
+
+    def check_new(self, folder: str) -> None:
+        """Checks that no sink knows the job, of which there was nothing in the store.
+
+        Args:
+            folder: The folder of the job, for the message.
+
+        Raises:
+            HeadLostError: One does.
+        """
+        for uid, committer in self._committers.items():
+            last = self._run(uid, f"reading what sink {uid!r} has committed", committer.last_committed)
+            if last:
+                raise HeadLostError(
+                    f"there was nothing in {folder}, but sink {uid!r} has committed checkpoint {last} of this job: the "
+                    "folder was moved, deleted or not mounted, or the job has another checkpoint directory now. "
+                    "Starting from nothing would commit rows again that are already committed. Put the folder back "
+                    "in the place of this one, or give the run a savepoint with restore_from. To begin anew, use "
+                    "start_empty; in a script, another name in env.execute()."
+                )
 
     def check_kept(self, metadata: CheckpointMetadata) -> None:
         """Checks that targets still have what a checkpoint is known to have committed.

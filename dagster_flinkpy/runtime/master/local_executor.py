@@ -111,6 +111,7 @@ class LocalExecutor:
                 ),
                 owner="env.execute()",
                 on_progress=show,
+                start_over=True if ephemeral else None,
                 restore_from=settings.savepoint_path,
                 allow_non_restored_state=settings.allow_non_restored_state,
                 require_uids=not ephemeral,
