@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from dagster_flinkpy.storage import StorageLocation
 from tests import servers
 from tests.world.play import Case, Deed, Promise
 from tests.world.stage import Place
@@ -32,7 +33,8 @@ def _place(systems: list[str]) -> Iterator[Place]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=memory)))
         postgres = stack.enter_context(servers.postgres()) if "postgres" in needs else ""
-        yield Place(folder, postgres)
+        s3 = stack.enter_context(servers.ministack(folder)) if "s3" in needs else None
+        yield Place(folder, postgres, s3 and StorageLocation("s3://world", s3, "us-east-1", "test", "test"))
 
 
 def main() -> int:

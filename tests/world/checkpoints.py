@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +13,8 @@ from dagster_flinkpy.errors import (
     HeadLostError,
     StorageError,
 )
+from dagster_flinkpy.storage import ObjectStore, StorageLocation
+from tests.world.buckets import Bucket, forbids, turns_versioning_on
 from tests.world.stage import Act, System, Undo, nothing
 
 __all__ = ["SYSTEMS"]
@@ -28,30 +29,43 @@ class Checkpoints(System):
         return self.place.folder / "job" / "job"
 
     @property
-    def chk(self) -> list[Path]:
+    def store(self) -> ObjectStore:
+        """The store of the job."""
+        return self.checkpoints.child("job").open()
+
+    @property
+    def chk(self) -> list[str]:
         """The folders of complete checkpoints, the newest last."""
-        return sorted((path.parent for path in self.job.glob("chk-*/_metadata")), key=lambda path: int(path.name[4:]))
+        found = [info.key for info in self.store.list("chk-") if info.key.endswith("/_metadata")]
+        return sorted((key.removesuffix("_metadata") for key in found), key=lambda folder: int(folder[4:-1]))
+
+    def keys(self, *prefixes: str) -> list[str]:
+        """Returns the objects with these prefixes."""
+        return [info.key for prefix in prefixes for info in self.store.list(prefix)]
 
 
-def _away(find: Callable[[Checkpoints], list[Path]]) -> Callable[[Checkpoints], Undo | None]:
-    """Moves files away, and back later."""
+class CheckpointsOnS3(Checkpoints, Bucket):
+    title = "Checkpoint directory on S3"
+
+    @property
+    def checkpoints(self) -> StorageLocation:
+        return self.location.child("jobs")
+
+
+def _away(find: Callable[[Checkpoints], list[str]]) -> Callable[[Checkpoints], Undo | None]:
+    """Takes objects away, and puts them back if the job has failed."""
 
     def act(system: Checkpoints) -> Undo | None:
-        paths = [path for path in find(system) if path.exists()]
-        if not paths:
+        store = system.store
+        there = set(system.keys(""))
+        kept = {key: store.get(key)[0] for key in find(system) if key in there}
+        if not kept:
             return None
-        kept = Path(tempfile.mkdtemp(dir=system.place.folder))
-        for number, path in enumerate(paths):
-            path.rename(kept / str(number))
+        store.delete_many(kept)
 
         def undo(failed: bool) -> None:
-            for number, path in enumerate(paths):
-                if failed:
-                    if path.is_dir():
-                        shutil.rmtree(path)
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    (kept / str(number)).replace(path)
-            shutil.rmtree(kept)
+            for key, content in kept.items() if failed else ():
+                store.put(key, content)
 
         return undo
 
@@ -59,36 +73,38 @@ def _away(find: Callable[[Checkpoints], list[Path]]) -> Callable[[Checkpoints], 
 
 
 def _written(
-    find: Callable[[Checkpoints], list[Path]], change: Callable[[bytes], bytes]
+    find: Callable[[Checkpoints], list[str]], change: Callable[[bytes], bytes]
 ) -> Callable[[Checkpoints], Undo | None]:
-    """Overwrites files, and puts them back if the job has failed."""
+    """Overwrites objects, and puts them back if the job has failed."""
 
     def act(system: Checkpoints) -> Undo | None:
-        kept = {path: path.read_bytes() for path in find(system) if path.is_file()}
+        store = system.store
+        there = set(system.keys(""))
+        kept = {key: store.get(key)[0] for key in find(system) if key in there}
         if not kept:
             return None
-        for path, content in kept.items():
-            path.write_bytes(change(content))
+        for key, content in kept.items():
+            store.put(key, change(content))
 
         def undo(failed: bool) -> None:
-            for path, content in kept.items() if failed else ():
-                path.write_bytes(content)
+            for key, content in kept.items() if failed else ():
+                store.put(key, content)
 
         return undo
 
     return act
 
 
-def _head(system: Checkpoints) -> list[Path]:
-    return [system.job / "HEAD"]
+def _head(system: Checkpoints) -> list[str]:
+    return ["HEAD"]
 
 
-def _metadata(system: Checkpoints) -> list[Path]:
-    return [path / "_metadata" for path in system.chk[-1:]]
+def _metadata(system: Checkpoints) -> list[str]:
+    return [f"{folder}_metadata" for folder in system.chk[-1:]]
 
 
-def _shared(system: Checkpoints) -> list[Path]:
-    return sorted((system.job / "shared").glob("*.parquet"))
+def _shared(system: Checkpoints) -> list[str]:
+    return system.keys("shared/")
 
 
 def _half(content: bytes) -> bytes:
@@ -99,52 +115,60 @@ def _rubbish(content: bytes) -> bytes:
     return b"?" * len(content)
 
 
-def restores_head(system: Checkpoints) -> Undo | None:
-    """The whole job folder of the round before is put back."""
-    kept, backup = system.place.folder / "kept-job", system.place.folder / "backup"
-    if not backup.exists():
-        return None
+def moves_folder(system: Checkpoints) -> Undo | None:
+    kept = system.place.folder / "kept-job"
     system.job.rename(kept)
-    shutil.copytree(backup, system.job)
 
     def undo(failed: bool) -> None:
-        shutil.rmtree(system.job)
-        kept.rename(system.job)
+        if failed:
+            shutil.rmtree(system.job, ignore_errors=True)
+            kept.rename(system.job)
 
     return undo
 
 
 _ERRORS = (HeadLostError, FencedError, StorageError)
 _HEAD = (HeadLostError, CorruptMetadataError, FencedError)
-Checkpoints.acts = (
+_BOTH = (
     Act("moves HEAD away", _away(_head), _HEAD),
     Act("cuts HEAD", _written(_head, _half), _HEAD),
     Act("empties HEAD", _written(_head, lambda content: b""), _HEAD),
     Act("moves _metadata of the latest checkpoint away", _away(_metadata), (CorruptMetadataError,)),
     Act("overwrites _metadata of the latest checkpoint", _written(_metadata, _rubbish), (CorruptMetadataError,)),
-    Act("moves the latest checkpoint away", _away(lambda system: system.chk[-1:]), (CorruptMetadataError,)),
-    Act("moves older checkpoints away", _away(lambda system: system.chk[:-1])),
-    Act("moves shared away", _away(lambda system: [system.job / "shared"]), (CorruptStateError,)),
+    Act(
+        "moves the latest checkpoint away", _away(lambda system: system.keys(*system.chk[-1:])), (CorruptMetadataError,)
+    ),
+    Act("moves older checkpoints away", _away(lambda system: system.keys(*system.chk[:-1]))),
+    Act("moves shared away", _away(_shared), (CorruptStateError,)),
     Act("moves one file of shared away", _away(lambda system: _shared(system)[:1]), (CorruptStateError,)),
     Act("cuts files of shared", _written(_shared, _half), (CorruptStateError,)),
     Act("overwrites files of shared", _written(_shared, _rubbish), (CorruptStateError,)),
-    Act("moves leader away", _away(lambda system: [system.job / "leader"]), (FencedError,)),
-    Act("overwrites leader", _written(lambda system: [system.job / "leader"], _rubbish), (CorruptMetadataError,)),
+    Act("moves leader away", _away(lambda system: ["leader"]), (FencedError,)),
+    Act("overwrites leader", _written(lambda system: ["leader"], _rubbish), (CorruptMetadataError,)),
     Act(
         "moves counter and statistics away",
-        _away(lambda system: [system.job / "counter", system.job / "statistics"]),
+        _away(lambda system: ["counter", "statistics"]),
         _ERRORS,
     ),
-    Act("overwrites counter", _written(lambda system: [system.job / "counter"], _rubbish), (CorruptMetadataError,)),
-    Act("overwrites statistics", _written(lambda system: [system.job / "statistics"], _rubbish)),
+    Act("overwrites counter", _written(lambda system: ["counter"], _rubbish), (CorruptMetadataError,)),
+    Act("overwrites statistics", _written(lambda system: ["statistics"], _rubbish)),
     Act(
-        "moves the whole folder away",
-        _away(lambda system: [system.job]),
+        "moves everything away",
+        _away(lambda system: system.keys("")),
         _ERRORS,
         at=("before _metadata", "before HEAD"),
     ),
-    Act("replaces the folder by a symlink", lambda system: links(system)),
     Act("adds foreign files", lambda system: adds(system)),
+)
+Checkpoints.acts = (
+    *_BOTH,
+    Act("moves the whole folder away", moves_folder, _ERRORS, at=("before _metadata", "before HEAD")),
+    Act("replaces the folder by a symlink", lambda system: links(system)),
+)
+CheckpointsOnS3.acts = (
+    *_BOTH,
+    Act("turns versioning on", turns_versioning_on),
+    Act("forbids the bucket for a while", forbids, (StorageError,)),
 )
 
 
@@ -157,10 +181,8 @@ def links(system: Checkpoints) -> Undo | None:
 
 def adds(system: Checkpoints) -> Undo | None:
     for name in ("notes.txt", "chk-99", "savepoint-x/notes", "requests/rubbish", "shared/rubbish"):
-        path = system.job / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("by somebody")
+        system.store.put(name, b"by somebody")
     return nothing
 
 
-SYSTEMS = (Checkpoints,)
+SYSTEMS = (Checkpoints, CheckpointsOnS3)

@@ -24,7 +24,6 @@ from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.errors import FlinkPyError
 from dagster_flinkpy.runtime.master import commit_retries
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
-from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.harness import HarnessAttempt
 from tests.runtime.programs import environment
 from tests.world.stage import EVENT, Act, Record, Sink, Source, System, Undo, nothing
@@ -338,7 +337,7 @@ def _rounds(world: _World) -> bool:
     Returns:
         Whether the job could go on to the end.
     """
-    job, read, runs, again = world.source.place.folder / "job", 0, 0, False
+    folder, read, runs, again = world.source.place.folder, 0, 0, False
     while read < ROUNDS + 2:
         runs += 1
         if runs > 3 + 3 * len(world.case.deeds):
@@ -349,8 +348,8 @@ def _rounds(world: _World) -> bool:
                 system.restore_from = None
             with HarnessAttempt(
                 _graph(world),
-                StorageLocation(str(job)),
-                config={**_CONFIG, "cache_dir": str(job.parent / f"cache-{runs}")},
+                world.systems[0].checkpoints,
+                config={**_CONFIG, "cache_dir": str(folder / f"cache-{runs}")},
                 restore_from=restore[0] if restore else None,
             ) as attempt:
                 while read < ROUNDS + 2:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -12,10 +13,10 @@ from typing import Any, ClassVar
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.datastream import DataStream, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import TwoPhaseCommittingSink
-from dagster_flinkpy.errors import FlinkPyError
+from dagster_flinkpy.errors import FlinkPyError, HeadLostError
 from dagster_flinkpy.storage import StorageLocation
 
-__all__ = ["EVENT", "MOMENTS", "Act", "Place", "Record", "Sink", "Source", "System", "Undo", "nothing"]
+__all__ = ["EVENT", "JOB_AWAY", "MOMENTS", "Act", "Place", "Record", "Sink", "Source", "System", "Undo", "nothing"]
 
 EVENT = Types.ROW_NAMED(["key", "time", "value"], [Types.STRING(), Types.LONG(), Types.LONG()])
 Record = tuple[str, int, int]
@@ -59,6 +60,8 @@ class Act:
     at: Sequence[str] = MOMENTS
     ends: bool = False
     """Whether nothing can be undone: the job has to end with an error again and again."""
+    alone: bool = False
+    """Whether nobody else may act in the same case, because then nothing tells what has happened."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,22 @@ class Place:
     folder: Path
     postgres: str = ""
     s3: StorageLocation | None = None
+    """A server of S3; each system has a bucket of its own there."""
+
+
+def _takes_job_away(system: System) -> Undo | None:
+    job, kept = system.place.folder / "job" / "job", system.place.folder / "kept-job"
+    job.rename(kept)
+
+    def undo(failed: bool) -> None:
+        shutil.rmtree(job, ignore_errors=True)  # of a run that was refused
+        kept.rename(job)
+
+    return undo
+
+
+JOB_AWAY = Act("takes the folder of the job away", _takes_job_away, (HeadLostError,), at=("between runs",), alone=True)
+"""For each sink: what it has written knows the job."""
 
 
 @dataclass
@@ -91,6 +110,11 @@ class System(ABC):
     """The values that the job has written so far."""
     restore_from: str | None = None
     """What the next run restores, if an undo follows such advice."""
+
+    @property
+    def checkpoints(self) -> StorageLocation:
+        """Where the job has its checkpoints."""
+        return StorageLocation(str(self.place.folder / "job"))
 
     @property
     def folder(self) -> Path:

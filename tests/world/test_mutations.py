@@ -61,6 +61,12 @@ MUTATIONS = {
         "restores a backup of the folder",
         "between runs",
     ),
+    "nobody asks whether targets know a job of which nothing is left": (
+        (Committers, "check_new"),
+        "DeltaAppend",
+        "takes the folder of the job away",
+        "between runs",
+    ),
 }
 
 

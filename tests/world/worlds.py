@@ -8,18 +8,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from dagster_flinkpy.errors import FlinkPyError
-from tests.world import checkpoints, file_sinks, file_sources, lake, postgres, streams, topics
+from tests.world import buckets, checkpoints, file_sinks, file_sources, lake, postgres, streams, topics
 from tests.world.plain import PlainSink, PlainSource
 from tests.world.play import Case, play
-from tests.world.stage import Place, Sink, Source, System
+from tests.world.stage import JOB_AWAY, Place, Sink, Source, System
 
 __all__ = ["SYSTEMS", "run"]
 
 SYSTEMS: Mapping[str, type[System]] = {
     each.__name__: each
-    for module in (file_sources, file_sinks, lake, postgres, topics, streams, checkpoints)
+    for module in (file_sources, file_sinks, buckets, lake, postgres, topics, streams, checkpoints)
     for each in module.SYSTEMS
 }
+
+for _sink in [each for each in SYSTEMS.values() if issubclass(each, Sink)]:
+    _sink.acts = (*_sink.acts, JOB_AWAY)
 
 
 def run(case: Case, place: Place) -> list[tuple[str, FlinkPyError]]:
