@@ -52,7 +52,8 @@ class SlotLink:
         self._payloads: list[pa.Buffer] = []
         self._bytes = 0
         self._closed = False
-        self._client: flight.FlightClient | None = None
+        self._ended = False
+        self._lock = threading.Lock()
 
     def open(self) -> None:
         """Opens the call.
@@ -82,6 +83,12 @@ class SlotLink:
             error: BaseException = EOFError("it has ended the call")
         except Exception as raised:
             error = raised
+        with self._lock:  # nobody may write or read while the call is closed
+            self._ended = True
+            with suppress(pa.ArrowException, flight.FlightError, OSError):
+                self._writer.close()
+            with suppress(pa.ArrowException, flight.FlightError, OSError):
+                self._client.close()
         if not self._closed:
             self._on_lost(self._lost(error))
 
@@ -104,15 +111,15 @@ class SlotLink:
         batch = batch_of(self._rows, self._payloads)
         self._rows, self._payloads, self._bytes = [], [], 0
         try:
-            self._writer.write_batch(batch)
+            with self._lock:
+                if self._ended:
+                    raise OSError("the call has ended")
+                self._writer.write_batch(batch)
         except (pa.ArrowException, flight.FlightError, OSError) as error:
             raise self._lost(error) from error
 
     def cancel(self) -> None:
         """Ends the call, and a write that waits. Any thread may call it."""
         self._closed = True
-        if self._client is not None:
-            with suppress(pa.ArrowException, flight.FlightError, OSError, AttributeError):  # it may have ended
-                self._reader.cancel()
-                self._writer.close()
-                self._client.close()
+        with suppress(pa.ArrowException, flight.FlightError, OSError, AttributeError):  # it may not have begun
+            self._reader.cancel()

@@ -34,7 +34,6 @@ from dagster_flinkpy.checkpoint.savepoint_target import check_job
 from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.common.clock import current_millis
-from dagster_flinkpy.common.exchange_options import ExchangeMode
 from dagster_flinkpy.common.job_status import JobStatus
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.datastream.job_graph import JobGraph
@@ -54,8 +53,8 @@ from dagster_flinkpy.runtime.master.checkpoint_contents import CheckpointContent
 from dagster_flinkpy.runtime.master.checkpoint_steps import CheckpointSteps
 from dagster_flinkpy.runtime.master.committers import Committers
 from dagster_flinkpy.runtime.master.epoch_request import EpochKind, EpochRequest
-from dagster_flinkpy.runtime.master.in_process import run_in_process
 from dagster_flinkpy.runtime.master.job_config import JobConfig
+from dagster_flinkpy.runtime.master.job_exchange import JobExchange
 from dagster_flinkpy.runtime.master.job_failover import JobFailover
 from dagster_flinkpy.runtime.master.job_master import JobMaster
 from dagster_flinkpy.runtime.master.job_regions import JobRegions
@@ -66,25 +65,16 @@ from dagster_flinkpy.runtime.master.job_state import JobState
 from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Lane, Mailbox, ThreadMailbox
 from dagster_flinkpy.runtime.master.master_hooks import MasterHooks
 from dagster_flinkpy.runtime.master.metric_reporters import MetricReporters
-from dagster_flinkpy.runtime.master.pipelined_exchange import (
-    PipelinedExchange,
-    host_of_driver,
-    start_here,
-    start_on_spark,
-)
 from dagster_flinkpy.runtime.master.region_epochs import Turn
-from dagster_flinkpy.runtime.master.region_job import run_region
 from dagster_flinkpy.runtime.master.reports import CompletedEpoch
 from dagster_flinkpy.runtime.master.request_desk import RequestDesk
 from dagster_flinkpy.runtime.master.results import EpochResults
 from dagster_flinkpy.runtime.master.retention import discards_checkpoints
 from dagster_flinkpy.runtime.master.savepoints import SavepointWriter
 from dagster_flinkpy.runtime.master.served_job import ServedJob
-from dagster_flinkpy.runtime.master.spark_progress import SparkProgress, watched
 from dagster_flinkpy.runtime.master.starting_point import Restore
 from dagster_flinkpy.runtime.master.timeline import CheckpointTimeline
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
-from dagster_flinkpy.runtime.record_counts import RecordCounts
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.runtime.user_logs import LogEntry, log_here, pass_on
 
@@ -191,7 +181,7 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
             progress=self._progress,
         )
         self._spark = SharedSession(config.spark, self._progress)
-        self._exchange = self._create_exchange()
+        self._exchange = JobExchange(config, self._spark, self._progress)
         self._stopped = False
         """Whether the job was stopped earlier, and nobody has restored a savepoint since."""
         self._lease = config.checkpointing.timeout + _LEASE_MARGIN
@@ -408,19 +398,8 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
         if found is not None:
             raise found
 
-    def _create_exchange(self) -> PipelinedExchange | None:
-        """Returns the slots of the attempt, or None if each epoch is a Spark job."""
-        config, options = self.config, self.config.exchange
-        if options.mode is not ExchangeMode.PIPELINED:
-            return None
-        start = start_here if config.in_process else start_on_spark(config.job_id, self._spark)
-        host = "127.0.0.1" if config.in_process else host_of_driver(config.spark)
-        return PipelinedExchange(start, host, options.slot_request_timeout.total_seconds(), self._progress)
-
     def _end_exchange(self) -> BaseException | None:
         """Ends the tasks. Returns what a function has raised that was to be closed."""
-        if self._exchange is None:
-            return None
         try:
             if self._master.error is None:
                 self._exchange.finish()
@@ -620,21 +599,8 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
         pass_on(results.logs, results.missing_logs, self._on_log, job.checkpoint_id)
 
     def _on_spark(self, job: EpochJob) -> Sequence[WireRow]:
-        """Runs the Spark job, or the same tasks in this process."""
-        if self._exchange is not None:
-            return self._exchange.run(job, self._regions.sessions[job.region])
-        if self.config.in_process:
-            return list(run_in_process(job))
-        what = f"checkpoint {job.checkpoint_id} of job {job.job_id!r}"
-        with (
-            self._regions.sessions[job.region].open() as spark,
-            RecordCounts(self.config.spark.on_this_machine) as counts,
-        ):
-            self._slots.look(spark)
-            progress = SparkProgress(what, job.graph.number_of_stages, self._progress, records=counts.by_stage)
-            with watched(spark, progress):
-                tries = self._spark.task_tries(spark) if self.config.failover.failover.retries_tasks else 1
-                return list(run_region(spark, replace(job, counts=counts.folder, task_tries=tries)))
+        """Runs the tasks of a region for some epochs, where and as the exchange says."""
+        return self._exchange.run(job, self._regions.sessions[job.region], self._slots)
 
     # --- completing --------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -38,6 +39,16 @@ class PipelinedExchange:
         self._pool = SlotPool(start, host, request_timeout, progress)
         self._regions: dict[int, PipelinedRegion] = {}
 
+    def deploy(self, job: EpochJob, session: JobSession) -> None:
+        """Deploys the tasks of a region, see :meth:`PipelinedRegion.deploy`.
+
+        Args:
+            job: The region and its first epochs.
+            session: The session of the region, whose interruption ends the deployment.
+        """
+        with self._used(job, session) as region:
+            region.deploy(job)
+
     def run(self, job: EpochJob, session: JobSession) -> Sequence[WireRow]:
         """Reads the epochs of a region, see :meth:`PipelinedRegion.run`.
 
@@ -45,11 +56,17 @@ class PipelinedExchange:
             job: The region and its epochs.
             session: The session of the region, whose interruption ends the epochs.
         """
+        with self._used(job, session) as region:
+            return region.run(job)
+
+    @contextmanager
+    def _used(self, job: EpochJob, session: JobSession) -> Iterator[PipelinedRegion]:
         region = self._regions.get(job.region)
         if region is None:
             region = self._regions[job.region] = PipelinedRegion(self._pool)
+        region.resume()
         with session.interruptible(region.interrupt):
-            return region.run(job)
+            yield region
 
     def finish(self) -> None:
         """Closes the functions of all tasks at the end of the job.

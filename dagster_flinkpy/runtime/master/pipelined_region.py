@@ -56,6 +56,8 @@ class _Deployment:
         """What the tasks have sent since the last epoch."""
         self.acknowledged: Counter[int] = Counter()
         """How many subtasks have acknowledged each checkpoint."""
+        self.begun = False
+        """Whether they have been told to read."""
         self.failed = False
         self.lost: tuple[Slot, FlinkPyError] | None = None
         self.last = 0
@@ -95,16 +97,11 @@ class PipelinedRegion:
             CheckpointError: The epochs were interrupted.
             FlinkPyError: A slot cannot run on this Spark.
         """
-        with self._changed:
-            self._interrupted = False
-        deployment, first = self._deployment, False
-        if deployment is None or not _continues(deployment, job):
-            self.cancel()
-            deployment, first = self._deploy(job), True
+        deployment = self.deploy(job)
         for epoch in job.epochs:
-            body = b"" if first else pickle.dumps(epoch, protocol=5)
-            deployment.say(frame("begin", body, deployment=deployment.id, first=first))
-            first = False
+            body = pickle.dumps(epoch, protocol=5) if deployment.begun else b""
+            deployment.say(frame("begin", body, deployment=deployment.id, first=not deployment.begun))
+            deployment.begun = True
         try:
             self._wait(lambda: self._is_done(deployment, job.epochs))
         except FlinkPyError:
@@ -119,7 +116,16 @@ class PipelinedRegion:
         deployment.last = job.epochs[-1].checkpoint_id
         return [replace(row, seq=row.seq - base) if row.kind is Kind.COLLECT else row for row in rows]
 
-    def _deploy(self, job: EpochJob) -> _Deployment:
+    def deploy(self, job: EpochJob) -> _Deployment:
+        """Deploys the tasks that read the epochs of a job, unless they are there already.
+
+        Raises:
+            Exception: As :meth:`run`.
+        """
+        known = self._deployment
+        if known is not None and (_continues(known, job) if known.begun else known.job is job):
+            return known
+        self.cancel()
         places = places_of(job)
         names = sorted(set(places.slots.values()))
         slots = self._pool.request(names)
@@ -164,6 +170,11 @@ class PipelinedRegion:
             raise CheckpointError("the tasks of the region were interrupted")
 
     # --- the end -----------------------------------------------------------------------------------------------------
+
+    def resume(self) -> None:
+        """Lets epochs run that come after those that were interrupted."""
+        with self._changed:
+            self._interrupted = False
 
     def interrupt(self) -> None:
         """Ends the epochs that are being read. Any thread may call it."""

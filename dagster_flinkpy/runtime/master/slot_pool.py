@@ -11,8 +11,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Collection
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -20,6 +19,7 @@ import pyarrow.flight as flight
 
 from dagster_flinkpy.errors import FlinkPyError, NoResourceAvailableError, SlotLostError, SlotProtocolError
 from dagster_flinkpy.runtime.exchange.frames import authenticated, frame, parse
+from dagster_flinkpy.runtime.exchange.reply_stream import ReplyStream
 from dagster_flinkpy.runtime.shuffle.wire import WIRE_SCHEMA, WireRow, rows_of
 from dagster_flinkpy.runtime.slot.task_executor import SlotDescriptor
 
@@ -55,16 +55,14 @@ class Slot:
     """Where other slots reach it."""
     attempt: int
     """How often Spark has started it before."""
-    writer: Any
+    replies: ReplyStream
     heard: float
     """When it was last heard of, in seconds of the monotonic clock."""
     lost: FlinkPyError | None = None
-    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def say(self, message: bytes) -> None:
         """Sends a message. A slot that is gone is noticed elsewhere."""
-        with self.lock, suppress(pa.ArrowException, OSError):
-            self.writer.write_metadata(message)
+        self.replies.send(message)
 
 
 class SlotPool:
@@ -208,7 +206,7 @@ class SlotPool:
         """
         fields = authenticated(opening, self._token)
         writer.begin(WIRE_SCHEMA)
-        slot = Slot(fields["slot"], fields["location"], int(fields["attempt"]), writer, time.monotonic())
+        slot = Slot(fields["slot"], fields["location"], int(fields["attempt"]), ReplyStream(writer), time.monotonic())
         with self._changed:
             if self._closed:
                 raise SlotProtocolError("the job has ended")
@@ -226,6 +224,7 @@ class SlotPool:
         except (pa.ArrowException, OSError) as raised:
             error = SlotLostError(f"the connection to slot {slot.name} broke: {raised}")
         finally:
+            slot.replies.end()
             self._lose(slot, error)
 
     def _take(self, slot: Slot, chunk: Any) -> None:

@@ -22,6 +22,7 @@ from dagster_flinkpy.errors import FlinkPyError, SlotProtocolError
 from dagster_flinkpy.runtime.epoch import Epoch
 from dagster_flinkpy.runtime.exchange.frames import authenticated, command, frame, of_credits, parse
 from dagster_flinkpy.runtime.exchange.places import Places, address_towards
+from dagster_flinkpy.runtime.exchange.reply_stream import ReplyStream
 from dagster_flinkpy.runtime.exchange.slot_link import CONNECT_SECONDS, SlotLink
 from dagster_flinkpy.runtime.failure import error_to_json
 from dagster_flinkpy.runtime.shipping import loaded_job
@@ -82,7 +83,7 @@ class TaskExecutor:
         self._deployments: dict[str, SlotDeployment] = {}
         self._known = threading.Condition()
         self._programs: dict[str, ExitStack] = {}
-        self._incoming: dict[tuple[str, str], flight.MetadataRecordBatchWriter] = {}
+        self._incoming: dict[tuple[str, str], ReplyStream] = {}
         self._closed = False
         self._write_lock = threading.Lock()
         self._rows: dict[str, list[WireRow]] = {}
@@ -100,14 +101,16 @@ class TaskExecutor:
         before = sys.getswitchinterval()
         sys.setswitchinterval(_SWITCH_SECONDS)
         client = flight.connect(descriptor.driver)
+        listens = threading.Thread(target=self._listen, name=f"slot {descriptor.name} listens", daemon=True)
+        beats = threading.Thread(target=self._beat, name=f"slot {descriptor.name} beats", daemon=True)
         try:
             opening = command(
                 descriptor.token, slot=descriptor.name, location=location, attempt=self._attempt, pid=os.getpid()
             )
             self._writer, self._reader = client.do_exchange(flight.FlightDescriptor.for_command(opening))
             self._writer.begin(WIRE_SCHEMA)
-            for target in (self._listen, self._beat):
-                threading.Thread(target=target, name=f"slot {descriptor.name} {target.__name__}", daemon=True).start()
+            listens.start()
+            beats.start()
             with self._logs.captured() if self._logs is not None else nullcontext():
                 self._loop()
         finally:
@@ -115,9 +118,11 @@ class TaskExecutor:
             sys.setswitchinterval(before)
             for deployment in list(self._deployments.values()):
                 self._remove(deployment, deployment.cancel)
-            with suppress(pa.ArrowException, OSError):
+            if listens.ident is not None:
                 self._reader.cancel()
-                self._writer.close()
+                listens.join()  # nobody may read while the call is closed
+                with self._write_lock, suppress(pa.ArrowException, OSError):
+                    self._writer.close()
             client.close()
             server.shutdown()
 
@@ -177,7 +182,8 @@ class TaskExecutor:
 
     def _say(self, message: bytes) -> None:
         with self._write_lock, suppress(pa.ArrowException, OSError):  # the driver may be gone
-            self._writer.write_metadata(message)
+            if not self._closed:
+                self._writer.write_metadata(message)
 
     def _on_message(self, fields: dict[str, Any], body: bytes) -> None:
         kind, name = fields["kind"], fields.get("deployment", "")
@@ -269,11 +275,14 @@ class TaskExecutor:
             deployment = self._deployments.get(str(name))
         if deployment is None:
             raise SlotProtocolError(f"deployment {name} is not, or no longer, in slot {self._descriptor.name}")
-        self._incoming[deployment.id, str(slot)] = writer
-        for chunk in reader:
-            if chunk.data is not None:
-                for row in rows_of(chunk.data):
-                    deployment.put(row)
+        replies = self._incoming[deployment.id, str(slot)] = ReplyStream(writer)
+        try:
+            for chunk in reader:
+                if chunk.data is not None:
+                    for row in rows_of(chunk.data):
+                        deployment.put(row)
+        finally:
+            replies.end()
 
     def _send_credits(self) -> None:
         for deployment in self._deployments.values():
@@ -281,10 +290,9 @@ class TaskExecutor:
                 continue
             credits, deployment.credits = deployment.credits, {}
             for slot, each in credits.items():
-                writer = self._incoming.get((deployment.id, slot))
-                if writer is not None:
-                    with suppress(pa.ArrowException, OSError):  # the other slot is gone, as the driver will see
-                        writer.write_metadata(of_credits(each))
+                replies = self._incoming.get((deployment.id, slot))
+                if replies is not None:
+                    replies.send(of_credits(each))
 
 
 class _DataServer(flight.FlightServerBase):  # type: ignore[misc]
