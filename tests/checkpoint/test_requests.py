@@ -368,6 +368,7 @@ def test_only_so_many_requests_wait(local: Job, monkeypatch: pytest.MonkeyPatch)
         Request("id", CHECKPOINT, "x", NOW + 1).to_bytes().replace(b"null", b'"4"'),
         Request("id", CHECKPOINT, "x", NOW + 1).to_bytes() + b" " * 70_000,
     ],
+    ids=["empty", "a list", "pickled", "another version", "another kind", "a wrong type", "too long"],
 )
 def test_a_request_that_cannot_be_read_is_answered_with_an_error(local: Job, data: bytes) -> None:
     inbox = local.begin()
