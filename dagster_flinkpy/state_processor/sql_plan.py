@@ -129,5 +129,6 @@ def _literal(node: dict[str, Any]) -> int | str | None:
         return int(literal["text"])
     if literal.get("kind") == "STRING":
         return str(literal.get("text", ""))
-    plain = value.get("value")
-    return plain if type(plain) in (int, str) and value.get("type", {}).get("id") in _PLAIN_TYPES else None
+    kind = value.get("type", {}).get("id")
+    plain = value.get("value", "" if kind == "VARCHAR" and not value.get("is_null") else None)  # empty: left out
+    return plain if type(plain) in (int, str) and kind in _PLAIN_TYPES else None

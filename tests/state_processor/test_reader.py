@@ -135,7 +135,8 @@ def test_data_frames(job: tuple[Path, str]) -> None:
 
 def test_duckdb_reads_rows(job: tuple[Path, str]) -> None:
     rows = read_savepoint(job[1]).state("kinds", "total").to_arrow()
-    found = duckdb.connect().register("total", rows).sql("select key, value.sum from total").fetchall()
+    with duckdb.connect() as connection:
+        found = connection.register("total", rows).sql("select key, value.sum from total").fetchall()
     assert dict(found) == {key: sum(values) for key, values in VALUES.items()}
 
 

@@ -338,8 +338,10 @@ def test_duckdb_reads_the_files(tmp_path: Path) -> None:
     data = pa.table({"user": np.arange(n), "n": np.arange(n) % 10, "total": np.arange(n)})
     bootstrapped(tmp_path / "savepoint", data, parallelism=2)
     files = f"'{tmp_path}/savepoint/shared/*.parquet'"
-    states = f"select file_name from parquet_kv_metadata({files}) where key = 'flinkpy.state' and "
-    counts_only = states + "decode(value)::json->>'name' = 'count'"
+    counts_only = (
+        f"select file_name from parquet_kv_metadata({files}) "
+        "where case when key = 'flinkpy.state' then decode(value)::json->>'name' end = 'count'"
+    )
     (found,) = duckdb.sql(
         f"select count(*), sum(value) from read_parquet({files}, filename = true) "
         f"where not deleted and filename in ({counts_only})"
