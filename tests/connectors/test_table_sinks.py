@@ -115,9 +115,11 @@ def test_folders_are_read_back(tmp_path: Path, kind: TypeInformation, values: li
     commit(sink, [records], row)
     table = ParquetTable(sink.location, table_schema(row)).to_arrow()
     assert sorted(zip(*table.to_pydict().values(), strict=True), key=lambda r: r[1]) == records
-    found = duckdb.sql(f"SELECT p, n FROM read_parquet('{tmp_path}/**/*.parquet', hive_partitioning=true) ORDER BY n")
-    shown = [None if value is None else str(value).lower() for value, _ in records]
-    assert [None if value is None else str(value).lower() for value, _ in found.fetchall()] == shown
+    found = duckdb.sql(
+        "SELECT nullif(p::text, '__HIVE_DEFAULT_PARTITION__') "  # DuckDB 1.2 does not know this name
+        f"FROM read_parquet('{tmp_path}/**/*.parquet', hive_partitioning=true) ORDER BY n"
+    )
+    assert found.fetchall() == [(None if value is None else str(value).lower(),) for value, _ in records]
 
 
 def test_the_folder_of_a_dagster_partition_comes_first_and_is_replaced(tmp_path: Path) -> None:
