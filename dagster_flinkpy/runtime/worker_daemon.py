@@ -11,7 +11,13 @@ import importlib
 
 __all__ = ["main"]
 
-_MODULES = ("pandas", "pyarrow.parquet", "pyspark.worker", "dagster_flinkpy.runtime.master.region_job")
+_MODULES = (
+    "pandas",
+    "pyarrow.parquet",
+    "pyspark.worker",
+    "dagster_flinkpy.runtime.master.region_job",
+    "dagster_flinkpy.runtime.slot.task_executor",  # Arrow Flight may be imported before a fork, but not used
+)
 
 
 def main() -> None:
