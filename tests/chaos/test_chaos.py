@@ -1,4 +1,4 @@
-"""Processes of a Spark cluster are killed while a job runs. Its tables must be those of a run without trouble.
+"""Jobs on a Spark cluster. Its processes are killed while one runs; the tables must be those of a run without trouble.
 
 Only the death of the driver takes another attempt; everything else is mended inside the run.
 """
@@ -20,14 +20,22 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from dagster_flinkpy.common import Types
+from dagster_flinkpy.datastream import SlotSharingGroup
+from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.errors import NoResourceAvailableError
+from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.runtime.master.reports import CompletedEpoch
 from dagster_flinkpy.storage import StorageLocation
-from tests.chaos.cluster import Cluster, ancestor
+from tests.chaos.cluster import Cluster, ancestor, running_cluster
 from tests.chaos.job import EPOCHS, TABLES, attempt, caught, order
+from tests.runtime.harness import collect_graph, collected
+from tests.runtime.programs import environment
 
 pytestmark = [pytest.mark.spark, pytest.mark.chaos]
 
 ROOT = Path(__file__).parents[2]
+LONG = Types.LONG()
 _KILLS = int(os.environ.get("CHAOS", "0"))
 """How many drivers are killed at a random write. ``make chaos`` sets it; ``make test`` leaves it at 0."""
 _WRITES = range(1, 41)
@@ -43,6 +51,12 @@ def committed(location: StorageLocation) -> dict[str, list[Any]]:
         files = [pq.read_table(io.BytesIO(store.get(info.key)[0])) for info in store.list() if info.key[0] != "."]
         found[table] = sorted(tuple(row.values()) for file in files for row in file.to_pylist())
     return found
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")
@@ -155,3 +169,42 @@ def test_a_spark_worker_is_killed_in_mid_epoch(chaos: Chaos, expected: dict[str,
     job.result(_PATIENCE_SECONDS)
     assert committed(chaos.location) == expected
     chaos.cluster.start_worker()
+
+
+# --- slots of groups whose tasks have more cores than others; two executors have two cores each ---
+
+
+def with_cores(cores: float) -> JobGraph:
+    def cores_of_this_task(value: Any) -> int:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        return int(context.cpus())
+
+    group = SlotSharingGroup.builder("large").set_cpu_cores(cores).set_task_heap_memory_mb(64).build()
+    numbers = environment(3).from_collection([1, 2, 3, 4], LONG).uid("numbers")
+    return collect_graph(
+        numbers.rebalance().map(cores_of_this_task, LONG).uid("large").slot_sharing_group(group).set_parallelism(3)
+    )
+
+
+def slots_attempt(graph: JobGraph, folder: Path, cluster: Cluster, said: list[str]) -> JobAttempt:
+    config = JobConfig("slots", StorageLocation(str(folder)), cluster.settings)
+    return JobAttempt(graph, config, owner="test", on_progress=said.append)
+
+
+def test_tasks_of_a_group_have_the_cores_of_its_slots(cluster: Cluster, tmp_path: Path) -> None:
+    said: list[str] = []
+    with slots_attempt(with_cores(1.5), tmp_path, cluster, said) as running:
+        running.run_epoch()
+        assert collected(running.graph, running.collected) == [2] * 4
+    assert any(line.startswith("job 'slots' needs 7 slots, has ") for line in said), "one, and six of the group"
+
+
+def test_no_executor_has_as_many_cores(cluster: Cluster, tmp_path: Path) -> None:
+    with (
+        slots_attempt(with_cores(64), tmp_path, cluster, []) as running,
+        pytest.raises(NoResourceAvailableError, match="no executor of Spark has as many cores"),
+    ):
+        running.run_epoch()

@@ -134,7 +134,7 @@ class Deployment:
                 runs = "".join(f"\n  {run['jobName']} {run['runId']}: {run['status']}" for run in self.runs())
                 log = (self.home / "dagster-dev.log").read_text()[-4000:]
                 raise AssertionError(f"{what}: {found!r} after {LIMIT} s. Runs:{runs}\nLog:\n{log}")
-            time.sleep(0.25)
+            time.sleep(0.5)
         return found
 
 
