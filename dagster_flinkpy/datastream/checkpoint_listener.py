@@ -6,10 +6,12 @@ __all__ = ["CheckpointListener"]
 
 
 class CheckpointListener:
-    """Is notified on the driver of how checkpoints end. Sink committers and master hooks extend it.
+    """Is notified of how checkpoints end. Sink committers, master hooks, and functions of tasks that live extend it.
 
-    User functions are not notified, because they live only as long as the Spark job of an epoch, and no checkpoint
-    completes before that job ends. As in Flink, a notification is lost if the attempt dies before it is sent.
+    Committers and hooks are notified on the driver. Functions, sources and sink writers are notified on the thread of
+    their task if ``execution.exchange`` is ``pipelined``. Otherwise they are not, because they live only as long as the
+    Spark job of an epoch, and no checkpoint completes before that job ends. As in Flink, a notification is lost if the
+    attempt dies before it is sent.
     """
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:

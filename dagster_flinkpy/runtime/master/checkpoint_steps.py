@@ -67,6 +67,8 @@ class CheckpointSteps:
     """Runs when a checkpoint has been committed."""
     timeline: CheckpointTimeline
     """Measures the phases of checkpoints."""
+    tasks: CheckpointListener
+    """Passes on to tasks that live how checkpoints end."""
 
     def assign_checkpoint_id(self) -> Outcome:
         """Renews the lease and takes the next checkpoint id."""
@@ -170,8 +172,8 @@ class CheckpointSteps:
         self.watchdog.run("checking who leads the job", self.store.check_leader, self.attempt)
 
     def tell(self, news: str, checkpoint_id: int) -> None:
-        """Calls a method of all committers and hooks that are checkpoint listeners."""
-        for listener in (*self.committers, *self.hooks):
+        """Calls a method of all committers, hooks and functions that are checkpoint listeners."""
+        for listener in (*self.committers, *self.hooks, self.tasks):
             if isinstance(listener, CheckpointListener):
                 what = f"{type(listener).__qualname__}.{news}({checkpoint_id})"
                 self.watchdog.run(what, getattr(listener, news), checkpoint_id)

@@ -308,6 +308,7 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
             commit=lambda metadata: self._commit(metadata),
             after_commit=lambda: self._after_commit(),
             timeline=timeline,
+            tasks=self._exchange,
         )
         turn = Turn()
         state = JobState(

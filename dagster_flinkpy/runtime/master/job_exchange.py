@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from dagster_flinkpy.common.exchange_options import ExchangeMode
+from dagster_flinkpy.datastream.checkpoint_listener import CheckpointListener
 from dagster_flinkpy.datastream.operator_specs import SparkSourceSpec, SparkTransformSpec
 from dagster_flinkpy.errors import NoResourceAvailableError, SlotLostError, shorten
 from dagster_flinkpy.runtime.epoch import EpochJob
@@ -31,7 +32,7 @@ _AUTO_SECONDS = 20.0
 """How long slots may take to start before ``AUTO`` does without them."""
 
 
-class JobExchange:
+class JobExchange(CheckpointListener):
     """Runs the tasks of a region for some epochs: in slots, in a Spark job, or in this process.
 
     With `ExchangeMode.AUTO` it begins with slots. If there are too few of them, or they do not reach each other, it
@@ -117,6 +118,19 @@ class JobExchange:
             with watched(spark, progress):
                 tries = self._shared.task_tries(spark) if self._config.failover.failover.retries_tasks else 1
                 return list(run_region(spark, replace(job, counts=counts.folder, task_tries=tries)))
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        self._notify("notify_checkpoint_complete", checkpoint_id)
+
+    def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        self._notify("notify_checkpoint_aborted", checkpoint_id)
+
+    def notify_checkpoint_subsumed(self, checkpoint_id: int) -> None:
+        self._notify("notify_checkpoint_subsumed", checkpoint_id)
+
+    def _notify(self, news: str, checkpoint_id: int) -> None:
+        if self._pipelined is not None:
+            self._pipelined.notify(news, checkpoint_id)
 
     def finish(self) -> None:
         """Closes the functions of tasks that live, at the end of the job.

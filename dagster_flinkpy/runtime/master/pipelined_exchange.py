@@ -68,6 +68,16 @@ class PipelinedExchange:
         with session.interruptible(region.interrupt):
             yield region
 
+    def notify(self, news: str, checkpoint_id: int) -> None:
+        """Tells all functions that are a `CheckpointListener` how a checkpoint has ended.
+
+        Args:
+            news: The method that they have for it.
+            checkpoint_id: The checkpoint.
+        """
+        for region in list(self._regions.values()):
+            region.notify(news, checkpoint_id)
+
     def finish(self) -> None:
         """Closes the functions of all tasks at the end of the job.
 

@@ -97,6 +97,10 @@ class PipelinedRegion:
             CheckpointError: The epochs were interrupted.
             FlinkPyError: A slot cannot run on this Spark.
         """
+        known = self._deployment
+        if known is not None and known.begun and known.failed:  # since their last epoch, when they were notified
+            self.cancel()
+            return known.rows
         deployment = self.deploy(job)
         for epoch in job.epochs:
             body = pickle.dumps(epoch, protocol=5) if deployment.begun else b""
@@ -168,6 +172,12 @@ class PipelinedRegion:
             raise error
         if interrupted:
             raise CheckpointError("the tasks of the region were interrupted")
+
+    def notify(self, news: str, checkpoint_id: int) -> None:
+        """Tells the functions of the tasks how a checkpoint has ended. Any thread may call it."""
+        deployment = self._deployment
+        if deployment is not None:
+            deployment.say(frame("notify", deployment=deployment.id, news=news, checkpoint_id=checkpoint_id))
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -255,6 +265,7 @@ def _continues(deployment: _Deployment, job: EpochJob) -> bool:
         and deployment.lost is None
         and job.start == deployment.last
         and job.graph is deployment.job.graph
+        and job.fencing_token == deployment.job.fencing_token
         and job.restarts == deployment.job.restarts
         and job.partition == deployment.job.partition
         and job.alignment_timeout == deployment.job.alignment_timeout

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from dagster_flinkpy.datastream.checkpoint_listener import CheckpointListener
 from dagster_flinkpy.datastream.checkpointed_function import (
     CheckpointedFunction,
     FunctionInitializationContext,
@@ -51,6 +52,7 @@ class OperatorStateHandler:
         self._subtask, self._job = subtask, job
         self._given = job.input(vertex.uid, subtask)
         self._functions: list[CheckpointedFunction] = []
+        self._listeners: list[CheckpointListener] = []
         self._backend: OperatorStateBackend | None = None
 
     @property
@@ -69,6 +71,8 @@ class OperatorStateHandler:
     def initialize(self, function: Any, keyed: KeyedStateStore | None = None) -> None:
         """Calls ``initialize_state`` of a checkpointed function, and from then on ``snapshot_state`` at each barrier.
 
+        One that is a `CheckpointListener` is notified from then on, if its task lives.
+
         Args:
             function: Any user function, source or sink writer; one that is not checkpointed is ignored.
             keyed: Provides keyed state if the stream has keys.
@@ -77,10 +81,26 @@ class OperatorStateHandler:
             context = _InitializationContext(self, keyed)
             self._call("initialize_state()", partial(function.initialize_state, context))
             self._functions.append(function)
+        if isinstance(function, CheckpointListener):
+            self._listeners.append(function)
 
     def forget(self, function: Any) -> None:
         """Stops calling a function at barriers; does nothing for an unknown one."""
         self._functions = [known for known in self._functions if known is not function]
+        self._listeners = [known for known in self._listeners if known is not function]
+
+    def notify(self, news: str, checkpoint_id: int) -> None:
+        """Tells functions that are a `CheckpointListener` how a checkpoint has ended.
+
+        Args:
+            news: The name of the method to call.
+            checkpoint_id: The checkpoint.
+
+        Raises:
+            UserFunctionError: A function raised.
+        """
+        for function in self._listeners:
+            self._call(f"{news}()", partial(getattr(function, news), checkpoint_id))
 
     def raw_operator_state(self) -> list[RawPartition]:
         """Returns the restored partitions of raw operator state."""

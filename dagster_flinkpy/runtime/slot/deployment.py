@@ -129,6 +129,15 @@ class SlotDeployment:
         """Begins an epoch in all tasks."""
         self._in_all(lambda task: task.begin(epoch, first=first))
 
+    def notify(self, news: str, checkpoint_id: int) -> None:
+        """Tells functions how a checkpoint has ended.
+
+        Args:
+            news: The method of `CheckpointListener` to call.
+            checkpoint_id: The checkpoint.
+        """
+        self._in_all(lambda task: task.notify(news, checkpoint_id))
+
     def finish(self) -> None:
         """Closes the functions at the end of the job."""
         self._in_all(PipelinedTask.finish)

@@ -139,6 +139,11 @@ class PipelinedTask(StreamTask):
             for output in task.outputs:
                 output.flush()
 
+    def notify(self, news: str, checkpoint_id: int) -> None:
+        """Tells functions how a checkpoint has ended."""
+        for task in self._entered(self._tasks.values()):
+            task.context.state.notify(news, checkpoint_id)
+
     def cancel(self) -> None:
         """Gives up what was begun, and closes the functions."""
         self._reading = None

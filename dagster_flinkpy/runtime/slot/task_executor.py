@@ -199,6 +199,8 @@ class TaskExecutor:
             first = bool(fields["first"])
             epoch: Epoch = deployment.job.epochs[0] if first else pickle.loads(body)  # from the driver of this job
             deployment.begin(epoch, first=first)
+        elif kind == "notify":
+            deployment.notify(fields["news"], int(fields["checkpoint_id"]))
         elif kind in ("cancel", "finish"):
             self._remove(deployment, deployment.cancel if kind == "cancel" else deployment.finish)
             self._send_rows()
