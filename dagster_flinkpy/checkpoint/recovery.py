@@ -97,6 +97,8 @@ def recover_head(
     try:
         head = _rebuilt(chosen, found, before, attempt.token)
         checkpoints.replace_head(attempt, head)
+        if attempt.committed is not None:  # up to a later one, if it was forced
+            attempt.committed = min(attempt.committed, chosen)
     finally:
         checkpoints.end_attempt(attempt)
     last = counter[0].last if counter else 0

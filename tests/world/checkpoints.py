@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+from dagster_flinkpy.checkpoint.head import Head
 from dagster_flinkpy.errors import (
     CorruptMetadataError,
     CorruptStateError,
@@ -127,12 +130,27 @@ def moves_folder(system: Checkpoints) -> Undo | None:
     return undo
 
 
+def puts_older_head_back(system: Checkpoints) -> Undo | None:
+    """As from a backup, or as an older version of the object."""
+    if len(system.chk) < 2:
+        return None
+    now, key = system.store.get("HEAD")[0], f"{system.chk[-2]}_metadata"
+    number, digest = int(system.chk[-2][4:-1]), hashlib.sha256(system.store.get(key)[0]).hexdigest()
+    older = replace(Head.from_bytes(now, "HEAD"), checkpoint_id=number, path=key, metadata_sha256=digest)
+    older = replace(older, retained=tuple(each for each in older.retained if each <= number))
+    system.store.put("HEAD", older.to_bytes())
+    return lambda failed: system.store.put("HEAD", now) if failed else None
+
+
 _ERRORS = (HeadLostError, FencedError, StorageError)
 _HEAD = (HeadLostError, CorruptMetadataError, FencedError)
 _BOTH = (
     Act("moves HEAD away", _away(_head), _HEAD),
     Act("cuts HEAD", _written(_head, _half), _HEAD),
     Act("empties HEAD", _written(_head, lambda content: b""), _HEAD),
+    Act(
+        "puts an older HEAD back", puts_older_head_back, _HEAD, at=("before _metadata", "after commit", "between runs")
+    ),
     Act("moves _metadata of the latest checkpoint away", _away(_metadata), (CorruptMetadataError,)),
     Act("overwrites _metadata of the latest checkpoint", _written(_metadata, _rubbish), (CorruptMetadataError,)),
     Act(

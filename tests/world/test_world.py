@@ -52,6 +52,11 @@ def test_the_folder_of_a_job_is_missed(place: Place) -> None:
     assert "start_empty" in str(first)
 
 
+def test_a_head_that_goes_back_is_refused(place: Place) -> None:
+    [(_, first), *_] = run(Case("Checkpoints", (Deed("puts an older HEAD back", "between runs"),)), place)
+    assert "says that checkpoint 1 is the latest, but checkpoint 2 was committed" in str(first)
+
+
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     name = draw(st.sampled_from(sorted(SYSTEMS)))

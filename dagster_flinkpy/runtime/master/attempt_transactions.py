@@ -48,7 +48,8 @@ class AttemptTransactions(ABC):
         Raises:
             CommitRefusedError: A sink does not take it, or no longer has what was committed.
             CommittableLostError: It is gone.
-            HeadLostError: There was nothing of the job in the store, but a sink has committed its checkpoints.
+            HeadLostError: There was nothing of the job in the store, but a sink has committed its checkpoints. Or HEAD
+                is older than what was committed.
         """
         if self._attempt.head.new and not self._start_over:
             self._check_new()
@@ -79,8 +80,16 @@ class AttemptTransactions(ABC):
     def _check_kept(self, latest: CheckpointMetadata) -> None:
         """Checks that sinks still have what is known to be committed: the latest checkpoint, or one before it."""
         known = self._attempt.committed
-        if known is None or known > latest.checkpoint_id:
+        if known is None:
             return
+        if known > latest.checkpoint_id:
+            self._check_leader()
+            raise HeadLostError(
+                f"{self._store.store.url}/HEAD says that checkpoint {latest.checkpoint_id} is the latest, but "
+                f"checkpoint {known} was committed: HEAD was replaced by an older one, maybe from a backup. The run "
+                "would commit rows again. Put the newer HEAD back, or give the run a savepoint with restore_from; with "
+                f"'chk-{latest.checkpoint_id}' it goes on from there nevertheless."
+            )
         try:
             committed = latest if known == latest.checkpoint_id else self._store.load(known)
         except (ObjectNotFoundError, CorruptMetadataError):
