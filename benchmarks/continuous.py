@@ -178,10 +178,10 @@ def epochs(attempt: JobAttempt, number: int) -> Iterator[tuple[int, int, float]]
         first = state["next"]
 
 
-def latencies(read: Iterator[tuple[int, int, float]], rate: float) -> list[float]:
+def latencies(read: Iterator[tuple[int, int, float]], rate: float, number_of_epochs: int = EPOCHS) -> list[float]:
     """The latencies of records in equal distances, in seconds, after the warm-up."""
     found: list[float] = []
-    for number, (first, end, began) in enumerate(itertools.islice(read, WARM_UP + EPOCHS)):
+    for number, (first, end, began) in enumerate(itertools.islice(read, WARM_UP + number_of_epochs)):
         now = time.time()
         if number >= WARM_UP:
             step = max(int(rate) // _SAMPLES, 1)
