@@ -252,10 +252,8 @@ def test_partition_columns_and_values_of_every_kind(tmp_path: Path) -> None:
     for name, value in (("p", "''"), ("p", "'a/b %=ü'"), ("day", "'2026-01-02'"), ("small", "1"), ("yes", "true")):
         assert opened(sink).scan(row_filter=f"{name} = {value}").to_arrow().num_rows == (1 if name == "p" else 2)
     assert opened(sink).scan(row_filter="p is null").to_arrow().num_rows == 1
-    with opened(sink).update_schema() as change:
-        change.delete_column("map")  # Polars 1.0 refuses maps, and reads nulls in `tags` as structs of nulls
     polars = pl.scan_iceberg(opened(sink)).filter(pl.col("p") == "a/b %=ü").collect()
-    assert polars.select("day", "price", "raw").rows() == [(day, Decimal("1.50"), b"x")]
+    assert polars.select("day", "price", "tags", "raw").rows() == [(day, Decimal("1.50"), [{"a": 1}, None], b"x")]
 
 
 def test_a_partition_that_runs_again_replaces_its_rows(sink: IcebergSink) -> None:
