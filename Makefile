@@ -95,7 +95,7 @@ bench: install
 simulate: install
 	$(BIN)/python -m tests.simulation --seeds 10000
 
-# Others act on the systems of jobs: each act at every moment. `make test` plays a third of the acts, at one moment each.
+# Others act on the systems of jobs: each act at every moment. `make test` plays a quarter of the acts, at one moment each.
 world: install
 	$(BIN)/python -m tests.world grid
 

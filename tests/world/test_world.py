@@ -17,7 +17,7 @@ from tests.world.worlds import SYSTEMS, run
 
 _SOAK = int(os.environ.get("SOAK", "1"))
 _EXAMPLES = 10 * _SOAK
-_SHARE = 1 if _SOAK > 1 else 3
+_SHARE = 1 if _SOAK > 1 else 4
 """One of so many acts is played, always the same ones. All are in `make world` and `make soak`."""
 _OF_SOURCES = ("before planning", "after planning", "while reading", "between runs")
 _OF_SINKS = ("before HEAD", "before commit", "within commit", "after commit")
