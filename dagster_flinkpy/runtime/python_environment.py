@@ -16,7 +16,7 @@ import tarfile
 import uuid
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,15 +129,18 @@ def installed(packed: PackedPython | None, cache_dir: str) -> Iterator[None]:
         return
     root = _unpacked(packed, Path(cache_dir))
     paths = [str(path) for path in sorted((root / "files").iterdir())] + [str(root / "packages")]
-    before, folder = list(sys.path), os.getcwd()
+    before, folder = list(sys.path), ""
     sys.path[:0] = paths
     if packed.archives:
+        with suppress(FileNotFoundError):  # somebody has deleted the folder that the worker was started in
+            folder = os.getcwd()
         os.chdir(root / "archives")
     importlib.invalidate_caches()
     try:
         yield
     finally:
-        os.chdir(folder)
+        if folder:
+            os.chdir(folder)
         sys.path[:] = before
         prefix = f"{root}{os.sep}"
         for name, module in list(sys.modules.items()):

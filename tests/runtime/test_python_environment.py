@@ -184,3 +184,14 @@ def test_a_function_imports_inside_itself_on_spark(tmp_path: Path, spark_setting
     with JobAttempt(graph, config, owner="test") as attempt:
         attempt.run_epoch()
         assert collected(attempt.graph, attempt.collected) == ["7 inside 1.08"]
+
+
+def test_a_worker_whose_folder_is_gone_reads_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = zip_of(tmp_path / "data.zip", {"names.txt": "ann"})
+    packed = pack(PythonDependencies(archives=(PythonArchive(str(archive), "data"),)))
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with installed(packed, str(tmp_path / "cache")):
+        assert Path("data/names.txt").read_text() == "ann"

@@ -61,8 +61,13 @@ def run_slot(descriptor: SlotDescriptor, batches: Iterator[pa.RecordBatch]) -> I
         pass
     context = TaskContext.get()
     executor = TaskExecutor(descriptor, attempt=0 if context is None else context.attemptNumber(), capture_logs=True)
-    with collecting_rarely():
-        executor.run()
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    try:
+        with collecting_rarely():
+            executor.run()
+    finally:
+        sys.setswitchinterval(before)
     yield pa.record_batch({"slot": [descriptor.name]})
 
 
@@ -82,7 +87,8 @@ class TaskExecutor:
         self._event = threading.Event()
         self._deployments: dict[str, SlotDeployment] = {}
         self._known = threading.Condition()
-        self._programs: dict[str, ExitStack] = {}
+        self._programs = ExitStack()
+        """What the programs of all deployments need. It stays until the slot ends: those of a job share it."""
         self._incoming: dict[tuple[str, str], ReplyStream] = {}
         self._closed = False
         self._write_lock = threading.Lock()
@@ -98,8 +104,6 @@ class TaskExecutor:
         host = address_towards(str(driver.hostname), int(driver.port or 0))
         server = _DataServer(f"grpc://{_bracketed(host)}:0", self)
         location = f"grpc://{_bracketed(host)}:{server.port}"
-        before = sys.getswitchinterval()
-        sys.setswitchinterval(_SWITCH_SECONDS)
         client = flight.connect(descriptor.driver)
         listens = threading.Thread(target=self._listen, name=f"slot {descriptor.name} listens", daemon=True)
         beats = threading.Thread(target=self._beat, name=f"slot {descriptor.name} beats", daemon=True)
@@ -115,9 +119,9 @@ class TaskExecutor:
                 self._loop()
         finally:
             self._closed = True
-            sys.setswitchinterval(before)
             for deployment in list(self._deployments.values()):
                 self._remove(deployment, deployment.cancel)
+            self._programs.close()
             if listens.ident is not None:
                 self._reader.cancel()
                 listens.join()  # nobody may read while the call is closed
@@ -208,14 +212,13 @@ class TaskExecutor:
 
     def _deploy(self, name: str, fields: dict[str, Any], body: bytes) -> None:
         places, locations = Places.from_json(fields["places"]), fields["locations"]
-        stack = self._programs[name] = ExitStack()
 
         def link(slot: str, deployment: SlotDeployment) -> SlotLink:
             opening = command(self._descriptor.token, deployment=name, slot=self._descriptor.name)
             return SlotLink(slot, locations[slot], opening, deployment.add_credits, deployment.on_lost_link)
 
         try:
-            job = stack.enter_context(loaded_job(body))
+            job = self._programs.enter_context(loaded_job(body))
             deployment = SlotDeployment(
                 name,
                 job,
@@ -244,7 +247,6 @@ class TaskExecutor:
             self._deployments.pop(deployment.id, None)
         for key in [key for key in self._incoming if key[0] == deployment.id]:
             self._incoming.pop(key, None)
-        self._programs.pop(deployment.id).close()
 
     def _to_driver(self, deployment: str, row: WireRow) -> None:
         self._rows.setdefault(deployment, []).append(row)
