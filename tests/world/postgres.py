@@ -300,12 +300,24 @@ _TABLE: tuple[Act, ...] = (
         _COMMIT,
     ),
 )
+
+
+def drops_ledger(system: PostgresTable) -> Undo | None:
+    """Whoever is told looks whether the rows are there, and restores the checkpoint with them or the one before."""
+    if _statements("DROP TABLE IF EXISTS {}.flinkpy_commits")(system) is None:
+        return None
+
+    def undo(failed: bool) -> None:
+        if failed:
+            done = [int(path.parent.name[4:]) for path in (system.place.folder / "job/job").glob("chk-*/_metadata")]
+            there = set(system.values()) - set(system.visible)
+            system.restore_from = f"chk-{max(done) - (not there)}"
+
+    return undo
+
+
 _LEDGER = (
-    Act(
-        "drops flinkpy_commits",
-        _statements("DROP TABLE IF EXISTS {}.flinkpy_commits"),
-        _COMMIT,
-    ),
+    Act("drops flinkpy_commits", drops_ledger, _COMMIT),
     Act("restores a backup of table and flinkpy_commits", restores, (CommitRefusedError,)),
     Act("deletes staged rows", loses_staged, (CommittableLostError,), at=_STAGED),
     Act("overwrites staged rows", damages_staged, (CommittableLostError,), at=_STAGED),
