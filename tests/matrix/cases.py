@@ -35,6 +35,7 @@ def _settings(**more: st.SearchStrategy[Any]) -> st.SearchStrategy[Settings]:
         small=st.booleans(),
         attempts=st.booleans(),
         crashes=st.frozensets(st.integers(0, 2), max_size=1),
+        raises=st.frozensets(st.integers(0, 20), max_size=2),
         **more,
     )
 
@@ -60,8 +61,12 @@ def in_order(draw: st.DrawFn) -> tuple[Program, Settings]:
         spoils=draw(st.booleans()),
     )
     if not program.ends and draw(st.booleans()):
-        return program, draw(_settings(rescale=_rescale, partitions=st.just(True)))
-    return program, draw(_settings(rescale=_rescale, savepoints=_savepoints))
+        settings = draw(_settings(rescale=_rescale, partitions=st.just(True)))
+    else:
+        settings = draw(_settings(rescale=_rescale, savepoints=_savepoints))
+    if draw(st.booleans()):
+        return program, replace(settings, live=True, parallelism=1, rescale={})  # each operator has one channel
+    return program, settings
 
 
 @st.composite
@@ -78,8 +83,10 @@ def any_order(draw: st.DrawFn) -> tuple[Program, Settings]:
     program = Program(tuple(inputs), draw(st.sampled_from(Path_)), draw(_some(legs)), spoils=draw(st.booleans()))
     order = st.none() | st.integers(0, 999)
     settings = draw(
-        _settings(order=order, unaligned=st.just(True), lags=st.booleans(), savepoints=_savepoints)
-        | _settings(order=order, at_least_once=st.booleans(), rescale=_rescale, savepoints=_savepoints)
+        _settings(order=order, unaligned=st.just(True), lags=st.booleans(), savepoints=_savepoints, live=st.booleans())
+        | _settings(
+            order=order, at_least_once=st.booleans(), rescale=_rescale, savepoints=_savepoints, live=st.booleans()
+        )
     )
     return program, settings
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -19,10 +20,17 @@ from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.state_backend_type import StateBackendType
+from dagster_flinkpy.errors import UserFunctionError
+from dagster_flinkpy.runtime.exchange import places
+from dagster_flinkpy.runtime.master.failover import FailoverConfig
 from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Lane, Mailbox
+from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.runtime.operators import local_aggregate
 from dagster_flinkpy.runtime.shuffle import batch as shuffle_batch
-from dagster_flinkpy.runtime.shuffle import key_dictionary
+from dagster_flinkpy.runtime.shuffle import key_dictionary, record_writer
+from dagster_flinkpy.runtime.slot import pipelined_task
+from dagster_flinkpy.runtime.task import operator_task
+from dagster_flinkpy.runtime.task.operator_task import OperatorTask
 from dagster_flinkpy.state import cell_columns, cell_grid, column_table, runs, session_table, timer_table
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
 from dagster_flinkpy.state_processor import read_savepoint
@@ -62,6 +70,10 @@ class Settings:
     """Spark jobs before which a savepoint is taken, from which another attempt continues."""
     partitions: bool = False
     """Whether each epoch is read as a partition of time. The input must not end."""
+    live: bool = False
+    """Whether tasks live in slots. Then the order in which they read their channels is not determined."""
+    raises: frozenset[int] = frozenset()
+    """Batches of records at which an operator raises, counted over all of them. The region restarts."""
 
 
 STRAIGHT = Settings()
@@ -85,8 +97,8 @@ class Outcome:
     """The rows in the last checkpoint, by operator and state."""
 
 
-class _Crash(Exception):
-    pass
+class _Crash(BaseException):
+    """The driver dies."""
 
 
 @contextmanager
@@ -101,12 +113,31 @@ def _small_limits() -> Iterator[None]:
     limits[key_dictionary] = {"ROWS": 1, "REPEATED": 1, "RESTS": 1}
     limits[runs] = {"MAX_RUNS": 2}
     limits[shuffle_batch] = {"_AT_ONCE": 1}
+    limits[record_writer] = {"BUFFER_SIZE": 1}
+    limits[operator_task] = {"_JOINED_SIZE": 1}
+    limits[places] = {"_MIN_CREDIT": 1, "_MAX_CREDIT": 1}
+    limits[pipelined_task] = {"_ROWS_AT_ONCE": 1}
     defaults = ColumnarKeyedStateBackend.__init__.__kwdefaults__
     with ExitStack() as stack:
         for module, values in limits.items():
             for name, value in values.items():
                 stack.enter_context(mock.patch.object(module, name, value))
         stack.enter_context(mock.patch.dict(defaults, overlay_rows=4, inline_below=0))
+        yield
+
+
+@contextmanager
+def _failures(numbers: frozenset[int]) -> Iterator[None]:
+    real, batches, lock = OperatorTask._on_records, itertools.count(), threading.Lock()
+
+    def on_records(task: OperatorTask, input_index: int, batch: Any) -> None:
+        with lock:
+            number = next(batches)
+        if number in numbers:
+            raise UserFunctionError(f"batch {number}", operator=task.vertex.uid)
+        real(task, input_index, batch)
+
+    with mock.patch.object(OperatorTask, "_on_records", on_records):
         yield
 
 
@@ -139,7 +170,7 @@ def run(program: Program, settings: Settings, folder: Path) -> Outcome:
         folder: An empty folder for all files.
     """
     graph = build(program, settings.parallelism, folder / "sinks")
-    with _small_limits() if settings.small else nullcontext():
+    with _small_limits() if settings.small else nullcontext(), _failures(settings.raises):
         late, state, named = _run_job(graph, program, settings, folder)
     sinks = {leg.name: FolderSink(folder / "sinks" / leg.name) for leg in program.legs}
     for name, sink in sinks.items():
@@ -165,12 +196,16 @@ def _run_job(
     metadata: list[Any] = []
     while not finished:
         parallelism, restored_from, restore_from = settings.rescale.get(number), restore_from, None
-        config = {"checkpointing": replace(policy, state_backend=next(backends))}
+        config = {
+            "checkpointing": replace(policy, state_backend=next(backends)),
+            "failover": FailoverConfig(FixedDelayRestart(attempts=len(settings.raises), delay=timedelta(0))),
+        }
         attempt_type = _Lagging if settings.lags else _Attempt
         with attempt_type(
             graph,
             folder,
             order=order,
+            live=settings.live,
             config=config,
             parallelism=parallelism,
             restore_from=restored_from,

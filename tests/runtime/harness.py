@@ -6,7 +6,7 @@ import importlib
 import random
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from dagster_flinkpy.common.clock import Clock, SystemClock
+from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
 from dagster_flinkpy.datastream.data_stream import DataStream
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_specs import CollectSpec
@@ -162,7 +163,8 @@ class HarnessAttempt(JobAttempt):
         graph: The program.
         folder: Where checkpoints and local copies of state go.
         job_id: Name of the job.
-        order: The order in which tasks get their rows.
+        order: The order in which tasks get their rows. It has no effect on tasks that live.
+        live: Whether tasks live in slots, which are threads of this process. Default: False.
         clock: The processing-time clock. Default: the machine's.
         attempt: Further arguments of :class:`JobAttempt`.
     """
@@ -174,14 +176,17 @@ class HarnessAttempt(JobAttempt):
         *,
         job_id: str = "job",
         order: Order = spark_order,
+        live: bool = False,
         clock: Clock | None = None,
         config: Mapping[str, Any] | None = None,
         **attempt: Any,
     ) -> None:
         storage = StorageLocation(str(folder)) if isinstance(folder, Path) else folder
         settings = {"cache_dir": str(folder / "cache") if isinstance(folder, Path) else None, **(config or {})}
+        if live:
+            settings |= {"in_process": True, "exchange": ExchangeOptions(mode=ExchangeMode.PIPELINED)}
         super().__init__(graph, JobConfig(job_id, storage, **settings), **{"owner": "test", **attempt})
-        self._order = order
+        self._order, self._live = order, live
         self._clock = clock or SystemClock()
 
     def run_epoch(self, *args: Any, **options: Any) -> CompletedEpoch:
@@ -195,8 +200,9 @@ class HarnessAttempt(JobAttempt):
     def _create_mailbox(self) -> Mailbox:
         return InlineMailbox()
 
-    def _on_spark(self, job: EpochJob) -> list[WireRow]:
-        return run_rows(replace(job, clock=self._clock), self._order)
+    def _on_spark(self, job: EpochJob) -> Sequence[WireRow]:
+        job = replace(job, clock=self._clock)
+        return super()._on_spark(job) if self._live else run_rows(job, self._order)
 
 
 def run_job(
@@ -206,6 +212,7 @@ def run_job(
     rescale_at: Mapping[int, int] | None = None,
     order: Order = spark_order,
     barriers: int = 1,
+    live: bool = False,
 ) -> list[Any]:
     """Runs a job to its end, and returns the records of its collect operator, one Spark job after the other.
 
@@ -215,12 +222,13 @@ def run_job(
         rescale_at: Number of the Spark job -> parallelism with which another attempt continues from there.
         order: The order in which tasks get their rows.
         barriers: How many epochs each Spark job reads.
+        live: Whether tasks live in slots. Default: False.
     """
     rescale_at = rescale_at or {}
     records: list[Any] = []
     job, finished = 0, False
     while not finished:
-        with HarnessAttempt(graph, folder, order=order, parallelism=rescale_at.get(job)) as attempt:
+        with HarnessAttempt(graph, folder, order=order, live=live, parallelism=rescale_at.get(job)) as attempt:
             if job in rescale_at and attempt.restored is not None:
                 attempt.commit_restored()
             finished = attempt.finished

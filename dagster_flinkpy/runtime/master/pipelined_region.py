@@ -214,7 +214,7 @@ class PipelinedRegion:
         deployment = self._deployment
         if deployment is None:
             return
-        deployment.say(frame(kind, deployment=deployment.id))
+        deployment.say(frame(kind, deployment=deployment.id, last=deployment.last))
         with self._changed:
             self._changed.wait_for(
                 lambda: all(name in deployment.ended or slot.lost for name, slot in deployment.slots.items()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -143,11 +144,16 @@ class SlotDeployment:
         self._in_all(PipelinedTask.finish)
         self._close_links()
 
-    def cancel(self) -> None:
-        """Gives up what all tasks have begun."""
+    def cancel(self, last: int | None = None) -> None:
+        """Gives up what all tasks have begun.
+
+        Args:
+            last: The last checkpoint that all tasks of the region have acknowledged. Default: unknown, because the
+                driver is gone; then everything is left to the next attempt.
+        """
         self.failed = True
         for task in self.tasks.values():
-            task.cancel()
+            task.cancel(sys.maxsize if last is None else last)
         self._close_links()
 
     def _close_links(self) -> None:

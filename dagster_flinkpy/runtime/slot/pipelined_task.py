@@ -144,10 +144,15 @@ class PipelinedTask(StreamTask):
         for task in self._entered(self._tasks.values()):
             task.context.state.notify(news, checkpoint_id)
 
-    def cancel(self) -> None:
-        """Gives up what was begun, and closes the functions."""
+    def cancel(self, last: int) -> None:
+        """Gives up what was begun.
+
+        Args:
+            last: The last checkpoint that all tasks of the region have acknowledged. What was prepared up to its
+                barrier belongs to the driver.
+        """
         self._reading = None
-        self._abort()
+        self._abort(after=last)
         self.count.close()
         self._breadcrumb.clear()
 

@@ -206,7 +206,8 @@ class TaskExecutor:
         elif kind == "notify":
             deployment.notify(fields["news"], int(fields["checkpoint_id"]))
         elif kind in ("cancel", "finish"):
-            self._remove(deployment, deployment.cancel if kind == "cancel" else deployment.finish)
+            cancel = partial(deployment.cancel, fields.get("last"))
+            self._remove(deployment, cancel if kind == "cancel" else deployment.finish)
             self._send_rows()
             self._say(frame("ended", deployment=name))
 

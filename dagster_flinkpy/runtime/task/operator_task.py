@@ -288,6 +288,10 @@ class OperatorTask:
         """Whether the snapshot of the last known epoch was taken. What arrives afterwards is for the next one."""
         self._kept: list[tuple[Channel, Kind, Any, int]] = []
         """What has arrived between two epochs."""
+        self._ahead: list[Element | Barrier] = []
+        """What has arrived from channels that are an epoch ahead: the barrier of an epoch that has not begun here, and
+        what follows it."""
+        self._channels_ahead: set[Channel] = set()
         self.operator: StreamOperator = create_operator(self.context)
 
     def _emit(self, tag: str | None, batch: StreamBatch) -> None:
@@ -338,6 +342,9 @@ class OperatorTask:
             Cancelled: An upstream task has failed.
             CheckpointError: A barrier arrived out of order.
         """
+        if isinstance(event, Element | Barrier) and self._is_ahead(event):
+            self._ahead.append(event)
+            return
         self._task.enter(self.vertex.uid)
         if isinstance(event, Barrier):
             self._first_barrier.setdefault(event.checkpoint_id, self._job.clock.now())
@@ -363,6 +370,17 @@ class OperatorTask:
                 case Block() | Unblock():
                     pass  # the handler keeps the elements of a blocked channel
         self._task.leave()
+
+    def _is_ahead(self, event: Element | Barrier) -> bool:
+        """Returns whether an event is for an epoch of which the driver has told others, but not this task yet."""
+        if event.channel in self._channels_ahead:
+            return True
+        if not (self._between and self._job.pipelined and isinstance(event, Barrier)):
+            return False
+        if event.checkpoint_id <= self.context.checkpoint_id:
+            return False
+        self._channels_ahead.add(event.channel)
+        return True
 
     @property
     def blocked(self) -> Set[Channel]:
@@ -598,6 +616,10 @@ class OperatorTask:
         kept, self._kept = self._kept, []
         for channel, kind, value, number in kept:
             self._deliver(channel, kind, value, number)
+        ahead, self._ahead = self._ahead, []
+        self._channels_ahead.clear()
+        for event in ahead:
+            self.handle(event)
 
     def _begin(self, epoch: Epoch) -> None:
         self.context.epoch = epoch

@@ -128,8 +128,11 @@ class StreamTask:
         for task in self._entered(self._tasks.values()):
             task.operator.close()
 
-    def _abort(self) -> None:
+    def _abort(self, after: int = 0) -> None:
+        """Aborts what belongs to checkpoints after this one."""
         for task in self._tasks.values():
+            if task.context.checkpoint_id <= after:
+                continue
             with suppress(USER_EXCEPTIONS):  # the next attempt aborts what remains
                 task.operator.abort()
 
