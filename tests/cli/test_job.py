@@ -15,7 +15,7 @@ from dagster_flinkpy.checkpoint import requests
 from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.cli import main
 from dagster_flinkpy.errors import JobCancelledError
-from dagster_flinkpy.runtime.master import request_desk
+from dagster_flinkpy.runtime.master import taken_requests
 from dagster_flinkpy.runtime.master.mailbox import Mailbox, ThreadMailbox
 from tests.runtime.harness import HarnessAttempt, collect_graph
 from tests.runtime.programs import COUNTED, CountPerKey, environment, events
@@ -32,7 +32,7 @@ class _Running(HarnessAttempt):
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Yields the folder of a job that runs until it is told otherwise."""
-    monkeypatch.setattr(request_desk, "LOOK_INTERVAL", timedelta(milliseconds=10))
+    monkeypatch.setattr(taken_requests, "LOOK_INTERVAL", timedelta(milliseconds=10))
     monkeypatch.setattr(requests, "_LOOK_SECONDS", 0.01)
     records = [(f"k{i % 4}", i * 10, i) for i in range(24)]
     counted = events(environment(2), records, per_epoch=2).key_by("key").process(CountPerKey(), COUNTED).uid("count")

@@ -24,7 +24,7 @@ from dagster_flinkpy.errors import InputAfterEndError
 from dagster_flinkpy.orchestration import flink_assets
 from dagster_flinkpy.orchestration.runs import unpartitioned_run
 from dagster_flinkpy.orchestration.runs.epoch_events import EpochEvents
-from dagster_flinkpy.runtime.master import request_desk
+from dagster_flinkpy.runtime.master import taken_requests
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.runtime.master.reports import CompletedEpoch
 from dagster_flinkpy.storage import StorageLocation
@@ -139,7 +139,7 @@ def test_a_run_without_a_limit_waits_for_more_input_until_it_is_told_to_end(
                 JobRequests(deployment.job, "a test").submit(Order(RequestKind.STOP))
 
     monkeypatch.setattr(unpartitioned_run, "EpochEvents", Observed)
-    monkeypatch.setattr(request_desk, "LOOK_INTERVAL", timedelta(0))
+    monkeypatch.setattr(taken_requests, "LOOK_INTERVAL", timedelta(0))
     monkeypatch.setattr(Source, "discovery_interval", timedelta(milliseconds=10))
     assert deployment.run(lambda: deployment.program(max_files_per_epoch=1), epochs=0).success
     assert deployment.numbers("sums") == [1, 3, 6, 10]

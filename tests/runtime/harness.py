@@ -23,14 +23,14 @@ from dagster_flinkpy.errors import UserFunctionError
 from dagster_flinkpy.runtime.epoch import EpochJob, SubtaskInput
 from dagster_flinkpy.runtime.master.in_process import run_in_process, shuffled
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
-from dagster_flinkpy.runtime.master.job_state import JobState
 from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Mailbox
 from dagster_flinkpy.runtime.master.reports import CompletedEpoch
 from dagster_flinkpy.runtime.master.results import EpochResults
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.storage import StorageLocation
+from tests.runtime.state_rules import check_after_each_stimulus
 
-JobState.validates = True
+check_after_each_stimulus()
 
 _CLOCKS: dict[str, ManualClock] = {}
 

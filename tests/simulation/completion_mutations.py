@@ -109,6 +109,7 @@ def _(real: Wrapped, state: JobState, region: RegionState, ended: Any) -> None:
     CompletedCheckpointStore,
     "subsume",
     "which does not exist|CorruptStateError",
+    **{**ONE_STREAM, "fail_before": 0.06, "savepoint": 0.3, "tolerates": 1},
 )
 def _(real: Wrapped, store: CompletedCheckpointStore, attempt: Attempt, *args: Any) -> None:
     attempt.unfinished.clear()

@@ -27,13 +27,15 @@ from dagster_flinkpy.runtime.master.failover import (
     RestartPipelinedRegionStrategy,
 )
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
-from dagster_flinkpy.runtime.master.job_messages import EpochsEnded
 from dagster_flinkpy.runtime.master.job_state import JobState
 from dagster_flinkpy.runtime.master.mailbox import Done, Lane, Mailbox, Work
+from dagster_flinkpy.runtime.master.region_runner import RegionEnded
 from dagster_flinkpy.runtime.master.region_state import RegionState
 from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.runtime.master.results import EpochResults
+from dagster_flinkpy.runtime.master.transactions import Transactions
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
+from tests.runtime.state_rules import check_state
 from tests.simulation.bucket import URL
 from tests.simulation.edges import segment_lost
 from tests.simulation.epoch_rules import EpochRules
@@ -47,7 +49,7 @@ from tests.simulation.program import (
 from tests.simulation.spark_job import SparkJob
 from tests.simulation.world import World
 
-__all__ = ["SimulatedAttempt", "SimulatedState"]
+__all__ = ["SimulatedAttempt", "SimulatedState", "SimulatedTransactions"]
 
 _TIMEOUT = timedelta(seconds=60)
 
@@ -132,8 +134,6 @@ class SimulatedAttempt(JobAttempt):
         self._world = world
         self._name = name
         super().__init__(program(width, scenario.regions), config, owner=name, on_progress=world.note, **attempt)
-        self.aborted_open = False
-        """Whether nothing failed when it last looked for open uploads."""
 
     def _create_mailbox(self) -> Mailbox:
         return _ActorMailbox(self._world, self._name)
@@ -141,18 +141,33 @@ class SimulatedAttempt(JobAttempt):
     def _on_spark(self, job: EpochJob) -> list[WireRow]:
         world = self._world
         world.step(f"Spark job of checkpoint {job.checkpoint_id}, {len(job.epochs)} barriers")
-        self._master.state.rules.started(job)
+        self._deployed.master.state.rules.started(job)
         return SparkJob(
-            world, job, f"{self._name}/{job.checkpoint_id}", lambda: self._regions.sessions[job.region]._interrupted
+            world,
+            job,
+            f"{self._name}/{job.checkpoint_id}",
+            lambda: self._deployed.regions.sessions[job.region]._interrupted,
         ).run()
 
-    def _abort_left_open(self) -> None:
-        self._world.bucket.looked_at = self._world.bucket.uploads_made
-        super()._abort_left_open()
+    @property
+    def aborted_open(self) -> bool:
+        """Whether nothing failed when it last looked for open uploads."""
+        return isinstance(self._transactions, SimulatedTransactions) and self._transactions.aborted_open
 
-    def _abort_lingering(self) -> int:
+
+class SimulatedTransactions(Transactions):
+    """The library's commits and aborts, which also say what they have looked at."""
+
+    aborted_open = False
+
+    def abort_left_open(self) -> None:
+        bucket = here().bucket
+        bucket.looked_at = bucket.uploads_made
+        super().abort_left_open()
+
+    def abort_lingering(self) -> int:
         self.aborted_open = False
-        aborted = super()._abort_lingering()
+        aborted = super().abort_lingering()
         self.aborted_open = True
         return aborted
 
@@ -182,17 +197,16 @@ class SimulatedState(JobState):
     def _token(self) -> int:
         return self.regions[0].planner.fencing_token
 
-    validates = True
-
     def handle(self, stimulus: Stimulus) -> list[Instruction]:
-        if isinstance(stimulus, EpochsEnded):
-            region, ended = self.regions[stimulus.region], stimulus.ended
+        if isinstance(stimulus, RegionEnded):
+            region, ended = self.regions[stimulus.region], stimulus
             self._results = EpochResults() if region.works_ahead else ended.results
             if isinstance(ended.error, SegmentLostError) and not region.canceling:
                 segment_lost(ended.error, self._token, region.number, region.restarts)
             if ended.error is None and not region.canceling:
                 self.rules.ended(region, ended)
         instructions = super().handle(stimulus)
+        check_state(self)
         self._results = EpochResults()
         return instructions
 

@@ -35,6 +35,7 @@ from dagster_flinkpy.runtime.master.job_state import JobState
 from dagster_flinkpy.runtime.master.mailbox import Lane
 from dagster_flinkpy.runtime.master.region_runner import JobRunner
 from dagster_flinkpy.runtime.master.split_planner import SplitPlanner
+from dagster_flinkpy.runtime.master.transactions import Transactions
 from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.storage import ObjectStore, lease
 from tests.simulation import upkeep
@@ -496,22 +497,22 @@ def _(real: Wrapped, store: CompletedCheckpointStore, *args: Any, **kwargs: Any)
 
 @mutation(
     "a restore does not commit what the last checkpoint has prepared",
-    JobAttempt,
-    "_recover",
+    Transactions,
+    "recover",
     "has to commit it",
 )
-def _(real: Wrapped, attempt: JobAttempt, latest: Any) -> None:
-    attempt._abort_lingering()
+def _(real: Wrapped, transactions: Transactions, commit: Any, **options: Any) -> tuple[int, int]:
+    return 0, transactions.abort_lingering()
 
 
 @mutation(
     "what a finished job has left open is not aborted",
-    JobAttempt,
-    "_abort_left_open",
+    Transactions,
+    "abort_left_open",
     "neither committed nor aborted",
     **{**ONE_STREAM, "speculation": 0.5},
 )
-def _(real: Wrapped, attempt: JobAttempt) -> None:
+def _(real: Wrapped, transactions: Transactions) -> None:
     pass
 
 

@@ -86,7 +86,7 @@ def _(real: Wrapped, committer: StagedFileCommitter, partition: str, checkpoint_
 )
 def _(real: Wrapped, attempt: JobAttempt, write: Any) -> CheckpointMetadata:
     metadata: CheckpointMetadata = real(attempt, write)
-    parent = attempt._contents.parent
+    parent = attempt._deployed.contents.parent
     return metadata if metadata.partition or parent is None else replace(metadata, partition=parent.partition)
 
 
@@ -98,4 +98,4 @@ def _(real: Wrapped, attempt: JobAttempt, write: Any) -> CheckpointMetadata:
     **{**_PARTITIONS, "crash": 0.01, "pause": 0.03},
 )
 def _(real: Wrapped, attempt: JobAttempt, metadata: CheckpointMetadata) -> Any:
-    return attempt._committers.commit(metadata)
+    return attempt._transactions.committers.commit(metadata)

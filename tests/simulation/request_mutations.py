@@ -7,7 +7,8 @@ from typing import Any
 from dagster_flinkpy.checkpoint import request_inbox
 from dagster_flinkpy.checkpoint.request_inbox import RequestInbox
 from dagster_flinkpy.checkpoint.requests import Answer, answer_key
-from dagster_flinkpy.runtime.master.request_desk import RequestDesk
+from dagster_flinkpy.runtime.master.job_messages import AnswerRequest
+from dagster_flinkpy.runtime.master.job_state import JobState
 from dagster_flinkpy.runtime.master.savepoints import SavepointCopy
 from dagster_flinkpy.storage import ObjectStore
 from tests.simulation.mutations import ONE_STREAM, Wrapped, mutation
@@ -18,17 +19,18 @@ __all__ = ["MUTATIONS"]
 
 @mutation(
     "a request is answered before its checkpoint is complete",
-    RequestDesk,
-    "epoch_ended",
+    JobState,
+    "_on_acknowledged",
     "which is not complete",
     requests=0.8,
     partitioned=0,
 )
-def _(real: Wrapped, desk: RequestDesk, checkpoint_id: int) -> None:
-    real(desk, checkpoint_id)
-    for request in desk._bound.pop(checkpoint_id, ()):
-        del desk._open[request.request_id]
-        desk._inbox.done(request.request_id, checkpoint_id)
+def _(real: Wrapped, state: JobState, region: Any, ended: Any) -> None:
+    real(state, region, ended)
+    for checkpoint_id in list(state.requests.bound):
+        for request in state.requests.bound.pop(checkpoint_id):
+            del state.requests.open[request.request_id]
+            state._tell(AnswerRequest(request, checkpoint_id, None, None))
 
 
 @mutation(
@@ -86,8 +88,8 @@ def _(real: Wrapped, copy: SavepointCopy) -> bool:
 
 @mutation(
     "who asked for a checkpoint is told that it has failed while HEAD is being replaced",
-    RequestDesk,
-    "completing",
+    JobState,
+    "_advance",
     "is complete, though its request was said to have failed",
     **{
         **ONE_STREAM,
@@ -95,5 +97,6 @@ def _(real: Wrapped, copy: SavepointCopy) -> bool:
         **{"fail_before": 0.05, "fail_after": 0.1, "outage": 0.9},
     },
 )
-def _(real: Wrapped, desk: RequestDesk, checkpoint_id: int) -> None:
-    pass
+def _(real: Wrapped, state: JobState) -> None:
+    state.requests.completing = 0
+    real(state)

@@ -15,14 +15,14 @@ from unittest import mock
 from dagster_flinkpy.checkpoint import requests, savepoint
 from dagster_flinkpy.checkpoint.requests import RequestKind
 from dagster_flinkpy.errors import CheckpointTimeoutError, FlinkPyError
-from dagster_flinkpy.runtime.master import commit_retries, request_desk
+from dagster_flinkpy.runtime.master import commit_retries, taken_requests
 from dagster_flinkpy.runtime.master import job as job_loop
-from dagster_flinkpy.runtime.master.request_desk import RequestDesk
+from dagster_flinkpy.runtime.master.taken_requests import TakenRequests
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.storage import lease
 from tests.simulation.completion_mutations import MUTATIONS
 from tests.simulation.invariants import Invariants
-from tests.simulation.job import SimulatedState
+from tests.simulation.job import SimulatedState, SimulatedTransactions
 from tests.simulation.program import Scenario, simulate_in
 from tests.simulation.supervisor import Supervisor
 from tests.simulation.world import SerialExecutor, Violation, World
@@ -56,12 +56,13 @@ def _one_thread(world: World, invariants: Invariants) -> Iterator[None]:
         stack.enter_context(mock.patch.object(job_loop, "_now", world.clock))
         stack.enter_context(mock.patch.object(commit_retries, "_sleep", world.sleep))
         stack.enter_context(mock.patch.object(job_loop, "JobState", SimulatedState))
+        stack.enter_context(mock.patch.object(job_loop, "Transactions", SimulatedTransactions))
         token_hex = SimpleNamespace(token_hex=lambda n: f"{world.rng.getrandbits(8 * n):0{2 * n}x}")
         look_interval = timedelta(milliseconds=100) if world.chaos.requests else timedelta(minutes=1)
-        stack.enter_context(mock.patch.object(request_desk, "LOOK_INTERVAL", look_interval))
+        stack.enter_context(mock.patch.object(taken_requests, "LOOK_INTERVAL", look_interval))
         for module in (savepoint, lease, requests):
             stack.enter_context(mock.patch.object(module, "secrets", token_hex))
-        stack.enter_context(mock.patch.object(RequestDesk, "epoch_ended", _epoch_ended(invariants)))
+        stack.enter_context(mock.patch.object(TakenRequests, "epoch_ended", _epoch_ended(invariants)))
         simulate_in(world)
         yield
 
@@ -72,12 +73,12 @@ def _one_by_one(function: Callable[[Any], object], items: Iterable[Any], number:
 
 
 def _epoch_ended(invariants: Invariants) -> Callable[..., None]:
-    """Returns a method of the desk that also says which checkpoint is to serve which requests."""
-    real = RequestDesk.epoch_ended
+    """Returns a method of the requests that also says which checkpoint is to serve which requests."""
+    real = TakenRequests.epoch_ended
 
-    def epoch_ended(desk: RequestDesk, checkpoint_id: int) -> None:
-        real(desk, checkpoint_id)
-        for request in desk._bound.get(checkpoint_id, ()):
+    def epoch_ended(requests: TakenRequests, checkpoint_id: int) -> None:
+        real(requests, checkpoint_id)
+        for request in requests.bound.get(checkpoint_id, ()):
             if request.order.kind is RequestKind.CHECKPOINT:
                 invariants.requests.bind(request.request_id, checkpoint_id)
 

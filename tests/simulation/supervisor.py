@@ -253,7 +253,7 @@ class Supervisor:
                 try:
                     attempt.run_epoch(barriers=rng.choice((1, 1, 1, 2, 3)))
                 except CheckpointError:
-                    if attempt._master.error is not None or not attempt.finished:
+                    if attempt._deployed.master.error is not None or not attempt.finished:
                         raise
                     return  # it was stopped before
             if self._savepoints(attempt, run, asked):

@@ -37,10 +37,11 @@ __all__ = ["CheckpointSteps", "Outcome"]
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """The outcome of a step."""
+class Outcome(Stimulus):
+    """A step of a checkpoint has ended, well or not."""
 
     stimulus: Stimulus
+    """What to tell the coordinator."""
     error: FlinkPyError | None = None
     """Why the step failed, or None."""
 
@@ -76,9 +77,9 @@ class CheckpointSteps:
         try:
             checkpoint_id = self.watchdog.run("taking a checkpoint id", self._next_id)
             self.timeline.add("trigger_ms", checkpoint_id, began_ms)
-            return Outcome(CheckpointIdAssigned(self.now(), checkpoint_id))
+            return Outcome(self.now(), CheckpointIdAssigned(self.now(), checkpoint_id))
         except (StorageError, CheckpointTimeoutError) as error:
-            return Outcome(TriggerFailed(self.now(), str(error)), error)
+            return Outcome(self.now(), TriggerFailed(self.now(), str(error)), error)
 
     def reserve_checkpoint_id(self) -> None:
         """Takes the next checkpoint id while an epoch runs. If that fails, :meth:`assign_checkpoint_id` tries again."""
@@ -99,8 +100,8 @@ class CheckpointSteps:
             with self.timeline.measured("trigger_ms", [checkpoint_id]):
                 state = self.hooks.trigger(identifier, checkpoint_id, timestamp_ms)
         except CheckpointError as error:
-            return Outcome(MasterHookFailed(self.now(), checkpoint_id, identifier, str(error)), error)
-        return Outcome(MasterStateCollected(self.now(), checkpoint_id, identifier, state))
+            return Outcome(self.now(), MasterHookFailed(self.now(), checkpoint_id, identifier, str(error)), error)
+        return Outcome(self.now(), MasterStateCollected(self.now(), checkpoint_id, identifier, state))
 
     def write_metadata(self, metadata: CheckpointMetadata) -> Outcome:
         """Writes the metadata of a fully acknowledged checkpoint."""
@@ -147,8 +148,8 @@ class CheckpointSteps:
                 self.watchdog.run(what, write)
         except FlinkPyError as error:
             unknown = isinstance(error, (StorageError, CheckpointTimeoutError))
-            return Outcome(MetadataWriteFailed(self.now(), checkpoint_id, unknown, str(error)), error)
-        return Outcome(done(self.now(), checkpoint_id))
+            return Outcome(self.now(), MetadataWriteFailed(self.now(), checkpoint_id, unknown, str(error)), error)
+        return Outcome(self.now(), done(self.now(), checkpoint_id))
 
     def commit_checkpoint(self, metadata: CheckpointMetadata) -> Outcome:
         """Commits a completed checkpoint, and notifies checkpoint listeners.
@@ -165,7 +166,7 @@ class CheckpointSteps:
             self.tell("notify_checkpoint_complete", number)
         phases = self.timeline.committed(number)
         self.watchdog.run("deleting the claimed savepoint", self.after_commit)
-        return Outcome(CommitFinished(self.now(), number, phases))
+        return Outcome(self.now(), CommitFinished(self.now(), number, phases))
 
     def check_leader(self) -> None:
         """Raises a FencedError if a newer attempt took over."""

@@ -369,11 +369,16 @@ class ExecutionGraph:
         if not self._waiting:
             self._transition(JobStatus.RUNNING)
 
-    def fail_job(self, error: BaseException) -> None:
-        """Fails the job for good, and begins to cancel all tasks. A job that is failing or has ended is left."""
+    def fail_job(self, error: BaseException, *, recorded: bool = False) -> None:
+        """Fails the job for good, and begins to cancel all tasks. A job that is failing or has ended is left.
+
+        Args:
+            error: The root cause.
+            recorded: Whether it is in the history already, because a region has failed with it. Default: False.
+        """
         if self.status is JobStatus.FAILING or self.status.is_terminal_state():
             return
-        if self._last_error != (type(error).__name__, _message(error)):  # else its region has failed with it
+        if not recorded:
             self._record(error, None, None)
         self._end_by(JobStatus.FAILING)
 
@@ -391,10 +396,6 @@ class ExecutionGraph:
             execution.ended()
         self._waiting.clear()
         self._transition(JobStatus.SUSPENDED)
-
-    @property
-    def _last_error(self) -> tuple[str, str] | None:
-        return (self.failures[-1].error, self.failures[-1].message) if self.failures else None
 
     def _record(self, error: BaseException, region: int | None, task: Subtask | None) -> None:
         attempt = 0 if region is None else self.attempt(region)

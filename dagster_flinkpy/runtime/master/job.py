@@ -1,12 +1,10 @@
 """An execution attempt of a job: takes the leadership, restores state, runs epochs, and releases the leadership.
 
 The master drives what runs (:mod:`~dagster_flinkpy.runtime.master.job_master`).
-:mod:`~dagster_flinkpy.runtime.master.starting_point` finds what to restore, and
-:mod:`~dagster_flinkpy.runtime.master.epoch_planner` plans what each epoch reads.
-
-:mod:`~dagster_flinkpy.runtime.master.attempt_restarts`,
-:mod:`~dagster_flinkpy.runtime.master.attempt_transactions` and :mod:`~dagster_flinkpy.runtime.master.served_job` are
-parts of the class. The module is longer than others because half of it is documentation for callers.
+:mod:`~dagster_flinkpy.runtime.master.starting_point` finds what to restore,
+:mod:`~dagster_flinkpy.runtime.master.epoch_planner` plans what each epoch reads, and
+:mod:`~dagster_flinkpy.runtime.master.attempt_runs` runs what callers ask for. The module is longer than others because
+half of it is documentation for callers.
 """
 
 from __future__ import annotations
@@ -37,6 +35,7 @@ from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.job_status import JobStatus
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.datastream.state_recovery import NonRestoredState, RecoveryClaimMode
 from dagster_flinkpy.errors import (
     CheckpointError,
@@ -46,34 +45,33 @@ from dagster_flinkpy.errors import (
     shorten,
 )
 from dagster_flinkpy.runtime.epoch import EpochJob
-from dagster_flinkpy.runtime.master.attempt_restarts import AttemptRestarts
-from dagster_flinkpy.runtime.master.attempt_transactions import AttemptTransactions
+from dagster_flinkpy.runtime.master.attempt_reports import AttemptReports
+from dagster_flinkpy.runtime.master.attempt_runs import AttemptRuns
 from dagster_flinkpy.runtime.master.binding import bind_blocking_edges
 from dagster_flinkpy.runtime.master.checkpoint_contents import CheckpointContents
 from dagster_flinkpy.runtime.master.checkpoint_steps import CheckpointSteps
 from dagster_flinkpy.runtime.master.committers import Committers
-from dagster_flinkpy.runtime.master.epoch_request import EpochKind, EpochRequest
+from dagster_flinkpy.runtime.master.deployed_job import DeployedJob
+from dagster_flinkpy.runtime.master.epoch_request import Completion, EpochKind, EpochRequest
 from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.runtime.master.job_exchange import JobExchange
 from dagster_flinkpy.runtime.master.job_failover import JobFailover
 from dagster_flinkpy.runtime.master.job_master import JobMaster
 from dagster_flinkpy.runtime.master.job_regions import JobRegions
-from dagster_flinkpy.runtime.master.job_reporter import JobReporter
 from dagster_flinkpy.runtime.master.job_session import JobSession, SharedSession
 from dagster_flinkpy.runtime.master.job_slots import JobSlots, require_all_slots
 from dagster_flinkpy.runtime.master.job_state import JobState
-from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Lane, Mailbox, ThreadMailbox
+from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Mailbox, ThreadMailbox
 from dagster_flinkpy.runtime.master.master_hooks import MasterHooks
-from dagster_flinkpy.runtime.master.metric_reporters import MetricReporters
 from dagster_flinkpy.runtime.master.region_epochs import Turn
 from dagster_flinkpy.runtime.master.reports import CompletedEpoch
 from dagster_flinkpy.runtime.master.request_desk import RequestDesk
 from dagster_flinkpy.runtime.master.results import EpochResults
 from dagster_flinkpy.runtime.master.retention import discards_checkpoints
 from dagster_flinkpy.runtime.master.savepoints import SavepointWriter
-from dagster_flinkpy.runtime.master.served_job import ServedJob
 from dagster_flinkpy.runtime.master.starting_point import Restore
 from dagster_flinkpy.runtime.master.timeline import CheckpointTimeline
+from dagster_flinkpy.runtime.master.transactions import Transactions
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.runtime.user_logs import LogEntry, log_here, pass_on
@@ -85,7 +83,7 @@ _LEASE_MARGIN = timedelta(minutes=1)
 _LINE_CHARACTERS = 2_000
 
 
-class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
+class JobAttempt:
     """One execution attempt of a job; a context manager.
 
     On entry it takes the leadership with a greater fencing token, restores the last completed checkpoint, commits what
@@ -145,7 +143,6 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
         on_progress: Callable[[str], None] | None = None,
         on_log: Callable[[LogEntry], None] = log_here,
     ) -> None:
-        super().__init__()
         if require_uids:
             graph.require_uids()
         graph.regions()  # checks that blocking edges separate the program
@@ -163,9 +160,6 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
         """How many committables of the last checkpoint this attempt had to commit when it began."""
         self.aborted_lingering = 0
         """How many open transactions of dead attempts were aborted."""
-        self.finished = False
-        """Whether the last checkpoint contains all input and the input has ended, or the job was stopped with a
-        savepoint."""
         self._owner, self._led_by = owner, led_by
         self._start_over = start_empty or restore_from is not None if start_over is None else start_over
         self._run_id = run_id
@@ -188,10 +182,13 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
         self._watchdog = Watchdog(config.checkpointing.timeout)
         self._hooks = MasterHooks(config.checkpointing.master_hooks, self._watchdog)
         self._mailbox = self._create_mailbox()
-        self._tokens: set[int] = set()
-        self._reporters = MetricReporters(config.metric_reporters, config.job_id, self._progress)
         self.collected: Mapping[str, list[pa.Array]] = {}
         """The records that the last epoch sent to the driver, as columns, by uid of the collect operator."""
+        self._deployed: DeployedJob
+        self._reports = AttemptReports(
+            config, lambda: self._deployed, self._mailbox, self._watchdog, _now, self._progress
+        )
+        self._runs = AttemptRuns(config.job_id, lambda: self._deployed, self._restart, self._rescale, self._hand_out)
 
     def _progress(self, line: str) -> None:
         if self._on_progress is not None:
@@ -227,7 +224,7 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
 
     def _begin(self) -> None:
         former = self._attempt.former
-        if former is not None and former.alive(_now()) and former.token not in self._tokens:
+        if former is not None and former.alive(_now()) and former.token not in self._reports.tokens:
             self._progress(
                 f"took over from {former.owner!r}, which may still be running but can no longer complete a checkpoint"
             )
@@ -235,20 +232,27 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
         if self._attempt.left_behind:
             self._progress(f"starting over and leaving behind: {self._attempt.left_behind}")
         self._restore.skip_if_restored(latest)
-        session = JobSession(self._spark)
-        self._committers = Committers(self.graph, self.config.job_id, self.token, self._watchdog, session)
-        self._recover(latest)
-        self.restored = self._watchdog.run(
-            "loading the state to restore", self._restore.load, self.config, self.graph, self._store, self._attempt
+        committers = Committers(self.graph, self.config.job_id, self.token, self._watchdog, JobSession(self._spark))
+        self._transactions = Transactions(
+            self._store, self._attempt, committers, self._restore, self._watchdog, self._progress
         )
+        committed, self.aborted_lingering = self._transactions.recover(
+            lambda metadata: self._commit(metadata), start_over=self._start_over
+        )
+        self.committed_on_recovery = committed or self.committed_on_recovery
+        load = partial(self._restore.load, self.config, self.graph, self._store, self._attempt)
+        self.restored = self._watchdog.run("loading the state to restore", load)
         self._stopped = self.restored is not None and self.restored.stopped and self._restore.path is None
-        self.finished = self.restored is not None and (self.restored.end_of_input or self._stopped)
+        self._runs.finished = self.restored is not None and (self.restored.end_of_input or self._stopped)
         self._hooks.restore(self.restored, allow_non_restored_state=self._restore.allow_non_restored_state)
         self._savepoints = SavepointWriter(
-            self._location, self._store, self._check_leader, self.config.checkpointing.timeout, self._folders
+            self._location,
+            self._store,
+            self._transactions.check_leader,
+            self.config.checkpointing.timeout,
+            self._folders,
         )
         self._desk = RequestDesk(
-            self._mailbox,
             self._store,
             self._attempt,
             self._watchdog,
@@ -279,28 +283,29 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
         coordinator = CheckpointCoordinator(
             self.config.job_id,
             self._attempt.token,
-            regions.checkpoint_plan(self._committers.uids, self._hooks.identifiers),
+            regions.checkpoint_plan(self._transactions.committers.uids, self._hooks.identifiers),
             self.config.checkpointing,
             restored=start,
             retained=self._attempt.head.retained,
             statistics=statistics,
         )
         timeline = CheckpointTimeline(_now)
-        if not self._tokens:
-            self._reporters.open()
+        if not self._reports.tokens:
+            self._reports.open(self._store)
             self._started_from = None if self.restored is None else self.restored.checkpoint_id
-            self._reporter = JobReporter(self._store.store, _now)
-            self._failover = JobFailover(regions.graphs, regions.edges, self.config, _now, self._progress)
-            self._failover.graph.add_listener(self._on_status)
-        failover = self._failover.deployed(regions.graphs)
-        if self._failover is not failover:
-            failover.graph.add_listener(self._on_status)
+            former = None
+            failover = JobFailover(regions.graphs, regions.edges, self.config, _now, self._progress)
+        else:
+            former = self._deployed.failover
+            failover = former.deployed(regions.graphs)
+        if failover is not former:
+            failover.graph.add_listener(self._reports.on_status)
         steps = CheckpointSteps(
             self._store,
             self._attempt,
             self._watchdog,
             self._hooks,
-            self._committers,
+            self._transactions.committers,
             self._lease,
             self.config.partition_retention,
             self._started_from,
@@ -315,7 +320,7 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
             coordinator,
             regions.states(failover.graph, slots, turn),
             failover,
-            self._desk,
+            self._desk.requests,
             contents,
             turn,
             create_metadata=lambda write: self._create_metadata(write),
@@ -326,8 +331,9 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
             self._watchdog,
             run_job=lambda job: self._on_spark(job),
             on_results=self._on_results,
-            check_leader=self._check_leader,
+            check_leader=self._transactions.check_leader,
             timeline=timeline,
+            now=_now,
         )
         master = JobMaster(
             state,
@@ -336,65 +342,65 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
             self._mailbox,
             self._desk,
             on_completed=self._on_completed,
-            abort_lingering=self._abort_after_failure,
+            abort_lingering=self._transactions.abort_after_failure,
             discard_read=partial(regions.discard_read, self._watchdog),
             now=_now,
             progress=self._progress,
         )
-        self.graph, self._slots, self._regions, self._contents = graph, slots, regions, contents
-        self._coordinator, self._failover, self._master = coordinator, failover, master
-        self._tokens.add(self.token)
+        self._deployed = DeployedJob(
+            self._attempt,
+            slots,
+            regions,
+            contents,
+            coordinator,
+            failover,
+            self._transactions,
+            self._savepoints,
+            self._desk,
+            master,
+        )
+        self.graph = graph
+        self._reports.tokens.add(self.token)
         master.start()
 
     def _create_mailbox(self) -> Mailbox:
         return InlineMailbox(now=_now) if self.config.in_process else ThreadMailbox(_now)
 
     def _on_completed(self, metadata: CheckpointMetadata) -> None:
-        self.finished = metadata.end_of_input or metadata.stopped
-        self._reporter.completed(self._failover.graph, self._attempt)
-
-    def _on_status(self, status: JobStatus, _: int) -> None:
-        """Lets others see a restart while it is under way: no checkpoint may complete for long."""
-        if status is JobStatus.RESTARTING or (status is JobStatus.RUNNING and self._failover.graph.restarts):
-            self._reporter.note(self._failover.graph, self._attempt)
-            self._mailbox.submit(Lane.STORE, self._write_report)
-
-    def _write_report(self) -> None:
-        with suppress(FlinkPyError):
-            self._watchdog.run("writing how the job is executed", self._reporter.write)
+        self._runs.finished = metadata.end_of_input or metadata.stopped
+        self._reports.on_completed()
 
     def _after_commit(self) -> None:
         self._restore.dispose_claimed(self._owner, _now())
-        self._reporter.write()
+        self._reports.reporter.write()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         found: BaseException | None = None
         if error is not None:
-            self._master.interrupt()
+            self._deployed.master.interrupt()
         else:
             try:
-                self._master.settle()
+                self._deployed.master.settle()
             except BaseException as late:  # the error of an epoch that the caller did not wait for
                 error = found = late
         found = self._end_exchange() or found
         self._spark.close()
         # If this attempt was fenced or cannot reach the store, the next one tidies up.
         with suppress(FlinkPyError):
-            if error is None and self._master.error is None:
-                self._abort_left_open()
+            if error is None and self._deployed.master.error is None:
+                self._transactions.abort_left_open()
         with suppress(FlinkPyError):
             if discards_checkpoints(self.config.checkpointing.retention, self._attempt, error, finished=self.finished):
                 self._watchdog.run("deleting checkpoints", self._store.delete_checkpoints, self._attempt)
         with suppress(FlinkPyError):
-            self._save_statistics()
+            self._reports.save_statistics(self._store)
         with suppress(FlinkPyError):
-            self._desk.close(error or self._master.error)
-        self._failover.close(error or self._master.error, finished=self.finished)
+            self._desk.close(error or self._deployed.master.error)
+        self._deployed.failover.close(error or self._deployed.master.error, finished=self.finished)
         with suppress(FlinkPyError):
-            ended = (self._failover.graph, self._attempt, error or self._master.error)
-            self._watchdog.run("writing how the job was executed", self._reporter.ended, *ended)
+            self._reports.ended(error or self._deployed.master.error)
         self._end()
         if found is not None:
             raise found
@@ -402,7 +408,7 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
     def _end_exchange(self) -> BaseException | None:
         """Ends the tasks. Returns what a function has raised that was to be closed."""
         try:
-            if self._master.error is None:
+            if self._deployed.master.error is None:
                 self._exchange.finish()
         except FlinkPyError as error:
             return error
@@ -412,7 +418,7 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
 
     def _end(self) -> None:
         self._mailbox.close()
-        self._reporters.close()
+        self._reports.close()
         self._hooks.close()
         with suppress(FlinkPyError):  # a lease that is not released expires
             self._watchdog.run("releasing the leadership", self._store.end_attempt, self._attempt)
@@ -421,12 +427,22 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
     @property
     def execution(self) -> ExecutionReport | None:
         """How the attempt is executed, or was: states, restarts and failures. None if it has not begun."""
-        return self._reporter.report(self._failover.graph, self._attempt) if self._tokens else None
+        return self._reports.execution
+
+    @property
+    def finished(self) -> bool:
+        """Whether all input has ended and is in the last checkpoint, or the job was stopped with a savepoint."""
+        return self._runs.finished
+
+    @property
+    def stopped_with(self) -> str | None:
+        """The URL of the savepoint with which the job was stopped on request; None otherwise."""
+        return self._runs.stopped_with
 
     @property
     def status(self) -> JobStatus:
         """The state of the job. Any thread may ask."""
-        return self._failover.graph.status
+        return self._deployed.failover.graph.status
 
     @property
     def stopped(self) -> bool:
@@ -487,19 +503,11 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
         if partition is not None:
             if barriers > 1:
                 raise ConfigurationError(f"a partition ends with one barrier, not with barriers={barriers}")
-            self._desk.partitioned = True
-            self._committers.check_partitioned()
-            self._read_partition(partition)
+            self._deployed.read_partition(partition)
         try:
             return self._checkpoint(EpochRequest(limit=barriers, barriers=barriers))
         finally:
-            # A checkpoint that reads no partition, such as the one that stops the job, must not replace its rows.
-            self._regions.end_partition()
-            self._contents.partition = None
-
-    def _read_partition(self, partition: TimePartition) -> None:
-        self._regions.read_partition(partition)
-        self._contents.partition = partition
+            self._deployed.end_partition()
 
     def run_epochs(
         self, limit: int | None = None, *, barriers: int = 1, periodic: bool = False, continuous: bool = False
@@ -535,7 +543,7 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
             self._require_interval()
         waits = continuous and self.config.checkpointing.interval is None
         periodic |= continuous and not waits
-        yield from self._run(EpochRequest(limit=limit, barriers=barriers, periodic=periodic, continuous=waits))
+        yield from self._runs.run(EpochRequest(limit=limit, barriers=barriers, periodic=periodic, continuous=waits))
 
     def terminate(self, error: BaseException) -> None:
         """Makes the iteration over :meth:`run_epochs` raise an error soon, without losing completed work.
@@ -553,7 +561,54 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
             SourceReadError: Input cannot be listed.
         """
         if self.finished and not self._stopped:
-            self._regions.refuse_input_after_end()
+            self._deployed.regions.refuse_input_after_end()
+
+    def stop_with_savepoint(
+        self,
+        target: str | None = None,
+        format_type: SavepointFormatType = SavepointFormatType.CANONICAL,
+        *,
+        drain: bool = False,
+    ) -> str:
+        """Completes a last checkpoint, commits it and writes it as a savepoint; the job is then finished.
+
+        Later attempts do nothing until one restores this savepoint, or another one, with ``restore_from``.
+
+        Args:
+            target: The folder to write to. Default: the job's own prefix, where a native savepoint must be.
+            format_type: Whether the savepoint is self-contained or refers to files of the job's checkpoints.
+            drain: Whether to end event time first, so that all timers and windows fire. A job that is restored from
+                the savepoint is then finished, too, even if its sources have more to read.
+
+        Returns:
+            The URL of the savepoint.
+
+        Raises:
+            ConfigurationError: The target must not be used.
+            CheckpointError: There is no completed checkpoint yet, and ``drain`` is False.
+        """
+        return self._runs.stop_with_savepoint(target, format_type, drain=drain)
+
+    def savepoint(
+        self, target: str | None = None, format_type: SavepointFormatType = SavepointFormatType.CANONICAL
+    ) -> str:
+        """Writes a savepoint of the last completed checkpoint.
+
+        Args:
+            target: The folder to write to. Default: the job's own prefix, where a native savepoint must be.
+            format_type: Whether the savepoint is self-contained or refers to files of the job's checkpoints.
+
+        Returns:
+            The URL of the savepoint.
+
+        Raises:
+            ConfigurationError: The target must not be used.
+            CheckpointError: There is no completed checkpoint yet.
+            FencedError: A newer attempt took over and has subsumed the checkpoint.
+            CheckpointTimeoutError: It takes longer than a checkpoint may take. There is no savepoint.
+            SavepointOutcomeUnknownError: Nobody knows whether there is one.
+        """
+        return self._runs.savepoint(target, format_type)
 
     def _require_interval(self) -> None:
         if self.config.checkpointing.interval is None:
@@ -575,24 +630,34 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
 
     def _checkpoint(self, request: EpochRequest) -> CompletedEpoch:
         """Runs all epochs of a request, and returns the last one."""
-        epochs = deque(self._run(request), maxlen=1)
+        epochs = deque(self._runs.run(request), maxlen=1)
         if not epochs:
             raise CheckpointError(f"job {self.config.job_id!r} was stopped before the epoch began: somebody had asked")
         return epochs[0]
 
-    def _redeploy(self, parallelism: int) -> None:
+    def _rescale(self, parallelism: int) -> None:
         kept, self._restore.parallelism = self._restore.parallelism, parallelism
         try:
-            self._deploy(self._contents.parent, self._coordinator.statistics)
+            self._deploy(self._deployed.contents.parent, self._deployed.coordinator.statistics)
         except BaseException:
             self._restore.parallelism = kept
             raise
 
-    def _complete(self, request: EpochRequest) -> Iterator[CompletedEpoch]:
-        self._master.report()
-        if self._master.error is not None:
-            raise CheckpointError("this attempt has failed; start another one") from self._master.error
-        yield from self._run_with_restarts(request)
+    def _restart(self) -> None:
+        """Begins again with a greater token, if this attempt still leads."""
+        latest = self._attempt.latest
+        has_completed = latest is not None and latest.fencing_token in self._reports.tokens
+        self._start_over = self._start_over and not has_completed
+        self._attempt = self._watchdog.run("restarting the job", self._take_over, self._attempt)
+        self._reports.save_statistics(self._store)  # those of the attempt that has failed
+        if has_completed:
+            self._restore.continue_run()
+        self._deployed.failover.restart_all()
+        self._begin()
+
+    def _hand_out(self, completion: Completion) -> CompletedEpoch:
+        self.collected = completion.collected
+        return self._reports.hand_out(completion)
 
     # --- the lanes of the regions ------------------------------------------------------------------------------------
 
@@ -601,14 +666,20 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
 
     def _on_spark(self, job: EpochJob) -> Sequence[WireRow]:
         """Runs the tasks of a region for some epochs, where and as the exchange says."""
-        return self._exchange.run(job, self._regions.sessions[job.region], self._slots)
+        deployed = self._deployed
+        return self._exchange.run(job, deployed.regions.sessions[job.region], deployed.slots)
 
     # --- completing --------------------------------------------------------------------------------------------------
 
+    def _commit(self, metadata: CheckpointMetadata) -> int:
+        return self._transactions.commit(metadata)
+
     def _create_metadata(self, write: WriteMetadata) -> CheckpointMetadata:
-        stopped = True if self._stopping or self._stopped else None
-        ended = self._regions.end_with(write.checkpoint_id)
-        return self._contents.metadata(write, ended=ended, properties={**self._restore.properties, STOPPED: stopped})
+        stopped = True if self._runs.stopping or self._stopped else None
+        ended = self._deployed.regions.end_with(write.checkpoint_id)
+        return self._deployed.contents.metadata(
+            write, ended=ended, properties={**self._restore.properties, STOPPED: stopped}
+        )
 
 
 def _now() -> int:

@@ -234,7 +234,8 @@ class JobFailover:
         if canceled or isinstance(error, JobCancelledError):
             self.graph.cancel_job()
             return
-        if self._decided is None or self._decided.error is not error:
+        recorded = self._decided is not None and self._decided.error is error
+        if self._decided is None or not recorded:
             self._decided = self._handler.handle(error, None, self._now())
         if self._decided.plan is not None:
             self.graph.await_restart(range(len(self.graph.regions)))
@@ -245,7 +246,7 @@ class JobFailover:
         elif isinstance(error, FencedError):
             self.graph.suspend()
         else:
-            self.graph.fail_job(error)
+            self.graph.fail_job(error, recorded=recorded)
             if isinstance(error, FlinkPyError) and self._decided.gave_up:
                 error.suppressed_by = self._decided.reason
 

@@ -22,43 +22,42 @@ from dagster_flinkpy.checkpoint.instructions import (
 )
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.stimuli import Stimulus
-from dagster_flinkpy.runtime.epoch import Epoch
-from dagster_flinkpy.runtime.master.checkpoint_steps import CheckpointSteps, Outcome
+from dagster_flinkpy.runtime.master.checkpoint_steps import CheckpointSteps
 from dagster_flinkpy.runtime.master.epoch_request import Completion, EpochRequest
 from dagster_flinkpy.runtime.master.job_messages import (
     AbortLingering,
+    AnswerRequest,
     BeginEpochs,
     CommitCheckpoint,
     CompleteCheckpoint,
     DiscardRead,
-    EpochPlanned,
     EpochsAsked,
-    EpochsEnded,
     GiveUpSavepoints,
     HandOut,
-    InputLooked,
     InterruptRegion,
     JobStarted,
     LookForInput,
     LookForRequests,
     NotifySources,
     PlanEpoch,
+    Quieted,
     RegionInstruction,
     RepeatState,
+    RequestsTaken,
     ReserveCheckpointId,
     Resumed,
     RunEpochs,
     Say,
-    StepEnded,
     StepFailed,
     Subsume,
     Terminated,
     TimePassed,
     WriteCheckpoint,
+    WriteSavepoint,
 )
 from dagster_flinkpy.runtime.master.job_state import JobState
 from dagster_flinkpy.runtime.master.mailbox import Done, Lane, Mailbox, Work
-from dagster_flinkpy.runtime.master.region_runner import InputFound, JobRunner, RegionEnded
+from dagster_flinkpy.runtime.master.region_runner import JobRunner
 from dagster_flinkpy.runtime.master.request_desk import RequestDesk
 
 __all__ = ["JobMaster"]
@@ -72,7 +71,7 @@ class JobMaster:
         runners: Plan and run the epochs of each region.
         steps: Carry out the steps of checkpoints.
         mailbox: Runs the lanes.
-        requests: Serves requests to the job.
+        desk: Serves requests to the job.
         on_completed: Called with each checkpoint once HEAD names it.
         abort_lingering: Aborts open transactions that no checkpoint names.
         discard_read: Deletes the segments of epochs that a complete checkpoint does not name.
@@ -86,7 +85,7 @@ class JobMaster:
         runners: Sequence[JobRunner],
         steps: CheckpointSteps,
         mailbox: Mailbox,
-        requests: RequestDesk,
+        desk: RequestDesk,
         *,
         on_completed: Callable[[CheckpointMetadata], object],
         abort_lingering: Callable[[], object],
@@ -95,7 +94,7 @@ class JobMaster:
         progress: Callable[[str], object],
     ) -> None:
         self.state = state
-        self._runners, self._steps, self._mailbox, self._requests = tuple(runners), steps, mailbox, requests
+        self._runners, self._steps, self._mailbox, self._desk = tuple(runners), steps, mailbox, desk
         self._on_completed, self._abort_lingering, self._discard_read = on_completed, abort_lingering, discard_read
         self._now, self._progress = now, progress
         self._asked: dict[Work, Instruction] = {}
@@ -170,7 +169,7 @@ class JobMaster:
         self.state.epochs.enough = True
         for runner in self._runners:
             runner.session.interrupt()
-        self._requests.interrupt()
+        self._desk.interrupt()
         self._steps.watchdog.interrupt()
         for lane in (Lane.TRIGGER, Lane.STORE, Lane.REQUESTS):
             self._mailbox.drain(lane)
@@ -184,8 +183,44 @@ class JobMaster:
         busy = self._mailbox.busy
         # A run that is terminated does not wait for Spark, nor for a region that is stuck.
         working = busy.total() if self._mailbox.termination is None else busy[Lane.STORE] + busy[Lane.TRIGGER]
-        under_way = self.state.under_way or self._requests.appearing or working > 0
-        return not (under_way or (self.error is None and self._requests.serve_rest()))
+        under_way = self.state.under_way or self._desk.appearing or working > 0
+        if under_way:
+            return False
+        before = busy.total()
+        self._handle(Quieted(self._now()))  # who has asked after the last epoch is served with its checkpoint
+        return busy.total() == before
+
+    def pause(self, until_ms: int, *, listens: bool) -> None:
+        """Waits until the job restarts. Nothing is running.
+
+        Args:
+            until_ms: The time, in milliseconds since 1970.
+            listens: Whether to take requests meanwhile. Only the leader may.
+
+        Raises:
+            JobCancelledError: Somebody asked for the job to be cancelled.
+            BaseException: The run was terminated.
+        """
+        before, requests = self._now(), self.state.requests
+        while (now := self._now()) < until_ms or self._mailbox.busy[Lane.REQUESTS]:
+            before, until_ms = now, until_ms - max(before - now, 0)  # a clock that is set back prolongs nothing
+            if (told := self._mailbox.termination) is not None:
+                raise told
+            timers = [until_ms]
+            if listens and now < until_ms:
+                if requests.look(now):
+                    self._perform(LookForRequests())
+                timers += [] if requests.due_ms is None else [requests.due_ms]
+            done = self._mailbox.take(min(timers) if now < until_ms else None)
+            stimulus = None if done is None else self._stimulus(done)
+            if isinstance(stimulus, RequestsTaken):
+                instructions, cancelled = requests.take(stimulus)
+                for instruction in instructions:
+                    self._perform(instruction)
+                if cancelled is not None:
+                    raise cancelled
+            elif isinstance(stimulus, StepFailed) and done is not None and done.lane == Lane.REQUESTS:
+                raise stimulus.error
 
     def _step(self) -> None:
         """Waits for the next event, and handles it."""
@@ -204,21 +239,9 @@ class JobMaster:
     def _stimulus(self, done: Done) -> Stimulus:
         """Returns what a lane has done, as the state knows it."""
         now, instruction, result = self._now(), self._asked.pop(done.work, None), done.result
-        if done.lane in (Lane.REQUESTS, Lane.SAVEPOINT):
-            error = self._requests.handle(done)
-            return Resumed(now) if error is None else StepFailed(now, None, error)
         if done.error is not None:
             return StepFailed(now, instruction, done.error)
-        if isinstance(result, Outcome):
-            return StepEnded(now, result)
-        if isinstance(instruction, RegionInstruction):
-            if isinstance(result, Epoch):
-                return EpochPlanned(now, instruction.region, result)
-            if isinstance(result, RegionEnded):
-                return EpochsEnded(now, instruction.region, result)
-            if isinstance(result, InputFound):
-                return InputLooked(now, instruction.region, result.found)
-        return Resumed(now)
+        return result if isinstance(result, Stimulus) else Resumed(now)
 
     # --- instructions ------------------------------------------------------------------------------------------------
 
@@ -235,9 +258,15 @@ class JobMaster:
             case Say(line=line):
                 self._progress(line)
             case LookForRequests():
-                self._requests.look()
+                self._submit(Lane.REQUESTS, instruction, self._desk.look)
+                if self._desk.lease_ends:
+                    self._submit(Lane.TRIGGER, instruction, self._desk.renew)
+            case AnswerRequest():
+                self._submit(Lane.REQUESTS, instruction, self._desk.answer(instruction))
+            case WriteSavepoint():
+                self._submit(Lane.SAVEPOINT, instruction, self._desk.copy(instruction))
             case GiveUpSavepoints():
-                self._requests.give_up()
+                self._desk.give_up()
             # A checkpoint, from its trigger to its end.
             case AssignCheckpointId():
                 self._submit(Lane.TRIGGER, instruction, steps.assign_checkpoint_id)
@@ -259,7 +288,6 @@ class JobMaster:
                 store(partial(steps.commit_checkpoint, metadata))
             case HandOut():
                 self._completed.append(self._completion(instruction))
-                self._requests.completed(instruction.metadata, instruction.checkpoint_ids)
             case NotifyAborted(checkpoint_id=checkpoint_id):
                 self._triggered.pop(checkpoint_id, None)
                 store(partial(steps.tell_aborted, checkpoint_id))

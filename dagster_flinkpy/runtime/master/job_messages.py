@@ -12,43 +12,44 @@ import pyarrow as pa
 
 from dagster_flinkpy.checkpoint.instructions import Instruction
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.requests import Request
 from dagster_flinkpy.checkpoint.stimuli import Stimulus
+from dagster_flinkpy.errors import FlinkPyError
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeInputs
 from dagster_flinkpy.runtime.epoch import Epoch
-from dagster_flinkpy.runtime.master.checkpoint_steps import Outcome
 from dagster_flinkpy.runtime.master.epoch_request import EpochRequest
-from dagster_flinkpy.runtime.master.region_runner import RegionEnded
 
 __all__ = [
     "AbortLingering",
+    "AnswerRequest",
     "BeginEpochs",
     "CommitCheckpoint",
     "CompleteCheckpoint",
     "DiscardRead",
-    "EpochPlanned",
     "EpochsAsked",
-    "EpochsEnded",
     "GiveUpSavepoints",
     "HandOut",
-    "InputLooked",
     "InterruptRegion",
     "JobStarted",
     "LookForInput",
     "LookForRequests",
     "NotifySources",
     "PlanEpoch",
+    "Quieted",
     "RegionInstruction",
     "RepeatState",
+    "RequestsTaken",
     "ReserveCheckpointId",
     "Resumed",
     "RunEpochs",
+    "SavepointWritten",
     "Say",
-    "StepEnded",
     "StepFailed",
     "Subsume",
     "Terminated",
     "TimePassed",
     "WriteCheckpoint",
+    "WriteSavepoint",
     "describe",
 ]
 
@@ -69,7 +70,7 @@ class EpochsAsked(Stimulus):
 
 @dataclass(frozen=True)
 class Resumed(Stimulus):
-    """Somebody waits again, or requests to the job were taken."""
+    """Somebody waits again, or something is done that nobody waits for."""
 
 
 @dataclass(frozen=True)
@@ -89,40 +90,36 @@ class StepFailed(Stimulus):
     """The attempt cannot go on, because of what a lane has met."""
 
     instruction: Instruction | None
-    """What it was to do; None if it looked for requests."""
+    """What it was to do; None if nobody asked for it."""
     error: BaseException
 
 
 @dataclass(frozen=True)
-class StepEnded(Stimulus):
-    """A step of a checkpoint has ended, well or not."""
+class RequestsTaken(Stimulus):
+    """Answers `LookForRequests`."""
 
-    outcome: Outcome
-
-
-@dataclass(frozen=True)
-class InputLooked(Stimulus):
-    """Answers `LookForInput`."""
-
-    region: int
-    found: bool
-    """Whether input is assigned to the region's next epoch."""
+    requests: tuple[tuple[Request, FlinkPyError | None], ...] = ()
+    """Each with why its savepoint cannot be written, if that is known already."""
+    problem: str = ""
+    """Why the store could not be asked."""
 
 
 @dataclass(frozen=True)
-class EpochPlanned(Stimulus):
-    """Answers `PlanEpoch`."""
+class SavepointWritten(Stimulus):
+    """Answers `WriteSavepoint`."""
 
-    region: int
-    epoch: Epoch
+    request: Request
+    checkpoint_id: int
+    savepoint: str | None
+    """Its URL; None if it is not there."""
+    error: Exception | None
+    tries: int
+    """How many more tries there may be."""
 
 
 @dataclass(frozen=True)
-class EpochsEnded(Stimulus):
-    """Answers `RunEpochs` and `RepeatState`: all tasks have acknowledged the epochs, or one has failed."""
-
-    region: int
-    ended: RegionEnded
+class Quieted(Stimulus):
+    """Nothing is running any more."""
 
 
 # --- instructions: regions --------------------------------------------------------------------------------------------
@@ -266,6 +263,28 @@ class LookForRequests(Instruction):
 
 
 @dataclass(frozen=True)
+class AnswerRequest(Instruction):
+    """Tell who has asked."""
+
+    request: Request
+    checkpoint_id: int | None
+    savepoint: str | None
+    """The URL of the savepoint, if one was asked for."""
+    error: Exception | None
+    """Why the request was not carried out; None if it was."""
+
+
+@dataclass(frozen=True)
+class WriteSavepoint(Instruction):
+    """Copy a checkpoint as a savepoint."""
+
+    request: Request
+    metadata: CheckpointMetadata
+    tries: int
+    """How many more tries there may be."""
+
+
+@dataclass(frozen=True)
 class GiveUpSavepoints(Instruction):
     """Give up savepoints that are not there yet."""
 
@@ -280,7 +299,7 @@ class Say(Instruction):
 def describe(stimulus: Stimulus) -> str:
     """Describes a stimulus in one short line, without states."""
     told = {f.name: getattr(stimulus, f.name) for f in fields(stimulus) if f.name != "now_ms"}
-    if isinstance(stimulus, EpochsEnded):
-        told = {"region": stimulus.region, "checkpoint_ids": stimulus.ended.checkpoint_ids}
-    short = (f"{name}={it if isinstance(it, int | tuple) else type(it).__name__}" for name, it in told.items())
+    short = (
+        f"{k}={it if isinstance(it, int) or k == 'checkpoint_ids' else type(it).__name__}" for k, it in told.items()
+    )
     return f"{stimulus.now_ms} {type(stimulus).__name__} {' '.join(short)}".rstrip()

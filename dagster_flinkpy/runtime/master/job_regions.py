@@ -106,10 +106,11 @@ class JobRegions:
         on_results: Callable[[EpochResults, EpochJob], object],
         check_leader: Callable[[], object],
         timeline: CheckpointTimeline,
+        now: Callable[[], int],
     ) -> list[JobRunner]:
         """Returns what runs the epochs of the regions; see :class:`JobRunner` for the arguments."""
         return [
-            JobRunner(planner, session, watchdog, run_job, on_results, check_leader, self._progress, timeline)
+            JobRunner(planner, session, watchdog, run_job, on_results, check_leader, self._progress, timeline, now)
             for planner, session in zip(self.planners, self.sessions, strict=True)
         ]
 

@@ -1,13 +1,13 @@
 """The state of a job, as pure transitions: stimulus in, instructions out (Flink: what ``JobMaster`` decides).
 
-Regions, epochs, executions, checkpoints and restarts are one state. It has no thread, does no I/O and waits for
-nothing, so that each rule can be tested with the stimuli that lead to it.
+Regions, epochs, executions, checkpoints, requests and restarts are one state. It has no thread, does no I/O and waits
+for nothing, so that each rule can be tested with the stimuli that lead to it.
 :class:`~dagster_flinkpy.runtime.master.job_master.JobMaster` carries out the instructions, in their order.
 
 A region runs epoch n + 1 while those behind it run epoch n, and while checkpoint n - 1 is written, completed and
 committed. Checkpoints complete one by one, in order (:mod:`.completion_chain`). What a region does is in
-:mod:`.region_state`, what restarts in :mod:`.job_failover`, and when checkpoints are taken in
-:mod:`dagster_flinkpy.checkpoint.coordinator`.
+:mod:`.region_state`, what restarts in :mod:`.job_failover`, what others ask for in :mod:`.taken_requests`, and when
+checkpoints are taken in :mod:`dagster_flinkpy.checkpoint.coordinator`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import singledispatchmethod
-from typing import ClassVar
 
 from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
 from dagster_flinkpy.checkpoint.instructions import (
@@ -69,6 +68,7 @@ from dagster_flinkpy.errors import (
     message_of,
 )
 from dagster_flinkpy.runtime.master.checkpoint_contents import CheckpointContents
+from dagster_flinkpy.runtime.master.checkpoint_steps import Outcome
 from dagster_flinkpy.runtime.master.completion_chain import CompletionChain
 from dagster_flinkpy.runtime.master.epoch_request import EpochBatch, EpochKind, EpochRequest
 from dagster_flinkpy.runtime.master.epoch_sequence import EpochSequence
@@ -78,19 +78,18 @@ from dagster_flinkpy.runtime.master.job_messages import (
     CommitCheckpoint,
     CompleteCheckpoint,
     DiscardRead,
-    EpochPlanned,
     EpochsAsked,
-    EpochsEnded,
     GiveUpSavepoints,
-    InputLooked,
     InterruptRegion,
     JobStarted,
     LookForRequests,
+    Quieted,
     RegionInstruction,
+    RequestsTaken,
     ReserveCheckpointId,
     Resumed,
+    SavepointWritten,
     Say,
-    StepEnded,
     StepFailed,
     Subsume,
     Terminated,
@@ -99,9 +98,9 @@ from dagster_flinkpy.runtime.master.job_messages import (
     describe,
 )
 from dagster_flinkpy.runtime.master.region_epochs import Turn
-from dagster_flinkpy.runtime.master.region_runner import RegionEnded
+from dagster_flinkpy.runtime.master.region_runner import EpochPlanned, InputLooked, RegionEnded
 from dagster_flinkpy.runtime.master.region_state import Phase, RegionState
-from dagster_flinkpy.runtime.master.request_desk import RequestDesk
+from dagster_flinkpy.runtime.master.taken_requests import TakenRequests
 
 __all__ = ["JobState"]
 
@@ -136,15 +135,12 @@ class JobState:
         owner: Who asks for checkpoints, in words for people.
     """
 
-    validates: ClassVar[bool] = False
-    """Whether :meth:`validate` runs after each stimulus. Tests set it."""
-
     def __init__(
         self,
         coordinator: CheckpointCoordinator,
         regions: Sequence[RegionState],
         failover: JobFailover,
-        requests: RequestDesk,
+        requests: TakenRequests,
         contents: CheckpointContents,
         turn: Turn,
         *,
@@ -159,7 +155,7 @@ class JobState:
         self.epochs = EpochSequence(self.regions)
         """How far the current request for epochs has come."""
         self.chain = CompletionChain(turn, create_metadata)
-        self._failover, self._requests, self._turn = failover, requests, turn
+        self.requests, self._failover, self._turn = requests, failover, turn
         self._max_ahead, self._owner = max_ahead, owner
         self._story: deque[str] = deque(maxlen=_STORY_LENGTH)
         self._read_up_to = 0
@@ -210,7 +206,7 @@ class JobState:
         """When to come back if nothing happens, in milliseconds since 1970; None if never."""
         timers, request = [*self._timeouts.values(), self._failover.next_restart()], self.epochs.request
         if request is not None and self.iterating:
-            timers.append(self._requests.due_ms)
+            timers.append(self.requests.due_ms)
             if (request.periodic or request.continuous) and self._may_trigger():
                 due_ms = self._due_ms if request.periodic else self._look_due_ms
                 timers.append(None if due_ms is None else max(due_ms, self.retry_ms))
@@ -247,8 +243,6 @@ class JobState:
             for number in self._failover.restart_due(stimulus.now_ms):
                 self._on_restart(self.regions[number])
             self._advance()
-            if self.validates:
-                self.validate()
         except Exception as error:
             error.add_note("\n    ".join(("Last stimuli of the job:", *self._story)))
             raise
@@ -266,7 +260,7 @@ class JobState:
 
     @_on.register
     def _(self, stimulus: EpochsAsked) -> None:
-        self.epochs.begin(stimulus.request, enough=self._requests.ending)
+        self.epochs.begin(stimulus.request, enough=self.requests.ending is not None)
 
     @_on.register
     def _(self, stimulus: Resumed) -> None:
@@ -295,13 +289,32 @@ class JobState:
             self._failover.graph.ended(region.number)
         elif isinstance(stimulus.instruction, _COMPLETING):
             self.chain.end()
+        elif isinstance(stimulus.instruction, LookForRequests):
+            self.requests.looked(stimulus.now_ms)
         self.fail(stimulus.error, since)
+
+    @_on.register
+    def _(self, stimulus: RequestsTaken) -> None:
+        told, cancelled = self.requests.take(stimulus)
+        self._tell(*told)
+        if cancelled is not None:
+            self.fail(cancelled)
+
+    @_on.register
+    def _(self, stimulus: SavepointWritten) -> None:
+        self._tell(*self.requests.written(stimulus))
+
+    @_on.register
+    def _(self, stimulus: Quieted) -> None:
+        if self.failure is None:
+            self._tell(*self.requests.serve_rest())
 
     def fail(self, error: BaseException, since: int = 0) -> None:
         """Ends the attempt. Checkpoints before ``since`` may still complete."""
         known = self.failure
         self.failure = _Failure(error, since) if known is None else _Failure(known.error, min(since, known.since))
         self.epochs.enough = True
+        self.requests.given_up = True
         self._tell(GiveUpSavepoints())
         for region in self.regions:
             region.drop_from(since)
@@ -315,9 +328,8 @@ class JobState:
         """Begins all that can begin."""
         self._overtake()
         self._end_if_failed()
-        self.epochs.enough |= self._requests.ending
-        due_ms = self._requests.due_ms
-        if self.iterating and due_ms is not None and due_ms <= self._turn.now_ms:
+        self.epochs.enough |= self.requests.ending is not None
+        if self.iterating and self.requests.look(self._turn.now_ms):
             self._tell(LookForRequests())
         self._trigger_next()
         if self.failure is None and self.epochs.followed():
@@ -330,7 +342,7 @@ class JobState:
         self.chain.proceed()
         if not self.chain.idle:
             return
-        if self._subsumed and self.failure is None and not self._requests.writing:
+        if self._subsumed and self.failure is None and not self.requests.writing:
             # State files are named by content: one that an old checkpoint names and the first of a Spark job does not
             # may be named by the second again. So old checkpoints go when all of the Spark job are complete.
             self._tell(Subsume(tuple(self._subsumed)))
@@ -360,11 +372,11 @@ class JobState:
         if now < self.retry_ms or request is None:
             return
         if self.iterating and self._may_trigger():
-            if request.continuous and not (self._requests.waiting or self.takes_over or self.epochs.unread):
+            if request.continuous and not (self.requests.waiting or self.takes_over or self.epochs.unread):
                 if (due_ms := self._look_due_ms) is not None and due_ms <= now:
                     for region in self.epochs.readers:
                         region.look()
-            elif not request.periodic or (self._requests.waiting and not self.coordinator.pending):
+            elif not request.periodic or (self.requests.waiting and not self.coordinator.pending):
                 self._trigger(request)
             elif self._due_ms <= now:
                 self._drive(PeriodicTick(now))
@@ -422,8 +434,8 @@ class JobState:
             self._trigger(request)
 
     @_on.register
-    def _(self, stimulus: EpochsEnded) -> None:
-        region, ended = self.regions[stimulus.region], stimulus.ended
+    def _(self, ended: RegionEnded) -> None:
+        region = self.regions[ended.region]
         if region.canceling:
             region.on_canceled(ended)
             self._failover.graph.ended(region.number)
@@ -447,7 +459,7 @@ class JobState:
         self.chain.outputs.add(region.number, ended.checkpoint_ids, *jobs, ended.results)
         if region in sources and min(each.acknowledged for each in sources) >= last > self._read_up_to:
             self._read_up_to = last
-            self._requests.epoch_ended(last)
+            self.requests.epoch_ended(last)
         for each in acknowledged:
             if self._may_complete(each.checkpoint_id):  # it may have expired just now
                 self._acknowledge(region, each.checkpoint_id, each.states)
@@ -530,8 +542,8 @@ class JobState:
     # --- the coordinator ---------------------------------------------------------------------------------------------
 
     @_on.register
-    def _(self, stimulus: StepEnded) -> None:
-        told, error = stimulus.outcome.stimulus, stimulus.outcome.error
+    def _(self, outcome: Outcome) -> None:
+        told, error = outcome.stimulus, outcome.error
         if error is not None:
             self._causes[getattr(told, "checkpoint_id", None)] = error
         if isinstance(told, MetadataWriteFailed):
@@ -575,7 +587,7 @@ class JobState:
             case WriteMetadata():
                 self.chain.add(instruction)
             case ReplaceHead(checkpoint_id=checkpoint_id):
-                self._requests.completing(checkpoint_id)
+                self.requests.completing = checkpoint_id
                 self.chain.replace_head(checkpoint_id)
             case NotifyComplete(checkpoint_id=checkpoint_id):
                 self.contents.parent = self.chain.commit(checkpoint_id)
@@ -611,22 +623,7 @@ class JobState:
             written = {uid: ids for region in self.regions for uid, ids in region.on_completed(each).items()}
             if len(self.regions) > 1:
                 self._tell(DiscardRead(written, metadata.files()))
-
-    # --- tests -------------------------------------------------------------------------------------------------------
-
-    def validate(self) -> None:
-        """Checks what always holds between two stimuli. An error says what does not."""
-        for region in self.regions:
-            region.validate()
-        if self.failure is None:
-            open_ids = {*self.coordinator.pending, *self.coordinator.incomplete}
-            assert self._timeouts.keys() <= open_ids, f"{self._timeouts} are armed, but {open_ids} are open"
-            current = self.chain.current
-            assert current is None or current.checkpoint_id in open_ids, f"{current} is completed, but not open"
-            waiting = {write.checkpoint_id for write in self.chain.waiting}
-            assert waiting <= open_ids, f"{waiting} wait to be completed, but {open_ids} are open"
-        restarting = self._failover.graph.waiting
-        assert not self._failover.restarting or restarting, "regions are due that do not wait for a restart"
+        self._tell(*self.requests.completed(metadata, handed_out.checkpoint_ids))
 
 
 def _declined(region: RegionState, checkpoint_id: int, task: Subtask | None, error: FlinkPyError) -> DeclineCheckpoint:

@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 from dagster_flinkpy.checkpoint.messages import Subtask
+from dagster_flinkpy.checkpoint.stimuli import Stimulus
 from dagster_flinkpy.errors import (
     CheckpointTimeoutError,
     CorruptStateError,
@@ -28,20 +30,31 @@ from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.runtime.throwables import ThrowableType, throwable_type
 
-__all__ = ["InputFound", "JobRunner", "RegionEnded"]
+__all__ = ["EpochPlanned", "InputLooked", "JobRunner", "RegionEnded"]
 
 
 @dataclass(frozen=True)
-class InputFound:
-    """The outcome of a look for input."""
+class InputLooked(Stimulus):
+    """Somebody has looked for input."""
 
+    region: int
     found: bool
+    """Whether input is assigned to the region's next epoch."""
 
 
 @dataclass(frozen=True)
-class RegionEnded:
-    """The outcome of the epochs of one Spark job."""
+class EpochPlanned(Stimulus):
+    """The input of an epoch is planned."""
 
+    region: int
+    epoch: Epoch
+
+
+@dataclass(frozen=True)
+class RegionEnded(Stimulus):
+    """The Spark job of some epochs has ended: all tasks have acknowledged them, or one has failed."""
+
+    region: int
     checkpoint_ids: tuple[int, ...]
     results: EpochResults
     error: FlinkPyError | None = None
@@ -67,6 +80,8 @@ class JobRunner:
     progress: Callable[[str], object]
     timeline: CheckpointTimeline
     """Measures the phases of checkpoints."""
+    now: Callable[[], int]
+    """Tells milliseconds since 1970."""
 
     @property
     def tasks(self) -> Sequence[Subtask]:
@@ -88,16 +103,17 @@ class JobRunner:
             f"flinkpy-{config.job_id}-{token}-input-{self.planner.number}", f"input of job {config.job_id!r}"
         )
 
-    def look(self) -> InputFound:
+    def look(self) -> InputLooked:
         """Looks for input, and assigns it to the next epoch.
 
         Raises:
             SourceReadError: The input cannot be listed.
             CheckpointTimeoutError: A source hangs.
         """
-        return InputFound(self.watchdog.run("looking for input", self.planner.splits.look))
+        found = self.watchdog.run("looking for input", self.planner.splits.look)
+        return InputLooked(self.now(), self.planner.number, found)
 
-    def plan(self, checkpoint_id: int, before: Epoch | None, inputs: EdgeInputs, *, drain: bool) -> Epoch:
+    def plan(self, checkpoint_id: int, before: Epoch | None, inputs: EdgeInputs, *, drain: bool) -> EpochPlanned:
         """Plans the input up to a barrier, see :meth:`EpochPlanner.plan`.
 
         Raises:
@@ -106,7 +122,8 @@ class JobRunner:
         """
         plan = partial(self.planner.plan, checkpoint_id, before, inputs, drain=drain)
         with self.timeline.measured("plan_ms", [checkpoint_id]):
-            return self.watchdog.run(f"planning what checkpoint {checkpoint_id} reads", plan)
+            epoch = self.watchdog.run(f"planning what checkpoint {checkpoint_id} reads", plan)
+        return EpochPlanned(self.now(), self.planner.number, epoch)
 
     def run(
         self,
@@ -130,6 +147,10 @@ class JobRunner:
             Exception: An enumerator raised. What it would read next is unclear.
         """
         ids = tuple(epoch.checkpoint_id for epoch in epochs)
+
+        def ended(results: EpochResults, *failure: Any, **outputs: Any) -> RegionEnded:
+            return RegionEnded(self.now(), self.planner.number, ids, results, *failure, **outputs)
+
         results = EpochResults()
         try:
             if rewritten:
@@ -139,13 +160,13 @@ class JobRunner:
                 results.check_complete(ids, self.tasks)
                 results.check_consistent()
         except FlinkPyError as error:
-            return RegionEnded(ids, results, self._cause(error))
+            return ended(results, self._cause(error))
         if (failure := results.failure) is not None:
-            return RegionEnded(ids, results, self._cause(failure.error), failure.task)
+            return ended(results, self._cause(failure.error), failure.task)
         if not was_read:
             self.planner.splits.was_read(ids[-1], results.states)  # once, and last: then they assign the next input
         self._measure(results)
-        return RegionEnded(ids, results, outputs=self._take_outputs(results))
+        return ended(results, outputs=self._take_outputs(results))
 
     def _measure(self, results: EpochResults) -> None:
         for checkpoint_id, states in results.acknowledged.items():
@@ -192,7 +213,7 @@ class JobRunner:
 
     def repeat(self, checkpoint_id: int) -> RegionEnded:
         """Returns the current state as the results of an epoch that has read nothing."""
-        return RegionEnded((checkpoint_id,), self.planner.repeat(checkpoint_id))
+        return RegionEnded(self.now(), self.planner.number, (checkpoint_id,), self.planner.repeat(checkpoint_id))
 
     def notify_complete(self, checkpoint_id: int) -> None:
         """Tells the sources that a checkpoint is complete."""

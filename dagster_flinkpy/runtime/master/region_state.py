@@ -563,20 +563,6 @@ class RegionState:
         self._to_notify.append(checkpoint_id)
         return written
 
-    # --- tests -------------------------------------------------------------------------------------------------------
-
-    def validate(self) -> None:
-        """Checks what always holds between two stimuli."""
-        at_hand = [each for each in self._epochs if each.stage is Stage.CURRENT]
-        assert len(at_hand) == (self.phase not in (Phase.IDLE, Phase.LOOKING)), f"{self.phase} with {at_hand}"
-        firsts = [each.first for each in self._epochs]
-        assert firsts == sorted(firsts), f"epochs are not in order: {firsts}"
-        acknowledged = [each for each in self._epochs if each.stage is Stage.ACKNOWLEDGED]
-        assert all(each.last <= self.acknowledged for each in acknowledged), "acknowledged epochs are ahead"
-        assert all(each.settled for each in acknowledged[:-1]), "only the last acknowledged epochs may be unsettled"
-        if self.number in self._graph.waiting and self.executing:
-            assert self.canceling, "a region that waits for its restart is at work"
-
 
 def _of_edge(inputs: EdgeInputs, sink: str) -> list[Json]:
     return [outputs[sink].to_json(sink) for outputs in inputs if sink in outputs]

@@ -34,7 +34,7 @@ from dagster_flinkpy.orchestration import FlinkAssetChecks, flink_assets
 from dagster_flinkpy.orchestration.runs import unpartitioned_run
 from dagster_flinkpy.orchestration.runs.epoch_events import EpochEvents
 from dagster_flinkpy.runtime.epoch import EpochJob
-from dagster_flinkpy.runtime.master import request_desk
+from dagster_flinkpy.runtime.master import taken_requests
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.storage import lease
 from dagster_flinkpy.storage.object_store import ObjectStore
@@ -229,7 +229,7 @@ LONG = "ab" * 200
 @pytest.fixture
 def asks(words: Words, monkeypatch: pytest.MonkeyPatch) -> Callable[[Order], None]:
     """Returns a function that makes a run ask itself for something while its second epoch runs."""
-    monkeypatch.setattr(request_desk, "LOOK_INTERVAL", timedelta(0))
+    monkeypatch.setattr(taken_requests, "LOOK_INTERVAL", timedelta(0))
 
     def ask(order: Order) -> None:
         def submit(checkpoint_id: int) -> None:

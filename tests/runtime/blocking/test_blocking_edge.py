@@ -91,7 +91,7 @@ def test_an_epoch_has_its_watermark_and_the_last_one_ends_the_input(tmp_path: Pa
 
     class Attempt(HarnessAttempt):
         def _create_metadata(self, write: Any) -> Any:
-            (source, _) = self._master.state.regions
+            (source, _) = self._deployed.master.state.regions
             outputs.update({number: by_uid["events.exchange"] for number, (by_uid,) in source.outputs.items()})
             return super()._create_metadata(write)
 

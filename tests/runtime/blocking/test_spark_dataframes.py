@@ -250,7 +250,7 @@ def test_a_fenced_attempt_leaves_the_parts_of_the_newer_one(tmp_path: Path) -> N
 
         class Newer(HarnessAttempt):
             def _on_spark(self, job: EpochJob) -> list[WireRow]:
-                fenced._regions.planners[0].splits.notify_complete(1)
+                fenced._deployed.regions.planners[0].splits.notify_complete(1)
                 return super()._on_spark(job)
 
         with Newer(graph, tmp_path) as newer:

@@ -21,7 +21,7 @@ from dagster_flinkpy.errors import (
     RequestFailedError,
     UserFunctionError,
 )
-from dagster_flinkpy.runtime.master import request_desk
+from dagster_flinkpy.runtime.master import taken_requests
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.programs import FolderSink, environment
 from tests.waiting import until
@@ -29,7 +29,7 @@ from tests.waiting import until
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_desk, "LOOK_INTERVAL", timedelta(milliseconds=50))
+    monkeypatch.setattr(taken_requests, "LOOK_INTERVAL", timedelta(milliseconds=50))
     monkeypatch.setattr(requests, "_LOOK_SECONDS", 0.02)
 
 

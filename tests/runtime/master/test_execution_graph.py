@@ -258,7 +258,7 @@ def test_the_error_that_ends_the_job_is_recorded_once() -> None:
     it = running(("a",))
     error = ValueError("x")
     it.fail(0, error, Subtask("a", 0))
-    it.fail_job(error)
+    it.fail_job(error, recorded=True)
     assert [(entry.region, entry.task) for entry in it.failures] == [(0, Subtask("a", 0))]
     assert it.status is JobStatus.FAILED
 

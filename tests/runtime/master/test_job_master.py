@@ -389,14 +389,14 @@ def test_an_interval_may_be_shorter_than_the_completion_of_a_checkpoint(
     graph, sink = program(tmp_path)
     ticked = threading.Semaphore(0)
     with Threaded(graph, tmp_path, config=config(interval=timedelta(milliseconds=10))) as attempt:
-        handle = attempt._coordinator.handle
+        handle = attempt._deployed.coordinator.handle
 
         def counting(stimulus: Any) -> Any:
             if isinstance(stimulus, PeriodicTick):
                 ticked.release()
             return handle(stimulus)
 
-        attempt._coordinator.handle = counting  # type: ignore[method-assign]
+        attempt._deployed.coordinator.handle = counting  # type: ignore[method-assign]
         write_metadata = CheckpointSteps.write_metadata
 
         def after_ticks(steps: CheckpointSteps, metadata: Any) -> Any:

@@ -291,7 +291,7 @@ def test_a_lost_segment_restarts_the_region_that_wrote_it(tmp_path: Path) -> Non
     with attempt_of(graph, tmp_path, config={"failover": failover}) as attempt:
         assert [epoch.checkpoint_id for epoch in attempt.run_epochs()] == [1, 2, 3]
         assert attempt.token == 1, "the job has not gone back to a checkpoint"
-        status = attempt._failover.graph
+        status = attempt._deployed.failover.graph
         assert (status.restarts, status.attempt(0), status.attempt(1)) == (1, 1, 1)
     graph, straight = program(tmp_path / "straight", False)
     with HarnessAttempt(graph, tmp_path / "straight") as expected:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +13,15 @@ from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
 from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.checkpoint.instructions import Instruction
 from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER, SubtaskState
+from dagster_flinkpy.checkpoint.requests import Order, Request, RequestKind
 from dagster_flinkpy.checkpoint.stimuli import CheckpointIdAssigned, CommitFinished, HeadReplaced, MetadataWritten
 from dagster_flinkpy.common.job_status import JobStatus
-from dagster_flinkpy.errors import IllegalStateTransitionError, PythonWorkerLostError, SegmentLostError
+from dagster_flinkpy.errors import (
+    IllegalStateTransitionError,
+    JobCancelledError,
+    PythonWorkerLostError,
+    SegmentLostError,
+)
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeOutput
 from dagster_flinkpy.runtime.epoch import Epoch
 from dagster_flinkpy.runtime.master import region_state
@@ -28,14 +33,11 @@ from dagster_flinkpy.runtime.master.failover import FailoverConfig
 from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.runtime.master.job_failover import JobFailover
 from dagster_flinkpy.runtime.master.job_messages import (
-    EpochPlanned,
     EpochsAsked,
-    EpochsEnded,
-    InputLooked,
     JobStarted,
     PlanEpoch,
+    RequestsTaken,
     RunEpochs,
-    StepEnded,
     StepFailed,
     TimePassed,
 )
@@ -44,10 +46,11 @@ from dagster_flinkpy.runtime.master.job_session import SharedSession
 from dagster_flinkpy.runtime.master.job_slots import JobSlots
 from dagster_flinkpy.runtime.master.job_state import JobState
 from dagster_flinkpy.runtime.master.region_epochs import Turn
-from dagster_flinkpy.runtime.master.region_runner import RegionEnded
+from dagster_flinkpy.runtime.master.region_runner import EpochPlanned, InputLooked, RegionEnded
 from dagster_flinkpy.runtime.master.region_state import Phase, RegionState
 from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.runtime.master.results import EpochResults
+from dagster_flinkpy.runtime.master.taken_requests import TakenRequests
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.harness import collect_graph
 from tests.runtime.programs import COUNTED, CountPerKey, environment, events
@@ -73,14 +76,11 @@ class Job:
         self.failover = JobFailover(self.made.graphs, self.made.edges, self.config, lambda: self.now, print)
         slots = JobSlots("job", graph, self.made.graphs, self.config.spark, print)
         self.contents = CheckpointContents(graph, "job", 1, None)
-        desk: Any = SimpleNamespace(
-            ending=False, waiting=False, writing=False, due_ms=None, epoch_ended=print, completing=print
-        )
         self.state = JobState(
             CheckpointCoordinator("job", 1, self.made.checkpoint_plan((), ()), self.config.checkpointing),
             self.made.states(self.failover.graph, slots, turn),
             self.failover,
-            desk,
+            TakenRequests(10**6),
             self.contents,
             turn,
             create_metadata=lambda write: self.contents.metadata(write, ended=False, properties={}),
@@ -95,7 +95,7 @@ class Job:
         return [type(each).__name__ for each in self.told]
 
     def step(self, stimulus: Any) -> list[str]:
-        return self.does(StepEnded(self.now, Outcome(stimulus)))
+        return self.does(Outcome(self.now, stimulus))
 
     def planned(self) -> list[str]:
         (plan,) = (each for each in self.told if isinstance(each, PlanEpoch))
@@ -105,7 +105,7 @@ class Job:
         (run,) = (each for each in self.told if isinstance(each, RunEpochs))
         return self.does(self.ended(run.region, run.epochs[0].checkpoint_id))
 
-    def ended(self, region: int, checkpoint_id: int) -> EpochsEnded:
+    def ended(self, region: int, checkpoint_id: int) -> RegionEnded:
         """All tasks of a region have acknowledged an epoch, in which it has written one segment to each edge."""
         planner = self.made.planners[region]
         results = EpochResults(acknowledged={checkpoint_id: {t: SubtaskState(t.subtask) for t in planner.tasks}})
@@ -113,15 +113,10 @@ class Job:
         outputs = {uid: EdgeOutput(checkpoint_id, (segment,), None, False) for uid in planner.edge_sinks}
         for uid in planner.splits.uids:  # as the lane does it
             planner.splits._states[checkpoint_id] = {uid: None}
-        return EpochsEnded(self.now, region, RegionEnded((checkpoint_id,), results, outputs={checkpoint_id: outputs}))
+        return RegionEnded(self.now, region, (checkpoint_id,), results, outputs={checkpoint_id: outputs})
 
     def failed(self, region: int, checkpoint_id: int, error: Any) -> list[str]:
-        return self.does(EpochsEnded(self.now, region, RegionEnded((checkpoint_id,), EpochResults(), error)))
-
-
-@pytest.fixture(autouse=True)
-def _validate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(JobState, "validates", True)
+        return self.does(RegionEnded(self.now, region, (checkpoint_id,), EpochResults(), error))
 
 
 def test_a_checkpoint_of_two_regions_from_its_trigger_to_its_end(tmp_path: Path) -> None:
@@ -181,7 +176,7 @@ def test_a_lost_segment_restarts_who_has_written_it_and_what_it_does_meanwhile_i
     job.does(EpochPlanned(0, plan.region, Epoch(plan.checkpoint_id, {}, frozenset())))
     lost = SegmentLostError("gone", edge="events.exchange", key="segment-1")
     assert job.failed(1, 1, lost) == ["InterruptRegion"], "the first region runs epoch 2"
-    assert job.state.next_timer is None, "nothing is due as long as that runs"
+    assert job.failover.next_restart() is None, "nothing is due as long as that runs"
     job.now = 2 * DELAY_MS
     assert job.does(TimePassed(job.now)) == [], "its Spark job has not ended yet"
     assert job.does(job.ended(0, 2)) == ["BeginEpochs", "RunEpochs"]
@@ -241,11 +236,20 @@ def test_an_impossible_stimulus_tells_what_came_before_it(tmp_path: Path) -> Non
     job = Job(tmp_path)
     job.does(EpochsAsked(0, EpochRequest(limit=1)))
     job.step(CheckpointIdAssigned(0, 1))
-    job.planned()
-    job.state.regions[0].phase = Phase.IDLE
-    with pytest.raises(AssertionError, match="CURRENT") as caught:
-        job.does(TimePassed(1))
+    with pytest.raises(AssertionError, match="region 1 has no epochs at hand") as caught:
+        job.does(job.ended(1, 1))
     (story,) = caught.value.__notes__
     assert [line.split()[1] for line in story.splitlines()[1:]] == [
-        *("JobStarted", "EpochsAsked", "StepEnded", "EpochPlanned", "TimePassed")
+        *("JobStarted", "EpochsAsked", "Outcome", "RegionEnded")
     ]
+
+
+def test_who_asks_in_the_same_moment_as_somebody_cancels_the_job_is_told(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    cancel, savepoint = (
+        Request(f"{number}-x", Order(kind), "asker", 0)
+        for number, kind in enumerate((RequestKind.CANCEL, RequestKind.SAVEPOINT))
+    )
+    job.does(RequestsTaken(0, ((cancel, None), (savepoint, None))))
+    assert isinstance(job.state.error, JobCancelledError)
+    assert [*job.state.requests.open.values()] == [cancel, savepoint], "both are answered when the attempt ends"

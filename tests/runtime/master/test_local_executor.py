@@ -17,7 +17,7 @@ from dagster_flinkpy.datastream.connectors.base import SourceSplit, SplitEnumera
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.errors import MissingUidError, NoEffectWarning, RestoreError
 from dagster_flinkpy.runtime.epoch import EpochJob
-from dagster_flinkpy.runtime.master import request_desk
+from dagster_flinkpy.runtime.master import taken_requests
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.storage import StorageLocation
@@ -108,7 +108,7 @@ def test_a_spark_job_may_take_several_checkpoints(monkeypatch: pytest.MonkeyPatc
 def test_a_source_that_does_not_end_is_read_until_the_job_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request_desk, "LOOK_INTERVAL", timedelta(milliseconds=10))
+    monkeypatch.setattr(taken_requests, "LOOK_INTERVAL", timedelta(milliseconds=10))
     job = StorageLocation(str(tmp_path)).child("endless")
     plan = _FilesEnumerator.plan_epoch
 

@@ -283,7 +283,7 @@ def test_what_was_committed_after_the_newest_intact_checkpoint_is_not_repeated(f
 def test_the_sinks_know_what_was_committed_where_nothing_else_does(folder: Path) -> None:
     with attempt(folder, restore_from="chk-2") as run:
         run.run_epoch()
-        asked = run._committers.last_committed
+        asked = run._transactions.committers.last_committed
     assert asked() == 3
     lose(folder, ["HEAD", "leader"])
     shutil.rmtree(folder / "state/job/chk-3")

@@ -194,7 +194,7 @@ def test_a_lost_segment_restarts_its_producer_and_who_has_read_it(
     before = {(end, 2): lose(tmp_path, "middle.exchange"), (middle, 3): lose(tmp_path, "numbers.exchange")}
     with Watched(graph, tmp_path, config=restarting(), before=before) as job:
         epochs = [epoch.checkpoint_id for epoch in job.run_epochs()]
-        attempts = {uid: job._failover.graph.attempt(number) for uid, number in home.items()}
+        attempts = {uid: job._deployed.failover.graph.attempt(number) for uid, number in home.items()}
         assert job.token == 1, "nobody goes back to a checkpoint"
     assert epochs == [1, 2, 3]
     runs = Counter(job.jobs)

@@ -28,9 +28,10 @@ from dagster_flinkpy.errors import (
     UserFunctionError,
 )
 from dagster_flinkpy.runtime.epoch import EpochJob
-from dagster_flinkpy.runtime.master import request_desk, savepoints
+from dagster_flinkpy.runtime.master import savepoints, taken_requests
 from dagster_flinkpy.runtime.master.checkpoint_contents import CheckpointContents
 from dagster_flinkpy.runtime.master.checkpoint_steps import CheckpointSteps
+from dagster_flinkpy.runtime.master.job_messages import LookForRequests
 from dagster_flinkpy.runtime.master.job_regions import JobRegions
 from dagster_flinkpy.runtime.master.job_slots import JobSlots
 from dagster_flinkpy.runtime.master.mailbox import InlineMailbox
@@ -48,7 +49,7 @@ CANCEL = Order(RequestKind.CANCEL)
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attempts look for requests whenever they have nothing else to decide."""
-    monkeypatch.setattr(request_desk, "LOOK_INTERVAL", timedelta(0))
+    monkeypatch.setattr(taken_requests, "LOOK_INTERVAL", timedelta(0))
     # Otherwise the lane that looks for requests would have all turns.
     monkeypatch.setattr(HarnessAttempt, "_create_mailbox", lambda attempt: InlineMailbox(random.Random(1).choice))
 
@@ -241,7 +242,7 @@ def test_a_cancel_interrupts_the_spark_job(tmp_path: Path) -> None:
     interrupted = threading.Event()
     with pytest.raises(JobCancelledError), Threaded(graph, tmp_path) as attempt:
         asker = JobRequests(StorageLocation(str(tmp_path)).child("job"), "asker")
-        (session,) = attempt._regions.sessions
+        (session,) = attempt._deployed.regions.sessions
         interrupt = session.interrupt
         session.interrupt = lambda: (interrupted.set(), interrupt())[1]  # type: ignore[method-assign]
         attempt.before_job[2] = lambda: (asker.submit(CANCEL), interrupted.wait(LIMIT) or pytest.fail("not cancelled"))
@@ -297,8 +298,8 @@ def test_a_rescale_continues_from_the_restored_savepoint(tmp_path: Path) -> None
         list(first.run_epochs(2))
     with Asked(tmp_path, restore_from=savepoint) as attempt:
         attempt.requests.append(attempt.asker.submit(Order(RequestKind.RESCALE, parallelism=3)))
-        attempt._desk.look()
-        attempt._master.settle()
+        attempt._deployed.master._perform(LookForRequests())
+        attempt._deployed.master.settle()
         (epoch, *_) = attempt.run_epochs(1)
         assert epoch.metadata.operator("counts").parallelism == 3  # type: ignore[union-attr]
         assert attempt.answer().checkpoint_id == epoch.checkpoint_id
@@ -330,7 +331,7 @@ def test_a_rescale_that_fails_anywhere_replaces_nothing_on_its_way(
 
         with monkeypatch.context() as patch, pytest.raises(type(error)):
             patch.setattr(part, "__init__", fails)
-            attempt._redeploy(3)
+            attempt._rescale(3)
         assert seen == [before] and vars(attempt) == before
         assert attempt._restore.parallelism is None
         assert [epoch.checkpoint_id for epoch in attempt.run_epochs()] == [2, 3, 4, 5]
@@ -380,8 +381,8 @@ def test_a_job_that_waits_keeps_its_lease(tmp_path: Path, monkeypatch: pytest.Mo
         expires = attempt._attempt.leader.record.expires_at
         later = expires - 60_000
         monkeypatch.setattr(attempt._desk, "_now", lambda: later)
-        attempt._desk.look()
-        attempt._master.settle()
+        attempt._deployed.master._perform(LookForRequests())
+        attempt._deployed.master.settle()
         leader = attempt.asker.running()
         assert leader is not None and leader.expires_at > expires
 

@@ -13,7 +13,7 @@ from dagster_flinkpy.checkpoint.requests import JobRequests, Order, RequestKind
 from dagster_flinkpy.checkpoint.stored_checkpoint import open_checkpoint
 from dagster_flinkpy.common import JobStatus
 from dagster_flinkpy.errors import JobCancelledError, JobRestartedError, StorageError
-from dagster_flinkpy.runtime.master import request_desk
+from dagster_flinkpy.runtime.master import taken_requests
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
 from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.storage import StorageLocation
@@ -24,7 +24,7 @@ from tests.waiting import until
 
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_desk, "LOOK_INTERVAL", timedelta(milliseconds=5))
+    monkeypatch.setattr(taken_requests, "LOOK_INTERVAL", timedelta(milliseconds=5))
 
 
 class Asked(Threaded):
@@ -124,5 +124,5 @@ def test_a_cancel_takes_effect_while_the_job_waits_for_its_restart(tmp_path: Pat
     ):
         list(attempt.run_epochs())
     assert attempt.answer().checkpoint_id is None
-    assert attempt._failover.graph.status is JobStatus.CANCELED
+    assert attempt._deployed.failover.graph.status is JobStatus.CANCELED
     assert attempt.token == 1

@@ -138,7 +138,7 @@ def test_a_region_runs_the_epoch_again_whose_function_raised(tmp_path: Path, cap
     assert sorted(path.name for path in tmp_path.glob("attempt-*")) == ["attempt-0", "attempt-1", "attempt-2"]
     assert sink.rows() == expected(tmp_path)
     assert sink.staged() == []
-    status = attempt._failover.graph
+    status = attempt._deployed.failover.graph
     assert (status.status, status.restarts, status.attempt(0)) == (JobStatus.FINISHED, 2, 2)
     assert [entry.error for entry in status.failures] == ["UserFunctionError"] * 2
     first, second = warnings(caplog)
@@ -175,7 +175,7 @@ def test_a_drain_runs_again(tmp_path: Path) -> None:
         list(attempt.run_epochs(2))
         attempt.stop_with_savepoint(drain=True)
     assert attempt.ran == [1, 2, 3, 3]
-    assert attempt._failover.graph.status is JobStatus.FINISHED
+    assert attempt._deployed.failover.graph.status is JobStatus.FINISHED
 
 
 @pytest.mark.parametrize("failover", [RestartPipelinedRegionStrategy(), RestartAllStrategy()])
@@ -211,7 +211,7 @@ def test_when_the_strategy_gives_up_the_root_cause_is_reported(tmp_path: Path) -
         list(attempt.run_epochs())
     assert attempt.ran == [1, 2, 3, 3, 3]
     assert raised.value.suppressed_by == "all 2 restarts of the fixed-delay strategy are used up"
-    assert attempt._failover.graph.status is JobStatus.FAILED
+    assert attempt._deployed.failover.graph.status is JobStatus.FAILED
     assert sink.staged() == []
 
 
@@ -224,7 +224,7 @@ def test_epochs_whose_checkpoints_never_complete_do_not_end_a_series_of_failures
 
     def write_metadata(steps: CheckpointSteps, metadata: CheckpointMetadata) -> Outcome:
         for error in refused:
-            return Outcome(MetadataWriteFailed(0, metadata.checkpoint_id, unknown_outcome=False), error)
+            return Outcome(0, MetadataWriteFailed(0, metadata.checkpoint_id, unknown_outcome=False), error)
         return written(steps, metadata)
 
     monkeypatch.setattr(CheckpointSteps, "write_metadata", write_metadata)
@@ -233,7 +233,7 @@ def test_epochs_whose_checkpoints_never_complete_do_not_end_a_series_of_failures
         Watched(graph, tmp_path, **restarting(FixedDelayRestart(2, timedelta(0)))) as attempt,
     ):
         list(attempt.run_epochs())
-    assert attempt._failover.graph.restarts == 2
+    assert attempt._deployed.failover.graph.restarts == 2
     assert raised.value.suppressed_by == "all 2 restarts of the fixed-delay strategy are used up"
 
 
@@ -414,7 +414,7 @@ def test_restart_all_goes_back_to_the_last_completed_checkpoint(tmp_path: Path) 
     assert [each.fencing_token for each in attempt.jobs] == [1, 1, 1, 2, 3, 3, 3]
     assert sorted(path.name for path in tmp_path.glob("attempt-*")) == ["attempt-0", "attempt-1", "attempt-2"]
     assert sink.rows() == expected(tmp_path)
-    graph_of = attempt._failover.graph
+    graph_of = attempt._deployed.failover.graph
     assert (graph_of.status, graph_of.restarts, graph_of.attempt(0)) == (JobStatus.FINISHED, 2, 2)
     counts = attempt._store.statistics().counts
     assert (counts.restarts, counts.full_restarts) == (2, 2)
@@ -425,7 +425,7 @@ def test_a_limit_counts_the_epochs_of_all_attempts(tmp_path: Path) -> None:
     with Watched(graph, tmp_path, **restart_all()) as attempt:
         assert len(list(attempt.run_epochs(4))) == 4
         assert not attempt.finished
-    assert attempt._failover.graph.status is JobStatus.SUSPENDED
+    assert attempt._deployed.failover.graph.status is JobStatus.SUSPENDED
 
 
 def test_an_enumerator_that_fails_restarts_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -509,7 +509,7 @@ def test_an_attempt_that_was_fenced_while_it_waited_does_not_restart(tmp_path: P
 
     with pytest.raises(FencedError, match="newer"), Overtaken(graph, tmp_path, **restart_all()) as attempt:
         list(attempt.run_epochs())
-    assert attempt._failover.graph.status is JobStatus.SUSPENDED
+    assert attempt._deployed.failover.graph.status is JobStatus.SUSPENDED
     assert newer.token == 2
     newer.__exit__(None, None, None)
 
@@ -520,4 +520,4 @@ def test_a_run_that_ends_suspends_the_job_and_a_finished_one_is_finished(tmp_pat
         with HarnessAttempt(graph, tmp_path) as attempt:
             if not attempt.finished:
                 list(attempt.run_epochs(epochs))
-        assert attempt._failover.graph.status is status
+        assert attempt._deployed.failover.graph.status is status

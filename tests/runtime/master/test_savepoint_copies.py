@@ -305,7 +305,9 @@ def test_a_native_savepoint_of_a_subsumed_checkpoint_is_one_of_the_latest(
         tried.append(metadata.checkpoint_id)
         if len(tried) > failures:
             return write(metadata, *args, **options)
-        while (latest := attempt._desk._latest) is not None and metadata.checkpoint_id == latest.checkpoint_id < 5:
+        while (
+            latest := attempt._desk.requests.latest
+        ) is not None and metadata.checkpoint_id == latest.checkpoint_id < 5:
             moment.wait(0.001)  # until there is a newer one
         raise CorruptStateError("it no longer keeps the checkpoint")
 

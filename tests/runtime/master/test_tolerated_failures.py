@@ -20,7 +20,7 @@ from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.master_hook import MasterTriggerRestoreHook
 from dagster_flinkpy.errors import CheckpointError, ConfigurationError, FencedError, StorageError
 from dagster_flinkpy.runtime.epoch import EpochJob
-from dagster_flinkpy.runtime.master import job_state, request_desk
+from dagster_flinkpy.runtime.master import job_state, taken_requests
 from dagster_flinkpy.runtime.master.failover import FailoverConfig, RestartAllStrategy
 from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Lane, Mailbox, ThreadMailbox
 from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
@@ -153,7 +153,7 @@ def test_a_limit_counts_an_epoch_whose_checkpoint_has_failed(tmp_path: Path, mon
 
 @pytest.mark.parametrize("bad", [1, 2])
 def test_a_limit_counts_such_epochs_before_a_rescale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: int) -> None:
-    monkeypatch.setattr(request_desk, "LOOK_INTERVAL", timedelta(0))
+    monkeypatch.setattr(taken_requests, "LOOK_INTERVAL", timedelta(0))
     graph, sink = program(tmp_path)
     fails(monkeypatch, "write_metadata", [bad], StorageError("503"))
     asker = JobRequests(StorageLocation(str(tmp_path)).child("job"), "asker")
@@ -321,7 +321,10 @@ def test_a_tick_that_is_due_before_another_try_is_not_waited_for(
 
     class Watched(ThreadMailbox):
         def take(self, until_ms: int | None) -> Any:
-            if until_ms is not None and until_ms <= attempt._master._now() < attempt._master.state.retry_ms:
+            if (
+                until_ms is not None
+                and until_ms <= attempt._deployed.master._now() < attempt._deployed.master.state.retry_ms
+            ):
                 over.append(until_ms)
             return super().take(until_ms)
 

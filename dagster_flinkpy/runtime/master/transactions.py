@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import suppress
 
 from dagster_flinkpy.checkpoint.attempt import Attempt
@@ -23,27 +23,42 @@ from dagster_flinkpy.runtime.master.committers import Committers
 from dagster_flinkpy.runtime.master.starting_point import Restore
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 
-__all__ = ["AttemptTransactions"]
+__all__ = ["Transactions"]
 
 
-class AttemptTransactions(ABC):
-    """The part of a `JobAttempt` that commits and aborts. All attributes belong to it."""
+class Transactions:
+    """Commits and aborts for one execution attempt.
 
-    committed_on_recovery: int
-    aborted_lingering: int
-    _attempt: Attempt
-    _committers: Committers
-    _restore: Restore
-    _start_over: bool
-    _store: CompletedCheckpointStore
-    _watchdog: Watchdog
+    Args:
+        store: The job's checkpoints.
+        attempt: The attempt.
+        committers: The committers of its sinks.
+        restore: What it restores.
+        watchdog: Runs what waits for the store.
+        progress: Takes one-line progress messages.
+    """
 
-    @abstractmethod
-    def _progress(self, line: str) -> None:
-        """Takes a one-line progress message."""
+    def __init__(
+        self,
+        store: CompletedCheckpointStore,
+        attempt: Attempt,
+        committers: Committers,
+        restore: Restore,
+        watchdog: Watchdog,
+        progress: Callable[[str], object],
+    ) -> None:
+        self._store, self._attempt, self.committers, self._restore = store, attempt, committers, restore
+        self._watchdog, self._progress = watchdog, progress
 
-    def _recover(self, latest: CheckpointMetadata | None) -> None:
+    def recover(self, commit: Callable[[CheckpointMetadata], int], *, start_over: bool) -> tuple[int, int]:
         """Commits what the last checkpoint prepared, then aborts everything else that is open.
+
+        Args:
+            commit: Commits a checkpoint; see :meth:`commit`.
+            start_over: Whether the job may begin anew, whatever was there.
+
+        Returns:
+            How many committables it had to commit, and how many open transactions it has aborted.
 
         Raises:
             CommitRefusedError: A sink does not take it, or no longer has what was committed.
@@ -51,30 +66,29 @@ class AttemptTransactions(ABC):
             HeadLostError: There was nothing of the job in the store, but a sink has committed its checkpoints. Or HEAD
                 is older than what was committed.
         """
-        if self._attempt.head.new and not self._start_over:
+        committed, latest = 0, self._attempt.latest
+        if self._attempt.head.new and not start_over:
             self._check_new()
         if latest is not None and self._restore.path is None and not self._restore.start_empty:
             self._check_kept(latest)
         if latest is not None and self._attempt.committed != latest.checkpoint_id:
             prepared = sum(len(s.committables) for o in latest.operators for s in o.subtasks)
             try:
-                self.committed_on_recovery = prepared - self._commit(latest)
+                committed = prepared - commit(latest)
                 self._attempt.committed = latest.checkpoint_id
             except (CommitRefusedError, CommittableLostError) as e:
                 if self._restore.path is None:
                     raise
                 self._progress(f"giving up checkpoint {latest.checkpoint_id}: {e}")
-            if self.committed_on_recovery:
-                self._progress(
-                    f"committed {self.committed_on_recovery} committables of checkpoint {latest.checkpoint_id}"
-                )
-        self.aborted_lingering = self._abort_lingering()
+            if committed:
+                self._progress(f"committed {committed} committables of checkpoint {latest.checkpoint_id}")
+        return committed, self.abort_lingering()
 
     def _check_new(self) -> None:
         try:
-            self._committers.check_new(self._store.store.url)
+            self.committers.check_new(self._store.store.url)
         except HeadLostError:
-            self._check_leader()  # an attempt that took over may have committed meanwhile
+            self.check_leader()  # an attempt that took over may have committed meanwhile
             raise
 
     def _check_kept(self, latest: CheckpointMetadata) -> None:
@@ -83,7 +97,7 @@ class AttemptTransactions(ABC):
         if known is None:
             return
         if known > latest.checkpoint_id:
-            self._check_leader()
+            self.check_leader()
             raise HeadLostError(
                 f"{self._store.store.url}/HEAD says that checkpoint {latest.checkpoint_id} is the latest, but "
                 f"checkpoint {known} was committed: HEAD was replaced by an older one, maybe from a backup. The run "
@@ -94,31 +108,34 @@ class AttemptTransactions(ABC):
             committed = latest if known == latest.checkpoint_id else self._store.load(known)
         except (ObjectNotFoundError, CorruptMetadataError):
             return
-        self._committers.check_kept(committed)
+        self.committers.check_kept(committed)
 
-    def _abort_lingering(self) -> int:
-        self._check_leader()
-        return self._committers.abort_lingering(self._attempt.latest)
+    def commit(self, metadata: CheckpointMetadata) -> int:
+        """Commits a checkpoint. Returns how many of its committables were committed before."""
+        try:
+            return self.committers.commit(metadata)
+        except SinkCommitError:
+            self.check_leader()  # an attempt that took over has committed it, or keeps this one from it
+            raise
 
-    def _abort_left_open(self) -> None:
+    def abort_lingering(self) -> int:
+        """Aborts open transactions that no checkpoint names. Returns their number."""
+        self.check_leader()
+        return self.committers.abort_lingering(self._attempt.latest)
+
+    def abort_left_open(self) -> None:
         """Aborts the transactions of tasks that Spark ran again or speculatively, as there may be no next attempt.
 
         Must not be called after an error: HEAD may name a checkpoint that this attempt does not know to be complete.
         """
-        if aborted := self._abort_lingering():
+        if aborted := self.abort_lingering():
             self._progress(f"aborted {aborted} open transactions that belong to no checkpoint")
 
-    def _check_leader(self) -> None:
-        self._watchdog.run("checking who leads the job", self._store.check_leader, self._attempt)
-
-    def _abort_after_failure(self) -> None:
-        # A fenced attempt aborts nothing: an open transaction may belong to the attempt that took over.
+    def abort_after_failure(self) -> None:
+        """Aborts them while the job runs. A fenced attempt aborts nothing: they may be those of its successor."""
         with suppress(FencedError, StorageError, CheckpointTimeoutError):
-            self._abort_lingering()
+            self.abort_lingering()
 
-    def _commit(self, metadata: CheckpointMetadata) -> int:
-        try:
-            return self._committers.commit(metadata)
-        except SinkCommitError:
-            self._check_leader()  # an attempt that took over has committed it, or keeps this one from it
-            raise
+    def check_leader(self) -> None:
+        """Raises a FencedError if a newer attempt took over."""
+        self._watchdog.run("checking who leads the job", self._store.check_leader, self._attempt)
