@@ -1,0 +1,228 @@
+"""Live tasks in slots that nothing drives but the test: it says who works, what arrives, and who hears of an epoch."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
+from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
+from dagster_flinkpy.runtime.exchange.places import Places, input_channels, output_channels
+from dagster_flinkpy.runtime.master.pipelined_region import places_of
+from dagster_flinkpy.runtime.master.results import EpochResults
+from dagster_flinkpy.runtime.shipping import dump_job, load_job
+from dagster_flinkpy.runtime.shuffle.wire import WireRow
+from dagster_flinkpy.runtime.slot.deployment import SlotDeployment
+from tests.examples import examples
+from tests.runtime.harness import collect_graph, collected, make_job
+from tests.runtime.programs import COUNTED, EVENT, CountPerKey, environment, events
+
+EPOCHS = 5
+RECORDS = [(f"k{i % 5}", i, 1) for i in range(24)]
+
+
+class _Link:
+    """A connection, on which things arrive when the test says so."""
+
+    def __init__(self, network: deque[WireRow]) -> None:
+        self.add = network.append
+
+    def open(self) -> None:
+        pass
+
+    def flush(self) -> None:
+        pass
+
+    def cancel(self) -> None:
+        pass
+
+
+class Slots:
+    """The slots of a job, whose messages wait until the test lets them arrive.
+
+    Args:
+        job: The first epoch.
+        later: The others.
+    """
+
+    def __init__(self, job: EpochJob, later: list[Epoch]) -> None:
+        self.epochs = [*job.epochs, *later]
+        places = places_of(job)
+        self.names = sorted(set(places.slots.values()))
+        self.rows: list[WireRow] = []
+        self._network: defaultdict[tuple[str, str], deque[WireRow]] = defaultdict(deque)
+        self._mails: dict[str, deque[Callable[[], None]]] = {name: deque() for name in self.names}
+        self._begun = dict.fromkeys(self.names, 0)
+        program = dump_job(replace(job, pipelined=True, buffer_timeout=0.0))
+        self._slots = {name: self._create(name, program, places) for name in self.names}
+        for slot in self._slots.values():
+            slot.open()
+
+    def _create(self, name: str, program: bytes, places: Places) -> SlotDeployment:
+        def link(target: str, deployment: SlotDeployment) -> Any:
+            return _Link(self._network[name, target])
+
+        return SlotDeployment(
+            "deployment",
+            load_job(program),
+            places,
+            name,
+            link=link,
+            to_driver=self.rows.append,
+            later=self._mails[name].append,
+            wake=lambda: None,
+        )
+
+    def begin(self, name: str) -> None:
+        """A slot hears of its next epoch."""
+        number = self._begun[name]
+        if number < len(self.epochs):
+            self._begun[name] += 1
+            self._slots[name].begin(self.epochs[number], first=number == 0)
+
+    def work(self, name: str) -> None:
+        """A slot does a round of steps."""
+        mails, slot = self._mails[name], self._slots[name]
+        while mails:
+            mails.popleft()()
+        slot.rest(slot.step())
+
+    def arrive(self, name: str) -> None:
+        """Whatever is under way to a slot arrives: rows, and credits."""
+        for (_, target), rows in self._network.items():
+            while target == name and rows:
+                self._slots[name].put(rows.popleft())
+        for sender in self._slots.values():
+            if credits := sender.credits.pop(name, None):
+                rows_of_credits = [(*channel, number) for channel, number in credits.items()]
+                self._slots[name].add_credits(np.array(rows_of_credits, dtype=np.int32))
+
+    def run_to_the_end(self, tasks: int) -> EpochResults:
+        """Lets everything happen that is left."""
+        for _ in range(2_000):
+            for name in self.names:
+                self.begin(name)
+                self.arrive(name)
+                self.work(name)
+            results = EpochResults.of(self.rows)
+            if results.failure is not None:
+                raise results.failure.error
+            acknowledged = [results.acknowledged.get(epoch.checkpoint_id, {}) for epoch in self.epochs]
+            if all(len(each) == tasks for each in acknowledged):
+                return results
+        raise AssertionError(f"the tasks wait for each other: {[len(each) for each in acknowledged]} of {tasks}")
+
+
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    readers=st.integers(1, 3),
+    counters=st.integers(1, 3),
+    rebalances=st.booleans(),
+    mode=st.sampled_from(["aligned", "unaligned", "at least once"]),
+    small=st.booleans(),
+    steps=st.lists(st.tuples(st.sampled_from(["begin", "work", "arrive"]), st.integers(0, 2)), max_size=60),
+)
+# The slot without a source gets the barrier of an epoch of which it has not heard.
+@example(
+    readers=1,
+    counters=2,
+    rebalances=False,
+    mode="aligned",
+    small=False,
+    steps=[("begin", 0), ("begin", 1), ("begin", 0), *[("work", 0)] * 12, ("arrive", 1), ("work", 1)],
+)
+@example(
+    readers=1,
+    counters=2,
+    rebalances=False,
+    mode="unaligned",
+    small=False,
+    steps=[("begin", 0), ("begin", 1), ("begin", 0), ("begin", 0), *[("work", 0)] * 18, ("arrive", 1), ("work", 1)],
+)
+def test_whoever_is_first_the_outcome_is_the_same(
+    readers: int,
+    counters: int,
+    rebalances: bool,
+    mode: str,
+    small: bool,
+    steps: list[tuple[str, int]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    stream = events(environment(counters), RECORDS, per_epoch=6).set_parallelism(readers)
+    if rebalances:
+        stream = stream.rebalance().map(lambda v: v, EVENT).uid("map")
+    graph = collect_graph(stream.key_by("key").process(CountPerKey(), COUNTED).uid("count"))
+    (source,) = (v for v in graph.vertices if v.uid == "events")
+    enumerator = source.spec.source.create_enumerator(None)
+    epochs = []
+    for number in range(1, EPOCHS + 1):
+        shares = enumerator.plan_epoch(readers)  # nothing is left for the last one, but what is in flight before it
+        ended = frozenset({"events"} if number == EPOCHS else ())
+        epochs.append(Epoch(number, {("events", i): tuple(splits) for i, splits in enumerate(shares)}, ended))
+    assert enumerator.exhausted
+    job = make_job(graph, tmp_path_factory.mktemp("job"), inputs={})
+    first = {task: replace(job.input(*task), splits=splits) for task, splits in epochs[0].splits.items()}
+    job = replace(
+        job,
+        inputs=first,
+        mode=CheckpointingMode.AT_LEAST_ONCE if mode == "at least once" else CheckpointingMode.EXACTLY_ONCE,
+        alignment_timeout=timedelta(0) if mode == "unaligned" else None,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        if small:
+            patch.setattr("dagster_flinkpy.runtime.exchange.places._MIN_CREDIT", 1)
+            patch.setattr("dagster_flinkpy.runtime.exchange.places._MAX_CREDIT", 1)
+            patch.setattr("dagster_flinkpy.runtime.slot.pipelined_task._ROWS_AT_ONCE", 1)
+            patch.setattr("dagster_flinkpy.runtime.shuffle.record_writer.BUFFER_SIZE", 1)
+        slots = Slots(job, epochs[1:])
+        for what, number in steps:
+            getattr(slots, what)(slots.names[number % len(slots.names)])
+        results = slots.run_to_the_end(sum(v.parallelism for v in graph.vertices))
+    results.check_consistent()
+    seen = Counter[str]()
+    expected = []
+    for key, _, _ in RECORDS:
+        seen[key] += 1
+        expected.append((key, seen[key], seen[key]))
+    assert sorted(collected(graph, results.collected)) == sorted(expected)
+    for task, state in results.states.items():
+        assert state.watermark is not None or task.uid == "collect"
+
+
+# --- places -----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(readers=st.integers(1, 4), counters=st.integers(1, 4))
+def test_what_one_task_sends_to_is_what_another_receives_from(readers: int, counters: int, tmp_path: Path) -> None:
+    stream = events(environment(counters), RECORDS).set_parallelism(readers)
+    graph = collect_graph(stream.key_by("key").process(CountPerKey(), COUNTED).uid("count"))
+    places = places_of(make_job(graph, tmp_path))
+    stages = graph.stages
+    sent = {
+        (edge.id, index, target)
+        for stage, index in places.slots
+        for edge, target in output_channels(graph, stage, index)
+    }
+    received = {
+        (edge.id, sender, index)
+        for stage, index in places.slots
+        for edge, sender in input_channels(graph, stage, index)
+    }
+    assert sent == received
+    for edge, sender, target in sent:
+        assert (stages[graph.edges[edge].source], sender) in places.slots
+        assert (stages[graph.edges[edge].target], target) in places.slots
+    assert Places.from_json(places.to_json()) == places
+    of_slots = [task for name in set(places.slots.values()) for task in places.of_slot(name)]
+    assert sorted(of_slots) == sorted(places.slots)
+    assert len(set(places.slots.values())) == max(readers, counters)
