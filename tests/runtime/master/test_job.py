@@ -81,6 +81,7 @@ steps = st.lists(st.tuples(st.sampled_from("abcde"), st.integers(0, 15), st.inte
     parallelism=st.integers(1, 4),
     rescales=st.dictionaries(st.integers(1, 8), st.integers(1, 4), max_size=3),
     seed=st.integers(0, 99),
+    live=st.booleans(),
 )
 # The last record is read next to a subtask whose input has ended, after a gate that was restored ahead of both.
 @example(
@@ -91,6 +92,7 @@ steps = st.lists(st.tuples(st.sampled_from("abcde"), st.integers(0, 15), st.inte
     parallelism=1,
     rescales={1: 4, 4: 2},
     seed=0,
+    live=False,
 )
 def test_epochs_and_rescales_change_no_output(
     steps: list[tuple[str, int, int]],
@@ -98,6 +100,7 @@ def test_epochs_and_rescales_change_no_output(
     parallelism: int,
     rescales: dict[int, int],
     seed: int,
+    live: bool,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     time, records = 0, []
@@ -106,7 +109,8 @@ def test_epochs_and_rescales_change_no_output(
         records.append((key, time, value))
     straight = run_job(pipeline(records, None, 1), tmp_path_factory.mktemp("straight"))
     graph = pipeline(records, per_epoch, parallelism)
-    rescaled = run_job(graph, tmp_path_factory.mktemp("rescaled"), rescale_at=rescales, order=random_order(seed))
+    folder, order = tmp_path_factory.mktemp("rescaled"), random_order(seed)
+    rescaled = run_job(graph, folder, rescale_at=rescales, order=order, live=live)
     sums = [row for row in straight if row[1] != -1]
     assert sorted(row for row in rescaled if row[1] != -1) == sorted(sums)
     # When a key falls silent depends on what is read together. What it has seen does not.
@@ -122,6 +126,7 @@ def test_epochs_and_rescales_change_no_output(
     parallelism=st.integers(1, 3),
     unaligned=st.booleans(),
     seed=st.integers(0, 99),
+    live=st.booleans(),
 )
 # A timer removes the only sum, which no snapshot has; the next one is put after a barrier of the same job.
 @example(
@@ -130,6 +135,7 @@ def test_epochs_and_rescales_change_no_output(
     parallelism=1,
     unaligned=False,
     seed=0,
+    live=False,
 )
 def test_barriers_in_one_job_and_unaligned_checkpoints_change_no_output(
     steps: list[tuple[str, int, int]],
@@ -137,6 +143,7 @@ def test_barriers_in_one_job_and_unaligned_checkpoints_change_no_output(
     parallelism: int,
     unaligned: bool,
     seed: int,
+    live: bool,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     time, records = 0, []
@@ -148,7 +155,7 @@ def test_barriers_in_one_job_and_unaligned_checkpoints_change_no_output(
     config = {"checkpointing": CoordinatorConfig(unaligned=unaligned)}
     finished = False
     while not finished:
-        with HarnessAttempt(graph, folder, order=random_order(seed), config=config) as attempt:
+        with HarnessAttempt(graph, folder, order=random_order(seed), live=live, config=config) as attempt:
             attempt.run_epoch(barriers)
             rows += collected(attempt.graph, attempt.collected)
             finished = attempt.finished
