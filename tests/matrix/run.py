@@ -27,9 +27,8 @@ from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Lane, Mailbox
 from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.runtime.operators import local_aggregate
 from dagster_flinkpy.runtime.shuffle import batch as shuffle_batch
-from dagster_flinkpy.runtime.shuffle import key_dictionary, record_writer
+from dagster_flinkpy.runtime.shuffle import key_dictionary
 from dagster_flinkpy.runtime.slot import pipelined_task
-from dagster_flinkpy.runtime.task import operator_task
 from dagster_flinkpy.runtime.task.operator_task import OperatorTask
 from dagster_flinkpy.state import cell_columns, cell_grid, column_table, runs, session_table, timer_table
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
@@ -113,8 +112,6 @@ def _small_limits() -> Iterator[None]:
     limits[key_dictionary] = {"ROWS": 1, "REPEATED": 1, "RESTS": 1}
     limits[runs] = {"MAX_RUNS": 2}
     limits[shuffle_batch] = {"_AT_ONCE": 1}
-    limits[record_writer] = {"BUFFER_SIZE": 1}
-    limits[operator_task] = {"_JOINED_SIZE": 1}
     limits[places] = {"_MIN_CREDIT": 1, "_MAX_CREDIT": 1}
     limits[pipelined_task] = {"_ROWS_AT_ONCE": 1}
     defaults = ColumnarKeyedStateBackend.__init__.__kwdefaults__
