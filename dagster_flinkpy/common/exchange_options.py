@@ -29,7 +29,7 @@ class ExchangeOptions:
     """The options of the exchange.
 
     Raises:
-        ConfigurationError: A duration is negative.
+        ConfigurationError: A duration is negative, or a slot may be silent for no longer than its interval.
     """
 
     mode: ExchangeMode = ExchangeMode.SPARK
@@ -39,6 +39,11 @@ class ExchangeOptions:
     ``execution.buffer-timeout.interval``). Zero: after each step; None: only full buffers. Default: 100 ms."""
     slot_request_timeout: timedelta = timedelta(minutes=5)
     """How long a job waits for slots that are missing (Flink: ``slot.request.timeout``). Default: 5 minutes."""
+    heartbeat_interval: timedelta = timedelta(seconds=10)
+    """How often driver and slots tell each other that they are there (Flink: ``heartbeat.interval``). Default: 10 s."""
+    heartbeat_timeout: timedelta = timedelta(seconds=50)
+    """After how long without that a slot is lost, or gives up by itself (Flink: ``heartbeat.timeout``). Default: 50
+    s."""
 
     def __post_init__(self) -> None:
         for name, value in (
@@ -47,3 +52,8 @@ class ExchangeOptions:
         ):
             if value is not None and value < timedelta(0):
                 raise ConfigurationError(f"the {name} must not be negative, not {value}")
+        if not timedelta(0) < self.heartbeat_interval < self.heartbeat_timeout:
+            raise ConfigurationError(
+                f"heartbeat.interval must be above 0 and less than heartbeat.timeout, not {self.heartbeat_interval} "
+                f"with a timeout of {self.heartbeat_timeout}"
+            )

@@ -137,6 +137,8 @@ OPTIONS: Mapping[str, Option] = {
     "execution.exchange": lambda p, c, k: _exchange(p, mode=_member(ExchangeMode, c.get_string(k, ""))),
     "execution.buffer-timeout.interval": lambda p, c, k: _exchange(p, buffer_timeout=_duration(c, k)),
     "slot.request.timeout": lambda p, c, k: _exchange(p, slot_request_timeout=_duration(c, k)),
+    "heartbeat.interval": lambda p, c, k: _exchange(p, heartbeat_interval=_duration(c, k)),
+    "heartbeat.timeout": lambda p, c, k: _exchange(p, heartbeat_timeout=_duration(c, k)),
     "execution.runtime-mode": _runtime_mode,
     "execution.local": _local,
     "table.exec.mini-batch.enabled": _mini_batch,

@@ -1,25 +1,29 @@
 """The messages of the exchange, and who may send them.
 
 Driver and slots, and slots among each other, talk in calls of Arrow Flight. A frame is the metadata of a message of
-Flight: a JSON object, a newline, and a body. What opens a call is such an object, too, with the token of the execution
-attempt.
+Flight: a JSON object, a newline, and a body. What opens a call is such an object, too. The token of the execution
+attempt is a header of the call, so that nothing is read of who does not have it.
 """
 
 from __future__ import annotations
 
 import hmac
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.flight as flight
 
 from dagster_flinkpy.errors import SlotProtocolError
 
-__all__ = ["authenticated", "command", "credits_of", "frame", "of_credits", "parse"]
+__all__ = ["TokenCheck", "calling", "credits_of", "frame", "of_credits", "opened", "opening", "parse"]
 
 Json = dict[str, Any]
+
+_HEADER = "authorization"
 
 
 def frame(kind: str, body: bytes = b"", **fields: Any) -> bytes:
@@ -49,30 +53,55 @@ def parse(message: pa.Buffer) -> tuple[Json, bytes]:
     return fields, body
 
 
-def command(token: str, **fields: Any) -> bytes:
-    """Returns what opens a call.
+def calling(token: str) -> flight.FlightCallOptions:
+    """Returns the options of a call, with the token of the execution attempt."""
+    return flight.FlightCallOptions(headers=[(_HEADER.encode(), f"Bearer {token}".encode())])
+
+
+class TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+    """Refuses calls without the token of the execution attempt, before anything of them is read.
 
     Args:
-        token: The token of the execution attempt.
-        fields: Who calls, and what about.
+        token: The token.
     """
-    return json.dumps({"token": token, **fields}).encode()
+
+    def __init__(self, token: str) -> None:
+        super().__init__()
+        self._expected = f"Bearer {token}".encode()
+
+    def start_call(self, info: flight.CallInfo, headers: Mapping[str, Sequence[Any]]) -> None:
+        """Looks at a call that comes in.
+
+        Raises:
+            FlightUnauthenticatedError: It does not have the token.
+        """
+        given = (headers.get(_HEADER) or [""])[0]
+        given = given if isinstance(given, bytes) else given.encode(errors="replace")
+        if not hmac.compare_digest(given, self._expected):
+            raise flight.FlightUnauthenticatedError("the caller does not have the token of this execution attempt")
 
 
-def authenticated(message: bytes | None, token: str) -> Json:
-    """Returns the fields of what opened a call, if the caller has the token.
+def opening(**fields: Any) -> flight.FlightDescriptor:
+    """Returns what opens a call: who calls, and what about."""
+    return flight.FlightDescriptor.for_command(json.dumps(fields).encode())
+
+
+def opened(message: bytes | None, **expected: type) -> Json:
+    """Returns the fields of what opened a call.
+
+    Args:
+        message: What came.
+        expected: The types of the fields that it must have.
 
     Raises:
-        SlotProtocolError: The caller does not have it.
+        SlotProtocolError: It is no such message.
     """
     try:
         fields = json.loads(message or b"")
     except ValueError:
         fields = None
-    claimed = fields.get("token") if isinstance(fields, dict) else None
-    if not isinstance(claimed, str) or not hmac.compare_digest(claimed.encode(), token.encode()):
-        raise SlotProtocolError("the caller does not have the token of this execution attempt")
-    assert isinstance(fields, dict)
+    if not isinstance(fields, dict) or not all(isinstance(fields.get(name), kind) for name, kind in expected.items()):
+        raise SlotProtocolError("what opened a call of the exchange is damaged, or comes from another program")
     return fields
 
 

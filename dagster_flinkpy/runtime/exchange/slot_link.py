@@ -33,7 +33,8 @@ class SlotLink:
     Args:
         slot: The name of the other slot, for messages.
         location: Its address, such as ``grpc://10.0.0.7:40001``.
-        opening: What opens the call.
+        call: What opens the call.
+        options: The options of the call.
         on_credits: Takes credits, see :func:`credits_of`, on a thread of the link.
         on_lost: Called with an error when the other side has ended the call, on a thread of the link.
     """
@@ -42,11 +43,12 @@ class SlotLink:
         self,
         slot: str,
         location: str,
-        opening: bytes,
+        call: flight.FlightDescriptor,
+        options: flight.FlightCallOptions,
         on_credits: Callable[[npt.NDArray[np.int32]], None],
         on_lost: Callable[[SlotLostError], None],
     ) -> None:
-        self._slot, self._location, self._opening = slot, location, opening
+        self._slot, self._location, self._call, self._options = slot, location, call, options
         self._on_credits, self._on_lost = on_credits, on_lost
         self._rows: list[tuple[int, int, int, int, int]] = []
         self._payloads: list[pa.Buffer] = []
@@ -63,10 +65,7 @@ class SlotLink:
         """
         try:
             self._client = flight.connect(self._location)
-            options = flight.FlightCallOptions()
-            self._writer, self._reader = self._client.do_exchange(
-                flight.FlightDescriptor.for_command(self._opening), options
-            )
+            self._writer, self._reader = self._client.do_exchange(self._call, self._options)
             self._writer.begin(WIRE_SCHEMA)
             threading.Thread(target=self._read, name=f"credits of {self._slot}", daemon=True).start()
         except (pa.ArrowException, flight.FlightError, OSError) as error:

@@ -25,6 +25,7 @@ from dagster_flinkpy.errors import (
     ExecutorLostError,
     FencedError,
     PythonWorkerLostError,
+    SlotLostError,
     SparkUnavailableError,
 )
 from dagster_flinkpy.runtime.master.restart_strategies import (
@@ -53,7 +54,7 @@ __all__ = [
 ]
 
 _OPTION = "jobmanager.execution.failover-strategy"
-_LOST_WORKERS = (PythonWorkerLostError, ExecutorLostError, SparkUnavailableError)
+_LOST_WORKERS = (PythonWorkerLostError, ExecutorLostError, SlotLostError, SparkUnavailableError)
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

@@ -385,7 +385,7 @@ class JobAttempt:
                 self._deployed.master.settle()
             except BaseException as late:  # the error of an epoch that the caller did not wait for
                 error = found = late
-        found = self._end_exchange() or found
+        found = self._end_exchange(error) or found
         self._spark.close()
         # If this attempt was fenced or cannot reach the store, the next one tidies up.
         with suppress(FlinkPyError):
@@ -405,13 +405,21 @@ class JobAttempt:
         if found is not None:
             raise found
 
-    def _end_exchange(self) -> BaseException | None:
-        """Ends the tasks. Returns what a function has raised that was to be closed."""
+    def _end_exchange(self, error: BaseException | None) -> BaseException | None:
+        """Ends the tasks. Returns what a function has raised that was to be closed.
+
+        Args:
+            error: What has ended the attempt, if it has failed.
+        """
         try:
-            if self._deployed.master.error is None:
-                self._exchange.finish()
-        except FlinkPyError as error:
-            return error
+            if error is None and self._deployed.master.error is None:
+                results = EpochResults.of(self._exchange.finish())
+                last = 0 if self.latest is None else self.latest.checkpoint_id
+                pass_on(results.logs, results.missing_logs, self._on_log, last)
+                if results.failure is not None:
+                    return results.failure.error
+        except FlinkPyError as late:
+            return late
         finally:
             self._exchange.close()
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import timedelta
 
 from dagster_flinkpy.common.exchange_options import ExchangeMode
 from dagster_flinkpy.datastream.checkpoint_listener import CheckpointListener
@@ -28,7 +29,7 @@ from dagster_flinkpy.runtime.shuffle.wire import WireRow
 
 __all__ = ["JobExchange"]
 
-_AUTO_SECONDS = 20.0
+_AUTO_TIMEOUT = timedelta(seconds=20)
 """How long slots may take to start before ``AUTO`` does without them."""
 
 
@@ -56,12 +57,13 @@ class JobExchange(CheckpointListener):
 
     def _create_pipelined(self) -> PipelinedExchange:
         config = self._config
-        seconds = config.exchange.slot_request_timeout.total_seconds()
+        options = config.exchange
         if self._mode is ExchangeMode.AUTO:
-            seconds = min(seconds, _AUTO_SECONDS)
+            options = replace(options, slot_request_timeout=min(options.slot_request_timeout, _AUTO_TIMEOUT))
         start = start_here if config.in_process else start_on_spark(config.job_id, self._shared)
         host = "127.0.0.1" if config.in_process else host_of_driver(config.spark)
-        return PipelinedExchange(start, host, seconds, self._progress)
+        same_machine = config.in_process or config.spark.on_this_machine
+        return PipelinedExchange(start, host, options, self._progress, same_machine=same_machine)
 
     def run(self, job: EpochJob, session: JobSession, slots: JobSlots) -> Sequence[WireRow]:
         """Runs the tasks, and returns what they have sent to the driver.
@@ -132,14 +134,15 @@ class JobExchange(CheckpointListener):
         if self._pipelined is not None:
             self._pipelined.notify(news, checkpoint_id)
 
-    def finish(self) -> None:
-        """Closes the functions of tasks that live, at the end of the job.
+    def finish(self) -> list[WireRow]:
+        """Closes the functions of tasks that live, at the end of the job, and returns what they have sent.
 
         Raises:
-            FlinkPyError: A function raised.
+            SlotLostError: They took longer than the checkpoint timeout, or a process has ended.
         """
-        if self._pipelined is not None:
-            self._pipelined.finish()
+        if self._pipelined is None:
+            return []
+        return self._pipelined.finish(self._config.checkpointing.timeout.total_seconds())
 
     def close(self) -> None:
         """Cancels tasks that are left, and gives back the slots."""

@@ -6,21 +6,18 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from dagster_flinkpy.common.exchange_options import ExchangeOptions
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.exchange.places import address_towards
 from dagster_flinkpy.runtime.master.job_session import JobSession, SharedSession
 from dagster_flinkpy.runtime.master.pipelined_region import PipelinedRegion
 from dagster_flinkpy.runtime.master.region_job import translated
-from dagster_flinkpy.runtime.master.slot_pool import SlotPool, StartSlot
+from dagster_flinkpy.runtime.master.slot_pool import SlotPool, SlotProcess, StartSlot
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.runtime.slot.task_executor import SlotDescriptor, TaskExecutor, run_slot
 from dagster_flinkpy.spark.sessions import SparkSettings
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 __all__ = ["PipelinedExchange", "host_of_driver", "start_here", "start_on_spark"]
 
@@ -31,12 +28,26 @@ class PipelinedExchange:
     Args:
         start: Runs a slot.
         host: The address of this machine that the slots reach.
-        request_timeout: How many seconds to wait for slots that are missing.
+        options: How long to wait for slots that are missing, and for those that do not answer.
         progress: Takes one-line progress messages.
+        same_machine: Whether slots and driver are on one machine, so that the driver can see how many records tasks
+            have read.
     """
 
-    def __init__(self, start: StartSlot, host: str, request_timeout: float, progress: Callable[[str], object]) -> None:
-        self._pool = SlotPool(start, host, request_timeout, progress)
+    def __init__(
+        self,
+        start: StartSlot,
+        host: str,
+        options: ExchangeOptions,
+        progress: Callable[[str], object],
+        *,
+        same_machine: bool,
+    ) -> None:
+        self._pool, self._progress, self._same_machine = (
+            SlotPool(start, host, options, progress),
+            progress,
+            same_machine,
+        )
         self._regions: dict[int, PipelinedRegion] = {}
 
     def deploy(self, job: EpochJob, session: JobSession) -> None:
@@ -63,7 +74,9 @@ class PipelinedExchange:
     def _used(self, job: EpochJob, session: JobSession) -> Iterator[PipelinedRegion]:
         region = self._regions.get(job.region)
         if region is None:
-            region = self._regions[job.region] = PipelinedRegion(self._pool)
+            region = self._regions[job.region] = PipelinedRegion(
+                self._pool, self._progress, same_machine=self._same_machine
+            )
         region.resume()
         with session.interruptible(region.interrupt):
             yield region
@@ -78,14 +91,16 @@ class PipelinedExchange:
         for region in list(self._regions.values()):
             region.notify(news, checkpoint_id)
 
-    def finish(self) -> None:
-        """Closes the functions of all tasks at the end of the job.
+    def finish(self, seconds: float) -> list[WireRow]:
+        """Closes the functions of all tasks at the end of the job, and returns what they have sent to the driver.
+
+        Args:
+            seconds: How long the functions of a region may take.
 
         Raises:
-            FlinkPyError: A function raised.
+            SlotLostError: They took longer, or a process has ended.
         """
-        for region in self._regions.values():
-            region.finish()
+        return [row for region in self._regions.values() for row in region.finish(seconds)]
 
     def close(self) -> None:
         """Cancels the tasks that are left, and ends the slots."""
@@ -101,30 +116,41 @@ def start_on_spark(job_id: str, shared: SharedSession) -> StartSlot:
         job_id: The job, for messages.
         shared: The session of the attempt.
     """
+    return lambda descriptor: _SparkSlot(descriptor, job_id, shared)
 
-    def start(descriptor: SlotDescriptor) -> None:
+
+class _SparkSlot:
+    """A slot that is a task of Spark."""
+
+    def __init__(self, descriptor: SlotDescriptor, job_id: str, shared: SharedSession) -> None:
+        self._descriptor, self._what = descriptor, f"slot {descriptor.name} of job {job_id!r}"
+        self._session = JobSession(shared)
+        self._session.begin(f"flinkpy-{job_id}-slot-{descriptor.name}-{descriptor.id}", self._what)
+
+    def run(self) -> None:
         from pyspark.errors import PySparkException
 
         from dagster_flinkpy.spark.sessions import server_log
 
-        session, what = JobSession(shared), f"slot {descriptor.name} of job {job_id!r}"
-        session.begin(f"flinkpy-{job_id}-slot-{descriptor.name}", what)
-        with session.open() as spark:
+        with self._session.open() as spark:
             try:
-                _run_on(spark, descriptor)
+                spark.range(0, 1, 1, 1).mapInArrow(partial(run_slot, self._descriptor), "slot string").toArrow()
             except PySparkException as error:
-                raise translated(error, what, server_log(spark)) from error
+                raise translated(error, self._what, server_log(spark)) from error
 
-    return start
-
-
-def _run_on(spark: SparkSession, descriptor: SlotDescriptor) -> None:
-    spark.range(0, 1, 1, 1).mapInArrow(partial(run_slot, descriptor), "slot string").toArrow()
+    def kill(self) -> None:
+        self._session.interrupt()  # Spark kills the process of a task that does not end by itself
 
 
-def start_here(descriptor: SlotDescriptor) -> None:
-    """Runs a slot on a thread of this process."""
-    TaskExecutor(descriptor).run()
+def start_here(descriptor: SlotDescriptor) -> SlotProcess:
+    """Returns what runs a slot on a thread of this process."""
+    return _Thread(descriptor)
+
+
+class _Thread:
+    def __init__(self, descriptor: SlotDescriptor) -> None:
+        executor = TaskExecutor(descriptor)
+        self.run, self.kill = executor.run, executor.end
 
 
 def host_of_driver(settings: SparkSettings) -> str:

@@ -3,6 +3,8 @@
 A slot is a long task of Spark, in a Spark job of its own, so that one that dies takes no other along. It dials the
 driver, so only connections from executors to the driver must be possible, and those between executors. It is kept until
 the attempt ends, and its process with it: a region that restarts finds its local copies of state there.
+
+A slot that is lost is never used again. Its process is killed, and the next request starts another one.
 """
 
 from __future__ import annotations
@@ -10,23 +12,31 @@ from __future__ import annotations
 import secrets
 import threading
 import time
+import uuid
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from dagster_flinkpy.errors import FlinkPyError, NoResourceAvailableError, SlotLostError, SlotProtocolError
-from dagster_flinkpy.runtime.exchange.frames import authenticated, frame, parse
+from dagster_flinkpy.common.exchange_options import ExchangeOptions
+from dagster_flinkpy.errors import (
+    CheckpointError,
+    FlinkPyError,
+    NoResourceAvailableError,
+    SlotLostError,
+    SlotProtocolError,
+)
+from dagster_flinkpy.runtime.exchange.frames import TokenCheck, frame, opened, parse
 from dagster_flinkpy.runtime.exchange.reply_stream import ReplyStream
 from dagster_flinkpy.runtime.shuffle.wire import WIRE_SCHEMA, WireRow, rows_of
 from dagster_flinkpy.runtime.slot.task_executor import SlotDescriptor
 
-__all__ = ["Slot", "SlotListener", "SlotPool", "StartSlot"]
+__all__ = ["Slot", "SlotListener", "SlotPool", "SlotProcess", "StartSlot"]
 
-HEARTBEAT_SECONDS, TIMEOUT_SECONDS = 2.0, 30.0
-"""How often driver and slots tell each other that they are there, and after which time without that a slot is lost."""
+_END_SECONDS = 10.0
+"""How long a slot may take to end when it is told to, and then again when it is killed."""
 
 
 class SlotListener(Protocol):
@@ -39,53 +49,106 @@ class SlotListener(Protocol):
         """Takes rows for the driver, on a thread of the network."""
 
     def on_lost(self, slot: Slot, error: FlinkPyError) -> None:
-        """Takes the loss of a slot, on a thread of the network."""
+        """Takes the loss of a slot. Any thread may call it."""
 
 
-StartSlot = Callable[[SlotDescriptor], None]
-"""Runs a slot, and returns when it has ended; called on a thread of its own. Raises why it has ended otherwise."""
+class SlotProcess(Protocol):
+    """What runs a slot."""
+
+    def run(self) -> None:
+        """Runs it, and returns when it has ended; raises why it has ended otherwise. Called once."""
+
+    def kill(self) -> None:
+        """Ends it soon, whatever it does, or before it has begun. Any thread may call it, more than once."""
 
 
-@dataclass(eq=False)
+StartSlot = Callable[[SlotDescriptor], SlotProcess]
+"""Returns what runs a slot."""
+
+
 class Slot:
-    """A slot that has registered."""
+    """A slot, from its request until its process has ended.
 
-    name: str
-    location: str
-    """Where other slots reach it."""
-    attempt: int
-    """How often Spark has started it before."""
-    replies: ReplyStream
-    heard: float
-    """When it was last heard of, in seconds of the monotonic clock."""
-    lost: FlinkPyError | None = None
+    Args:
+        descriptor: What it is told when it starts.
+        start: Returns what runs it.
+        on_ended: Called when its process has ended.
+    """
+
+    def __init__(
+        self, descriptor: SlotDescriptor, start: StartSlot, on_ended: Callable[[Slot, BaseException], None]
+    ) -> None:
+        self.name, self.id = descriptor.name, descriptor.id
+        self.location = ""
+        """Where other slots reach it; empty if it has not registered yet."""
+        self.heard = 0.0
+        """When it was last heard of, in seconds of the monotonic clock."""
+        self.lost: FlinkPyError | None = None
+        self.ended: BaseException | None = None
+        """Why its process has ended."""
+        self._process, self._on_ended = start(descriptor), on_ended
+        self._messages: SimpleQueue[bytes | None] = SimpleQueue()
+        self.thread = threading.Thread(target=self._run, name=f"slot {self.name}", daemon=True)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it can no longer be used."""
+        return self.lost is not None or self.ended is not None
+
+    def _run(self) -> None:
+        error: BaseException = SlotLostError(f"the process of slot {self.name} has ended")
+        try:
+            self._process.run()
+        except BaseException as raised:
+            error = raised
+        self._on_ended(self, error)
 
     def say(self, message: bytes) -> None:
-        """Sends a message. A slot that is gone is noticed elsewhere."""
-        self.replies.send(message)
+        """Sends a message soon, and does not wait for the network. A slot that is gone is noticed elsewhere."""
+        self._messages.put(message)
+
+    def talk(self, replies: ReplyStream) -> None:
+        """Sends messages until :meth:`hang_up`."""
+        while (message := self._messages.get()) is not None:
+            replies.send(message)
+
+    def hang_up(self) -> None:
+        """Ends :meth:`talk`."""
+        self._messages.put(None)
+
+    def kill(self) -> None:
+        """Ends its process, also one that does not answer."""
+        if self.ended is None:
+            self._process.kill()
 
 
 class SlotPool:
     """Starts slots, and knows which ones are there.
 
     Args:
-        start: Runs a slot.
+        start: Returns what runs a slot.
         host: The address of this machine that the executors reach.
-        request_timeout: How many seconds to wait for slots that are missing.
+        options: How long to wait for slots that are missing, and for those that do not answer.
         progress: Takes one-line progress messages.
     """
 
-    def __init__(self, start: StartSlot, host: str, request_timeout: float, progress: Callable[[str], object]) -> None:
-        self._start, self._host, self._timeout, self._progress = start, host, request_timeout, progress
+    def __init__(
+        self, start: StartSlot, host: str, options: ExchangeOptions, progress: Callable[[str], object]
+    ) -> None:
+        self._start, self._host, self._progress = start, host, progress
+        self._timeout = options.slot_request_timeout.total_seconds()
+        self._beat_seconds = options.heartbeat_interval.total_seconds()
+        self._silent_seconds = options.heartbeat_timeout.total_seconds()
         self._token = secrets.token_hex(16)
         self._changed = threading.Condition()
         self._slots: dict[str, Slot] = {}
-        self._starting: dict[str, threading.Thread] = {}
-        self._ended: dict[str, BaseException] = {}
-        """Why the last process of a slot has ended, by name."""
+        """By name, the slot that was started last."""
+        self._processes: set[Slot] = set()
+        """All whose process has not ended."""
         self._listeners: list[SlotListener] = []
         self._server: _Endpoint | None = None
-        self._closed = False
+        self._over = threading.Event()
+        self._watcher: threading.Thread | None = None
 
     def add_listener(self, listener: SlotListener) -> None:
         """Adds somebody who is told of messages and losses."""
@@ -93,108 +156,133 @@ class SlotPool:
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
-    def request(self, names: Collection[str]) -> dict[str, Slot]:
+    def request(self, names: Collection[str], given_up: Callable[[], bool] = lambda: False) -> dict[str, Slot]:
         """Returns slots, and starts those that are not there.
 
         Args:
             names: Their names.
+            given_up: Whether they are no longer needed; looked at again after :meth:`wake`. Default: never.
 
         Raises:
             NoResourceAvailableError: Some did not start in time.
+            CheckpointError: They are no longer needed.
             FlinkPyError: One cannot run on this Spark.
         """
         self._open()
-        until = time.monotonic() + self._timeout
+        until, said = time.monotonic() + self._timeout, False
         with self._changed:
-            for name in names:
-                if name not in self._slots:
-                    self._launch(name)
-            said = False
-            while missing := [name for name in names if name not in self._slots]:
-                for name in missing:
-                    if (error := self._ended.pop(name, None)) is not None:
+            slots = {name: self._usable(name) for name in names}
+            while missing := sorted(name for name, slot in slots.items() if not slot.location or slot.is_over):
+                for slot in slots.values():
+                    if slot.is_over:
+                        error = slot.ended or slot.lost
+                        assert error is not None
                         raise error
+                if given_up() or self._over.is_set():
+                    raise CheckpointError("the tasks of the region were interrupted")
                 left = until - time.monotonic()
                 if left <= 0:
-                    had = len(names) - len(missing)
+                    for name in missing:
+                        slots[name].kill()
                     raise NoResourceAvailableError(
-                        f"{len(missing)} of {len(names)} slots did not start within {self._timeout:.0f} s "
-                        f"({', '.join(sorted(missing)[:5])}): Spark has too few free cores. Lower the parallelism, "
+                        f"{len(missing)} of {len(names)} slots did not start within {self._timeout:g} s "
+                        f"({', '.join(missing[:5])}): Spark has too few free cores. Lower the parallelism, "
                         "give Spark more cores, or set execution.exchange to 'spark', with which tasks take turns",
                         needed=len(names),
-                        had=had,
+                        had=len(names) - len(missing),
                     )
                 if not self._changed.wait(min(left, 2.0)) and not said:
                     said = True
                     self._progress(f"waiting for {len(missing)} of {len(names)} slots")
-            return {name: self._slots[name] for name in names}
+            return slots
 
-    def _launch(self, name: str) -> None:
-        if name in self._starting:
-            return
-        assert self._server is not None
-        location = f"grpc://{self._host}:{self._server.port}"
-        descriptor = SlotDescriptor(name, location, self._token, HEARTBEAT_SECONDS, TIMEOUT_SECONDS)
-        self._ended.pop(name, None)
-        thread = threading.Thread(target=self._run, args=(descriptor,), name=f"slot {name}", daemon=True)
-        self._starting[name] = thread
-        thread.start()
-
-    def _run(self, descriptor: SlotDescriptor) -> None:
-        error: BaseException = SlotLostError(f"slot {descriptor.name} has ended")
-        try:
-            self._start(descriptor)
-        except BaseException as raised:
-            error = raised
+    def wake(self) -> None:
+        """Lets requests look whether they are still needed. Any thread may call it."""
         with self._changed:
-            self._starting.pop(descriptor.name, None)
-            if not self._closed:
-                self._ended[descriptor.name] = error
             self._changed.notify_all()
 
-    def why_ended(self, name: str, seconds: float) -> BaseException | None:
+    def _usable(self, name: str) -> Slot:
+        known = self._slots.get(name)
+        if known is not None and not known.is_over:
+            return known
+        if self._over.is_set():
+            raise CheckpointError("the job has ended")
+        if known is not None:
+            known.kill()
+        assert self._server is not None
+        location = f"grpc://{self._host}:{self._server.port}"
+        descriptor = SlotDescriptor(
+            name, uuid.uuid4().hex, location, self._token, self._beat_seconds, self._silent_seconds
+        )
+        slot = self._slots[name] = Slot(descriptor, self._start, self._on_ended)
+        self._processes.add(slot)
+        slot.thread.start()
+        return slot
+
+    def _on_ended(self, slot: Slot, error: BaseException) -> None:
+        with self._changed:
+            slot.ended = error
+            self._processes.discard(slot)
+            self._changed.notify_all()
+
+    def why_ended(self, slot: Slot, seconds: float) -> BaseException | None:
         """Returns why the process of a lost slot has ended, if its Spark job says so in time.
 
         Args:
-            name: The slot.
+            slot: The slot.
             seconds: How long to wait at most.
         """
         with self._changed:
-            self._changed.wait_for(lambda: name in self._ended or name in self._slots, seconds)
-            return self._ended.get(name)
+            self._changed.wait_for(lambda: slot.ended is not None, seconds)
+            return slot.ended
 
     # --- life --------------------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        if self._server is None:
-            self._server = _Endpoint(f"grpc://{self._host}:0", self)
-            threading.Thread(target=self._watch, name="heartbeats of slots", daemon=True).start()
-
-    def close(self, seconds: float = 10.0) -> None:
-        """Ends all slots.
-
-        Args:
-            seconds: How long to wait for their processes. Default: 10.
-        """
         with self._changed:
-            self._closed = True
-            slots, threads = list(self._slots.values()), list(self._starting.values())
-        for slot in slots:
-            slot.say(frame("end"))
-        until = time.monotonic() + seconds
-        for thread in threads:
-            thread.join(max(0.0, until - time.monotonic()))
-        if self._server is not None:
-            self._server.shutdown()
+            if self._server is None and not self._over.is_set():
+                self._server = _Endpoint(f"grpc://{self._host}:0", self, self._token)
+                self._watcher = threading.Thread(target=self._watch, name="heartbeats of slots", daemon=True)
+                self._watcher.start()
+
+    def close(self) -> None:
+        """Ends all slots, and waits for their processes."""
+        with self._changed:
+            self._over.set()
+            self._changed.notify_all()
+            processes = list(self._processes)
+        for slot in processes:
+            if slot.location and slot.lost is None:
+                slot.say(frame("end"))
+            else:
+                slot.kill()
+        _join([slot.thread for slot in processes], _END_SECONDS)
+        left = [slot for slot in processes if slot.thread.is_alive()]
+        for slot in left:
+            slot.kill()
+        _join([slot.thread for slot in left], _END_SECONDS)
+        if self._watcher is not None:
+            self._watcher.join()
+        if self._server is not None:  # it waits for calls, and that of a process that nobody can kill does not end
+            ends = threading.Thread(target=self._server.shutdown, name="end of the exchange", daemon=True)
+            ends.start()
+            ends.join(_END_SECONDS)
 
     def _watch(self) -> None:
-        while not self._closed:
-            time.sleep(HEARTBEAT_SECONDS)
-            for slot in list(self._slots.values()):
+        while not self._over.wait(self._beat_seconds):
+            with self._changed:
+                slots = [slot for slot in self._slots.values() if slot.location and not slot.is_over]
+            for slot in slots:
                 slot.say(frame("heartbeat"))
                 silent = time.monotonic() - slot.heard
-                if silent > TIMEOUT_SECONDS:
-                    self._lose(slot, SlotLostError(f"slot {slot.name} has not answered for {silent:.0f} s"))
+                if silent > self._silent_seconds:
+                    self.give_up(slot, SlotLostError(f"slot {slot.name} has not answered for {silent:.1f} s"))
+
+    def give_up(self, slot: Slot, error: FlinkPyError) -> None:
+        """Treats a slot as lost, and kills its process. Any thread may call it."""
+        slot.say(frame("end"))  # should it still listen
+        self._lose(slot, error)
+        slot.kill()
 
     # --- messages of slots -------------------------------------------------------------------------------------------
 
@@ -202,30 +290,35 @@ class SlotPool:
         """Registers a slot, and takes its messages until it ends. Runs on a thread of the network.
 
         Raises:
-            SlotProtocolError: The caller is no slot of this execution attempt, or the slot is over.
+            SlotProtocolError: The caller is no slot that is expected.
         """
-        fields = authenticated(opening, self._token)
+        fields = opened(opening, slot=str, id=str, location=str)
+        with self._changed:
+            slot = self._slots.get(fields["slot"])
+            if self._over.is_set() or slot is None or slot.id != fields["id"] or slot.is_over or slot.location:
+                raise SlotProtocolError(f"slot {fields['slot']} is not expected: it was replaced, or the job has ended")
+            slot.location, slot.heard = fields["location"] or "?", time.monotonic()
         writer.begin(WIRE_SCHEMA)
-        slot = Slot(fields["slot"], fields["location"], int(fields["attempt"]), ReplyStream(writer), time.monotonic())
-        with self._changed:
-            if self._closed:
-                raise SlotProtocolError("the job has ended")
-            former = self._slots.get(slot.name)
-        if former is not None:
-            self._lose(former, SlotLostError(f"slot {slot.name} was started again"))
-        with self._changed:
-            self._slots[slot.name] = slot
-            self._changed.notify_all()
-        error = SlotLostError(f"the process of slot {slot.name} has ended")
+        replies = ReplyStream(writer)
+        talks = threading.Thread(target=slot.talk, args=(replies,), name=f"to slot {slot.name}", daemon=True)
+        talks.start()
+        self.wake()
+        error: FlinkPyError = SlotLostError(f"the process of slot {slot.name} has ended")
         try:
             for chunk in reader:
+                if slot.lost is not None:  # it was taken for dead, and others do its work
+                    break
                 slot.heard = time.monotonic()
                 self._take(slot, chunk)
         except (pa.ArrowException, OSError) as raised:
             error = SlotLostError(f"the connection to slot {slot.name} broke: {raised}")
+        except Exception as raised:
+            error = SlotLostError(f"slot {slot.name} has sent what it must not: {raised!r}")
         finally:
-            slot.replies.end()
+            slot.hang_up()
             self._lose(slot, error)
+            talks.join()
+            replies.end()
 
     def _take(self, slot: Slot, chunk: Any) -> None:
         if chunk.app_metadata is None:
@@ -244,20 +337,22 @@ class SlotPool:
             if slot.lost is not None:
                 return
             slot.lost = error
-            if self._slots.get(slot.name) is slot:
-                del self._slots[slot.name]
-            closed = self._closed
             self._changed.notify_all()
-        if not closed:
-            for listener in self._listeners:
-                listener.on_lost(slot, error)
+        for listener in self._listeners:
+            listener.on_lost(slot, error)
+
+
+def _join(threads: Collection[threading.Thread], seconds: float) -> None:
+    until = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
 
 
 class _Endpoint(flight.FlightServerBase):  # type: ignore[misc]
     """Where slots call the driver."""
 
-    def __init__(self, location: str, pool: SlotPool) -> None:
-        super().__init__(location)
+    def __init__(self, location: str, pool: SlotPool, token: str) -> None:
+        super().__init__(location, middleware={"token": TokenCheck(token)})
         self._pool = pool
 
     def do_exchange(self, context: Any, descriptor: flight.FlightDescriptor, reader: Any, writer: Any) -> None:

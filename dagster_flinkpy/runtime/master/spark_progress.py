@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark import SparkContext, StatusTracker
     from pyspark.sql import SparkSession
 
-__all__ = ["INTERVAL_SECONDS", "SparkProgress", "StageProgress", "watched"]
+__all__ = ["INTERVAL_SECONDS", "EpochProgress", "SparkProgress", "StageProgress", "watched"]
 
 INTERVAL_SECONDS = 5.0
 """The minimum time between two lines, in seconds. A Spark job that takes less reports nothing."""
@@ -100,6 +100,46 @@ class SparkProgress:
         if not running:
             return f"{stage}, {tasks}; waiting for free task slots"
         return f"{stage}, {tasks}, {running} running"
+
+
+class EpochProgress:
+    """Turns what is known of an epoch of tasks that live into lines, as often as :class:`SparkProgress`.
+
+    Args:
+        what: What the epoch is for, such as ``checkpoint 7 of job orders``.
+        tasks: How many subtasks acknowledge it.
+        on_line: Takes the lines.
+        acknowledged: Returns how many have acknowledged it.
+        records: Returns how many records the tasks of each stage have read so far, also before the epoch.
+        clock: Returns monotonic time in seconds.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        tasks: int,
+        on_line: Callable[[str], object],
+        *,
+        acknowledged: Callable[[], int],
+        records: Callable[[], Mapping[int, int]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._what, self._tasks, self._on_line = what, tasks, on_line
+        self._acknowledged, self._records, self._clock = acknowledged, records, clock
+        self._started = self._told_at = clock()
+        self._before = self._read = records().get(0, 0)
+
+    def update(self) -> None:
+        """Says how far the epoch is, if that is due."""
+        now = self._clock()
+        if now - self._told_at < max(INTERVAL_SECONDS, _SHARE * (now - self._started)):
+            return
+        read, told = self._records().get(0, 0), f"{self._acknowledged()} of {self._tasks} subtasks have acknowledged"
+        if read > self._before:
+            rate = (read - self._read) / (now - self._told_at)
+            told += f", {read - self._before:,} records read ({rate:,.0f} per second)"
+        self._told_at, self._read = now, read
+        self._on_line(f"{self._what}: {told}, after {now - self._started:.0f} s")
 
 
 @contextmanager

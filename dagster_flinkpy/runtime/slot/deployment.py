@@ -12,7 +12,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dagster_flinkpy.errors import CheckpointError, FlinkPyError, SlotLostError, UnsupportedEnvironmentError, message_of
+from dagster_flinkpy.errors import (
+    CheckpointError,
+    FlinkPyError,
+    SlotLostError,
+    SlotProtocolError,
+    UnsupportedEnvironmentError,
+    message_of,
+)
 from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
 from dagster_flinkpy.runtime.exchange.input_gate import InputGate
 from dagster_flinkpy.runtime.exchange.places import Places, credit, input_channels, output_channels
@@ -140,9 +147,13 @@ class SlotDeployment:
         self._in_all(lambda task: task.notify(news, checkpoint_id))
 
     def finish(self) -> None:
-        """Closes the functions at the end of the job."""
-        self._in_all(PipelinedTask.finish)
-        self._close_links()
+        """Closes the functions at the end of the job. Those of other tasks are closed, too, if one raises."""
+        for task in self.tasks.values():
+            if self.failed:
+                task.cancel(sys.maxsize)
+            else:
+                self._in(task, PipelinedTask.finish)
+        self.cut()
 
     def cancel(self, last: int | None = None) -> None:
         """Gives up what all tasks have begun.
@@ -151,12 +162,13 @@ class SlotDeployment:
             last: The last checkpoint that all tasks of the region have acknowledged. Default: unknown, because the
                 driver is gone; then everything is left to the next attempt.
         """
-        self.failed = True
+        self.cut()
         for task in self.tasks.values():
             task.cancel(sys.maxsize if last is None else last)
-        self._close_links()
 
-    def _close_links(self) -> None:
+    def cut(self) -> None:
+        """Runs nothing any more, and ends the connections to other slots. Any thread may call it."""
+        self.failed = True
         for link in self.links.values():
             link.cancel()
 
@@ -253,8 +265,11 @@ class SlotDeployment:
 
     def _add_credits(self, credits: npt.NDArray[np.int32]) -> None:
         edges, stages = self.job.graph.edges, self.job.graph.stages
-        for edge, sender, target, buffers in credits.tolist():
-            self.tasks[stages[edges[edge].source], sender].partition.add_credit(edge, target, buffers)
+        try:
+            for edge, sender, target, buffers in credits.tolist():
+                self.tasks[stages[edges[edge].source], sender].partition.add_credit(edge, target, buffers)
+        except LookupError:
+            self.fail(SlotProtocolError(f"slot {self._slot} received credits for a channel that it does not have"))
 
     def on_lost_link(self, error: SlotLostError) -> None:
         """Takes the loss of a connection. Any thread may call it."""

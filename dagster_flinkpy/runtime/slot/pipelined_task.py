@@ -11,11 +11,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
 from dagster_flinkpy.runtime.exchange.input_gate import InputGate
 from dagster_flinkpy.runtime.exchange.result_partition import ResultPartition
+from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
 from dagster_flinkpy.runtime.shuffle.wire import NO_EDGE, Kind
 from dagster_flinkpy.runtime.task.stream_task import StreamTask
 
@@ -52,6 +54,8 @@ class PipelinedTask(StreamTask):
         super().__init__(job, stage, index, partition)
         self.partition, self.gate = partition, gate
         self._later, self._on_error = later, on_error
+        self._closed: set[str] = set()
+        """The operators whose functions are closed, or were to be."""
         self._to_read: deque[Epoch] = deque()
         self._reading: Iterator[None] | None = None
         self._blocked: set[tuple[int, int]] = set()
@@ -145,7 +149,7 @@ class PipelinedTask(StreamTask):
             task.context.state.notify(news, checkpoint_id)
 
     def cancel(self, last: int) -> None:
-        """Gives up what was begun.
+        """Gives up what was begun, and closes the functions.
 
         Args:
             last: The last checkpoint that all tasks of the region have acknowledged. What was prepared up to its
@@ -153,12 +157,19 @@ class PipelinedTask(StreamTask):
         """
         self._reading = None
         self._abort(after=last)
+        for task in self._tasks.values():
+            if task.vertex.uid not in self._closed:
+                self._closed.add(task.vertex.uid)
+                with suppress(USER_EXCEPTIONS):  # the error that has led here is the one to report
+                    task.operator.close()
         self.count.close()
         self._breadcrumb.clear()
 
     def finish(self) -> None:
         """Closes the functions at the end of the job."""
-        self.close_functions()
+        for task in self._entered(self._tasks.values()):
+            self._closed.add(task.vertex.uid)
+            task.operator.close()
         self.count.close()
         self._breadcrumb.clear()
 

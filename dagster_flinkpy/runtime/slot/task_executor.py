@@ -20,7 +20,7 @@ import pyarrow.flight as flight
 
 from dagster_flinkpy.errors import FlinkPyError, SlotProtocolError
 from dagster_flinkpy.runtime.epoch import Epoch
-from dagster_flinkpy.runtime.exchange.frames import authenticated, command, frame, of_credits, parse
+from dagster_flinkpy.runtime.exchange.frames import TokenCheck, calling, frame, of_credits, opened, opening, parse
 from dagster_flinkpy.runtime.exchange.places import Places, address_towards
 from dagster_flinkpy.runtime.exchange.reply_stream import ReplyStream
 from dagster_flinkpy.runtime.exchange.slot_link import CONNECT_SECONDS, SlotLink
@@ -33,6 +33,8 @@ from dagster_flinkpy.runtime.user_logs import UserLogs
 
 __all__ = ["SlotDescriptor", "TaskExecutor", "run_slot"]
 
+_END_SECONDS = 30.0
+"""How long tasks may take to give up what they do when the slot ends. A process of its own then ends without them."""
 _SWITCH_SECONDS = 0.0005
 """How long a thread may run Python while another one waits: what comes from the network must not wait for long."""
 
@@ -43,6 +45,8 @@ class SlotDescriptor:
 
     name: str
     """Its name in the job."""
+    id: str
+    """Tells it from others that have or had the name."""
     driver: str
     """Where the driver listens, such as ``grpc://10.0.0.1:40001``."""
     token: str
@@ -59,8 +63,7 @@ def run_slot(descriptor: SlotDescriptor, batches: Iterator[pa.RecordBatch]) -> I
 
     for _ in batches:  # Spark keeps a Python worker for the next task only if it has read all of its input.
         pass
-    context = TaskContext.get()
-    executor = TaskExecutor(descriptor, attempt=0 if context is None else context.attemptNumber(), capture_logs=True)
+    executor = TaskExecutor(descriptor, own_process=TaskContext.get() is not None)
     before = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_SECONDS)
     try:
@@ -76,13 +79,13 @@ class TaskExecutor:
 
     Args:
         descriptor: Who it is, and where the driver is.
-        attempt: How often Spark has started it before.
-        capture_logs: Whether to send what user functions log and print to the driver. Default: False.
+        own_process: Whether the process is there for the slot alone: what user functions log and print goes to the
+            driver, and the process ends if they do not when the slot must. Default: False.
     """
 
-    def __init__(self, descriptor: SlotDescriptor, *, attempt: int = 0, capture_logs: bool = False) -> None:
-        self._descriptor, self._attempt = descriptor, attempt
-        self._logs = UserLogs(self._where) if capture_logs else None
+    def __init__(self, descriptor: SlotDescriptor, *, own_process: bool = False) -> None:
+        self._descriptor, self._own_process = descriptor, own_process
+        self._logs = UserLogs(self._where) if own_process else None
         self._mails: deque[Callable[[], None]] = deque()
         self._event = threading.Event()
         self._deployments: dict[str, SlotDeployment] = {}
@@ -90,7 +93,10 @@ class TaskExecutor:
         self._programs = ExitStack()
         """What the programs of all deployments need. It stays until the slot ends: those of a job share it."""
         self._incoming: dict[tuple[str, str], ReplyStream] = {}
+        self._gone: set[str] = set()
+        """The deployments that are over."""
         self._closed = False
+        self._over, self._ended = threading.Event(), threading.Event()
         self._write_lock = threading.Lock()
         self._rows: dict[str, list[WireRow]] = {}
         self._heard = time.monotonic()
@@ -102,33 +108,37 @@ class TaskExecutor:
         descriptor = self._descriptor
         driver = urlsplit(descriptor.driver)
         host = address_towards(str(driver.hostname), int(driver.port or 0))
-        server = _DataServer(f"grpc://{_bracketed(host)}:0", self)
+        server = _DataServer(f"grpc://{_bracketed(host)}:0", self, descriptor.token)
         location = f"grpc://{_bracketed(host)}:{server.port}"
         client = flight.connect(descriptor.driver)
-        listens = threading.Thread(target=self._listen, name=f"slot {descriptor.name} listens", daemon=True)
-        beats = threading.Thread(target=self._beat, name=f"slot {descriptor.name} beats", daemon=True)
+        threads = [
+            threading.Thread(target=target, name=f"slot {descriptor.name} {what}", daemon=True)
+            for target, what in ((self._listen, "listens"), (self._beat, "beats"), (self._watch, "watches"))
+        ]
+        call = opening(slot=descriptor.name, id=descriptor.id, location=location, pid=os.getpid())
         try:
-            opening = command(
-                descriptor.token, slot=descriptor.name, location=location, attempt=self._attempt, pid=os.getpid()
-            )
-            self._writer, self._reader = client.do_exchange(flight.FlightDescriptor.for_command(opening))
+            self._writer, self._reader = client.do_exchange(call, calling(descriptor.token))
             self._writer.begin(WIRE_SCHEMA)
-            listens.start()
-            beats.start()
+            for thread in threads:
+                thread.start()
             with self._logs.captured() if self._logs is not None else nullcontext():
                 self._loop()
         finally:
-            self._closed = True
+            self.end()
             for deployment in list(self._deployments.values()):
                 self._remove(deployment, deployment.cancel)
             self._programs.close()
-            if listens.ident is not None:
-                self._reader.cancel()
-                listens.join()  # nobody may read while the call is closed
-                with self._write_lock, suppress(pa.ArrowException, OSError):
+            for thread in threads[:2]:
+                if thread.ident is not None:
+                    thread.join()  # nobody may read or write while the call is closed
+            if threads[0].ident is not None:
+                with suppress(pa.ArrowException, OSError):
                     self._writer.close()
             client.close()
             server.shutdown()
+            self._ended.set()
+            if threads[2].ident is not None:
+                threads[2].join()
 
     def _loop(self) -> None:
         while not self._closed:
@@ -163,25 +173,38 @@ class TaskExecutor:
                 self._heard = time.monotonic()
                 if chunk.app_metadata is not None:
                     fields, body = parse(chunk.app_metadata)
+                    if fields["kind"] == "end":
+                        break
+                    if fields["kind"] == "cancel" and (known := self._deployments.get(fields["deployment"])):
+                        known.cut()  # the thread of the slot may wait for another slot, which does not read
                     if fields["kind"] != "heartbeat":
                         self.later(partial(self._on_message, fields, body))
         except (pa.ArrowException, OSError, FlinkPyError):
             pass  # the driver is gone
-        self._end()
+        self.end()
 
     def _beat(self) -> None:
-        descriptor = self._descriptor
-        while not self._closed:
-            time.sleep(descriptor.heartbeat_seconds)
-            if time.monotonic() - self._heard > descriptor.timeout_seconds:
-                self._end()
+        while not self._over.wait(self._descriptor.heartbeat_seconds):
             self._say(frame("heartbeat"))
 
-    def _end(self) -> None:
+    def _watch(self) -> None:
+        descriptor = self._descriptor
+        while not self._over.wait(descriptor.heartbeat_seconds):
+            if time.monotonic() - self._heard > descriptor.timeout_seconds:
+                self.end()
+        if self._own_process and not self._ended.wait(_END_SECONDS):
+            os._exit(1)  # a user function runs on, or another slot does not end its call
+
+    def end(self) -> None:
+        """Ends the slot soon. Any thread may call it, more than once."""
         self._closed = True
+        self._over.set()
         for deployment in list(self._deployments.values()):
-            for link in deployment.links.values():
-                link.cancel()
+            deployment.cut()
+        with suppress(pa.ArrowException, OSError, AttributeError):  # there may be no call yet
+            self._reader.cancel()
+        with self._known:
+            self._known.notify_all()
         self._event.set()
 
     def _say(self, message: bytes) -> None:
@@ -194,8 +217,6 @@ class TaskExecutor:
         deployment = self._deployments.get(name)
         if kind == "deploy":
             self._deploy(name, fields, body)
-        elif kind == "end":
-            self._closed = True
         elif deployment is None:
             if kind in ("cancel", "finish"):
                 self._say(frame("ended", deployment=name))
@@ -215,8 +236,8 @@ class TaskExecutor:
         places, locations = Places.from_json(fields["places"]), fields["locations"]
 
         def link(slot: str, deployment: SlotDeployment) -> SlotLink:
-            opening = command(self._descriptor.token, deployment=name, slot=self._descriptor.name)
-            return SlotLink(slot, locations[slot], opening, deployment.add_credits, deployment.on_lost_link)
+            call, options = opening(deployment=name, slot=self._descriptor.name), calling(self._descriptor.token)
+            return SlotLink(slot, locations[slot], call, options, deployment.add_credits, deployment.on_lost_link)
 
         try:
             job = self._programs.enter_context(loaded_job(body))
@@ -246,6 +267,7 @@ class TaskExecutor:
         end()
         with self._known:
             self._deployments.pop(deployment.id, None)
+            self._gone.add(deployment.id)
         for key in [key for key in self._incoming if key[0] == deployment.id]:
             self._incoming.pop(key, None)
 
@@ -267,20 +289,23 @@ class TaskExecutor:
 
     # --- other slots -------------------------------------------------------------------------------------------------
 
-    def receive(self, opening: bytes | None, reader: Any, writer: flight.MetadataRecordBatchWriter) -> None:
+    def receive(self, call: bytes | None, reader: Any, writer: flight.MetadataRecordBatchWriter) -> None:
         """Takes what another slot sends, until it ends the call. Runs on a thread of the server.
 
         Raises:
             SlotProtocolError: The caller is not of this execution attempt, or of a deployment that is over.
         """
-        fields = authenticated(opening, self._descriptor.token)
-        name, slot = fields.get("deployment"), fields.get("slot")
+        fields = opened(call, deployment=str, slot=str)
+        name, slot = fields["deployment"], fields["slot"]
         with self._known:
-            self._known.wait_for(lambda: self._closed or name in self._deployments, CONNECT_SECONDS)
-            deployment = self._deployments.get(str(name))
-        if deployment is None:
-            raise SlotProtocolError(f"deployment {name} is not, or no longer, in slot {self._descriptor.name}")
-        replies = self._incoming[deployment.id, str(slot)] = ReplyStream(writer)
+            self._known.wait_for(
+                lambda: self._closed or name in self._deployments or name in self._gone, CONNECT_SECONDS
+            )
+            deployment, replies = self._deployments.get(name), ReplyStream(writer)
+            if deployment is None:
+                raise SlotProtocolError(f"deployment {name} is not, or no longer, in slot {self._descriptor.name}")
+            if self._incoming.setdefault((name, slot), replies) is not replies:
+                raise SlotProtocolError(f"slot {slot} has called slot {self._descriptor.name} already")
         try:
             for chunk in reader:
                 if chunk.data is not None:
@@ -303,8 +328,8 @@ class TaskExecutor:
 class _DataServer(flight.FlightServerBase):  # type: ignore[misc]
     """Takes streams of rows of other slots."""
 
-    def __init__(self, location: str, executor: TaskExecutor) -> None:
-        super().__init__(location)
+    def __init__(self, location: str, executor: TaskExecutor, token: str) -> None:
+        super().__init__(location, middleware={"token": TokenCheck(token)})
         self._executor = executor
 
     def do_exchange(self, context: Any, descriptor: flight.FlightDescriptor, reader: Any, writer: Any) -> None:

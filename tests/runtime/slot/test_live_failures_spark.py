@@ -1,0 +1,132 @@
+"""Processes of slots that die or stop, on a real Spark."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
+from dagster_flinkpy.datastream import MapFunction
+from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.errors import PythonWorkerLostError
+from dagster_flinkpy.runtime.master.failover import FailoverConfig
+from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
+from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
+from dagster_flinkpy.runtime.user_logs import LogEntry
+from dagster_flinkpy.spark.sessions import SparkSettings
+from dagster_flinkpy.storage import StorageLocation
+from tests.runtime.programs import COUNTED, EVENT, CountPerKey, FolderSink, environment, events
+
+pytestmark = pytest.mark.spark
+
+RECORDS = [(f"k{i % 3}", i, i) for i in range(20)]
+
+
+class Waits(MapFunction):
+    """Notes its process, and waits at the record of a time until a file is there, in the first execution."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def open(self, runtime_context: Any) -> None:
+        self._attempt, subtask = runtime_context.get_attempt_number(), runtime_context.get_index_of_this_subtask()
+        (self._folder / f"pid-{self._attempt}.{subtask}").write_text(str(os.getpid()))
+
+    def map(self, value: Any) -> Any:
+        if value.time == 13 and self._attempt == 0:
+            print("waits")
+            (self._folder / "reached").touch()
+            while not (self._folder / "go").exists():
+                time.sleep(0.05)
+        return value
+
+
+def program(folder: Path) -> tuple[JobGraph, FolderSink]:
+    env, sink = environment(2), FolderSink(folder / "sink")
+    stream = events(env, RECORDS, per_epoch=4).map(Waits(folder), EVENT).uid("map")
+    stream.key_by("key").process(CountPerKey(), COUNTED).uid("counts").sink_to(sink).uid("sink")
+    return env.get_job_graph(), sink
+
+
+def assert_exact(sink: FolderSink) -> None:
+    rows = sink.rows()
+    numbers = {key: [value for name, _, value in RECORDS if name == key] for key in ("k0", "k1", "k2")}
+    assert [(k, n) for k, n, _ in rows] == [(k, i + 1) for k, values in numbers.items() for i in range(len(values))]
+    assert {key: total for key, _, total in rows} == {key: sum(values) for key, values in numbers.items()}
+    assert sink.staged() == []
+
+
+def attempt_of(graph: JobGraph, folder: Path, settings: SparkSettings, restarts: int, **options: Any) -> JobAttempt:
+    exchange = ExchangeOptions(
+        ExchangeMode.PIPELINED, heartbeat_interval=timedelta(seconds=0.5), heartbeat_timeout=timedelta(seconds=5)
+    )
+    failover = FailoverConfig(FixedDelayRestart(restarts, timedelta(0)))
+    config = JobConfig(
+        "job", StorageLocation(str(folder / "store")), spark=settings, exchange=exchange, failover=failover
+    )
+    return JobAttempt(graph, config, owner="test", **options)
+
+
+def when_reached(folder: Path, act: Any) -> threading.Thread:
+    def run() -> None:
+        while not (folder / "reached").exists():
+            time.sleep(0.05)
+        act(int((folder / "pid-0.0").read_text()))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+def pids(folder: Path, attempt: int) -> list[str]:
+    return [(folder / f"pid-{attempt}.{i}").read_text() for i in (0, 1)]
+
+
+def is_there(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+
+
+def test_a_slot_that_is_killed_is_replaced_and_the_others_live_on(
+    tmp_path: Path, spark_settings: SparkSettings
+) -> None:
+    graph, sink = program(tmp_path)
+    logs: list[LogEntry] = []
+    kills = when_reached(tmp_path, lambda pid: os.kill(pid, signal.SIGKILL))
+    with attempt_of(graph, tmp_path, spark_settings, 1, on_log=logs.append) as attempt:
+        list(attempt.run_epochs())
+    kills.join()
+    assert_exact(sink)
+    assert pids(tmp_path, 1)[1] == pids(tmp_path, 0)[1]
+    assert pids(tmp_path, 1)[0] != pids(tmp_path, 0)[0]
+
+
+def test_who_was_at_work_in_a_slot_that_is_killed_is_named(tmp_path: Path, spark_settings: SparkSettings) -> None:
+    graph, _ = program(tmp_path)
+    when_reached(tmp_path, lambda pid: os.kill(pid, signal.SIGKILL))
+    with (
+        attempt_of(graph, tmp_path, spark_settings, 0) as attempt,
+        pytest.raises(PythonWorkerLostError, match="subtask 0 of operator 'map'"),
+    ):
+        list(attempt.run_epochs())
+
+
+def test_a_slot_that_stops_is_lost_and_not_used_again(tmp_path: Path, spark_settings: SparkSettings) -> None:
+    graph, sink = program(tmp_path)
+    lines: list[str] = []
+    when_reached(tmp_path, lambda pid: os.kill(pid, signal.SIGSTOP))
+    with attempt_of(graph, tmp_path, spark_settings, 1, on_progress=lines.append) as attempt:
+        list(attempt.run_epochs())
+    assert_exact(sink)
+    assert pids(tmp_path, 1)[1] == pids(tmp_path, 0)[1]
+    assert not is_there(pids(tmp_path, 0)[0])
