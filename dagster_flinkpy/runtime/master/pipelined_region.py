@@ -80,6 +80,14 @@ class _Deployment:
         """How many subtasks acknowledge each checkpoint."""
         return sum(vertex.parallelism for vertex in self.job.graph.vertices)
 
+    def tasks_of(self, slot: Slot) -> str:
+        """Returns the subtasks of a slot, in words for people."""
+        indexes = dict[int, list[str]]()
+        for stage, index in self.places.of_slot(slot.name):
+            uids = [repr(v.uid) for v in self.job.graph.stage_vertices(stage) if index < v.parallelism]
+            indexes.setdefault(index, []).extend(uids)
+        return " and ".join(f"subtask {index} of {', '.join(uids)}" for index, uids in indexes.items())
+
     def say(self, message: bytes) -> None:
         for slot in self.slots.values():
             slot.say(message)
@@ -203,7 +211,7 @@ class PipelinedRegion:
             why = self._pool.why_ended(slot, _WHY_SECONDS)
             if isinstance(why, FlinkPyError) and not isinstance(why, SlotLostError):
                 raise why
-            raise error
+            raise type(error)(f"{error}. It had {deployment.tasks_of(slot)}") from error
 
     def _wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
         with self._changed:

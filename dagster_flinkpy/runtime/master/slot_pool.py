@@ -182,7 +182,8 @@ class SlotPool:
                     raise CheckpointError("the tasks of the region were interrupted")
                 left = until - time.monotonic()
                 if left <= 0:
-                    for name in missing:
+                    for name in missing:  # those that start later would hold cores for nobody
+                        slots[name].lost = SlotLostError(f"slot {name} did not start in time")
                         slots[name].kill()
                     raise NoResourceAvailableError(
                         f"{len(missing)} of {len(names)} slots did not start within {self._timeout:g} s "
