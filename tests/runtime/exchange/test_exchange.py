@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.flight as flight
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -188,15 +189,22 @@ def test_foreign_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(SlotProtocolError):
         frames.parse(pa.py_buffer(data))
     with pytest.raises(SlotProtocolError):
-        frames.authenticated(data, "token")
+        frames.opened(data, slot=str)
 
 
-@given(st.text(min_size=1), st.text(min_size=1))
+_secret = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1)
+
+
+@given(_secret, _secret)
 def test_only_who_has_the_token_is_heard(token: str, other: str) -> None:
-    assert frames.authenticated(frames.command(token, slot="a"), token)["slot"] == "a"
+    check = frames.TokenCheck(token)
+    check.start_call(None, {"authorization": [f"Bearer {token}"]})
+    for headers in ({}, {"authorization": []}, {"authorization": [token]}, {"authorization": [b"\xff\xfe"]}):
+        with pytest.raises(flight.FlightUnauthenticatedError):
+            check.start_call(None, headers)
     if other != token:
-        with pytest.raises(SlotProtocolError):
-            frames.authenticated(frames.command(other, slot="a"), token)
+        with pytest.raises(flight.FlightUnauthenticatedError):
+            check.start_call(None, {"authorization": [f"Bearer {other}"]})
 
 
 _channel = st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9))

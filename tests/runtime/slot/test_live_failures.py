@@ -149,7 +149,7 @@ def test_a_region_restarts_in_the_same_slots_and_loses_and_doubles_nothing(
     graph, sink = program(tmp_path, Noted(tmp_path, raise_first))
     with LiveAttempt(graph, tmp_path, failover=restarts(1)) as attempt:
         list(attempt.run_epochs())
-        assert attempt._failover.graph.restarts == 1
+        assert attempt._deployed.failover.graph.restarts == 1
     assert_exact(sink)
     assert sorted(descriptor.name for descriptor in started) == ["default-0", "default-1"]
     assert notes(tmp_path) == sorted(f"{what} {n}.{i}" for what in ("open", "close") for n in (0, 1) for i in (0, 1))
@@ -160,7 +160,7 @@ def test_restarts_are_counted(tmp_path: Path) -> None:
     with LiveAttempt(graph, tmp_path, failover=restarts(2)) as attempt:
         with pytest.raises(UserFunctionError, match="boom"):
             list(attempt.run_epochs())
-        assert attempt._failover.graph.restarts == 2
+        assert attempt._deployed.failover.graph.restarts == 2
 
 
 def raise_at_the_end() -> None:
