@@ -110,8 +110,18 @@ class EpochJob:
 
     @property
     def written_by(self) -> str:
-        """Part of the names of state files, unique to an execution attempt and Spark job."""
-        return f"{self.fencing_token}-{self.checkpoint_id}"
+        """Part of the names of the state files of the first epoch; see :meth:`writer_of`."""
+        return self.writer_of(self.checkpoint_id)
+
+    def writer_of(self, checkpoint_id: int) -> str:
+        """Returns a part of the names of state files that no other execution attempt and epoch uses.
+
+        So a file that is deleted, because no checkpoint names it any more, is never one that a task is about to name.
+
+        Args:
+            checkpoint_id: The checkpoint of the epoch.
+        """
+        return f"{self.fencing_token}-{checkpoint_id}"
 
     @property
     def epochs(self) -> tuple[Epoch, ...]:

@@ -477,9 +477,14 @@ class ColumnarKeyedStateBackend:
             table.clear()
         self._keys.clear()
 
-    def take_turn(self, turn: bool) -> None:
-        """Tells whether the subtask should merge runs early in the next snapshots, before it has to."""
-        self._files.turn = turn
+    def begin_checkpoint(self, written_by: str, *, turn: bool) -> None:
+        """Begins what belongs to the next snapshot.
+
+        Args:
+            written_by: Part of the names of its files.
+            turn: Whether this subtask should merge its runs early, before it has to.
+        """
+        self._files.written_by, self._files.turn = written_by, turn
 
     def uploads(self) -> list[Future[None]]:
         """Returns what must be done so that everything that the snapshots describe is in the store.

@@ -47,7 +47,7 @@ class _OperatorState:
         types: dict[str, TypeInformation],
         what: str,
         store: ObjectStore,
-        written_by: str,
+        written_by: Callable[[], str],
     ) -> None:
         self.name, self.mode, self._types, self._what, self._store = name, mode, types, what, store
         self._written_by = written_by
@@ -92,7 +92,7 @@ class _OperatorState:
             except TypeMismatchError as error:
                 raise TypeMismatchError(f"{self._what}: {error}") from error
             split = self.mode is not DistributionMode.BROADCAST
-            partitions = write_partitions(pa.table(arrays), self._store, split=split, written_by=self._written_by)
+            partitions = write_partitions(pa.table(arrays), self._store, split=split, written_by=self._written_by())
             self._handle = OperatorStateHandle(self.name, self.mode, partitions, self.declared[1])
         return self._handle
 
@@ -239,7 +239,8 @@ class OperatorStateBackend(OperatorStateStore):
         subtask: The index of the subtask.
         store: The object store, rooted at the job's prefix.
         restored: The state that the subtask starts from.
-        written_by: Part of the names of its files; see ``state.state_files.state_file``.
+        written_by: Returns a part of the names of the files that are written next; see
+            ``state.state_files.state_file``. Default: the empty text.
     """
 
     def __init__(
@@ -248,7 +249,7 @@ class OperatorStateBackend(OperatorStateStore):
         subtask: int,
         store: ObjectStore,
         restored: Sequence[OperatorStateHandle],
-        written_by: str = "",
+        written_by: Callable[[], str] = str,
     ) -> None:
         self._operator, self._subtask, self._store, self._written_by = operator, subtask, store, written_by
         self._restored = {handle.name: handle for handle in restored if handle.name != RAW_STATE}

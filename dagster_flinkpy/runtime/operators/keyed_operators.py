@@ -185,7 +185,7 @@ class KeyedStateOperator(StreamOperator):
         return TaskRuntimeContext(self.context, self.backend.get_state)
 
     def begin_checkpoint(self) -> None:
-        self.backend.take_turn(self._has_turn())
+        self.backend.begin_checkpoint(self.context.job.writer_of(self.context.checkpoint_id), turn=self._has_turn())
 
     def _has_turn(self) -> bool:
         return (self.context.checkpoint_id + self.context.subtask) % TURNS == 0

@@ -54,13 +54,14 @@ class OperatorStateHandler:
         self._functions: list[CheckpointedFunction] = []
         self._listeners: list[CheckpointListener] = []
         self._backend: OperatorStateBackend | None = None
+        self._written_by = job.written_by
 
     @property
     def backend(self) -> OperatorStateBackend:
         """The backend of the named states, created when first used."""
         if self._backend is None:
             self._backend = OperatorStateBackend(
-                self.vertex.uid, self._subtask, self._store, self._given.operator_state, self._job.written_by
+                self.vertex.uid, self._subtask, self._store, self._given.operator_state, lambda: self._written_by
             )
         return self._backend
 
@@ -125,6 +126,7 @@ class OperatorStateHandler:
             The operator state and the raw keyed state.
         """
         given = self._given
+        self._written_by = self._job.writer_of(checkpoint_id)
         if not self._functions and self._backend is None:
             if not given.operator_state:
                 return (), given.raw_keyed
@@ -154,7 +156,7 @@ class OperatorStateHandler:
     def _write_raw(self, partitions: Iterable[bytearray]) -> tuple[Json, ...]:
         values = pa.array([bytes(partition) for partition in partitions], type=pa.binary())
         table = pa.table([values], schema=_RAW_SCHEMA)
-        return write_partitions(table, self._store, split=True, written_by=self._job.written_by)
+        return write_partitions(table, self._store, split=True, written_by=self._written_by)
 
     def _call(self, what: str, action: Callable[[], None]) -> None:
         try:

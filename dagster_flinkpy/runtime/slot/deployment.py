@@ -79,7 +79,8 @@ class SlotDeployment:
         self._flush_after = job.buffer_timeout
         self._flushed = time.monotonic()
         self._timers_at = time.monotonic()
-        self._has_timers = True
+        self._with_timers: list[PipelinedTask] = []
+        """The tasks in which something may become due while nothing arrives."""
 
     def _create(self, stage: int, index: int) -> PipelinedTask:
         graph = self.job.graph
@@ -132,6 +133,7 @@ class SlotDeployment:
         except SlotLostError as error:
             self.fail(error)
         self._in_all(PipelinedTask.open)
+        self._with_timers = [task for task in self.tasks.values() if task.keeps_time]
 
     def begin(self, epoch: Epoch, *, first: bool) -> None:
         """Begins an epoch in all tasks."""
@@ -232,10 +234,12 @@ class SlotDeployment:
                         self._in(task, PipelinedTask.flush)
             else:
                 waits.append(left)
-        if self._has_timers:
+        if self._with_timers:
             if now >= self._timers_at + _TIMER_SECONDS:
                 self._timers_at = now
-                self._in_all(PipelinedTask.on_processing_time)
+                for task in self._with_timers:
+                    if not self.failed:
+                        self._in(task, PipelinedTask.on_processing_time)
             waits.append(_TIMER_SECONDS)
         try:
             for link in self.links.values():

@@ -448,6 +448,11 @@ class OperatorTask:
         if self._held_bytes >= _JOINED_SIZE:
             self.process_held()
 
+    @property
+    def holds(self) -> bool:
+        """Whether buffers wait for others."""
+        return bool(self._held)
+
     def process_held(self) -> None:
         """Processes the buffers that wait for others."""
         if not self._held:
@@ -592,7 +597,7 @@ class OperatorTask:
                 **self.context.metrics.take(),
             },
         )
-        channel_state = ChannelStateWriter(self._job.job_storage.open, self._job.written_by)
+        channel_state = ChannelStateWriter(self._job.job_storage.open, self._job.writer_of(checkpoint_id))
         marked_ms = {} if self.outputs else self._metrics.latency.take_marked()
         self._taken[checkpoint_id] = _Taken(state, digest, channel_state, marked_ms, self.operator.uploads())
         for output in self.outputs:
