@@ -112,7 +112,7 @@ def test_what_a_slot_had_that_is_killed_is_named(tmp_path: Path, spark_settings:
     when_reached(tmp_path, lambda pid: os.kill(pid, signal.SIGKILL))
     with (
         attempt_of(graph, tmp_path, spark_settings, 0) as attempt,
-        pytest.raises((SlotLostError, PythonWorkerLostError), match=r"subtask 0 of .*'map'"),
+        pytest.raises((SlotLostError, PythonWorkerLostError), match="subtask 0 of "),
     ):
         list(attempt.run_epochs())
 
