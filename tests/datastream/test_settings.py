@@ -7,12 +7,14 @@ import inspect
 import re
 import warnings
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dagster_flinkpy.common import Configuration, Duration, ExecutionConfig, Time, Types, WatermarkStrategy
+from dagster_flinkpy.common.exchange_options import ExchangeMode
 from dagster_flinkpy.datastream import RuntimeExecutionMode, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
 from dagster_flinkpy.datastream.connectors.file_system import FileSink, RollingPolicy
@@ -153,7 +155,6 @@ def chained_in_another_group() -> None:
 WITHOUT_EFFECT: dict[str, Callable[[], object]] = {
     "StreamExecutionEnvironment.add_jars": lambda: env().add_jars("file:///a.jar"),
     "StreamExecutionEnvironment.disable_operator_chaining": lambda: env().disable_operator_chaining(),
-    "StreamExecutionEnvironment.set_buffer_timeout": lambda: env().set_buffer_timeout(5),
     "ExecutionConfig.enable_object_reuse": lambda: ExecutionConfig().enable_object_reuse(),
     "ExecutionConfig.set_auto_watermark_interval": lambda: ExecutionConfig().set_auto_watermark_interval(5),
     "StreamSettings.disable_chaining": lambda: stream().disable_chaining(),
@@ -261,6 +262,15 @@ VALUES: dict[str, tuple[str, Callable[[StreamExecutionEnvironment], object], obj
         lambda e: e.get_checkpoint_config().get_externalized_checkpoint_retention().name,
         "DELETE_ON_CANCELLATION",
     ),
+    "execution.exchange": ("auto", lambda e: e.get_config().exchange.mode, ExchangeMode.AUTO),
+    "execution.buffer-timeout.interval": (
+        "5 ms",
+        lambda e: e.get_config().exchange.buffer_timeout,
+        timedelta(milliseconds=5),
+    ),
+    "slot.request.timeout": ("9 s", lambda e: e.get_config().exchange.slot_request_timeout, timedelta(seconds=9)),
+    "heartbeat.interval": ("3 s", lambda e: e.get_config().exchange.heartbeat_interval, timedelta(seconds=3)),
+    "heartbeat.timeout": ("30 s", lambda e: e.get_config().exchange.heartbeat_timeout, timedelta(seconds=30)),
     "execution.state-recovery.claim-mode": ("claim", lambda e: e.get_checkpoint_config().claim_mode.name, "CLAIM"),
     "execution.state-recovery.path": ("/s", lambda e: e._program.settings(None).savepoint_path, "/s"),
     "execution.state-recovery.ignore-unclaimed-state": (
@@ -269,6 +279,13 @@ VALUES: dict[str, tuple[str, Callable[[StreamExecutionEnvironment], object], obj
         True,
     ),
 }
+
+
+def test_a_buffer_timeout_is_set_for_the_program() -> None:
+    assert env().set_buffer_timeout(5).get_config().exchange.buffer_timeout == timedelta(milliseconds=5)
+    assert env().set_buffer_timeout(-1).get_config().exchange.buffer_timeout is None
+    with pytest.raises(ConfigurationError, match="the buffer timeout is -1, or at least 0, not -2 ms"):
+        env().set_buffer_timeout(-2)
 
 
 def configured(**options: str) -> StreamExecutionEnvironment:

@@ -41,12 +41,14 @@ def test_records_and_lines_are_collected_with_where_they_come_from() -> None:
         log.debug("not wanted")
         print("a", "b")
         print("line without end", end="")
-    assert entries_of(logs) == [
+    entries = entries_of(logs)
+    assert entries == [
         LogEntry("op", 1, 7, logging.INFO, "shop.orders", "3 orders"),
         LogEntry("op", 1, 7, 0, "", "a b"),
         LogEntry("op", 1, 7, 0, "", "line without end"),
     ]
-    assert str(entries_of(logs)[0]) == "[op, subtask 1, checkpoint 7] shop.orders: 3 orders"
+    assert logs.payload() is None, "they are sent once"
+    assert str(entries[0]) == "[op, subtask 1, checkpoint 7] shop.orders: 3 orders"
 
 
 def test_afterwards_the_process_logs_and_prints_as_before(capsys: pytest.CaptureFixture[str]) -> None:
