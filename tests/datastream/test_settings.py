@@ -105,6 +105,9 @@ ACTS = {
     "ExecutionConfig.set_latency_tracking_interval": (
         PROGRAM
     ),
+    "StreamExecutionEnvironment.set_buffer_timeout": (
+        "datastream/test_settings.py::test_a_buffer_timeout_is_set_for_the_program"
+    ),
     "ExecutionConfig.set_require_all_slots": "runtime/master/test_job_slots.py::test_env_execute_requires_the_slots",
     "ExecutionConfig.set_strict": (
         "runtime/operators/test_processing_time.py::"

@@ -80,7 +80,7 @@ class SlotDeployment:
         self._flushed = time.monotonic()
         self._timers_at = time.monotonic()
         self._with_timers: list[PipelinedTask] = []
-        """The tasks in which something may become due while nothing arrives."""
+        """The tasks whose timers, alignments and blocked channels are looked at now and then, once they are open."""
 
     def _create(self, stage: int, index: int) -> PipelinedTask:
         graph = self.job.graph
@@ -133,7 +133,7 @@ class SlotDeployment:
         except SlotLostError as error:
             self.fail(error)
         self._in_all(PipelinedTask.open)
-        self._with_timers = [task for task in self.tasks.values() if task.keeps_time]
+        self._with_timers = list(self.tasks.values())
 
     def begin(self, epoch: Epoch, *, first: bool) -> None:
         """Begins an epoch in all tasks."""

@@ -18,7 +18,6 @@ from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
 from dagster_flinkpy.runtime.exchange.input_gate import InputGate
 from dagster_flinkpy.runtime.exchange.result_partition import ResultPartition
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
-from dagster_flinkpy.runtime.operators.stream_operator import StreamOperator
 from dagster_flinkpy.runtime.shuffle.wire import NO_EDGE, Kind
 from dagster_flinkpy.runtime.task.stream_task import StreamTask
 
@@ -132,13 +131,6 @@ class PipelinedTask(StreamTask):
         for task in self._entered(task for task in self._tasks.values() if task.holds):
             task.process_held()
             self.unsent = True
-
-    @property
-    def keeps_time(self) -> bool:
-        """Whether something may become due while nothing arrives."""
-        operators = [type(task.operator) for task in self._tasks.values()]
-        timers = any(each.on_processing_time is not StreamOperator.on_processing_time for each in operators)
-        return timers or self.job.alignment_timeout is not None
 
     def on_processing_time(self) -> None:
         """Fires the timers that are due, and makes checkpoints unaligned whose alignment takes too long."""
