@@ -154,8 +154,9 @@ def test_barriers_in_one_job_and_unaligned_checkpoints_change_no_output(
     graph, folder, rows = pipeline(records, 4, parallelism), tmp_path_factory.mktemp("barriers"), []
     config = {"checkpointing": CoordinatorConfig(unaligned=unaligned)}
     finished = False
+    lives = live and parallelism == 1
     while not finished:
-        with HarnessAttempt(graph, folder, order=random_order(seed), live=live and parallelism == 1, config=config) as attempt:
+        with HarnessAttempt(graph, folder, order=random_order(seed), live=lives, config=config) as attempt:
             attempt.run_epoch(barriers)
             rows += collected(attempt.graph, attempt.collected)
             finished = attempt.finished
