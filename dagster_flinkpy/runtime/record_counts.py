@@ -23,15 +23,15 @@ class TaskCount:
     Args:
         folder: The driver's folder; if it is empty, nothing is recorded.
         stage: Number of the task's stage.
-        index: Index of the task in the stage. A second try of the task starts again from 0.
+        name: Name of the task in the stage, for a file. A second try of the task starts again from 0.
     """
 
-    def __init__(self, folder: str, stage: int, index: int) -> None:
+    def __init__(self, folder: str, stage: int, name: str) -> None:
         self._count = 0
         self._file: int | None = None
         if folder:
             with suppress(OSError):
-                path = os.path.join(folder, f"{stage}-{index}")
+                path = os.path.join(folder, f"{stage}-{name}")
                 self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def add(self, records: int) -> None:

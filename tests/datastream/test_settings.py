@@ -106,7 +106,7 @@ ACTS = {
         PROGRAM
     ),
     "StreamExecutionEnvironment.set_buffer_timeout": (
-        "datastream/test_settings.py::test_a_buffer_timeout_is_set_for_the_program"
+        "runtime/slot/test_buffer_timeout.py::test_a_record_is_sent_before_its_buffer_is_full"
     ),
     "ExecutionConfig.set_require_all_slots": "runtime/master/test_job_slots.py::test_env_execute_requires_the_slots",
     "ExecutionConfig.set_strict": (

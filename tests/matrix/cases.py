@@ -82,11 +82,10 @@ def any_order(draw: st.DrawFn) -> tuple[Program, Settings]:
     legs = [leg for leg in Leg if leg not in ORDERED]
     program = Program(tuple(inputs), draw(st.sampled_from(Path_)), draw(_some(legs)), spoils=draw(st.booleans()))
     order = st.none() | st.integers(0, 999)
-    # Live tasks at a greater parallelism can stall in a drawn case, which is to be found.
     settings = draw(
-        _settings(order=order, unaligned=st.just(True), lags=st.booleans(), savepoints=_savepoints, live=st.just(False))
+        _settings(order=order, unaligned=st.just(True), lags=st.booleans(), savepoints=_savepoints, live=st.booleans())
         | _settings(
-            order=order, at_least_once=st.booleans(), rescale=_rescale, savepoints=_savepoints, live=st.just(False)
+            order=order, at_least_once=st.booleans(), rescale=_rescale, savepoints=_savepoints, live=st.booleans()
         )
     )
     return program, settings

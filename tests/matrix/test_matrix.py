@@ -31,6 +31,28 @@ def test_how_a_job_is_run_changes_neither_what_comes_out_nor_what_is_late(case: 
         Settings(parallelism=2, unaligned=True, live=True),
     )
 )
+# Each of the two inputs has a map of its own in one stage. A full channel of one must not stop the other.
+@example(
+    case=(
+        Program(
+            (
+                Input(
+                    (
+                        ((), (("b", 48, 4),), (("a", 59, 0), ("b", 46, 7), ("c", 46, 9), ("c", 55, 3)), ()),
+                        ((("c", 97, 4), ("c", 99, 6)), (("c", 81, 3),), (("a", 85, 3), ("c", 89, 2))),
+                    ),
+                    idleness=True,
+                ),
+                Input(((), ((),)), idleness=True),
+            ),
+            Path_.REBALANCE,
+            (Leg.SLIDING, Leg.ODD_KEYS),
+        ),
+        Settings(
+            parallelism=3, barriers=3, small=True, savepoints=frozenset({1}), live=True, raises=frozenset({7, 20})
+        ),
+    )
+)
 def test_the_order_in_which_channels_are_read_changes_nothing(case: tuple[Program, Settings]) -> None:
     check(*case)
 

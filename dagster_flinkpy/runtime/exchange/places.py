@@ -7,14 +7,33 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dagster_flinkpy.datastream.job_graph import JobEdge, JobGraph
+from dagster_flinkpy.datastream.job_graph import JobEdge, JobGraph, JobVertex
 from dagster_flinkpy.runtime.shuffle.channel_selectors import downstream_subtasks, upstream_subtasks
 
-__all__ = ["Places", "address_towards", "credit", "input_channels", "output_channels"]
+__all__ = ["Places", "address_towards", "chains_of", "credit", "input_channels", "output_channels"]
 
 _BUFFERS_OF_A_TASK = 64
 """For how many buffers of 1 MiB a task has room, if it has few channels."""
 _MIN_CREDIT, _MAX_CREDIT = 2, 8
+
+
+def chains_of(graph: JobGraph, stage: int) -> list[list[JobVertex]]:
+    """Returns the chains of a stage: operators that chained edges join (Flink: ``OperatorChain``), inputs first.
+
+    Each is a task of its own. In a task of two chains, a full channel of one would stop the other, for whose barrier
+    the reader of the channel may wait.
+    """
+    chain_of: dict[str, list[JobVertex]] = {}
+    for vertex in graph.stage_vertices(stage):
+        joined = [chain_of[e.source] for e in graph.inputs(vertex.uid) if graph.is_chained(e)]
+        chain = joined[0] if joined else []
+        for other in joined[1:]:
+            if other is not chain:
+                chain += other
+                chain_of.update((each.uid, chain) for each in other)
+        chain.append(vertex)
+        chain_of[vertex.uid] = chain
+    return list({id(chain): chain for chain in chain_of.values()}.values())
 
 
 def output_channels(graph: JobGraph, stage: int, index: int) -> Iterator[tuple[JobEdge, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from traceback import format_exception
 
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from dagster_flinkpy.datastream.job_graph import JobVertex
 from dagster_flinkpy.errors import (
     CheckpointError,
     FlinkPyError,
@@ -22,7 +23,7 @@ from dagster_flinkpy.errors import (
 )
 from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
 from dagster_flinkpy.runtime.exchange.input_gate import InputGate
-from dagster_flinkpy.runtime.exchange.places import Places, credit, input_channels, output_channels
+from dagster_flinkpy.runtime.exchange.places import Places, chains_of, credit, input_channels, output_channels
 from dagster_flinkpy.runtime.exchange.result_partition import PipelinedSubpartition, ResultPartition
 from dagster_flinkpy.runtime.exchange.slot_link import SlotLink
 from dagster_flinkpy.runtime.failure import error_to_json
@@ -73,23 +74,34 @@ class SlotDeployment:
         self.links: dict[str, SlotLink] = {}
         self.credits: dict[str, dict[tuple[int, int, int], int]] = {}
         """By slot of the senders, the credits that are to be sent."""
-        self.tasks: dict[tuple[int, int], PipelinedTask] = {}
+        self.tasks: dict[tuple[str, int], PipelinedTask] = {}
+        """By the first operator of the chain, and index."""
+        self._heads: dict[str, str] = {}
+        """The first operator of the chain that an operator is in."""
+        graph = job.graph
+        chains = {stage: chains_of(graph, stage) for stage in range(graph.number_of_stages)}
+        for chain in (chain for each in chains.values() for chain in each):
+            self._heads.update((vertex.uid, chain[0].uid) for vertex in chain)
         for stage, index in places.of_slot(slot):
-            self.tasks[stage, index] = self._create(stage, index)
+            for chain in chains[stage]:
+                if index < chain[0].parallelism:
+                    self.tasks[chain[0].uid, index] = self._create(stage, chain, index)
         self._flush_after = job.buffer_timeout
         self._flushed = time.monotonic()
         self._timers_at = time.monotonic()
         self._with_timers: list[PipelinedTask] = []
         """The tasks whose timers, alignments and blocked channels are looked at now and then, once they are open."""
 
-    def _create(self, stage: int, index: int) -> PipelinedTask:
-        graph = self.job.graph
+    def _create(self, stage: int, chain: Sequence[JobVertex], index: int) -> PipelinedTask:
+        graph, uids = self.job.graph, {vertex.uid for vertex in chain}
         subpartitions: dict[tuple[int, int], PipelinedSubpartition] = {}
         for edge, target in output_channels(graph, stage, index):
+            if edge.source not in uids:
+                continue
             to_stage = graph.stages[edge.target]
             there = self._places.slot_of(to_stage, target)
             if there == self._slot:
-                send: Callable[[WireRow], None] = partial(self._pass_on, (to_stage, target))
+                send: Callable[[WireRow], None] = partial(self._pass_on, (self._heads[edge.target], target))
             else:
                 if there not in self.links:
                     self.links[there] = self._link(there, self)
@@ -97,15 +109,18 @@ class SlotDeployment:
             subpartitions[edge.id, target] = PipelinedSubpartition(send, credit(graph, to_stage, target))
         grants: dict[tuple[int, int], Callable[[], None]] = {}
         for edge, sender in input_channels(graph, stage, index):
+            if edge.target not in uids:
+                continue
             from_stage = graph.stages[edge.source]
             there = self._places.slot_of(from_stage, sender)
             if there == self._slot:
-                grants[edge.id, sender] = partial(self._grant_here, (from_stage, sender), edge.id, index)
+                grants[edge.id, sender] = partial(self._grant_here, (self._heads[edge.source], sender), edge.id, index)
             else:
                 grants[edge.id, sender] = partial(self._grant, there, (edge.id, sender, index))
         return PipelinedTask(
             self.job,
             stage,
+            chain,
             index,
             ResultPartition(subpartitions, self._to_driver),
             InputGate(grants, self._wake),
@@ -113,10 +128,10 @@ class SlotDeployment:
             on_error=self.fail,
         )
 
-    def _pass_on(self, task: tuple[int, int], row: WireRow) -> None:
+    def _pass_on(self, task: tuple[str, int], row: WireRow) -> None:
         self.tasks[task].gate.put(row)
 
-    def _grant_here(self, task: tuple[int, int], edge: int, target: int) -> None:
+    def _grant_here(self, task: tuple[str, int], edge: int, target: int) -> None:
         self.tasks[task].partition.add_credit(edge, target, 1)
 
     def _grant(self, slot: str, channel: tuple[int, int, int]) -> None:
@@ -258,7 +273,7 @@ class SlotDeployment:
         """
         edges = self.job.graph.edges
         edge = edges[row.edge] if 0 <= row.edge < len(edges) else None
-        task = None if edge is None else self.tasks.get((self.job.graph.stages[edge.target], row.target))
+        task = None if edge is None else self.tasks.get((self._heads[edge.target], row.target))
         if task is None:
             raise CheckpointError(f"slot {self._slot} received data for subtask {row.target} of edge {row.edge}")
         task.gate.put(row)
@@ -268,10 +283,10 @@ class SlotDeployment:
         self._later(partial(self._add_credits, credits))
 
     def _add_credits(self, credits: npt.NDArray[np.int32]) -> None:
-        edges, stages = self.job.graph.edges, self.job.graph.stages
+        edges = self.job.graph.edges
         try:
             for edge, sender, target, buffers in credits.tolist():
-                self.tasks[stages[edges[edge].source], sender].partition.add_credit(edge, target, buffers)
+                self.tasks[self._heads[edges[edge].source], sender].partition.add_credit(edge, target, buffers)
         except LookupError:
             self.fail(SlotProtocolError(f"slot {self._slot} received credits for a channel that it does not have"))
 

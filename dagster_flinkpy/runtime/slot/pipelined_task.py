@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
+from dagster_flinkpy.datastream.job_graph import JobVertex
 from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
 from dagster_flinkpy.runtime.exchange.input_gate import InputGate
 from dagster_flinkpy.runtime.exchange.result_partition import ResultPartition
@@ -28,11 +29,12 @@ _ROWS_AT_ONCE = 8
 
 
 class PipelinedTask(StreamTask):
-    """Runs the operators of one stage at one subtask index.
+    """Runs the operators of one chain at one subtask index.
 
     Args:
         job: What the tasks do, and its first epoch.
         stage: Number of the stage.
+        chain: The operators.
         index: Index of the subtask.
         partition: Takes what it sends.
         gate: Has what others have sent to it.
@@ -44,6 +46,7 @@ class PipelinedTask(StreamTask):
         self,
         job: EpochJob,
         stage: int,
+        chain: Sequence[JobVertex],
         index: int,
         partition: ResultPartition,
         gate: InputGate,
@@ -51,7 +54,7 @@ class PipelinedTask(StreamTask):
         later: Callable[[Callable[[], None]], None],
         on_error: Callable[[BaseException], None],
     ) -> None:
-        super().__init__(job, stage, index, partition)
+        super().__init__(job, stage, index, partition, chain)
         self.partition, self.gate = partition, gate
         self._later, self._on_error = later, on_error
         self._closed: set[str] = set()
@@ -79,6 +82,7 @@ class PipelinedTask(StreamTask):
         if not first:
             for task in self._entered(self._tasks.values()):
                 task.add_epoch(epoch)
+            self._block()  # barriers may have come before the epoch
 
     @property
     def is_available(self) -> bool:
@@ -104,6 +108,8 @@ class PipelinedTask(StreamTask):
                 self._take(row)
                 if row.kind is Kind.BARRIER or self.job.alignment_timeout is not None:
                     self._block()
+            if not self.gate.is_available:
+                self.process_held()  # the other tasks of the slot may have work for long
         self._was_available = self.partition.is_available
         self.times.pause()
 

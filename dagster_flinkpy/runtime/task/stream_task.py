@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from dagster_flinkpy.datastream.job_graph import JobVertex
 from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
 from dagster_flinkpy.runtime.operators.source_operator import SourceOperator
@@ -34,19 +35,24 @@ class StreamTask:
         stage: Number of the stage.
         index: Index of the subtask.
         output: Takes the rows that the task sends.
+        chain: The operators, if they are only one of the chains of the stage. Default: all of the stage.
     """
 
-    def __init__(self, job: EpochJob, stage: int, index: int, output: RowOutput) -> None:
+    def __init__(
+        self, job: EpochJob, stage: int, index: int, output: RowOutput, chain: Sequence[JobVertex] | None = None
+    ) -> None:
         self.job, self.stage, self.index, self._rows_out = job, stage, index, output
         self.execution = uuid.uuid4().hex[:16]
         self._collected = 0
         self._pool = BufferPool()
         graph = job.graph
-        self._vertices = [v for v in graph.stage_vertices(stage) if index < v.parallelism]
+        vertices = graph.stage_vertices(stage) if chain is None else chain
+        self._vertices = [v for v in vertices if index < v.parallelism]
         self._tasks: dict[str, OperatorTask] = {}
         self._pid = os.getpid()
         self._breadcrumb = Breadcrumb(index)
-        self.count = TaskCount(job.counts, stage, index)
+        others = 0 if chain is None else graph.stage_vertices(stage).index(chain[0])
+        self.count = TaskCount(job.counts, stage, f"{index}-{others}")
         """Counts the records that the task reads."""
         self.times = TaskTimes()
         """Where the task's time goes."""

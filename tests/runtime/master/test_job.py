@@ -110,7 +110,7 @@ def test_epochs_and_rescales_change_no_output(
     straight = run_job(pipeline(records, None, 1), tmp_path_factory.mktemp("straight"))
     graph = pipeline(records, per_epoch, parallelism)
     folder, order = tmp_path_factory.mktemp("rescaled"), random_order(seed)
-    rescaled = run_job(graph, folder, rescale_at=rescales, order=order, live=live and parallelism == 1 and not rescales)
+    rescaled = run_job(graph, folder, rescale_at=rescales, order=order, live=live)
     sums = [row for row in straight if row[1] != -1]
     assert sorted(row for row in rescaled if row[1] != -1) == sorted(sums)
     # When a key falls silent depends on what is read together. What it has seen does not.
@@ -154,9 +154,8 @@ def test_barriers_in_one_job_and_unaligned_checkpoints_change_no_output(
     graph, folder, rows = pipeline(records, 4, parallelism), tmp_path_factory.mktemp("barriers"), []
     config = {"checkpointing": CoordinatorConfig(unaligned=unaligned)}
     finished = False
-    lives = live and parallelism == 1
     while not finished:
-        with HarnessAttempt(graph, folder, order=random_order(seed), live=lives, config=config) as attempt:
+        with HarnessAttempt(graph, folder, order=random_order(seed), live=live, config=config) as attempt:
             attempt.run_epoch(barriers)
             rows += collected(attempt.graph, attempt.collected)
             finished = attempt.finished
