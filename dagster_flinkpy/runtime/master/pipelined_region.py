@@ -21,7 +21,7 @@ from dagster_flinkpy.runtime.record_counts import RecordCounts
 from dagster_flinkpy.runtime.shipping import dump_job
 from dagster_flinkpy.runtime.shuffle.wire import SEQ_BITS, Kind, WireRow
 
-__all__ = ["PipelinedRegion", "places_of", "slot_names"]
+__all__ = ["PipelinedRegion", "places_of"]
 
 _WHY_SECONDS = 5.0
 """How long Spark may take to say why a process has ended."""
@@ -38,11 +38,6 @@ def places_of(job: EpochJob) -> Places:
         for index in range(graph.stage_parallelism(stage)):
             slots[stage, index] = f"{group}-{index}"
     return Places(slots)
-
-
-def slot_names(job: EpochJob) -> list[str]:
-    """Returns the names of the slots that a region needs."""
-    return sorted(set(places_of(job).slots.values()))
 
 
 class _Deployment:
