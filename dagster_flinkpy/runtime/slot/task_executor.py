@@ -93,6 +93,8 @@ class TaskExecutor:
         self._programs = ExitStack()
         """What the programs of all deployments need. It stays until the slot ends: those of a job share it."""
         self._incoming: dict[tuple[str, str], ReplyStream] = {}
+        self._current: SlotDeployment | None = None
+        """The deployment that the thread of the slot works on, or the last one."""
         self._gone: set[str] = set()
         """The deployments that are over."""
         self._closed = False
@@ -146,9 +148,13 @@ class TaskExecutor:
             while self._mails:
                 self._mails.popleft()()
             worked = False
-            for deployment in list(self._deployments.values()):
+            deployments, waits = list(self._deployments.values()), list[float | None]()
+            for deployment in deployments:
+                self._current = deployment
                 worked |= deployment.step()
-            waits = [deployment.rest(worked) for deployment in list(self._deployments.values())]
+            for deployment in deployments:
+                self._current = deployment
+                waits.append(deployment.rest(worked))
             self._send_credits()
             self._send_rows()
             if not (worked or self._mails or self._closed):
@@ -160,10 +166,8 @@ class TaskExecutor:
         self._event.set()
 
     def _where(self) -> tuple[str, int, int]:
-        for deployment in self._deployments.values():
-            if (task := deployment.current) is not None:
-                return task.current, task.index, task.epoch
-        return "", 0, 0
+        task = None if self._current is None else self._current.current
+        return ("", 0, 0) if task is None else (task.current, task.index, task.epoch)
 
     # --- the driver --------------------------------------------------------------------------------------------------
 
@@ -214,7 +218,7 @@ class TaskExecutor:
 
     def _on_message(self, fields: dict[str, Any], body: bytes) -> None:
         kind, name = fields["kind"], fields.get("deployment", "")
-        deployment = self._deployments.get(name)
+        deployment = self._current = self._deployments.get(name)
         if kind == "deploy":
             self._deploy(name, fields, body)
         elif deployment is None:
@@ -258,7 +262,7 @@ class TaskExecutor:
             self._to_driver(name, WireRow(0, NO_EDGE, 0, 0, Kind.FAILURE, pa.py_buffer(error_to_json(ours))))
             return
         with self._known:
-            self._deployments[name] = deployment
+            self._deployments[name] = self._current = deployment
             self._known.notify_all()
         deployment.open()
         self._say(frame("running", deployment=name))

@@ -19,6 +19,7 @@ from dagster_flinkpy.errors import PythonWorkerLostError, SlotLostError
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
+from dagster_flinkpy.runtime.user_logs import LogEntry
 from dagster_flinkpy.spark.sessions import SparkSettings
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.programs import COUNTED, EVENT, CountPerKey, FolderSink, environment, events
@@ -126,3 +127,13 @@ def test_a_slot_that_stops_is_lost_and_not_used_again(tmp_path: Path, spark_sett
     assert_exact(sink)
     assert pids(tmp_path, 1)[1] == pids(tmp_path, 0)[1]
     assert not is_there(pids(tmp_path, 0)[0])
+
+
+def test_what_functions_print_reaches_the_run(tmp_path: Path, spark_settings: SparkSettings) -> None:
+    graph, sink = program(tmp_path)
+    (tmp_path / "go").touch()
+    entries: list[LogEntry] = []
+    with attempt_of(graph, tmp_path, spark_settings, 0, on_log=entries.append) as attempt:
+        list(attempt.run_epochs())
+    assert_exact(sink)
+    assert [(entry.operator, entry.text) for entry in entries] == [("map", "waits")]
