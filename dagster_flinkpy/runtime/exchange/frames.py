@@ -19,9 +19,12 @@ import pyarrow.flight as flight
 
 from dagster_flinkpy.errors import SlotProtocolError
 
-__all__ = ["TokenCheck", "calling", "credits_of", "frame", "of_credits", "opened", "opening", "parse"]
+__all__ = ["ALIVE", "TokenCheck", "calling", "credits_of", "frame", "of_credits", "opened", "opening", "parse"]
 
 Json = dict[str, Any]
+
+ALIVE = b"alive"
+"""What a slot asks another one now and then, and its answer."""
 
 _HEADER = "authorization"
 

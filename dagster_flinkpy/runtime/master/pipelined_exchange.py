@@ -128,11 +128,12 @@ class _SparkSlot:
         self._session.begin(f"flinkpy-{job_id}-slot-{descriptor.name}-{descriptor.id}", self._what)
 
     def run(self) -> None:
-        from pyspark.errors import PySparkException
-
         from dagster_flinkpy.spark.sessions import server_log
 
         with self._session.open() as spark:
+            # Not before, because other slots may start: PySpark cannot be imported by two threads at once.
+            from pyspark.errors import PySparkException
+
             try:
                 spark.range(0, 1, 1, 1).mapInArrow(partial(run_slot, self._descriptor), "slot string").toArrow()
             except PySparkException as error:

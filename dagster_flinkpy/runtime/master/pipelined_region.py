@@ -25,6 +25,8 @@ __all__ = ["PipelinedRegion", "places_of"]
 
 _WHY_SECONDS = 5.0
 """How long Spark may take to say why a process has ended."""
+_CUT_OFF_SECONDS = 2.0
+"""How long the loss of a slot may take to be seen after another slot has seen it."""
 _CANCEL_SECONDS = 30.0
 """How long tasks may take to give up what they have begun (Flink: ``task.cancellation.timeout``). A slot that takes
 longer is lost."""
@@ -196,7 +198,7 @@ class PipelinedRegion:
             if progress is not None:
                 progress.update()
         if deployment.cut_off:  # most likely because the other slot is gone, which the driver is about to see
-            self._wait_for(lambda: deployment.lost is not None or self._interrupted, _WHY_SECONDS)
+            self._wait_for(lambda: deployment.lost is not None or self._interrupted, _CUT_OFF_SECONDS)
         with self._changed:
             lost, interrupted = deployment.lost, self._interrupted
         if interrupted:

@@ -225,6 +225,9 @@ class SlotPool:
             slot.ended = error
             self._processes.discard(slot)
             self._changed.notify_all()
+        if slot.location:  # a process that Spark has given up may still be there
+            slot.say(frame("end"))
+            self._lose(slot, SlotLostError(f"the process of slot {slot.name} has ended"))
 
     def why_ended(self, slot: Slot, seconds: float) -> BaseException | None:
         """Returns why the process of a lost slot has ended, if its Spark job says so in time.

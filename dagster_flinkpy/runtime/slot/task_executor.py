@@ -20,7 +20,16 @@ import pyarrow.flight as flight
 
 from dagster_flinkpy.errors import FlinkPyError, SlotProtocolError
 from dagster_flinkpy.runtime.epoch import Epoch
-from dagster_flinkpy.runtime.exchange.frames import TokenCheck, calling, frame, of_credits, opened, opening, parse
+from dagster_flinkpy.runtime.exchange.frames import (
+    ALIVE,
+    TokenCheck,
+    calling,
+    frame,
+    of_credits,
+    opened,
+    opening,
+    parse,
+)
 from dagster_flinkpy.runtime.exchange.places import Places, address_towards
 from dagster_flinkpy.runtime.exchange.reply_stream import ReplyStream
 from dagster_flinkpy.runtime.exchange.slot_link import CONNECT_SECONDS, SlotLink
@@ -34,7 +43,8 @@ from dagster_flinkpy.runtime.user_logs import UserLogs
 __all__ = ["SlotDescriptor", "TaskExecutor", "run_slot"]
 
 _END_SECONDS = 30.0
-"""How long tasks may take to give up what they do when the slot ends. A process of its own then ends without them."""
+"""How long tasks may take to give up what they do when the slot ends, if that is below the timeout of heartbeats. A
+process of its own then ends without them."""
 _SWITCH_SECONDS = 0.0005
 """How long a thread may run Python while another one waits: what comes from the network must not wait for long."""
 
@@ -196,7 +206,10 @@ class TaskExecutor:
         while not self._over.wait(descriptor.heartbeat_seconds):
             if time.monotonic() - self._heard > descriptor.timeout_seconds:
                 self.end()
-        if self._own_process and not self._ended.wait(_END_SECONDS):
+            for deployment in list(self._deployments.values()):
+                for link in list(deployment.links.values()):
+                    link.look(descriptor.timeout_seconds)
+        if self._own_process and not self._ended.wait(min(_END_SECONDS, descriptor.timeout_seconds)):
             os._exit(1)  # a user function runs on, or another slot does not end its call
 
     def end(self) -> None:
@@ -240,8 +253,15 @@ class TaskExecutor:
         places, locations = Places.from_json(fields["places"]), fields["locations"]
 
         def link(slot: str, deployment: SlotDeployment) -> SlotLink:
-            call, options = opening(deployment=name, slot=self._descriptor.name), calling(self._descriptor.token)
-            return SlotLink(slot, locations[slot], call, options, deployment.add_credits, deployment.on_lost_link)
+            return SlotLink(
+                slot,
+                locations[slot],
+                opening(deployment=name, slot=self._descriptor.name),
+                calling(self._descriptor.token),
+                self._descriptor.heartbeat_seconds,
+                deployment.add_credits,
+                deployment.on_lost_link,
+            )
 
         try:
             job = self._programs.enter_context(loaded_job(body))
@@ -272,7 +292,7 @@ class TaskExecutor:
         with self._known:
             self._deployments.pop(deployment.id, None)
             self._gone.add(deployment.id)
-        for key in [key for key in self._incoming if key[0] == deployment.id]:
+        for key in [key for key in list(self._incoming) if key[0] == deployment.id]:
             self._incoming.pop(key, None)
 
     def _to_driver(self, deployment: str, row: WireRow) -> None:
@@ -301,22 +321,36 @@ class TaskExecutor:
         """
         fields = opened(call, deployment=str, slot=str)
         name, slot = fields["deployment"], fields["slot"]
+        key, replies = (name, slot), ReplyStream(writer)
+        if name in self._gone:
+            raise SlotProtocolError(f"deployment {name} is no longer in slot {self._descriptor.name}")
+        if self._incoming.setdefault(key, replies) is not replies:
+            raise SlotProtocolError(f"slot {slot} has called slot {self._descriptor.name} already")
+        replies.send(ALIVE)
+        deployment: SlotDeployment | None = None
+        try:
+            for chunk in reader:
+                if chunk.data is None:
+                    replies.send(ALIVE)
+                    continue
+                if deployment is None:
+                    deployment = self._await_deployment(name)
+                for row in rows_of(chunk.data):
+                    deployment.put(row)
+        finally:
+            if self._incoming.get(key) is replies:
+                self._incoming.pop(key, None)
+            replies.end()
+
+    def _await_deployment(self, name: str) -> SlotDeployment:
         with self._known:
             self._known.wait_for(
                 lambda: self._closed or name in self._deployments or name in self._gone, CONNECT_SECONDS
             )
-            deployment, replies = self._deployments.get(name), ReplyStream(writer)
-            if deployment is None:
-                raise SlotProtocolError(f"deployment {name} is not, or no longer, in slot {self._descriptor.name}")
-            if self._incoming.setdefault((name, slot), replies) is not replies:
-                raise SlotProtocolError(f"slot {slot} has called slot {self._descriptor.name} already")
-        try:
-            for chunk in reader:
-                if chunk.data is not None:
-                    for row in rows_of(chunk.data):
-                        deployment.put(row)
-        finally:
-            replies.end()
+            deployment = self._deployments.get(name)
+        if deployment is None:
+            raise SlotProtocolError(f"deployment {name} is not, or no longer, in slot {self._descriptor.name}")
+        return deployment
 
     def _send_credits(self) -> None:
         for deployment in self._deployments.values():
