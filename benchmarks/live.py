@@ -2,6 +2,7 @@
 
 - Throughput: the epochs of ``benchmarks keyed``, with the built-in sum and with a process function.
 - Small epochs: what an epoch costs that reads next to nothing.
+- TLS: the sum again, with and without it.
 - Latency: records arrive steadily, and go through the three stages of ``benchmarks continuous``. An epoch begins when
   the one before it has ended. A record's latency is the time from its arrival until its checkpoint is committed.
 
@@ -27,7 +28,8 @@ from dagster_flinkpy.storage import StorageLocation
 
 ROUNDS, EPOCHS, SMALL_EPOCHS = 3, 2, 20
 RATES, LATENCY_EPOCHS = (1_000.0, 50_000.0), 100
-BOTH = (ExchangeMode.SPARK, ExchangeMode.PIPELINED)
+SPARK, PIPELINED = ExchangeOptions(ExchangeMode.SPARK), ExchangeOptions(ExchangeMode.PIPELINED)
+TLS = ExchangeOptions(ExchangeMode.PIPELINED, tls=True)
 
 
 def small_sum() -> JobGraph:
@@ -37,10 +39,10 @@ def small_sum() -> JobGraph:
     return env.get_job_graph()
 
 
-def seconds_of(program: JobGraph, mode: ExchangeMode, folder: str, epochs: int) -> list[float]:
+def seconds_of(program: JobGraph, exchange: ExchangeOptions, folder: str, epochs: int) -> list[float]:
     """Returns the seconds of each epoch after the first one."""
     seconds = []
-    config = JobConfig("live", StorageLocation(folder), exchange=ExchangeOptions(mode))
+    config = JobConfig("live", StorageLocation(folder), exchange=exchange)
     with JobAttempt(program, config, owner="benchmark") as attempt:
         attempt.run_epoch()
         for _ in range(epochs):
@@ -50,20 +52,22 @@ def seconds_of(program: JobGraph, mode: ExchangeMode, folder: str, epochs: int) 
     return seconds
 
 
-def measured(program: Callable[[], JobGraph], epochs: int, rounds: int) -> dict[ExchangeMode, np.ndarray[Any, Any]]:
+def measured(
+    program: Callable[[], JobGraph], epochs: int, rounds: int, *exchanges: ExchangeOptions
+) -> dict[ExchangeOptions, np.ndarray[Any, Any]]:
     """Returns the median seconds of an epoch in each round, by exchange."""
-    found: dict[ExchangeMode, list[float]] = {mode: [] for mode in BOTH}
+    found: dict[ExchangeOptions, list[float]] = {exchange: [] for exchange in exchanges}
     for _ in range(rounds):
-        for mode in BOTH:
+        for exchange in exchanges:
             with tempfile.TemporaryDirectory() as folder:
-                found[mode].append(float(np.median(seconds_of(program(), mode, folder, epochs))))
-    return {mode: np.array(seconds) for mode, seconds in found.items()}
+                found[exchange].append(float(np.median(seconds_of(program(), exchange, folder, epochs))))
+    return {exchange: np.array(seconds) for exchange, seconds in found.items()}
 
 
-def latencies_of(mode: ExchangeMode, rate: float, epochs: int) -> np.ndarray[Any, Any]:
+def latencies_of(exchange: ExchangeOptions, rate: float, epochs: int) -> np.ndarray[Any, Any]:
     """Returns latencies of records in seconds, after the warm-up."""
     with tempfile.TemporaryDirectory() as folder:
-        config = JobConfig("latency", StorageLocation(folder), exchange=ExchangeOptions(mode))
+        config = JobConfig("latency", StorageLocation(folder), exchange=exchange)
         with JobAttempt(continuous.program(rate), config, owner="benchmark") as attempt:
             read = continuous.epochs(attempt, continuous.WARM_UP + epochs)
             return np.array(continuous.latencies(read, rate, epochs))
@@ -73,8 +77,8 @@ def latency() -> list[dict[str, Any]]:
     """Returns the lines of latency."""
     lines = []
     for rate in RATES:
-        live = latencies_of(ExchangeMode.PIPELINED, rate, LATENCY_EPOCHS)
-        spark = latencies_of(ExchangeMode.SPARK, rate, continuous.EPOCHS)
+        live = latencies_of(PIPELINED, rate, LATENCY_EPOCHS)
+        spark = latencies_of(SPARK, rate, continuous.EPOCHS)
         settings = {"records_per_second": rate, "stages": continuous.STAGES, "parallelism": continuous.PARALLELISM}
         for name, share in (("p50", 50), ("p99", 99)):
             ours, theirs = float(np.percentile(live, share)), float(np.percentile(spark, share))
@@ -90,9 +94,9 @@ def run(peers: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     lines = []
     events = {"events": keyed.EVENTS, "keys": keyed.KEYS, "parallelism": keyed.PARALLELISM, "rounds": ROUNDS}
     for name, program, bar in (("sum", keyed.builtin_sum, ">= 1.8"), ("process", keyed.process_function, ">= 1.3")):
-        seconds = measured(program, EPOCHS, ROUNDS)
-        rate = keyed.EVENTS / float(np.median(seconds[ExchangeMode.PIPELINED]))
-        ratio = float(np.median(seconds[ExchangeMode.SPARK] / seconds[ExchangeMode.PIPELINED]))
+        seconds = measured(program, EPOCHS, ROUNDS, SPARK, PIPELINED)
+        rate = keyed.EVENTS / float(np.median(seconds[PIPELINED]))
+        ratio = float(np.median(seconds[SPARK] / seconds[PIPELINED]))
         lines.append(line(f"live.{name}_events_per_s", rate, "events/s", settings=events))
         lines.append(
             line(
@@ -104,24 +108,25 @@ def run(peers: tuple[str, ...] = ()) -> list[dict[str, Any]]:
                 settings=events,
             )
         )
+    seconds = measured(keyed.builtin_sum, EPOCHS, ROUNDS, PIPELINED, TLS)
+    ratio = float(np.median(seconds[PIPELINED] / seconds[TLS]))
+    lines.append(line("live.sum_tls_vs_plain", ratio, "ratio of rate", settings=events))
     kept, keyed.EVENTS = keyed.EVENTS, 20
     try:
-        seconds = measured(small_sum, SMALL_EPOCHS, ROUNDS)
+        seconds = measured(small_sum, SMALL_EPOCHS, ROUNDS, SPARK, PIPELINED)
     finally:
         keyed.EVENTS = kept
     lines.append(
         line(
             "live.small_epoch_vs_spark_exchange",
-            float(np.median(seconds[ExchangeMode.PIPELINED] / seconds[ExchangeMode.SPARK])),
+            float(np.median(seconds[PIPELINED] / seconds[SPARK])),
             "ratio of time",
             peer="exchange=spark",
             bar="<= 1.0",
             settings={"epochs": SMALL_EPOCHS, "rounds": ROUNDS},
         )
     )
-    lines.append(
-        line("live.small_epoch_ms", float(np.median(seconds[ExchangeMode.PIPELINED])) * 1000, "ms", settings={})
-    )
+    lines.append(line("live.small_epoch_ms", float(np.median(seconds[PIPELINED])) * 1000, "ms", settings={}))
     lines += latency()
     spark.stop()
     return lines

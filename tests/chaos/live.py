@@ -66,12 +66,15 @@ class LiveChaos:
         spark: Runs it.
         pids: Returns the processes of Spark.
         cores: How many tasks Spark runs at once.
+        tls: Whether connections use TLS. Default: False.
     """
 
-    def __init__(self, folder: Path, spark: SparkSettings, pids: Callable[[], Sequence[int]], cores: int) -> None:
+    def __init__(
+        self, folder: Path, spark: SparkSettings, pids: Callable[[], Sequence[int]], cores: int, *, tls: bool = False
+    ) -> None:
         self.spark = spark
         self._location, self._folder = StorageLocation(str(folder)), folder
-        self._pids, self._cores = pids, cores
+        self._pids, self._cores, self._tls = pids, cores, tls
         self._noted = folder / "pids"
         self._noted.mkdir()
         self._changed = threading.Condition()
@@ -85,7 +88,7 @@ class LiveChaos:
 
     def start(self) -> None:
         """Starts a driver."""
-        ordered = order(self._location, self._noted, self.spark)
+        ordered = order(self._location, self._noted, self.spark, tls=self._tls)
         driver = self._driver = subprocess.Popen(
             [sys.executable, "-m", "tests.chaos.live_job", ordered],
             cwd=ROOT,
@@ -286,7 +289,7 @@ def local_server_pids(settings: SparkSettings) -> list[int]:
 @contextmanager
 def _on_cluster(folder: Path) -> Iterator[LiveChaos]:
     with running_cluster(folder) as cluster:
-        yield LiveChaos(folder, cluster.settings, lambda: cluster.pids, cluster.cores)
+        yield LiveChaos(folder, cluster.settings, lambda: cluster.pids, cluster.cores, tls=True)
 
 
 @contextmanager

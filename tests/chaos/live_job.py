@@ -78,20 +78,21 @@ def program(location: StorageLocation, folder: Path) -> JobGraph:
     return env.get_job_graph()
 
 
-def order(location: StorageLocation, folder: Path, spark: SparkSettings) -> str:
+def order(location: StorageLocation, folder: Path, spark: SparkSettings, *, tls: bool) -> str:
     """Returns the command-line argument.
 
     Args:
         location: Where checkpoints and tables are.
         folder: Where processes of slots are noted.
         spark: Runs the job.
+        tls: Whether connections use TLS.
     """
-    return json.dumps([asdict(location), str(folder), asdict(spark)])
+    return json.dumps([asdict(location), str(folder), asdict(spark), tls])
 
 
 def main() -> None:
     """Runs the job."""
-    place, where, settings = json.loads(sys.argv[1])
+    place, where, settings, tls = json.loads(sys.argv[1])
     relays, end = Relays(), threading.Event()
     relays.install()
 
@@ -115,6 +116,7 @@ def main() -> None:
             buffer_timeout=timedelta(milliseconds=5),
             heartbeat_interval=timedelta(seconds=0.5),
             heartbeat_timeout=timedelta(seconds=HEARTBEAT_TIMEOUT),
+            tls=tls,
         ),
     )
 

@@ -19,7 +19,7 @@ def test_a_job_of_live_tasks_goes_on_whatever_is_killed(tmp_path: Path, spark_se
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    chaos = LiveChaos(tmp_path, spark_settings, lambda: local_server_pids(spark_settings), 2)
+    chaos = LiveChaos(tmp_path, spark_settings, lambda: local_server_pids(spark_settings), 2, tls=True)
     with get_session(spark_settings):  # it outlives the drivers
         try:
             chaos.start()

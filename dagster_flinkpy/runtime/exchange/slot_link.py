@@ -32,8 +32,8 @@ class SlotLink:
     takes whatever arrives.
 
     Args:
-        slot: The name of the other slot, for messages.
-        location: Its address, such as ``grpc://10.0.0.7:40001``.
+        slot: The other slot, in words for people.
+        client: A client of it.
         call: What opens the call.
         options: The options of the call.
         ask_seconds: How often it asks whether the other slot is there.
@@ -45,14 +45,14 @@ class SlotLink:
     def __init__(
         self,
         slot: str,
-        location: str,
+        client: flight.FlightClient,
         call: flight.FlightDescriptor,
         options: flight.FlightCallOptions,
         ask_seconds: float,
         on_credits: Callable[[npt.NDArray[np.int32]], None],
         on_lost: Callable[[SlotLostError], None],
     ) -> None:
-        self._slot, self._location, self._call, self._options = slot, location, call, options
+        self._slot, self._client, self._call, self._options = slot, client, call, options
         self._ask_seconds = ask_seconds
         self._on_credits, self._on_lost = on_credits, on_lost
         self._rows: list[tuple[int, int, int, int, int]] = []
@@ -76,7 +76,6 @@ class SlotLink:
             SlotLostError: The other slot cannot be reached.
         """
         try:
-            self._client = flight.connect(self._location)
             self._writer, self._reader = self._client.do_exchange(self._call, self._options)
             self._writer.begin(WIRE_SCHEMA)
             threading.Thread(target=self._read, name=f"credits of {self._slot}", daemon=True).start()
@@ -94,7 +93,7 @@ class SlotLink:
             raise self._lost(TimeoutError(f"it has not answered for {CONNECT_SECONDS:g} s"))
 
     def _lost(self, error: BaseException) -> SlotLostError:
-        return SlotLostError(f"slot {self._slot} at {self._location} cannot be reached: {error}")
+        return SlotLostError(f"{self._slot} cannot be reached: {error}")
 
     def _read(self) -> None:
         try:

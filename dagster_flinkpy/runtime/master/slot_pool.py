@@ -30,6 +30,7 @@ from dagster_flinkpy.errors import (
 )
 from dagster_flinkpy.runtime.exchange.frames import TokenCheck, frame, opened, parse
 from dagster_flinkpy.runtime.exchange.reply_stream import ReplyStream
+from dagster_flinkpy.runtime.exchange.tls import AttemptCertificate, new_certificate, scheme_of, server_options
 from dagster_flinkpy.runtime.shuffle.wire import WIRE_SCHEMA, WireRow, rows_of
 from dagster_flinkpy.runtime.slot.task_executor import SlotDescriptor
 
@@ -135,11 +136,13 @@ class SlotPool:
     def __init__(
         self, start: StartSlot, host: str, options: ExchangeOptions, progress: Callable[[str], object]
     ) -> None:
-        self._start, self._host, self._progress = start, host, progress
+        self._start, self._progress = start, progress
         self._timeout = options.slot_request_timeout.total_seconds()
         self._beat_seconds = options.heartbeat_interval.total_seconds()
         self._silent_seconds = options.heartbeat_timeout.total_seconds()
         self._token = secrets.token_hex(16)
+        self._tls = new_certificate() if options.tls else None
+        self._address = f"{scheme_of(self._tls)}://{host}"
         self._changed = threading.Condition()
         self._slots: dict[str, Slot] = {}
         """By name, the slot that was started last."""
@@ -211,9 +214,14 @@ class SlotPool:
         if known is not None:
             known.kill()
         assert self._server is not None
-        location = f"grpc://{self._host}:{self._server.port}"
         descriptor = SlotDescriptor(
-            name, uuid.uuid4().hex, location, self._token, self._beat_seconds, self._silent_seconds
+            name,
+            uuid.uuid4().hex,
+            f"{self._address}:{self._server.port}",
+            self._token,
+            self._beat_seconds,
+            self._silent_seconds,
+            self._tls,
         )
         slot = self._slots[name] = Slot(descriptor, self._start, self._on_ended)
         self._processes.add(slot)
@@ -245,7 +253,7 @@ class SlotPool:
     def _open(self) -> None:
         with self._changed:
             if self._server is None and not self._over.is_set():
-                self._server = _Endpoint(f"grpc://{self._host}:0", self, self._token)
+                self._server = _Endpoint(f"{self._address}:0", self, self._token, self._tls)
                 self._watcher = threading.Thread(target=self._watch, name="heartbeats of slots", daemon=True)
                 self._watcher.start()
 
@@ -355,8 +363,8 @@ def _join(threads: Collection[threading.Thread], seconds: float) -> None:
 class _Endpoint(flight.FlightServerBase):  # type: ignore[misc]
     """Where slots call the driver."""
 
-    def __init__(self, location: str, pool: SlotPool, token: str) -> None:
-        super().__init__(location, middleware={"token": TokenCheck(token)})
+    def __init__(self, location: str, pool: SlotPool, token: str, tls: AttemptCertificate | None) -> None:
+        super().__init__(location, middleware={"token": TokenCheck(token)}, **server_options(tls))
         self._pool = pool
 
     def do_exchange(self, context: Any, descriptor: flight.FlightDescriptor, reader: Any, writer: Any) -> None:

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from dagster_flinkpy.errors import FlinkPyError, SlotProtocolError
+from dagster_flinkpy.errors import FlinkPyError, SlotLostError, SlotProtocolError
 from dagster_flinkpy.runtime.epoch import Epoch
 from dagster_flinkpy.runtime.exchange.frames import (
     ALIVE,
@@ -33,7 +33,8 @@ from dagster_flinkpy.runtime.exchange.frames import (
 from dagster_flinkpy.runtime.exchange.places import Places, address_towards
 from dagster_flinkpy.runtime.exchange.reply_stream import ReplyStream
 from dagster_flinkpy.runtime.exchange.slot_link import CONNECT_SECONDS, SlotLink
-from dagster_flinkpy.runtime.failure import error_to_json
+from dagster_flinkpy.runtime.exchange.tls import AttemptCertificate, connect, scheme_of, server_options
+from dagster_flinkpy.runtime.failure import error_to_json, reported
 from dagster_flinkpy.runtime.shipping import loaded_job
 from dagster_flinkpy.runtime.shuffle.wire import NO_EDGE, WIRE_SCHEMA, Kind, WireRow, batch_of, rows_of
 from dagster_flinkpy.runtime.slot.deployment import SlotDeployment
@@ -65,6 +66,8 @@ class SlotDescriptor:
     """How often driver and slot tell each other that they are there."""
     timeout_seconds: float
     """After which time without that the slot gives up."""
+    tls: AttemptCertificate | None = None
+    """The certificate of the execution attempt. Default: none, without TLS."""
 
 
 def run_slot(descriptor: SlotDescriptor, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -77,7 +80,7 @@ def run_slot(descriptor: SlotDescriptor, batches: Iterator[pa.RecordBatch]) -> I
     before = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_SECONDS)
     try:
-        with collecting_rarely():
+        with collecting_rarely(), reported():
             executor.run()
     finally:
         sys.setswitchinterval(before)
@@ -116,21 +119,31 @@ class TaskExecutor:
     # --- life --------------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Runs until the driver says that the slot is over, or is gone."""
+        """Runs until the driver says that the slot is over, or is gone.
+
+        Raises:
+            SlotLostError: The driver cannot be reached.
+        """
         descriptor = self._descriptor
         driver = urlsplit(descriptor.driver)
         host = address_towards(str(driver.hostname), int(driver.port or 0))
-        server = _DataServer(f"grpc://{_bracketed(host)}:0", self, descriptor.token)
-        location = f"grpc://{_bracketed(host)}:{server.port}"
-        client = flight.connect(descriptor.driver)
+        address = f"{scheme_of(descriptor.tls)}://{_bracketed(host)}"
+        server = _DataServer(f"{address}:0", self, descriptor)
+        location = f"{address}:{server.port}"
+        client = connect(descriptor.driver, descriptor.tls)
         threads = [
             threading.Thread(target=target, name=f"slot {descriptor.name} {what}", daemon=True)
             for target, what in ((self._listen, "listens"), (self._beat, "beats"), (self._watch, "watches"))
         ]
         call = opening(slot=descriptor.name, id=descriptor.id, location=location, pid=os.getpid())
         try:
-            self._writer, self._reader = client.do_exchange(call, calling(descriptor.token))
-            self._writer.begin(WIRE_SCHEMA)
+            try:
+                self._writer, self._reader = client.do_exchange(call, calling(descriptor.token))
+                self._writer.begin(WIRE_SCHEMA)
+            except (pa.ArrowException, OSError) as error:
+                raise SlotLostError(
+                    f"slot {descriptor.name} cannot reach the driver at {descriptor.driver}: {error}"
+                ) from error
             for thread in threads:
                 thread.start()
             with self._logs.captured() if self._logs is not None else nullcontext():
@@ -253,9 +266,10 @@ class TaskExecutor:
         places, locations = Places.from_json(fields["places"]), fields["locations"]
 
         def link(slot: str, deployment: SlotDeployment) -> SlotLink:
+            location = locations[slot]
             return SlotLink(
-                slot,
-                locations[slot],
+                f"slot {slot} at {location}",
+                connect(location, self._descriptor.tls),
                 opening(deployment=name, slot=self._descriptor.name),
                 calling(self._descriptor.token),
                 self._descriptor.heartbeat_seconds,
@@ -366,8 +380,9 @@ class TaskExecutor:
 class _DataServer(flight.FlightServerBase):  # type: ignore[misc]
     """Takes streams of rows of other slots."""
 
-    def __init__(self, location: str, executor: TaskExecutor, token: str) -> None:
-        super().__init__(location, middleware={"token": TokenCheck(token)})
+    def __init__(self, location: str, executor: TaskExecutor, descriptor: SlotDescriptor) -> None:
+        middleware = {"token": TokenCheck(descriptor.token)}
+        super().__init__(location, middleware=middleware, **server_options(descriptor.tls))
         self._executor = executor
 
     def do_exchange(self, context: Any, descriptor: flight.FlightDescriptor, reader: Any, writer: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
 from dagster_flinkpy.runtime.master import job_failover
 from tests.chaos.relay import TROUBLES, Relays
-from tests.runtime.slot.test_live_failures import LiveAttempt, Noted, assert_exact, program, restarts
+from tests.runtime.slot.test_live_failures import LiveAttempt, Noted, assert_exact, program, raise_first, restarts
 
 OPTIONS = ExchangeOptions(
     ExchangeMode.PIPELINED,
@@ -28,6 +29,14 @@ def relays(monkeypatch: pytest.MonkeyPatch) -> Iterator[Relays]:
     made.install(monkeypatch.setattr)
     yield made
     made.close()
+
+
+def test_a_job_over_tls(tmp_path: Path) -> None:
+    graph, sink = program(tmp_path, Noted(tmp_path, raise_first))
+    exchange = replace(OPTIONS, tls=True, heartbeat_timeout=timedelta(seconds=20))
+    with LiveAttempt(graph, tmp_path, exchange=exchange, failover=restarts(1)) as attempt:
+        list(attempt.run_epochs())
+    assert_exact(sink)
 
 
 class OnRestart(logging.Filter):
