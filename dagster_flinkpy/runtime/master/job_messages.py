@@ -23,6 +23,8 @@ __all__ = [
     "AbortLingering",
     "AnswerRequest",
     "BeginEpochs",
+    "CheckpointIdReserved",
+    "CloseEpoch",
     "CommitCheckpoint",
     "CompleteCheckpoint",
     "DiscardRead",
@@ -118,6 +120,14 @@ class SavepointWritten(Stimulus):
 
 
 @dataclass(frozen=True)
+class CheckpointIdReserved(Stimulus):
+    """Answers `ReserveCheckpointId`."""
+
+    checkpoint_id: int | None
+    """The id; None if the store has given none."""
+
+
+@dataclass(frozen=True)
 class Quieted(Stimulus):
     """Nothing is running any more."""
 
@@ -168,12 +178,18 @@ class RunEpochs(RegionInstruction):
     """Run the Spark job that reads these epochs."""
 
     epochs: tuple[Epoch, ...]
+    """In order. If it is one that is open, more input follows until `CloseEpoch`."""
     restarts: int
     """How often the region has restarted in this attempt."""
     rewritten: Mapping[int, EdgeInputs]
     """By checkpoint, what an epoch reads that was written anew since it was planned."""
     was_read: bool
     """Whether an earlier Spark job has read the epochs."""
+
+
+@dataclass(frozen=True)
+class CloseEpoch(RegionInstruction):
+    """Let the barrier follow in the epoch that is open: its checkpoint is triggered."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +209,7 @@ class InterruptRegion(RegionInstruction):
 
 @dataclass(frozen=True)
 class ReserveCheckpointId(Instruction):
-    """Take the id of the next checkpoint while an epoch runs."""
+    """Take the id of the next checkpoint before that is triggered."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from typing import Any
 from dagster_flinkpy.errors import CheckpointError, FlinkPyError, SlotLostError
 from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
 from dagster_flinkpy.runtime.exchange.frames import frame
-from dagster_flinkpy.runtime.exchange.places import Places
+from dagster_flinkpy.runtime.exchange.places import Places, chains_of
+from dagster_flinkpy.runtime.master.open_epoch import OpenEpoch
 from dagster_flinkpy.runtime.master.slot_pool import Slot, SlotPool
 from dagster_flinkpy.runtime.master.spark_progress import INTERVAL_SECONDS, EpochProgress
 from dagster_flinkpy.runtime.record_counts import RecordCounts
@@ -56,6 +57,8 @@ class _Deployment:
         """What the tasks have sent since the last epoch."""
         self.acknowledged: Counter[int] = Counter()
         """How many subtasks have acknowledged each checkpoint."""
+        self.missing_requests = 0
+        """How many tasks have not read the last part of the epoch that is open, and asked for more."""
         self.begun = False
         """Whether they have been told to read."""
         self.failed = False
@@ -76,6 +79,18 @@ class _Deployment:
     def number_of_tasks(self) -> int:
         """How many subtasks acknowledge each checkpoint."""
         return sum(vertex.parallelism for vertex in self.job.graph.vertices)
+
+    @property
+    def number_of_sources(self) -> int:
+        """How many tasks read sources."""
+        return sum(chain[0].parallelism for chain in chains_of(self.job.graph, 0))
+
+    def begin(self, epoch: Epoch) -> None:
+        """Tells the tasks to read an epoch, or a part of it."""
+        body = pickle.dumps(epoch, protocol=5)
+        self.missing_requests = self.number_of_sources
+        self.say(frame("begin", body, deployment=self.id, first=not self.begun))
+        self.begun = True
 
     def tasks_of(self, slot: Slot) -> str:
         """Returns the subtasks of a slot, in words for people."""
@@ -111,8 +126,12 @@ class PipelinedRegion:
         self._interrupted = False
         pool.add_listener(self)
 
-    def run(self, job: EpochJob) -> Sequence[WireRow]:
+    def run(self, job: EpochJob, open_epoch: OpenEpoch | None = None) -> Sequence[WireRow]:
         """Reads the epochs of a job, and returns what the tasks have sent to the driver, when all have acknowledged.
+
+        Args:
+            job: The region and its epochs.
+            open_epoch: Gives out the input of its only epoch, if that comes in parts. Default: the epochs have it all.
 
         Raises:
             NoResourceAvailableError: There are too few slots.
@@ -123,11 +142,11 @@ class PipelinedRegion:
         known = self._deployment
         deployment = self.deploy(job) if known is None or not known.begun or not known.is_broken else known
         if deployment is not known or not known.is_broken:  # otherwise since its last epoch
-            for epoch in job.epochs:
-                body = pickle.dumps(epoch, protocol=5) if deployment.begun else b""
-                deployment.say(frame("begin", body, deployment=deployment.id, first=not deployment.begun))
-                deployment.begun = True
+            for epoch in job.epochs if open_epoch is None else [open_epoch.read]:
+                deployment.begin(epoch)
         try:
+            if open_epoch is not None:
+                self._give_out(open_epoch, deployment)
             self._wait(lambda: self._is_done(deployment, job.epochs), self._epoch_progress(deployment, job))
         except FlinkPyError:
             self.cancel()
@@ -140,6 +159,25 @@ class PipelinedRegion:
         deployment.epochs += len(job.epochs)
         deployment.last = job.epochs[-1].checkpoint_id
         return [replace(row, seq=row.seq - base) if row.kind is Kind.COLLECT else row for row in rows]
+
+    def _give_out(self, open_epoch: OpenEpoch, deployment: _Deployment) -> None:
+        """Gives the sources what comes, part by part, until the epoch is closed or a task has failed."""
+        open_epoch.on_close(self._wake)
+        while not deployment.failed:
+            self._wait(lambda: deployment.failed or deployment.missing_requests <= 0)
+            if deployment.failed:
+                return
+            part = open_epoch.next()
+            if part is None:
+                self._wait(lambda: deployment.failed or open_epoch.closed, seconds=open_epoch.interval)
+                continue
+            deployment.begin(part)
+            if not part.open:
+                return
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     def _epoch_progress(self, deployment: _Deployment, job: EpochJob) -> EpochProgress:
         checkpoint_id = job.epochs[-1].checkpoint_id
@@ -181,8 +219,15 @@ class PipelinedRegion:
         tasks = deployment.number_of_tasks
         return deployment.failed or all(deployment.acknowledged[e.checkpoint_id] >= tasks for e in epochs)
 
-    def _wait(self, done: Callable[[], bool], progress: EpochProgress | None = None) -> None:
+    def _wait(
+        self, done: Callable[[], bool], progress: EpochProgress | None = None, seconds: float | None = None
+    ) -> None:
         """Waits for messages of the tasks.
+
+        Args:
+            done: Returns whether they have come.
+            progress: Is told that time passes.
+            seconds: How long to wait. Default: until they have come.
 
         Raises:
             SlotLostError: A slot was lost.
@@ -194,7 +239,7 @@ class PipelinedRegion:
         def over() -> bool:
             return done() or deployment.lost is not None or self._interrupted
 
-        while not self._wait_for(over, INTERVAL_SECONDS):
+        while not self._wait_for(over, INTERVAL_SECONDS if seconds is None else seconds) and seconds is None:
             if progress is not None:
                 progress.update()
         if deployment.cut_off:  # most likely because the other slot is gone, which the driver is about to see
@@ -294,8 +339,11 @@ class PipelinedRegion:
             known = self._deployment
             if known is None or known.id != deployment:
                 return
-            known.rows += rows
             for row in rows:
+                if row.kind is Kind.REQUEST_SPLITS:
+                    known.missing_requests -= 1
+                    continue
+                known.rows.append(row)
                 if row.kind is Kind.FAILURE:
                     known.cut_off |= not known.failed and _is_cut_off(row)
                     known.failed = True

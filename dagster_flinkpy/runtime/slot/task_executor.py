@@ -251,9 +251,8 @@ class TaskExecutor:
             if kind in ("cancel", "finish"):
                 self._say(frame("ended", deployment=name))
         elif kind == "begin":
-            first = bool(fields["first"])
-            epoch: Epoch = deployment.job.epochs[0] if first else pickle.loads(body)  # from the driver of this job
-            deployment.begin(epoch, first=first)
+            epoch: Epoch = pickle.loads(body)  # from the driver of this job
+            deployment.begin(epoch, first=bool(fields["first"]))
         elif kind == "notify":
             deployment.notify(fields["news"], int(fields["checkpoint_id"]))
         elif kind in ("cancel", "finish"):
