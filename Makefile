@@ -94,7 +94,7 @@ screenshots: install browser
 bench: install
 	$(BIN)/python -m benchmarks
 
-# Crashes, zombies and a store that fails, from 10,000 seeds; `make test` runs 100 of them.
+# Crashes, zombies and a store that fails, from 10,000 seeds; `make test` runs 40 of them.
 simulate: install
 	$(BIN)/python -m tests.simulation --seeds 10000
 
