@@ -45,7 +45,7 @@ from dagster_flinkpy.runtime.master.job_messages import (
     RegionInstruction,
     RepeatState,
     RequestsTaken,
-    ReserveCheckpointId,
+    ReserveCheckpointIds,
     Resumed,
     RunEpochs,
     Say,
@@ -273,8 +273,8 @@ class JobMaster:
             # A checkpoint, from its trigger to its end.
             case AssignCheckpointId():
                 self._submit(Lane.TRIGGER, instruction, steps.assign_checkpoint_id)
-            case ReserveCheckpointId():
-                self._submit(Lane.TRIGGER, instruction, steps.reserve_checkpoint_id)
+            case ReserveCheckpointIds(number=number):
+                self._submit(Lane.TRIGGER, instruction, partial(steps.reserve_checkpoint_ids, number))
             case ArmTimeout(checkpoint_id=checkpoint_id):
                 self._triggered[checkpoint_id] = time.monotonic()
             case TriggerMasterHooks(checkpoint_id=checkpoint_id, timestamp_ms=timestamp, identifiers=identifiers):
@@ -324,8 +324,8 @@ class JobMaster:
                 open_epoch = runner.open(epochs[0]) if epochs[0].open else None
                 run = partial(runner.run, epochs, restarts, rewritten=rewritten, was_read=was_read)
                 submit(partial(run, open_epoch=open_epoch))
-            case CloseEpoch():
-                runner.close()
+            case CloseEpoch(following=following):
+                runner.close(following)
             case RepeatState(checkpoint_id=checkpoint_id):
                 submit(partial(runner.repeat, checkpoint_id))
             case InterruptRegion():

@@ -23,7 +23,7 @@ __all__ = [
     "AbortLingering",
     "AnswerRequest",
     "BeginEpochs",
-    "CheckpointIdReserved",
+    "CheckpointIdsReserved",
     "CloseEpoch",
     "CommitCheckpoint",
     "CompleteCheckpoint",
@@ -41,7 +41,7 @@ __all__ = [
     "RegionInstruction",
     "RepeatState",
     "RequestsTaken",
-    "ReserveCheckpointId",
+    "ReserveCheckpointIds",
     "Resumed",
     "RunEpochs",
     "SavepointWritten",
@@ -120,11 +120,11 @@ class SavepointWritten(Stimulus):
 
 
 @dataclass(frozen=True)
-class CheckpointIdReserved(Stimulus):
-    """Answers `ReserveCheckpointId`."""
+class CheckpointIdsReserved(Stimulus):
+    """Answers `ReserveCheckpointIds`."""
 
-    checkpoint_id: int | None
-    """The id; None if the store has given none."""
+    checkpoint_ids: tuple[int, ...]
+    """All that are reserved, in order; fewer if the store has given none."""
 
 
 @dataclass(frozen=True)
@@ -191,6 +191,10 @@ class RunEpochs(RegionInstruction):
 class CloseEpoch(RegionInstruction):
     """Let the barrier follow in the epoch that is open: its checkpoint is triggered."""
 
+    following: int | None
+    """The checkpoint of the epoch that the sources read next, without waiting for the acknowledgements of this one.
+    None: they wait."""
+
 
 @dataclass(frozen=True)
 class RepeatState(RegionInstruction):
@@ -208,8 +212,11 @@ class InterruptRegion(RegionInstruction):
 
 
 @dataclass(frozen=True)
-class ReserveCheckpointId(Instruction):
-    """Take the id of the next checkpoint before that is triggered."""
+class ReserveCheckpointIds(Instruction):
+    """Take the ids of the next checkpoints before they are triggered."""
+
+    number: int
+    """How many are to be reserved in all."""
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ from dagster_flinkpy.runtime.master.epoch_sequence import EpochSequence
 from dagster_flinkpy.runtime.master.job_failover import JobFailover, diagnosed
 from dagster_flinkpy.runtime.master.job_messages import (
     AbortLingering,
-    CheckpointIdReserved,
+    CheckpointIdsReserved,
     CommitCheckpoint,
     CompleteCheckpoint,
     DiscardRead,
@@ -87,7 +87,7 @@ from dagster_flinkpy.runtime.master.job_messages import (
     Quieted,
     RegionInstruction,
     RequestsTaken,
-    ReserveCheckpointId,
+    ReserveCheckpointIds,
     Resumed,
     SavepointWritten,
     Say,
@@ -160,8 +160,12 @@ class JobState:
         self.chain = CompletionChain(turn, create_metadata)
         self.requests, self._failover, self._turn = requests, failover, turn
         self._max_ahead, self._owner, self._can_open_epochs = max_ahead, owner, can_open_epochs
+        self._ids: tuple[int, ...] = ()
+        """The ids of the next checkpoints, as far as they are known."""
         self._reserving = False
-        """Whether an epoch is to be opened as soon as its checkpoint has an id."""
+        """Whether ids were asked for, or there are none."""
+        self._following: int | None = None
+        """The checkpoint of the epoch that sources read already, though the one before it is not acknowledged."""
         self._story: deque[str] = deque(maxlen=_STORY_LENGTH)
         self._read_up_to = 0
         """The last checkpoint for which all sources have been read."""
@@ -338,7 +342,7 @@ class JobState:
             self._tell(LookForRequests())
         self._trigger_next()
         if self.failure is None and self.epochs.followed():
-            self._tell(ReserveCheckpointId())
+            self._tell(ReserveCheckpointIds(1))
         overtaken = True
         while overtaken:
             for region in self.regions:
@@ -376,7 +380,10 @@ class JobState:
         request, now = self.epochs.request, self._turn.now_ms
         if now < self.retry_ms or request is None:
             return
-        if self.epochs.open is not None:
+        if self._following is not None:
+            if self.failure is None and all(region.idle for region in self.epochs.sources):
+                self._open(self._following)
+        elif self.epochs.open is not None:
             if self._may_close():
                 ended = all(region.at_end for region in self.epochs.sources)
                 if ended or not self.iterating or (self.requests.waiting and not self.coordinator.pending):
@@ -392,9 +399,11 @@ class JobState:
                 self._trigger(request)
             elif self._due_ms <= now:
                 self._drive(PeriodicTick(now))
-            elif not self._reserving and self._may_open():
-                self._reserving = True
-                self._tell(ReserveCheckpointId())
+            elif self._may_open():
+                if self._ids:
+                    self._open(self._ids[0])
+                else:
+                    self._reserve()
         elif self.takes_over and not (self.iterating or self.coordinator.incomplete or self.coordinator.triggering):
             self._trigger(EpochRequest(EpochKind.REPEAT))  # no other checkpoint follows that could take over
 
@@ -407,7 +416,7 @@ class JobState:
 
     def _may_close(self) -> bool:
         """Returns whether the checkpoint of the epoch that is open can be triggered now."""
-        busy = self.coordinator.triggering or len(self.coordinator.incomplete) > self._max_ahead
+        busy = self.coordinator.triggering or len(self.coordinator.incomplete) >= self._max_ahead
         return self.epochs.open is not None and self.failure is None and not busy
 
     def _may_open(self) -> bool:
@@ -422,15 +431,31 @@ class JobState:
             and not self.takes_over
         )
 
+    def _reserve(self) -> None:
+        if not self._reserving:
+            self._reserving = True
+            self._tell(ReserveCheckpointIds(2))
+
+    def _open(self, checkpoint_id: int) -> None:
+        """Lets the sources read what comes until a checkpoint is triggered."""
+        self._following = None
+        batch = self.epochs.begin_open(checkpoint_id)
+        for region in self.regions:
+            region.enqueue(batch)
+
+    def _close(self) -> None:
+        """Lets the barriers follow in the epoch that was open, and the sources read on behind them."""
+        ended = all(region.at_end for region in self.epochs.sources)
+        if self._ids and self.iterating and not self.epochs.at_limit and not ended:
+            self._following = self._ids[0]
+        for region in self.regions:
+            region.close(self._following)
+        self._reserve()
+
     @_on.register
-    def _(self, stimulus: CheckpointIdReserved) -> None:
-        opens, self._reserving = self._reserving, False
-        if not opens or stimulus.checkpoint_id is None or self.requests.waiting or not self.iterating:
-            return
-        if self._due_ms > stimulus.now_ms and self._may_trigger() and self._may_open():
-            batch = self.epochs.begin_open(stimulus.checkpoint_id)
-            for region in self.regions:
-                region.enqueue(batch)
+    def _(self, stimulus: CheckpointIdsReserved) -> None:
+        self._ids = stimulus.checkpoint_ids
+        self._reserving = not self._ids  # the next checkpoint asks again
 
     @_on.register
     def _(self, stimulus: InputEnded) -> None:
@@ -442,9 +467,9 @@ class JobState:
 
     def _deploy(self, checkpoint_id: int) -> None:
         """Lets the regions run up to the barrier of a checkpoint."""
+        self._ids, self._reserving = tuple(each for each in self._ids if each > checkpoint_id), False
         if self.epochs.close(checkpoint_id):
-            for region in self.regions:
-                region.close()
+            self._close()
             return
         takes_over = self.chain.outputs.waiting
         batch = self.epochs.add(checkpoint_id, takes_over=takes_over)
@@ -512,6 +537,8 @@ class JobState:
         if region in sources and min(each.acknowledged for each in sources) >= last > self._read_up_to:
             self._read_up_to = last
             self.requests.epoch_ended(last)
+            if all(each.input_ended for each in sources):
+                self._following = None  # the last parts have shown it
         for each in acknowledged:
             if self._may_complete(each.checkpoint_id):  # it may have expired just now
                 self._acknowledge(region, each.checkpoint_id, each.states)

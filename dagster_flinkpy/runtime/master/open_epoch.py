@@ -44,6 +44,8 @@ class OpenEpoch:
         """When the checkpoint was triggered, in milliseconds since 1970; None if it is not."""
         self.error: BaseException | None = None
         """What an enumerator raised. What it would assign next is unclear."""
+        self.following: OpenEpoch | None = None
+        """The epoch that the sources read behind the barrier, once that follows."""
         self._splits, self._watchdog, self._now, self._on_end = splits, watchdog, now, on_end
         self._first = True
         self._wake: Callable[[], object] = lambda: None
@@ -57,10 +59,24 @@ class OpenEpoch:
         """Sets what is called when the epoch is closed. Any thread may call it."""
         self._wake = wake
 
-    def close(self) -> None:
-        """Lets the barrier follow. Any thread may call it."""
-        self.closed_ms = self._now()
+    def close(self, following: OpenEpoch | None) -> None:
+        """Lets the barrier follow. Any thread may call it.
+
+        Args:
+            following: The epoch that the sources read behind the barrier; None if they wait.
+        """
+        self.following, self.closed_ms = following, self._now()
         self._wake()
+
+    @property
+    def ended(self) -> bool:
+        """Whether all input has ended."""
+        return self._splits.ends(self.read)
+
+    def say_if_ended(self) -> None:
+        """Says again that all input has ended, if it has."""
+        if self.ended:
+            self._on_end()
 
     def next(self) -> Epoch | None:
         """Looks for the next part.
@@ -72,7 +88,9 @@ class OpenEpoch:
             SourceReadError: The input cannot be listed.
             CheckpointTimeoutError: A source hangs.
         """
-        closed, ended = self.closed, self._splits.ends(self.read)
+        if self.error is not None:
+            raise self.error
+        closed, ended = self.closed, self.ended
         if ended and not closed:
             return None
         try:
@@ -83,8 +101,8 @@ class OpenEpoch:
         if not closed and not part.has_input and part.ended_sources == self.read.ended_sources:
             return None
         self.read = self.read.followed_by(part)
-        if not ended and self._splits.ends(self.read):
-            self._on_end()
+        if not ended:
+            self.say_if_ended()
         return part
 
     def _look(self, closed: bool) -> Epoch:

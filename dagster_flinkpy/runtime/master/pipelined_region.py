@@ -8,6 +8,7 @@ import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -61,6 +62,8 @@ class _Deployment:
         """How many tasks have not read the last part of the epoch that is open, and asked for more."""
         self.begun = False
         """Whether they have been told to read."""
+        self.reading = 0
+        """The checkpoint of the last epoch that they were told to read."""
         self.failed = False
         self.cut_off = False
         """Whether a task was cut off from another slot."""
@@ -88,7 +91,7 @@ class _Deployment:
     def begin(self, epoch: Epoch) -> None:
         """Tells the tasks to read an epoch, or a part of it."""
         body = pickle.dumps(epoch, protocol=5)
-        self.missing_requests = self.number_of_sources
+        self.missing_requests, self.reading = self.number_of_sources, epoch.checkpoint_id
         self.say(frame("begin", body, deployment=self.id, first=not self.begun))
         self.begun = True
 
@@ -143,21 +146,27 @@ class PipelinedRegion:
         deployment = self.deploy(job) if known is None or not known.begun or not known.is_broken else known
         if deployment is not known or not known.is_broken:  # otherwise since its last epoch
             for epoch in job.epochs if open_epoch is None else [open_epoch.read]:
-                deployment.begin(epoch)
+                if epoch.checkpoint_id != deployment.reading:  # otherwise it has begun behind the one before it
+                    deployment.begin(epoch)
         try:
             if open_epoch is not None:
                 self._give_out(open_epoch, deployment)
+                self._read_on(open_epoch, deployment)
             self._wait(lambda: self._is_done(deployment, job.epochs), self._epoch_progress(deployment, job))
         except FlinkPyError:
             self.cancel()
             raise
-        with self._changed:
-            rows, deployment.rows = deployment.rows, []
-        if deployment.failed:
-            self.cancel()
         base = deployment.epochs << SEQ_BITS
         deployment.epochs += len(job.epochs)
         deployment.last = job.epochs[-1].checkpoint_id
+        end = deployment.epochs << SEQ_BITS
+        with self._changed:
+            rows, deployment.rows = deployment.rows, []
+            if open_epoch is not None and not deployment.failed:
+                deployment.rows = [row for row in rows if row.kind is Kind.COLLECT and row.seq >= end]
+                rows = [row for row in rows if row.kind is not Kind.COLLECT or row.seq < end]
+        if deployment.failed:
+            self.cancel()
         return [replace(row, seq=row.seq - base) if row.kind is Kind.COLLECT else row for row in rows]
 
     def _give_out(self, open_epoch: OpenEpoch, deployment: _Deployment) -> None:
@@ -174,6 +183,26 @@ class PipelinedRegion:
             deployment.begin(part)
             if not part.open:
                 return
+
+    def _read_on(self, open_epoch: OpenEpoch, deployment: _Deployment) -> None:
+        """Gives the sources what comes for the next epoch, until all tasks have acknowledged this one."""
+        following, epochs = open_epoch.following, [open_epoch.read]
+        if following is None or open_epoch.ended or deployment.failed:
+            return
+
+        def done() -> bool:
+            return self._is_done(deployment, epochs)
+
+        deployment.begin(following.read)
+        while not done() and following.error is None:
+            self._wait(lambda: done() or deployment.missing_requests <= 0)
+            if done():
+                return
+            with suppress(Exception):  # it is raised when the epoch is run
+                if (part := following.next()) is not None:
+                    deployment.begin(part)
+                    continue
+            self._wait(done, seconds=following.interval)
 
     def _wake(self) -> None:
         with self._changed:

@@ -95,6 +95,8 @@ class JobRunner:
     tell: Callable[[Stimulus], object]
     """Tells the master of something that it has not asked for."""
     _open: OpenEpoch | None = None
+    _following: OpenEpoch | None = None
+    """The epoch that the sources read while the one before it is acknowledged."""
 
     @property
     def tasks(self) -> Sequence[Subtask]:
@@ -144,17 +146,31 @@ class JobRunner:
         Args:
             given: What an earlier try was given, or an epoch without input.
         """
+        following, self._following = self._following, None
+        if following is not None and following.read.checkpoint_id == given.checkpoint_id:
+            self._open = following
+            following.say_if_ended()
+        else:
+            self._following = following  # it comes after the one that is read again
+            self._open = self._create(given)
+        return self._open
 
+    def _create(self, given: Epoch) -> OpenEpoch:
         def on_end() -> None:
             self.tell(InputEnded(self.now(), self.planner.number))
 
-        self._open = OpenEpoch(given, self.planner.splits, self.watchdog, self.now, on_end)
-        return self._open
+        return OpenEpoch(given, self.planner.splits, self.watchdog, self.now, on_end)
 
-    def close(self) -> None:
-        """Closes the epoch that was opened last: the barrier follows."""
+    def close(self, following: int | None) -> None:
+        """Closes the epoch that was opened last: the barrier follows.
+
+        Args:
+            following: The checkpoint of the epoch that the sources read next; None if they wait.
+        """
         assert self._open is not None
-        self._open.close()
+        if following is not None:
+            self._following = self._create(Epoch(following, {}, self._open.read.ended_sources))
+        self._open.close(self._following if following is not None else None)
 
     def run(
         self,

@@ -250,7 +250,7 @@ class RegionState:
         planned = tuple(replace(each, open=live) for each in epochs.planned)
         self._tell(RunEpochs(self.number, planned, self.restarts, rewritten, epochs.read))
         if live and not epochs.batch.open:
-            self.close()
+            self.close(None)
 
     def _release(self) -> None:
         self._slots.release(self.number)
@@ -422,10 +422,14 @@ class RegionState:
         else:
             self._to(Phase.DEPLOYED)
 
-    def close(self) -> None:
-        """Lets the barrier follow in the epoch that is open."""
+    def close(self, following: int | None) -> None:
+        """Lets the barrier follow in the epoch that is open.
+
+        Args:
+            following: The checkpoint of the epoch that the sources then read; None if they wait.
+        """
         if self.phase is Phase.RUNNING:
-            self._tell(CloseEpoch(self.number))
+            self._tell(CloseEpoch(self.number, following))
 
     def on_given(self, given: Epoch) -> None:
         """Notes what the sources have read, or would have to read again, of an epoch that was open."""
