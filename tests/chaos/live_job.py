@@ -103,6 +103,7 @@ def main() -> None:
             else:
                 what, _, to = line.strip().partition(" ")
                 relays.trouble(what, to) if to else relays.mend()
+        os._exit(1)  # whoever wanted the job is gone
 
     threading.Thread(target=listen, daemon=True).start()
     location = StorageLocation(**place)

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -46,6 +46,8 @@ __all__ = ["SlotDescriptor", "TaskExecutor", "run_slot"]
 _END_SECONDS = 30.0
 """How long tasks may take to give up what they do when the slot ends, if that is below the timeout of heartbeats. A
 process of its own then ends without them."""
+_BATCH_BYTES = 64 << 20
+"""Rows for the driver are sent when they have this size. Arrow cannot address more than 2 GiB of payloads at once."""
 _SWITCH_SECONDS = 0.0005
 """How long a thread may run Python while another one waits: what comes from the network must not wait for long."""
 
@@ -238,9 +240,15 @@ class TaskExecutor:
         self._event.set()
 
     def _say(self, message: bytes) -> None:
-        with self._write_lock, suppress(pa.ArrowException, OSError):  # the driver may be gone
+        self._write(lambda: self._writer.write_metadata(message))
+
+    def _write(self, write: Callable[[], object]) -> None:
+        with self._write_lock:
             if not self._closed:
-                self._writer.write_metadata(message)
+                try:
+                    write()
+                except (pa.ArrowException, OSError):  # the driver is gone, or is to see that something is missing
+                    self.end()
 
     def _on_message(self, fields: dict[str, Any], body: bytes) -> None:
         kind, name = fields["kind"], fields.get("deployment", "")
@@ -318,11 +326,19 @@ class TaskExecutor:
         for name, rows in rows_of_all.items():
             if self._logs is not None and (logs := self._logs.payload()) is not None:
                 rows.append(WireRow(0, NO_EDGE, 0, 0, Kind.LOG, pa.py_buffer(logs)))
-            batch = batch_of(
-                [(r.target, r.edge, r.channel, r.seq, int(r.kind)) for r in rows], [r.payload for r in rows]
-            )
-            with self._write_lock, suppress(pa.ArrowException, OSError):
-                self._writer.write_with_metadata(batch, frame("rows", deployment=name))
+            part, size = list[WireRow](), 0
+            for row in rows:
+                part.append(row)
+                size += row.payload.size
+                if size >= _BATCH_BYTES:
+                    self._send_part(name, part)
+                    part, size = [], 0
+            if part:
+                self._send_part(name, part)
+
+    def _send_part(self, deployment: str, rows: Sequence[WireRow]) -> None:
+        batch = batch_of([(r.target, r.edge, r.channel, r.seq, int(r.kind)) for r in rows], [r.payload for r in rows])
+        self._write(lambda: self._writer.write_with_metadata(batch, frame("rows", deployment=deployment)))
 
     # --- other slots -------------------------------------------------------------------------------------------------
 
