@@ -101,7 +101,10 @@ class JobExchange(CheckpointListener):
         return self._on_spark(job, session, slots)
 
     def _decide(self, pipelined: PipelinedExchange, job: EpochJob, session: JobSession, slots: JobSlots) -> None:
-        why = self._reason_for_spark(job, session, slots) if self._mode is ExchangeMode.AUTO else None
+        if not self._config.in_process:
+            with session.open() as spark:
+                slots.look(spark)
+        why = self._reason_for_spark(job, slots) if self._mode is ExchangeMode.AUTO else None
         if why is None:
             try:
                 pipelined.deploy(job, session)
@@ -118,11 +121,10 @@ class JobExchange(CheckpointListener):
         self._progress(f"{name}: each epoch is a Spark job (execution.exchange: spark), because {why}")
         pipelined.close()
 
-    def _reason_for_spark(self, job: EpochJob, session: JobSession, slots: JobSlots) -> str | None:
+    @staticmethod
+    def _reason_for_spark(job: EpochJob, slots: JobSlots) -> str | None:
         if any(isinstance(v.spec, SparkSourceSpec | SparkTransformSpec) for v in job.graph.vertices):
             return "Spark DataFrames need the cores that slots would hold"
-        with session.open() as spark:
-            slots.look(spark)
         if slots.plan is not None and slots.plan.had < slots.plan.needed:
             return f"the job {slots.plan.description}"
         return None

@@ -417,7 +417,8 @@ class JobState:
     def _may_close(self) -> bool:
         """Returns whether the checkpoint of the epoch that is open can be triggered now."""
         busy = self.coordinator.triggering or len(self.coordinator.incomplete) >= self._max_ahead
-        return self.epochs.open is not None and self.failure is None and not busy
+        running = all(region.phase is Phase.RUNNING for region in self.epochs.sources)  # none waits for its restart
+        return self.epochs.open is not None and self.failure is None and running and not busy
 
     def _may_open(self) -> bool:
         """Returns whether sources may read what comes until the next periodic checkpoint."""

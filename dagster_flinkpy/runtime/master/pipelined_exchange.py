@@ -130,6 +130,7 @@ class _SparkSlot:
         self._session.begin(f"flinkpy-{job_id}-slot-{descriptor.name}-{descriptor.id}", self._what)
 
     def run(self) -> None:
+        from dagster_flinkpy.runtime.master.stage_profiles import group_profile
         from dagster_flinkpy.spark.sessions import server_log
 
         with self._session.open() as spark:
@@ -137,7 +138,9 @@ class _SparkSlot:
             from pyspark.errors import PySparkException
 
             try:
-                spark.range(0, 1, 1, 1).mapInArrow(partial(run_slot, self._descriptor), "slot string").toArrow()
+                profile = group_profile(spark, self._descriptor.resources)
+                slot = partial(run_slot, self._descriptor)
+                spark.range(0, 1, 1, 1).mapInArrow(slot, "slot string", profile=profile).toArrow()
             except PySparkException as error:
                 raise translated(error, self._what, server_log(spark)) from error
 

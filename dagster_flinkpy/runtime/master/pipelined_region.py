@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from dagster_flinkpy.datastream.slot_sharing_group import SlotSharingGroup
 from dagster_flinkpy.errors import CheckpointError, FlinkPyError, SlotLostError
 from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
 from dagster_flinkpy.runtime.exchange.frames import frame
@@ -42,6 +43,15 @@ def places_of(job: EpochJob) -> Places:
         for index in range(graph.stage_parallelism(stage)):
             slots[stage, index] = f"{group}-{index}"
     return Places(slots)
+
+
+def resources_of(job: EpochJob, places: Places) -> dict[str, tuple[SlotSharingGroup, ...]]:
+    """Returns the groups that say what the slots of a region need of an executor, by slot."""
+    found: dict[str, tuple[SlotSharingGroup, ...]] = {}
+    for (stage, _), slot in places.slots.items():
+        groups = [v.slot_resources for v in job.graph.stage_vertices(stage) if v.slot_resources is not None]
+        found[slot] = tuple(dict.fromkeys((*found.get(slot, ()), *groups)))
+    return found
 
 
 class _Deployment:
@@ -230,7 +240,7 @@ class PipelinedRegion:
         self.cancel()
         places = places_of(job)
         names = sorted(set(places.slots.values()))
-        slots = self._pool.request(names, lambda: self._interrupted)
+        slots = self._pool.request(names, lambda: self._interrupted, resources_of(job, places))
         deployment = _Deployment(job, places, slots)
         with self._changed:
             self._deployment = deployment

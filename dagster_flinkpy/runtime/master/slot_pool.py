@@ -13,14 +13,16 @@ import secrets
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from queue import SimpleQueue
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
 from dagster_flinkpy.common.exchange_options import ExchangeOptions
+from dagster_flinkpy.datastream.slot_sharing_group import SlotSharingGroup
 from dagster_flinkpy.errors import (
     CheckpointError,
     FlinkPyError,
@@ -159,12 +161,18 @@ class SlotPool:
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
-    def request(self, names: Collection[str], given_up: Callable[[], bool] = lambda: False) -> dict[str, Slot]:
+    def request(
+        self,
+        names: Collection[str],
+        given_up: Callable[[], bool] = lambda: False,
+        resources: Mapping[str, tuple[SlotSharingGroup, ...]] = MappingProxyType({}),
+    ) -> dict[str, Slot]:
         """Returns slots, and starts those that are not there.
 
         Args:
             names: Their names.
             given_up: Whether they are no longer needed; looked at again after :meth:`wake`. Default: never.
+            resources: The groups that say what slots need of an executor, by name. Default: a core.
 
         Raises:
             NoResourceAvailableError: Some did not start in time.
@@ -174,7 +182,7 @@ class SlotPool:
         self._open()
         until, said = time.monotonic() + self._timeout, False
         with self._changed:
-            slots = {name: self._usable(name) for name in names}
+            slots = {name: self._usable(name, resources.get(name, ())) for name in names}
             while missing := sorted(name for name, slot in slots.items() if not slot.location or slot.is_over):
                 for slot in slots.values():
                     if slot.is_over:
@@ -205,7 +213,7 @@ class SlotPool:
         with self._changed:
             self._changed.notify_all()
 
-    def _usable(self, name: str) -> Slot:
+    def _usable(self, name: str, resources: tuple[SlotSharingGroup, ...]) -> Slot:
         known = self._slots.get(name)
         if known is not None and not known.is_over:
             return known
@@ -222,6 +230,7 @@ class SlotPool:
             self._beat_seconds,
             self._silent_seconds,
             self._tls,
+            resources,
         )
         slot = self._slots[name] = Slot(descriptor, self._start, self._on_ended)
         self._processes.add(slot)

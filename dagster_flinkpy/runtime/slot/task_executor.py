@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from dagster_flinkpy.datastream.slot_sharing_group import SlotSharingGroup
 from dagster_flinkpy.errors import FlinkPyError, SlotLostError, SlotProtocolError
 from dagster_flinkpy.runtime.epoch import Epoch
 from dagster_flinkpy.runtime.exchange.frames import (
@@ -70,6 +71,8 @@ class SlotDescriptor:
     """After which time without that the slot gives up."""
     tls: AttemptCertificate | None = None
     """The certificate of the execution attempt. Default: none, without TLS."""
+    resources: tuple[SlotSharingGroup, ...] = ()
+    """Groups that say what it needs of an executor. Default: a core."""
 
 
 def run_slot(descriptor: SlotDescriptor, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
