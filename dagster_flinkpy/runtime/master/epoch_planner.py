@@ -132,8 +132,9 @@ class EpochPlanner:
         for task, splits in first.splits.items():
             inputs[task] = replace(inputs.get(task, SubtaskInput()), splits=splits)
         config, checkpointing = self.config, self.config.checkpointing
-        # After the end of input no Spark job follows that could process in-flight records.
-        unaligned = checkpointing.unaligned and not self.splits.ends(last)
+        # After the end of input no Spark job follows that could process in-flight records, and one of another time
+        # partition would write them as its own.
+        unaligned = checkpointing.unaligned and self.partition is None and not self.splits.ends(last)
         return EpochJob(
             graph=self._program,
             job_id=config.job_id,

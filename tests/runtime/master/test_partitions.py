@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.checkpoint.head import Head, read_head
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.offline import stop_with_savepoint
@@ -113,9 +114,12 @@ def straight_run() -> dict[str, Counter[tuple[str, int]]]:
 class Job:
     """The letters job in a folder, with the set of its end states."""
 
-    def __init__(self, folder: Path, retention: PartitionRetention | None = None) -> None:
+    def __init__(self, folder: Path, retention: PartitionRetention | None = None, *, unaligned: bool = False) -> None:
         self.folder = folder
-        self.config = {"partition_retention": retention or PartitionRetention()}
+        self.config = {
+            "partition_retention": retention or PartitionRetention(),
+            "checkpointing": CoordinatorConfig(unaligned=unaligned),
+        }
 
     @property
     def head(self) -> Head:
@@ -125,7 +129,7 @@ class Job:
     def end_before(self, ordinal: int) -> PartitionEnd | None:
         return next((end for end in self.head.partitions if end.ordinal == ordinal - 1), None)
 
-    def run(self, first: int, last: int, parallelism: int | None = None) -> None:
+    def run(self, first: int, last: int, parallelism: int | None = None, *, live: bool = False) -> None:
         """Runs some days, from the end state before the first one."""
         before = self.end_before(first)
         attempt = HarnessAttempt(
@@ -133,6 +137,7 @@ class Job:
             self.folder / "state",
             config=self.config,
             parallelism=parallelism,
+            live=live,
             start_empty=before is None,
             restore_from=None if before is None else f"chk-{before.checkpoint_id}",
         )
@@ -148,6 +153,14 @@ def test_days_in_order(tmp_path: Path) -> None:
     assert table(tmp_path / "table") == straight_run()
     assert [end.based_on for end in job.head.partitions] == [None, 1, 2, 3, 4]
     assert [end.partition for end in job.head.partitions] == [day(i).key for i in range(5)]
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_barriers_overtake_no_rows_of_a_day(live: bool, tmp_path: Path) -> None:
+    """The other subtasks of the source have nothing to read, so their barriers would come first."""
+    job = Job(tmp_path, unaligned=True)
+    job.run(0, 4, parallelism=3, live=live)
+    assert table(tmp_path / "table") == straight_run()
 
 
 def test_a_day_that_is_run_again_replaces_its_rows(tmp_path: Path) -> None:
