@@ -145,8 +145,6 @@ class SlotDeployment:
         try:
             for link in self.links.values():
                 link.open()
-            for link in self.links.values():
-                link.await_answer()
         except SlotLostError as error:
             self.fail(error)
         self._in_all(PipelinedTask.open)
@@ -259,7 +257,7 @@ class SlotDeployment:
                         self._in(task, PipelinedTask.on_processing_time)
             waits.append(_TIMER_SECONDS)
         try:
-            for link in self.links.values() if not self.failed else ():
+            for link in self.links.values():
                 link.flush()
         except SlotLostError as error:
             self.fail(error)
@@ -285,10 +283,14 @@ class SlotDeployment:
         self._later(partial(self._add_credits, credits))
 
     def _add_credits(self, credits: npt.NDArray[np.int32]) -> None:
+        if self.failed:
+            return
         edges = self.job.graph.edges
         try:
             for edge, sender, target, buffers in credits.tolist():
                 self.tasks[self._heads[edges[edge].source], sender].partition.add_credit(edge, target, buffers)
+        except SlotLostError as error:  # what has waited for credits is sent
+            self.fail(error)
         except LookupError:
             self.fail(SlotProtocolError(f"slot {self._slot} received credits for a channel that it does not have"))
 

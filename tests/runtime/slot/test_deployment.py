@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
+from dagster_flinkpy.errors import SlotLostError
 from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
 from dagster_flinkpy.runtime.exchange.places import Places, input_channels, output_channels
 from dagster_flinkpy.runtime.master.pipelined_region import places_of
@@ -33,13 +34,16 @@ RECORDS = [(f"k{i % 5}", i, 1) for i in range(24)]
 class _Link:
     """A connection, on which things arrive when the test says so."""
 
-    def __init__(self, network: deque[WireRow]) -> None:
-        self.add = network.append
+    def __init__(self, target: str, network: deque[WireRow]) -> None:
+        self._target, self._network = target, network
+        self.is_lost = False
+
+    def add(self, row: WireRow) -> None:
+        if self.is_lost:
+            raise SlotLostError(f"slot {self._target} is gone")
+        self._network.append(row)
 
     def open(self) -> None:
-        pass
-
-    def await_answer(self) -> None:
         pass
 
     def flush(self) -> None:
@@ -63,6 +67,7 @@ class Slots:
         self.names = sorted(set(places.slots.values()))
         self.rows: list[WireRow] = []
         self._network: defaultdict[tuple[str, str], deque[WireRow]] = defaultdict(deque)
+        self._links: dict[tuple[str, str], _Link] = {}
         self._mails: dict[str, deque[Callable[[], None]]] = {name: deque() for name in self.names}
         self._begun = dict.fromkeys(self.names, 0)
         program = dump_job(replace(job, pipelined=True, buffer_timeout=0.0))
@@ -72,7 +77,8 @@ class Slots:
 
     def _create(self, name: str, program: bytes, places: Places) -> SlotDeployment:
         def link(target: str, deployment: SlotDeployment) -> Any:
-            return _Link(self._network[name, target])
+            made = self._links[name, target] = _Link(target, self._network[name, target])
+            return made
 
         return SlotDeployment(
             "deployment",
@@ -98,6 +104,15 @@ class Slots:
         while mails:
             mails.popleft()()
         slot.rest(slot.step())
+
+    def lose(self, name: str) -> None:
+        """Nobody reaches a slot any more."""
+        for (_, target), link in self._links.items():
+            link.is_lost |= target == name
+
+    def cancel(self, name: str) -> None:
+        """A slot is to give up what it does."""
+        self._slots[name].cut()
 
     def arrive(self, name: str) -> None:
         """Whatever is under way to a slot arrives: rows, and credits."""
@@ -199,6 +214,38 @@ def test_whoever_is_first_the_outcome_is_the_same(
     assert sorted(collected(graph, results.collected)) == sorted(expected)
     for task, state in results.states.items():
         assert state.watermark is not None or task.uid == "collect"
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_credits_for_a_slot_that_is_gone_end_the_deployment_and_not_the_slot(
+    cancelled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dagster_flinkpy.runtime.exchange.places._MIN_CREDIT", 1)
+    monkeypatch.setattr("dagster_flinkpy.runtime.exchange.places._MAX_CREDIT", 1)
+    monkeypatch.setattr("dagster_flinkpy.runtime.shuffle.record_writer.BUFFER_SIZE", 1)
+    graph = collect_graph(events(environment(2), RECORDS).key_by("key").process(CountPerKey(), COUNTED).uid("count"))
+    (source,) = (v for v in graph.vertices if v.uid == "events")
+    splits = {
+        ("events", i): tuple(each) for i, each in enumerate(source.spec.source.create_enumerator(None).plan_epoch(2))
+    }
+    job = make_job(graph, tmp_path, inputs={})
+    job = replace(job, inputs={task: replace(job.input(*task), splits=each) for task, each in splits.items()})
+    slots = Slots(job, [])
+    first, second = slots.names
+    slots.begin(first)
+    for _ in range(10):
+        slots.work(first)
+    slots.arrive(second)
+    for _ in range(10):
+        slots.work(second)  # it has room again
+    slots.lose(second)
+    if cancelled:
+        slots.cancel(first)
+    slots.arrive(first)
+    slots.work(first)
+    failure = EpochResults.of(slots.rows).failure
+    assert (failure is None) == cancelled
+    assert failure is None or isinstance(failure.error, SlotLostError)
 
 
 # --- places -----------------------------------------------------------------------------------------------------------
