@@ -14,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from tests.simulation.completion_mutations import MUTATIONS
+from tests.simulation.live_mutations import MUTATIONS
 from tests.simulation.run import Outcome, simulate
 
 _NOTICED = Path(__file__).with_name("noticed.json")
@@ -26,6 +26,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="replay this seed, and print everything that happens")
     parser.add_argument("--seeds", type=int, default=300, help="number of seeds (default: 300)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default: 0)")
+    parser.add_argument("--live", action="store_true", help="with live tasks in slots, instead of stand-ins for tasks")
     parser.add_argument("--mutation", choices=list(MUTATIONS), help="break this rule of the library")
     parser.add_argument(
         "--mutations", action="store_true", help="break each rule in turn; the simulation must notice all of them"
@@ -38,14 +39,14 @@ def main() -> int:
     if args.mutations:
         return _break_rules(args.seeds, args.workers, write=args.write)
     if args.seed is not None:
-        outcome = simulate(args.seed, args.mutation)
+        outcome = simulate(args.seed, args.mutation, live=args.live)
         print("\n".join(outcome.trace))
         return _report(outcome)
     started = time.monotonic()
     failed: list[Outcome] = []
     attempts = checkpoints = requests = 0
     with ProcessPoolExecutor(args.workers) as pool:
-        for outcome in pool.map(partial(simulate, mutation=args.mutation), seeds, chunksize=10):
+        for outcome in pool.map(partial(simulate, mutation=args.mutation, live=args.live), seeds, chunksize=10):
             attempts += outcome.attempts
             checkpoints += outcome.checkpoints
             requests += outcome.steps
@@ -57,7 +58,7 @@ def main() -> int:
         f"{checkpoints} completed checkpoints, {requests} requests, in {time.monotonic() - started:.0f} s"
     )
     if failed:
-        print(f"replay: python -m tests.simulation --seed {failed[0].seed}")
+        print(f"replay: python -m tests.simulation{' --live' if args.live else ''} --seed {failed[0].seed}")
     return 1 if failed else 0
 
 

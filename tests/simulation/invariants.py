@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from dagster_flinkpy.checkpoint.coordinator_config import DEFAULT_NUM_RETAINED
 from dagster_flinkpy.checkpoint.head import HEAD_KEY, Head
@@ -304,12 +305,16 @@ class Invariants:
                     if upload is None or any(part.number not in upload.parts for part in file.parts):
                         self._fail(f"checkpoint {number} names {file.key}, whose upload is gone")
                         return
-                    rows = json.loads(b"".join(upload.parts[part.number] for part in file.parts))
+                    rows = self._rows_of(b"".join(upload.parts[part.number] for part in file.parts))
                     if wrong := [row for row in rows if row[1] != self._count_of(*row)]:
                         self._fail(f"checkpoint {number} writes {wrong[0]}, which no uninterrupted run would")
                     done.lineage += tuple(record for record, _ in rows)
                     done.files += (f"{OUT}/{file.key}",)
                     self._prepared[f"{OUT}/{file.key}"] = _Prepared(file.upload_id, number, metadata.partition)
+
+    def _rows_of(self, data: bytes) -> list[Any]:
+        rows: list[Any] = json.loads(data)
+        return rows
 
     def _count_of(self, record: int, count: int) -> int:
         return count if self.scenario.unaligned and self.scenario.regions > 2 else count_of(record)

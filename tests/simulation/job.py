@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -39,6 +39,7 @@ from tests.runtime.state_rules import check_state
 from tests.simulation.bucket import URL
 from tests.simulation.edges import segment_lost
 from tests.simulation.epoch_rules import EpochRules
+from tests.simulation.live_program import WorldClock, live_program
 from tests.simulation.program import (
     JOB,
     Scenario,
@@ -46,6 +47,7 @@ from tests.simulation.program import (
     here,
     program,
 )
+from tests.simulation.slots import exchange_options
 from tests.simulation.spark_job import SparkJob
 from tests.simulation.world import World
 
@@ -131,15 +133,26 @@ class SimulatedAttempt(JobAttempt):
             failover=_failover(world),
             cache_dir="/nowhere",
         )
+        graph = program(width, scenario.regions)
+        if scenario.live:
+            width = scenario.width or width
+            attempt |= {"parallelism": width} if "parallelism" in attempt else {}
+            config = replace(config, exchange=exchange_options(world))
+            graph = live_program(width, scenario.regions)
         self._world = world
         self._name = name
-        super().__init__(program(width, scenario.regions), config, owner=name, on_progress=world.note, **attempt)
+        self._live = scenario.live
+        super().__init__(graph, config, owner=name, on_progress=world.note, **attempt)
 
     def _create_mailbox(self) -> Mailbox:
         return _ActorMailbox(self._world, self._name)
 
-    def _on_spark(self, job: EpochJob) -> list[WireRow]:
+    def _on_spark(self, job: EpochJob) -> Sequence[WireRow]:
         world = self._world
+        if self._live:
+            world.step(f"tasks read up to checkpoint {job.checkpoint_id}, {len(job.epochs)} barriers")
+            self._deployed.master.state.rules.started(job)
+            return super()._on_spark(replace(job, clock=WorldClock()))
         world.step(f"Spark job of checkpoint {job.checkpoint_id}, {len(job.epochs)} barriers")
         self._deployed.master.state.rules.started(job)
         return SparkJob(

@@ -67,13 +67,17 @@ class Mutation:
     """Matches a part of the message of the violation, to prove that this rule is missed and not another one."""
     chaos: Mapping[str, Any] = field(default_factory=dict)
     """Chances of events, to create worlds in which the rule matters more often."""
+    live: bool = False
+    """Whether it is a rule of live tasks."""
 
 
 MUTATIONS: dict[str, Mutation] = {}
 """The mutations, by what they break."""
 
 
-def mutation(what: str, owner: Any, name: str, noticed: str, **chaos: Any) -> Callable[[Wrapped], Wrapped]:
+def mutation(
+    what: str, owner: Any, name: str, noticed: str, *, live: bool = False, **chaos: Any
+) -> Callable[[Wrapped], Wrapped]:
     """Registers a function that replaces a method. Its first argument is the original method."""
 
     def register(function: Wrapped) -> Wrapped:
@@ -82,7 +86,7 @@ def mutation(what: str, owner: Any, name: str, noticed: str, **chaos: Any) -> Ca
         def stand_in(*args: Any, **kwargs: Any) -> Any:
             return function(real, *args, **kwargs)
 
-        MUTATIONS[what] = Mutation(lambda: mock.patch.object(owner, name, stand_in), noticed, chaos)
+        MUTATIONS[what] = Mutation(lambda: mock.patch.object(owner, name, stand_in), noticed, chaos, live)
         return function
 
     return register

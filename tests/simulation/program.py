@@ -48,6 +48,8 @@ __all__ = [
     "PARTITION_SPLITS",
     "SPLITS",
     "SPLIT_RECORDS",
+    "Files",
+    "Numbers",
     "Scenario",
     "SimulatedLocation",
     "count_of",
@@ -109,7 +111,11 @@ class Scenario:
     retention: ExternalizedCheckpointRetention
     """What happens to checkpoints when a run ends."""
     unaligned: bool = False
-    """Whether barriers overtake what is in flight on blocking edges."""
+    """Whether barriers overtake what is in flight on blocking edges, or between live tasks."""
+    live: bool = False
+    """Whether its tasks are the library's own, and live in slots."""
+    width: int | None = None
+    """The only parallelism, if what is in flight between tasks cannot go to others."""
 
     @staticmethod
     def draw(rng: random.Random, chaos: Chaos) -> Scenario:
@@ -133,6 +139,10 @@ class Scenario:
             ),
         )
         return replace(drawn, unaligned=rng.random() < chaos.unaligned) if drawn.regions > 1 else drawn
+
+    def with_live_tasks(self, rng: random.Random, chaos: Chaos) -> Scenario:
+        unaligned = rng.random() < chaos.unaligned
+        return replace(self, live=True, regions=1, unaligned=unaligned, width=rng.randint(1, 3) if unaligned else None)
 
 
 def key_of(record: int) -> int:
@@ -182,7 +192,7 @@ class _Enumerator(SplitEnumerator):
         return {"read": self._read}
 
 
-class _Numbers(PartitionedSource):
+class Numbers(PartitionedSource):
     def __init__(self, first: int = 0, end: int = SPLITS) -> None:
         self._first, self._end = first, end
 
@@ -192,7 +202,7 @@ class _Numbers(PartitionedSource):
 
     def for_partition(self, partition: TimePartition) -> Source:
         first = partition.ordinal * PARTITION_SPLITS
-        return _Numbers(first, first + PARTITION_SPLITS)
+        return Numbers(first, first + PARTITION_SPLITS)
 
     def create_enumerator(self, restored: Any) -> SplitEnumerator:
         return _Enumerator(restored or {"read": self._first}, self._end)
@@ -206,7 +216,7 @@ class _Count(KeyedProcessFunction):
         raise AssertionError("simulated tasks count for themselves")
 
 
-class _Files(TwoPhaseCommittingSink):
+class Files(TwoPhaseCommittingSink):
     def validate(self, type_info: TypeInformation | None) -> None:
         pass
 
@@ -229,12 +239,12 @@ def program(parallelism: int, regions: int) -> JobGraph:
     """Returns the program at a parallelism, in one region, in two, or in four."""
     env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(parallelism)
     env.set_max_parallelism(MAX_PARALLELISM)
-    numbers = env.from_source(_Numbers(), WatermarkStrategy.no_watermarks(), "numbers").uid("numbers")
+    numbers = env.from_source(Numbers(), WatermarkStrategy.no_watermarks(), "numbers").uid("numbers")
     if regions > 1:
         numbers = numbers.blocking()
     if regions > 2:
         evens, odds = (numbers.filter(keep).uid(uid).blocking() for uid, keep in FILTERS.items())
         numbers = evens.union(odds)
     counts = numbers.key_by(lambda n: n % KEYS, Types.LONG()).process(_Count(), Types.LONG()).uid("count")
-    counts.sink_to(_Files()).uid("files")
+    counts.sink_to(Files()).uid("files")
     return env.get_job_graph()

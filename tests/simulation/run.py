@@ -6,7 +6,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -20,10 +20,12 @@ from dagster_flinkpy.runtime.master import job as job_loop
 from dagster_flinkpy.runtime.master.taken_requests import TakenRequests
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.storage import lease
-from tests.simulation.completion_mutations import MUTATIONS
 from tests.simulation.invariants import Invariants
 from tests.simulation.job import SimulatedState, SimulatedTransactions
+from tests.simulation.live_mutations import MUTATIONS
+from tests.simulation.live_rules import LiveInvariants
 from tests.simulation.program import Scenario, simulate_in
+from tests.simulation.slots import live_tasks
 from tests.simulation.supervisor import Supervisor
 from tests.simulation.world import SerialExecutor, Violation, World
 
@@ -108,20 +110,28 @@ def _watchdog(world: World) -> Callable[..., Any]:
     return run
 
 
-def simulate(seed: int, mutation: str | None = None) -> Outcome:
+def simulate(seed: int, mutation: str | None = None, *, live: bool = False) -> Outcome:
     """Runs one seed to its end, or to the first invariant that does not hold.
 
     Args:
         seed: Determines everything that happens.
         mutation: A rule of the library to break.
+        live: Whether the tasks are the library's own, and live in slots. Default: stand-ins for tasks of Spark.
     """
     broken = MUTATIONS[mutation] if mutation else None
-    world = World(seed, **(broken.chaos if broken else {}))
-    invariants = Invariants(world, Scenario.draw(world.rng, world.chaos))
+    live = live or (broken is not None and broken.live)
+    chaos = dict(broken.chaos) if broken else {}
+    world = World(seed, **chaos)
+    scenario = Scenario.draw(world.rng, world.chaos)
+    invariants = Invariants(world, scenario)
+    if live:
+        world.chaos = replace(world.chaos.with_live_tasks(world.rng), **chaos)
+        invariants = LiveInvariants(world, scenario.with_live_tasks(world.rng, world.chaos))
     supervisor = Supervisor(world, invariants)
     world.spawn("supervisor", supervisor.run)
     violation: str | None = None
-    with _one_thread(world, invariants), broken.apply() if broken else nullcontext():
+    tasks = live_tasks(world) if live else nullcontext()
+    with _one_thread(world, invariants), tasks, broken.apply() if broken else nullcontext():
         try:
             world.run()
         except Violation as error:

@@ -21,7 +21,12 @@ def run(*options: str) -> tuple[int, str]:
 
 
 def test_invariants_hold() -> None:
-    code, printed = run("--seeds", "40")
+    code, printed = run("--seeds", "100")
+    assert code == 0, printed
+
+
+def test_invariants_hold_with_live_tasks() -> None:
+    code, printed = run("--live", "--seeds", "12")
     assert code == 0, printed
 
 
@@ -36,6 +41,11 @@ def test_a_seed_is_replayed_as_it_was() -> None:
         first, second = simulate(seed), simulate(seed)
         assert first == second
     assert simulate(4).digest != first.digest
+
+
+def test_a_seed_with_live_tasks_is_replayed_as_it_was() -> None:
+    first, second = simulate(3, live=True), simulate(3, live=True)
+    assert first == second
 
 
 def test_a_violation_says_what_happened_and_how_to_see_it_again() -> None:

@@ -157,7 +157,11 @@ class Upkeep:
         url = self._world.rng.choice(savepoints.there)
         self._asks(name, savepoints.checkpoint_id(url))
         try:
-            restore_savepoint(self._job, replace(self._job, url=url), owner=name, now_ms=self._world.clock())
+            location, live = (
+                replace(self._job, url=url),
+                self._invariants.scenario.live,
+            )  # in flight, it may be anything
+            restore_savepoint(self._job, location, owner=name, now_ms=self._world.clock(), allow_pickled_state=live)
         except _NEVER as error:
             if url in savepoints.there:
                 raise
@@ -181,7 +185,8 @@ class Upkeep:
                 world.note("terminates the attempt")
                 self.attempt.terminate(JobCancelledError("terminated"))
             return
-        order = Order(kind, parallelism=rng.randint(1, 3) if kind is RequestKind.RESCALE else None)
+        width = self._invariants.scenario.width or rng.randint(1, 3) if kind is RequestKind.RESCALE else None
+        order = Order(kind, parallelism=width)
         if kind in (RequestKind.SAVEPOINT, RequestKind.STOP):
             target, format_type = self.draw_savepoint()
             drain = kind is RequestKind.STOP and rng.random() < world.chaos.drain

@@ -11,7 +11,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from greenlet import getcurrent, greenlet
@@ -23,6 +23,7 @@ __all__ = ["Actor", "Chaos", "Crashed", "Process", "SerialExecutor", "Violation"
 T = TypeVar("T")
 
 _MAX_STEPS = 60_000
+_MAX_TURNS = 1_000_000
 _MAX_SPINS = 1_000
 
 
@@ -105,6 +106,20 @@ class Chaos:
     """The only requests; empty for any."""
     lost_head: float = 0.2
     """At the end: HEAD is gone when an attempt begins."""
+    slot_lost: float = 0.0
+    """Per turn of a thread of a slot: its process ends."""
+    lives_on: float = 0.5
+    """Per process of a slot that is to be killed: it goes on for a while."""
+    no_slot: float = 0.0
+    """Per slot that is asked for: it starts late, or never."""
+    slow: float = 0.0
+    """Per message, and per upload of a live task: it takes seconds."""
+    cut: float = 0.0
+    """Per call: its connection breaks."""
+    half_open: float = 0.0
+    """Per call: nothing arrives any more, in one direction or in both, and nobody is told."""
+    stray_calls: float = 0.0
+    """Per call: somebody makes it again later."""
 
     @staticmethod
     def draw(rng: random.Random) -> Chaos:
@@ -131,8 +146,27 @@ class Chaos:
             segment_loss=some(0.05),
         )
 
+    def with_live_tasks(self, rng: random.Random) -> Chaos:
+        """Draws what may happen to live tasks, too, and to their network."""
 
-@dataclass
+        def some(most: float) -> float:
+            return rng.choice((0.0, 1.0)) * rng.uniform(0.0, most)
+
+        return replace(
+            self,
+            slot_lost=some(0.002),
+            no_slot=some(0.1),
+            slow=some(0.05),
+            cut=some(0.1),
+            half_open=some(0.05),
+            stray_calls=some(0.3),
+            # Their requests to the store are many.
+            crash=self.crash / 4,
+            pause=self.pause / 4,
+        )
+
+
+@dataclass(eq=False)
 class Process:
     """What the threads of a process have in common: they crash together, and are paused together."""
 
@@ -141,7 +175,26 @@ class Process:
     sluggish: int = 1
     """How much more often than others it pauses."""
     paused_until_ms: float = 0
-    crashed: bool = False
+    name: str = ""
+    is_slot: bool = False
+    """Whether it may be lost at any turn of one of its threads."""
+    on_end: list[Callable[[], None]] = field(default_factory=list)
+    """Called when it crashes."""
+    _crashed: bool = False
+
+    @property
+    def crashed(self) -> bool:
+        return self._crashed
+
+    def is_away(self, now_ms: int) -> bool:
+        """Whether it does nothing at a time."""
+        return self._crashed or self.paused_until_ms > now_ms
+
+    def crash(self) -> None:
+        if not self._crashed:
+            self._crashed = True
+            for tell in self.on_end:
+                tell()
 
 
 class Actor:
@@ -163,6 +216,14 @@ class Actor:
     def over(self) -> bool:
         return bool(self.greenlet.dead)
 
+    @property
+    def waits_in(self) -> str:
+        """Names the code that it waits in, for messages."""
+        frame, found = self.greenlet.gr_frame, "?"
+        while frame is not None and found.startswith(("?", "World.", "_")):
+            found, frame = f"{frame.f_code.co_qualname}, line {frame.f_lineno}", frame.f_back
+        return found
+
     def wakes_at(self, now_ms: float) -> float:
         """When it can continue."""
         if self.process.crashed:
@@ -174,7 +235,7 @@ class Actor:
         try:
             self._body()
         except Crashed:
-            self.process.crashed = True
+            self.process.crash()
         except BaseException as error:  # reported by the world
             self._world.broken = self._world.broken or error
 
@@ -197,8 +258,11 @@ class World:
         self.bucket = Bucket()
         self.broken: BaseException | None = None
         self.steps = 0
+        self._turns = 0
         self._spins = (0, 0)
         """The last time at which a wait was over at once, and how often."""
+        self.on_idle: Callable[[], None] = lambda: None
+        """Called when nothing happens until the clock has gone on."""
         self.trace: list[str] = []
         self._digest = hashlib.sha256()
         self._actors: list[Actor] = []
@@ -232,7 +296,11 @@ class World:
                 if not ready:
                     wake_at = min(times)
                     if wake_at == math.inf:
-                        raise Violation("all actors wait for each other")
+                        waiting = ", ".join(f"{actor.name} ({actor.waits_in})" for actor in self._actors)
+                        raise Violation(f"all actors wait for each other: {waiting}")
+                    self.on_idle()
+                    if self.broken is not None:
+                        raise self.broken
                     self.now_ms = int(wake_at)
                     continue
                 actor = self._current = self.rng.choice(ready) if len(ready) > 1 else ready[0]
@@ -266,7 +334,7 @@ class World:
             process.skew_ms = rng.randrange(-1_200_000, 1_200_000)
             self.note(f"clock {process.skew_ms:+} ms")
         if chaos.crash and rng.random() < chaos.crash:
-            process.crashed = True
+            process.crash()
             raise Crashed
         if chaos.pause and rng.random() < chaos.pause * process.sluggish:
             process.paused_until_ms = self.now_ms + rng.choice((500, 5_000, 60_000, 600_000))
@@ -274,6 +342,27 @@ class World:
             self._switch(actor)
         elif rng.random() < chaos.switch:
             self._switch(actor)
+
+    def turn(self) -> None:
+        """A point inside a process at which another actor may continue. A process of a slot may end there."""
+        actor, process = self.current, self.current.process
+        if self._over or process.crashed:
+            raise Crashed
+        self._turns += 1
+        if self._turns > _MAX_TURNS:
+            self.report(f"no end after {_MAX_TURNS} turns")
+            raise Crashed
+        rng, chaos = self.rng, self.chaos
+        if process.is_slot and chaos.slot_lost and rng.random() < chaos.slot_lost:
+            self.note("is lost")
+            process.crash()
+            raise Crashed
+        if rng.random() < chaos.switch:
+            self._switch(actor)
+
+    def in_seconds(self, seconds: float | None) -> float:
+        """Returns the time after some seconds, or the end of time."""
+        return math.inf if seconds is None else self.now_ms + math.ceil(max(seconds * 1000, 0))
 
     def sleep(self, seconds: float) -> None:
         """Makes the current actor wait."""

@@ -1,0 +1,178 @@
+"""Breaks rules of live tasks and of their exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from dagster_flinkpy.runtime.exchange.frames import opened
+from dagster_flinkpy.runtime.exchange.input_gate import InputGate
+from dagster_flinkpy.runtime.exchange.reply_stream import ReplyStream
+from dagster_flinkpy.runtime.exchange.result_partition import PipelinedSubpartition
+from dagster_flinkpy.runtime.master import pipelined_region
+from dagster_flinkpy.runtime.master.epoch_planner import EpochPlanner
+from dagster_flinkpy.runtime.master.pipelined_region import PipelinedRegion
+from dagster_flinkpy.runtime.master.slot_pool import Slot
+from dagster_flinkpy.runtime.shuffle.wire import Kind, WireRow, rows_of
+from dagster_flinkpy.runtime.slot.deployment import SlotDeployment
+from dagster_flinkpy.runtime.slot.pipelined_task import PipelinedTask
+from dagster_flinkpy.runtime.slot.task_executor import TaskExecutor
+from dagster_flinkpy.runtime.task.barrier_handlers import SingleCheckpointBarrierHandler
+from dagster_flinkpy.runtime.task.operator_task import OperatorTask
+from tests.simulation.completion_mutations import MUTATIONS
+from tests.simulation.mutations import CALM, ONE_STREAM, Wrapped, mutation
+
+__all__ = ["MUTATIONS"]
+
+_QUIET = {**CALM, **dict.fromkeys(("slot_lost", "no_slot", "slow", "cut", "half_open", "stray_calls"), 0.0)}
+"""Nothing fails, and nothing is slow."""
+_ALIGNED = {**_QUIET, **dict.fromkeys(("partitioned", "restore", "savepoint", "upkeep", "requests", "unaligned"), 0.0)}
+_LOSING = {**ONE_STREAM, "slot_lost": 0.002, "cut": 0.2, "restarts": 1.0}
+"""Regions restart."""
+_STRAY = {**_LOSING, "stray_calls": 1.0}
+"""Calls of earlier deployments are made again."""
+_SLOW = {**_ALIGNED, "slow": 0.3}
+_CRASHING = {**_QUIET, "crash": 0.01, "restarts": 0.0}
+_WAIT = "wait for each other"
+
+
+def _live(what: str, owner: Any, name: str, noticed: str, chaos: Mapping[str, Any]) -> Callable[[Wrapped], Wrapped]:
+    return mutation(what, owner, name, noticed, live=True, **chaos)
+
+
+# --- the exchange -----------------------------------------------------------------------------------------------------
+
+
+@_live("a buffer that is read gives no credit back", SlotDeployment, "_grant", _WAIT, _ALIGNED)
+def _(real: Wrapped, deployment: SlotDeployment, slot: str, channel: Any) -> None:
+    pass
+
+
+@_live("credits for the same channel replace each other", SlotDeployment, "_grant", _WAIT, _SLOW)
+def _(real: Wrapped, deployment: SlotDeployment, slot: str, channel: Any) -> None:
+    deployment.credits.setdefault(slot, {})[channel] = 1
+
+
+@_live("buffers are sent without a credit", PipelinedSubpartition, "add", "more than it has room for", _ALIGNED)
+def _(real: Wrapped, subpartition: PipelinedSubpartition, row: WireRow) -> None:
+    subpartition._send(row)
+
+
+@_live("what a blocked channel holds is forgotten", InputGate, "block", f"{_WAIT}|but the files have", _ALIGNED)
+def _(real: Wrapped, gate: InputGate, channels: set[Any]) -> None:
+    for name in channels:
+        gate._channels[name].rows.clear()
+    real(gate, channels)
+
+
+@_live("a channel that is free again is not read", InputGate, "block", _WAIT, _ALIGNED)
+def _(real: Wrapped, gate: InputGate, channels: set[Any]) -> None:
+    ready = list(gate._ready)
+    real(gate, channels)
+    gate._ready.clear()
+    gate._ready.extend(channel for channel in ready if not channel.blocked)
+    for channel in gate._channels.values():
+        channel.listed = channel in gate._ready
+
+
+@_live("a call of another deployment is taken", TaskExecutor, "receive", "but the files have|has counted", _STRAY)
+def _(real: Wrapped, executor: TaskExecutor, call: bytes, reader: Any, writer: Any) -> None:
+    fields = opened(call, deployment=str, slot=str)
+    deployment = next(iter(executor._deployments.values()), None)
+    if fields["deployment"] in executor._deployments or deployment is None:
+        real(executor, call, reader, writer)
+        return
+    replies = ReplyStream(writer)
+    for chunk in reader:
+        for row in rows_of(chunk.data) if chunk.data is not None else ():
+            deployment.put(row)
+    replies.end()
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+@_live(
+    "an aligning gate reads on where the barrier has come",
+    SingleCheckpointBarrierHandler,
+    "_on_barrier",
+    "but the files have",
+    _ALIGNED,
+)
+def _(real: Wrapped, handler: SingleCheckpointBarrierHandler, event: Any, actions: list[Any]) -> None:
+    real(handler, event, actions)
+    if handler._pending and not handler._taken:
+        handler._unblock(actions)
+
+
+@_live("what overtaken channels hold is no part of a checkpoint", OperatorTask, "handle", "but the files have", {})
+def _(real: Wrapped, task: OperatorTask, event: Any) -> None:
+    for taken in task._taken.values():
+        taken.channel_state._rows.clear()
+    real(task, event)
+    for taken in task._taken.values():
+        taken.channel_state._rows.clear()
+
+
+@_live("a task acknowledges before its files are there", PipelinedTask, "acknowledge", "does not exist", _SLOW)
+def _(real: Wrapped, task: PipelinedTask, ack: Any, uploads: Any) -> None:
+    real(task, ack, ())
+
+
+@_live("an epoch that has not begun here begins with its barrier", OperatorTask, "_is_ahead", ".", _SLOW)
+def _(real: Wrapped, task: OperatorTask, event: Any) -> bool:
+    return False
+
+
+@_live(
+    "barriers overtake rows of a time partition",
+    EpochPlanner,
+    "job",
+    "ends its partition, with",
+    {**_QUIET, "partitioned": 1.0, "unaligned": 1.0},
+)
+def _(real: Wrapped, planner: EpochPlanner, *args: Any) -> Any:
+    job, checkpointing = real(planner, *args), planner.config.checkpointing
+    return replace(job, alignment_timeout=checkpointing.aligned_timeout if checkpointing.unaligned else None)
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
+
+
+@_live(
+    "a cancelled task aborts what was acknowledged",
+    PipelinedTask,
+    "cancel",
+    "upload is gone|has to commit it",
+    _LOSING,
+)
+def _(real: Wrapped, task: PipelinedTask, last: int) -> None:
+    real(task, 0)
+
+
+@_live("a cancelled task leaves open what it has begun", PipelinedTask, "_abort", "neither committed nor", _LOSING)
+def _(real: Wrapped, task: PipelinedTask, after: int = 0) -> None:
+    pass
+
+
+@_live(
+    "tasks go on that have read what does not count",
+    pipelined_region,
+    "_continues",
+    "but the files have|has counted|ends the input, with",
+    _LOSING,
+)
+def _(real: Wrapped, deployment: Any, job: Any) -> bool:
+    return not deployment.is_broken
+
+
+@_live("rows of an earlier deployment count", PipelinedRegion, "on_rows", ".", _LOSING)
+def _(real: Wrapped, region: PipelinedRegion, slot: Slot, deployment: str, rows: list[WireRow]) -> None:
+    now = region._deployment
+    real(region, slot, now.id if now is not None else deployment, [row for row in rows if row.kind is not Kind.FAILURE])
+
+
+@_live("a slot whose driver is gone lives on", TaskExecutor, "_watch", "though its driver is gone", _CRASHING)
+def _(real: Wrapped, executor: TaskExecutor) -> None:
+    pass

@@ -1,0 +1,146 @@
+"""The simulated program with sources, functions and sinks of its own, for tasks that live.
+
+::
+
+    numbers -+- evens ------------------------- key by -+- count -- rebalance -- rows -- files
+             +- rebalance -- odds -- key by ------------+
+
+The counts depend on the order of both inputs, but those of a key are 1, 2, 3 and so on, however often tasks restart.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from typing import Any
+
+import pyarrow as pa
+
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.common.clock import Clock
+from dagster_flinkpy.common.typeinfo import TypeInformation, Types
+from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
+from dagster_flinkpy.connectors.staged_files import StagedUpload, file_name, partition_folder
+from dagster_flinkpy.datastream import KeyedCoProcessFunction, RuntimeContext, StreamExecutionEnvironment
+from dagster_flinkpy.datastream.connectors.base import (
+    CommittingSinkWriter,
+    Json,
+    Source,
+    SourceSplit,
+    WriterInitContext,
+)
+from dagster_flinkpy.datastream.connectors.partitions import TimePartition
+from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.state import ValueStateDescriptor
+from dagster_flinkpy.runtime.shuffle.wire import Kind, decode_buffer
+from dagster_flinkpy.runtime.task.channel_state import read_channel_state
+from dagster_flinkpy.storage import ObjectStore
+from tests.simulation.bucket import SimulatedStore
+from tests.simulation.program import (
+    KEYS,
+    MAX_PARALLELISM,
+    OUT,
+    PARTITION_SPLITS,
+    Files,
+    Numbers,
+    here,
+)
+
+__all__ = ["LIVE_RECORDS", "WorldClock", "in_flight_of", "live_program"]
+
+LIVE_RECORDS = 12
+"""How many records a split has."""
+ROW = Types.TUPLE([Types.LONG(), Types.LONG()])
+"""A record, and the count of its key."""
+
+
+class WorldClock(Clock):
+    """The clock of the actor that asks."""
+
+    def now(self) -> int:
+        return here().clock()
+
+
+class _LiveNumbers(Numbers):
+    def for_partition(self, partition: TimePartition) -> Source:
+        first = partition.ordinal * PARTITION_SPLITS
+        return _LiveNumbers(first, first + PARTITION_SPLITS)
+
+    def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
+        first, size = split.properties["n"] * LIVE_RECORDS, here().rng.choice((1, 4, LIVE_RECORDS))
+        for start in range(0, LIVE_RECORDS, size):
+            here().turn()
+            yield pa.array(range(first + start, first + start + size), pa.int64()), start + size
+
+
+class _CountBoth(KeyedCoProcessFunction):
+    def open(self, runtime_context: RuntimeContext) -> None:
+        self._count = runtime_context.get_state(ValueStateDescriptor("count", Types.LONG()))
+
+    def process_element1(self, value: Any, ctx: Any) -> Iterable[Any]:
+        self._count.update((self._count.value() or 0) + 1)
+        yield value, self._count.value()
+
+    process_element2 = process_element1
+
+
+class _LiveFiles(Files):
+    def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> CommittingSinkWriter:
+        return _Writer(context, type_info)
+
+
+class _Writer(CommittingSinkWriter):
+    def __init__(self, context: WriterInitContext, type_info: TypeInformation) -> None:
+        key = f"{partition_folder(context.partition)}{file_name(context)}"
+        self._upload = StagedUpload(SimulatedStore(here(), OUT), key, part_bytes=64)
+        self._type_info, self._rows = type_info, 0
+
+    def write(self, column: pa.Array) -> None:
+        for row in self._type_info.from_arrow(column):
+            self._upload.write(json.dumps(list(row)).encode() + b"\n")
+            self._rows += 1
+
+    def prepare_commit(self) -> list[Json]:
+        return [self._upload.finish(self._rows).to_json()] if self._rows else []
+
+    def abort(self) -> None:
+        self._upload.abort()
+
+
+@cache
+def live_program(parallelism: int, regions: int) -> JobGraph:
+    """Returns the program at a parallelism, in one region or in two."""
+    env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(parallelism)
+    env.set_max_parallelism(MAX_PARALLELISM)
+    numbers = env.from_source(_LiveNumbers(), WatermarkStrategy.no_watermarks(), "numbers").uid("numbers")
+    if regions > 1:
+        numbers = numbers.blocking()
+    evens = numbers.filter(lambda n: n % 2 == 0).uid("evens")
+    odds = numbers.rebalance().filter(lambda n: n % 2 == 1).uid("odds")
+    both = evens.connect(odds).key_by(lambda n: n % KEYS, lambda n: n % KEYS, Types.LONG())
+    rows = both.process(_CountBoth(), ROW).uid("count").rebalance().map(lambda row: row, ROW).uid("rows")
+    rows.sink_to(_LiveFiles()).uid("files")
+    return env.get_job_graph()
+
+
+def in_flight_of(metadata: CheckpointMetadata, store: ObjectStore) -> list[int]:
+    """Returns the records that are in flight at a checkpoint between tasks, or on a blocking edge."""
+    graph = live_program(1, 1)
+    keeps: dict[str, Callable[[int], bool]] = {"evens": lambda n: n % 2 == 0, "odds": lambda n: n % 2 == 1}
+    found: list[int] = []
+    for operator in metadata.operators:
+        if operator.uid not in {vertex.uid for vertex in graph.vertices}:
+            continue
+        keep = keeps.get(operator.uid, lambda n: True)
+        edges = graph.inputs(operator.uid)
+        for subtask in operator.subtasks:
+            for row in read_channel_state(subtask.channel_state, edges, store, operator=operator.uid):
+                if row.kind == Kind.BUFFER:
+                    values = decode_buffer(row.payload, row.edge.type_info).values
+                    found += [n for n in map(_record_of, values) if keep(n)]
+    return found
+
+
+def _record_of(value: Any) -> int:
+    return int(value if isinstance(value, int) else value[0])

@@ -1,0 +1,282 @@
+"""Slots in processes of the world, in which the library's own task executors run live tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager, nullcontext
+from datetime import timedelta
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
+from dagster_flinkpy.errors import SlotLostError
+from dagster_flinkpy.runtime import shipping
+from dagster_flinkpy.runtime.exchange import input_gate, places, reply_stream, slot_link
+from dagster_flinkpy.runtime.exchange.input_gate import InputGate
+from dagster_flinkpy.runtime.master import job_exchange, pipelined_region, slot_pool
+from dagster_flinkpy.runtime.master.pipelined_region import PipelinedRegion
+from dagster_flinkpy.runtime.shuffle import record_writer
+from dagster_flinkpy.runtime.shuffle.wire import Kind, WireRow
+from dagster_flinkpy.runtime.slot import deployment, pipelined_task, task_executor
+from dagster_flinkpy.runtime.slot.deployment import SlotDeployment
+from dagster_flinkpy.runtime.slot.task_executor import SlotDescriptor, TaskExecutor
+from dagster_flinkpy.runtime.task import operator_task, stream_task
+from dagster_flinkpy.state import operator_state, transfers
+from dagster_flinkpy.state.cache import Run, RunCache
+from dagster_flinkpy.state.handles import RunHandle
+from dagster_flinkpy.state.run_file import read_run
+from dagster_flinkpy.state.runs import RunFiles
+from tests.simulation.network import Network, Server
+from tests.simulation.threads import (
+    SimulatedFuture,
+    SimulatedUuid,
+    simulated_queue,
+    simulated_threading,
+    simulated_time,
+)
+from tests.simulation.world import Actor, Process, World
+
+_STUCK_MS = 8_000
+"""How long nothing may happen: longer than any timer of a task, and shorter than the timeout of a checkpoint."""
+
+_ORPHANED_SECONDS = 75
+"""How long a slot may live whose driver is gone: the timeout of heartbeats, the interval at which it looks, and the
+time to end."""
+
+__all__ = ["SimulatedSlot", "exchange_options", "live_tasks"]
+
+
+def exchange_options(world: World) -> ExchangeOptions:
+    """Draws how live tasks exchange records."""
+    timeout = world.rng.choice((timedelta(0), timedelta(milliseconds=50), timedelta(seconds=2), None))
+    return ExchangeOptions(ExchangeMode.PIPELINED, buffer_timeout=timeout, slot_request_timeout=timedelta(seconds=100))
+
+
+class SimulatedSlot:
+    """What Spark does with a slot: starts its process, and ends it, sooner or later."""
+
+    def __init__(self, network: Network, descriptor: SlotDescriptor) -> None:
+        self._network, self._world, self._descriptor = network, network.world, descriptor
+        self._process = Process(name=f"slot {descriptor.name} {descriptor.id[:4]}", is_slot=True)
+        self._killed = False
+        self._actor: Actor | None = None
+        driver = self._world.current.process
+        driver.on_end.append(self._driver_ended)
+        if self._world.rng.random() < 0.5:  # as a Spark that lives in the driver's process
+            driver.on_end.append(self.kill)
+
+    def run(self) -> None:
+        world = self._world
+        world.sleep(world.rng.choice((0.01, 0.2, 3)))
+        if world.chaos.no_slot and world.rng.random() < world.chaos.no_slot:
+            world.note(f"no core is free for {self._process.name}")
+            world.wait_for(lambda: self._killed, world.in_seconds(world.rng.choice((5, 50, 300))))
+        if self._killed:
+            raise SlotLostError("it was not needed any more")
+        executor = TaskExecutor(self._descriptor)
+        self._network.executors[executor] = self._process
+        raised: list[Exception] = []
+
+        def body() -> None:
+            try:
+                executor.run()
+            except (pa.ArrowException, OSError) as error:
+                raised.append(error)
+
+        actor = self._actor = world.spawn(self._process.name, body, self._process)
+        world.wait_for(lambda: actor.over)
+        del self._network.executors[executor]
+        self._process.crash()  # a worker that is kept for the next task runs nothing of this one
+        if raised:
+            raise SlotLostError(str(raised[0]))
+
+    def _driver_ended(self) -> None:
+        world, ended_at = self._world, self._world.now_ms
+
+        def check() -> None:
+            world.sleep(_ORPHANED_SECONDS)
+            alive = self._actor is not None and not self._actor.over
+            if alive and self._process.paused_until_ms < ended_at and not world.chaos.pause:
+                world.report(f"{self._process.name} lives on, though its driver is gone")
+
+        world.spawn("check", check)
+
+    def kill(self) -> None:
+        world = self._world
+        if self._killed:
+            return
+        self._killed = True
+        lives_on = world.rng.random() < world.chaos.lives_on
+
+        def end() -> None:
+            world.sleep(world.rng.choice((5, 60, 600)) if lives_on else world.rng.choice((0, 0.2, 3)))
+            self._process.crash()
+
+        world.spawn("Spark", end)
+
+
+class Background:
+    """Replaces a thread pool whose work runs beside that of the process. Each piece of work is an actor."""
+
+    def __init__(self, network: Network, name: str) -> None:
+        self._network, self._world, self._name = network, network.world, name
+
+    def submit(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
+        network, world, future = self._network, self._world, SimulatedFuture(self._world)
+        network.working += 1
+
+        def run() -> None:
+            try:
+                if world.rng.random() < world.chaos.slow:
+                    world.sleep(world.rng.choice((0.05, 1, 10)))
+                result = work(*args)
+            except Exception as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+            finally:
+                network.working -= 1
+
+        world.spawn(f"{world.current.name}/{self._name}", run, world.current.process)
+        return future
+
+
+class _Endpoint(Server):
+    def __init__(self, network: Network, location: str, pool: slot_pool.SlotPool, token: str) -> None:
+        super().__init__(network, token, pool.serve)
+
+
+class _DataServer(Server):
+    def __init__(self, network: Network, location: str, executor: TaskExecutor, token: str) -> None:
+        super().__init__(network, token, executor.receive)
+
+
+@contextmanager
+def live_tasks(world: World) -> Iterator[Network]:
+    """Makes the exchange, the slots and their tasks follow the world."""
+    network, rng = Network(world), world.rng
+    with ExitStack() as stack:
+
+        def patch(owner: Any, name: str, value: Any) -> None:
+            stack.enter_context(mock.patch.object(owner, name, value))
+
+        threading, time, uuid = simulated_threading(world), simulated_time(world), SimulatedUuid(world)
+        for module in (
+            *(input_gate, reply_stream, slot_link, job_exchange, pipelined_region, slot_pool, task_executor),
+            *(deployment, pipelined_task, operator_task, stream_task),
+        ):
+            for name, value in (("threading", threading), ("time", time), ("uuid", uuid)):
+                if hasattr(module, name):
+                    patch(module, name, value)
+        patch(slot_pool, "SimpleQueue", simulated_queue(world))
+        patch(slot_pool, "secrets", SimpleNamespace(token_hex=lambda n: f"{rng.getrandbits(8 * n):0{2 * n}x}"))
+        # The network.
+        ours = SimpleNamespace(connect=network.connect, FlightError=flight.FlightError)
+        patch(slot_link, "flight", ours)
+        patch(task_executor, "flight", ours)
+        patch(task_executor, "calling", lambda token: token)
+        patch(task_executor, "address_towards", lambda host, port: "host")
+        patch(task_executor, "_DataServer", partial(_DataServer, network))
+        patch(slot_pool, "_Endpoint", partial(_Endpoint, network))
+        patch(job_exchange, "start_on_spark", lambda job_id, shared: partial(SimulatedSlot, network))
+        patch(job_exchange, "host_of_driver", lambda settings: "driver")
+        # Programs are small, and are importable. Buffers and channels are small, too, so that they are full.
+        patch(shipping, "user_modules_by_value", lambda pickler: nullcontext())
+        patch(deployment, "_TIMER_SECONDS", 1.0)
+        patch(places, "_MIN_CREDIT", 1)
+        patch(places, "_MAX_CREDIT", rng.choice((1, 2, 8)))
+        patch(pipelined_task, "_ROWS_AT_ONCE", rng.choice((1, 3, 8)))
+        small = rng.choice((1, 1 << 20))
+        patch(record_writer, "BUFFER_SIZE", small)
+        patch(operator_task, "_JOINED_SIZE", small)
+        patch(slot_link, "_SEND_BYTES", rng.choice((1, 4 << 20)))
+        # State is in files that are uploaded aside, and that no machine has copies of.
+        patch(operator_state, "INLINE_BELOW", rng.choice((0, 20_000)))
+        patch(RunFiles, "write", _writing_files(world, RunFiles.write))
+        patch(transfers, "_threads", lambda purpose, process: Background(network, purpose))
+        patch(RunCache, "open", lambda cache, handle, store: Run.of(read_run(handle, store)[0], handle.key_groups))
+        patch(InputGate, "put", _counting(world, InputGate.put))
+        patch(SlotDeployment, "step", _noting(network, SlotDeployment.step))
+        patch(PipelinedRegion, "_wait", _watched(network, PipelinedRegion._wait))
+        world.on_idle = lambda: _check_that_something_happens(network)
+        patch(RunCache, "put", lambda cache, handle, table: Run.of(table, handle.key_groups))
+        yield network
+
+
+def _counting(world: World, real: Any) -> Any:
+    def put(gate: InputGate, row: WireRow) -> None:
+        real(gate, row)
+        channel = gate._channels[row.edge, row.channel]
+        if sum(each.kind is Kind.BUFFER for each in channel.rows) > places._MAX_CREDIT:
+            world.report(f"channel {row.edge, row.channel} holds more than it has room for")
+
+    return put
+
+
+def _noting(network: Network, real: Any) -> Any:
+    def step(deployment: SlotDeployment) -> bool:
+        if worked := real(deployment):
+            network.moved()
+        return bool(worked)
+
+    return step
+
+
+def _watched(network: Network, real: Any) -> Any:
+    def wait(region: PipelinedRegion, *args: Any) -> None:
+        network.waiting[region] = network.world.current.process
+        try:
+            real(region, *args)
+        finally:
+            network.waiting.pop(region, None)
+
+    return wait
+
+
+def _check_that_something_happens(network: Network) -> None:
+    """Reports tasks that wait for each other: nothing is under way, nobody is away, and an epoch does not end."""
+    world = network.world
+    if world.now_ms - network.moved_at < _STUCK_MS or network.working:
+        return
+    for region, driver in network.waiting.items():
+        deployment = region._deployment
+        if deployment is None or deployment.is_broken or region._interrupted or not deployment.begun:
+            continue
+        executors = {each._descriptor.id: (each, process) for each, process in network.executors.items()}
+        found = [executors[slot.id] for slot in deployment.slots.values() if slot.id in executors]
+        processes = [driver, *(process for _, process in found)]
+        if len(found) < len(deployment.slots) or any(each.is_away(world.now_ms) for each in processes):
+            continue
+        calls = [call for call in network.calls if call.caller in processes or call.served_by in processes]
+        if all(call.is_quiet for call in calls) and not any(each._mails or each._closed for each, _ in found):
+            tasks = "; ".join(_described(each, deployment.id) for each, _ in found)
+            world.report(f"the tasks of a region wait for each other: {dict(deployment.acknowledged)}; {tasks}")
+
+
+def _described(executor: TaskExecutor, name: str) -> str:
+    """Says where the tasks of a slot are."""
+    deployment, lines = executor._deployments.get(name), list[str]()
+    for (uid, index), task in {} if deployment is None else deployment.tasks.items():
+        full = [channel for channel, each in task.partition.subpartitions.items() if not each.is_available]
+        rows = {name: len(each.rows) for name, each in task.gate._channels.items() if each.rows}
+        lines.append(
+            f"{uid}[{index}] at {task.epoch}: has {rows}, of which {sorted(task._blocked)} are blocked, and waits for "
+            f"room in {full}"
+        )
+    failed = "it has no tasks" if deployment is None else "failed" if deployment.failed else "runs"
+    return f"slot {executor._descriptor.name} ({failed}): {', '.join(lines)}"
+
+
+def _writing_files(world: World, real: Any) -> Any:
+    def write(files: RunFiles, *args: Any) -> tuple[RunHandle, Run]:
+        files.inline_below = world.rng.choice((0, 20_000))
+        written: tuple[RunHandle, Run] = real(files, *args)
+        return written
+
+    return write
