@@ -45,6 +45,10 @@ class ExchangeOptions:
     """After how long without that a slot is lost, or gives up by itself (Flink: ``heartbeat.timeout``). Default: 50
     s."""
 
+    tls: bool = False
+    """Whether connections between driver and slots, and among slots, use TLS, with a certificate that the attempt makes
+    for itself (Flink: ``security.ssl.internal.enabled``). Default: False."""
+
     def __post_init__(self) -> None:
         for name, value in (
             ("buffer timeout", self.buffer_timeout),

@@ -146,6 +146,16 @@ class Cluster:
         """The settings of a job on the cluster."""
         return SparkSettings(mode="remote", remote=f"sc://127.0.0.1:{self._port}")
 
+    @property
+    def pids(self) -> list[int]:
+        """The processes that were started here. Executors are below some of them."""
+        return [service.pid for service in self._services]
+
+    @property
+    def cores(self) -> int:
+        """The number of slots of all workers."""
+        return self._count * _CORES
+
     def start_worker(self) -> None:
         """Starts a worker, and waits until the master knows it."""
         self._start_worker()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dagster_flinkpy.errors import CheckpointError
 from dagster_flinkpy.runtime.master.epoch_request import EpochBatch, EpochKind, EpochRequest
 from dagster_flinkpy.runtime.master.region_state import RegionState
 
@@ -103,7 +104,7 @@ class EpochSequence:
         Then the id of the next checkpoint can be taken meanwhile. An id for which no epoch follows would be lost.
         """
         batch, request, readers = self.batch, self.request, self.readers
-        if batch is None or request is None or batch is self._followed or not batch.closed:
+        if batch is None or request is None or batch is self._followed or not batch.closed or batch.live:
             return False
         if not self.iterating or self.at_limit or not readers:
             return False
@@ -139,6 +140,35 @@ class EpochSequence:
         kind = EpochKind.REPEAT if only_takes_over else request.kind
         self.batch = EpochBatch(kind, [checkpoint_id], request.barriers == 1 or kind is not EpochKind.READ)
         return self.batch
+
+    @property
+    def open(self) -> EpochBatch | None:
+        """The epoch whose checkpoint is not triggered yet, though its sources read."""
+        return self.batch if self.batch is not None and self.batch.open else None
+
+    def begin_open(self, checkpoint_id: int) -> EpochBatch:
+        """Adds an epoch whose checkpoint is not triggered yet.
+
+        Args:
+            checkpoint_id: The id that the checkpoint gets.
+        """
+        self.batch = EpochBatch(EpochKind.READ, [checkpoint_id], closed=True, live=True, open=True)
+        return self.batch
+
+    def close(self, checkpoint_id: int) -> bool:
+        """Takes note that a checkpoint was triggered. Returns whether its epoch was open.
+
+        Raises:
+            CheckpointError: Another epoch is open.
+        """
+        batch = self.open
+        if batch is None:
+            return False
+        if batch.last != checkpoint_id:
+            raise CheckpointError(f"checkpoint {checkpoint_id} was triggered while epoch {batch.last} is open")
+        batch.open = False
+        self._begun.add(checkpoint_id)
+        return True
 
     def on_planned(self) -> bool:
         """Takes note that an epoch is planned. Returns whether its Spark job reads another one, too."""

@@ -16,6 +16,7 @@ from dagster_flinkpy.runtime.master.in_process import run_in_process
 from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.runtime.master.job_session import JobSession, SharedSession
 from dagster_flinkpy.runtime.master.job_slots import JobSlots
+from dagster_flinkpy.runtime.master.open_epoch import OpenEpoch
 from dagster_flinkpy.runtime.master.pipelined_exchange import (
     PipelinedExchange,
     host_of_driver,
@@ -65,13 +66,27 @@ class JobExchange(CheckpointListener):
         same_machine = config.in_process or config.spark.on_this_machine
         return PipelinedExchange(start, host, options, self._progress, same_machine=same_machine)
 
-    def run(self, job: EpochJob, session: JobSession, slots: JobSlots) -> Sequence[WireRow]:
+    @property
+    def can_open_epochs(self) -> bool:
+        """Whether an epoch can be open, because its tasks live."""
+        return self._lives or self._mode is ExchangeMode.PIPELINED
+
+    @property
+    def needs_threads(self) -> bool:
+        """Whether tasks run beside the thread of the master."""
+        return self._pipelined is not None or not self._config.in_process
+
+    def run(
+        self, job: EpochJob, session: JobSession, slots: JobSlots, open_epoch: OpenEpoch | None = None
+    ) -> Sequence[WireRow]:
         """Runs the tasks, and returns what they have sent to the driver.
 
         Args:
             job: The region and its epochs.
             session: The session of the region. Its interruption ends the epochs.
             slots: The slots of the job.
+            open_epoch: Gives out the input of its only epoch, if that comes in parts; see :attr:`can_open_epochs`.
+                Default: the epochs have it all.
 
         Raises:
             FlinkPyError: The epochs failed, or they were interrupted.
@@ -80,13 +95,16 @@ class JobExchange(CheckpointListener):
             if self._pipelined is not None and not self._lives:
                 self._decide(self._pipelined, job, session, slots)
         if self._pipelined is not None:
-            return self._pipelined.run(job, session)
+            return self._pipelined.run(job, session, open_epoch)
         if self._config.in_process:
             return list(run_in_process(job))
         return self._on_spark(job, session, slots)
 
     def _decide(self, pipelined: PipelinedExchange, job: EpochJob, session: JobSession, slots: JobSlots) -> None:
-        why = self._reason_for_spark(job, session, slots) if self._mode is ExchangeMode.AUTO else None
+        if not self._config.in_process:
+            with session.open() as spark:
+                slots.look(spark)
+        why = self._reason_for_spark(job, slots) if self._mode is ExchangeMode.AUTO else None
         if why is None:
             try:
                 pipelined.deploy(job, session)
@@ -103,11 +121,10 @@ class JobExchange(CheckpointListener):
         self._progress(f"{name}: each epoch is a Spark job (execution.exchange: spark), because {why}")
         pipelined.close()
 
-    def _reason_for_spark(self, job: EpochJob, session: JobSession, slots: JobSlots) -> str | None:
+    @staticmethod
+    def _reason_for_spark(job: EpochJob, slots: JobSlots) -> str | None:
         if any(isinstance(v.spec, SparkSourceSpec | SparkTransformSpec) for v in job.graph.vertices):
             return "Spark DataFrames need the cores that slots would hold"
-        with session.open() as spark:
-            slots.look(spark)
         if slots.plan is not None and slots.plan.had < slots.plan.needed:
             return f"the job {slots.plan.description}"
         return None

@@ -12,6 +12,7 @@ from dagster_flinkpy.common.exchange_options import ExchangeOptions
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.exchange.places import address_towards
 from dagster_flinkpy.runtime.master.job_session import JobSession, SharedSession
+from dagster_flinkpy.runtime.master.open_epoch import OpenEpoch
 from dagster_flinkpy.runtime.master.pipelined_region import PipelinedRegion
 from dagster_flinkpy.runtime.master.region_job import translated
 from dagster_flinkpy.runtime.master.slot_pool import SlotPool, SlotProcess, StartSlot
@@ -60,15 +61,16 @@ class PipelinedExchange:
         with self._used(job, session) as region:
             region.deploy(job)
 
-    def run(self, job: EpochJob, session: JobSession) -> Sequence[WireRow]:
+    def run(self, job: EpochJob, session: JobSession, open_epoch: OpenEpoch | None = None) -> Sequence[WireRow]:
         """Reads the epochs of a region, see :meth:`PipelinedRegion.run`.
 
         Args:
             job: The region and its epochs.
             session: The session of the region, whose interruption ends the epochs.
+            open_epoch: Gives out the input of its only epoch, if that comes in parts. Default: the epochs have it all.
         """
         with self._used(job, session) as region:
-            return region.run(job)
+            return region.run(job, open_epoch)
 
     @contextmanager
     def _used(self, job: EpochJob, session: JobSession) -> Iterator[PipelinedRegion]:
@@ -128,13 +130,17 @@ class _SparkSlot:
         self._session.begin(f"flinkpy-{job_id}-slot-{descriptor.name}-{descriptor.id}", self._what)
 
     def run(self) -> None:
-        from pyspark.errors import PySparkException
-
+        from dagster_flinkpy.runtime.master.stage_profiles import group_profile
         from dagster_flinkpy.spark.sessions import server_log
 
         with self._session.open() as spark:
+            # Not before, because other slots may start: PySpark cannot be imported by two threads at once.
+            from pyspark.errors import PySparkException
+
             try:
-                spark.range(0, 1, 1, 1).mapInArrow(partial(run_slot, self._descriptor), "slot string").toArrow()
+                profile = group_profile(spark, self._descriptor.resources)
+                slot = partial(run_slot, self._descriptor)
+                spark.range(0, 1, 1, 1).mapInArrow(slot, "slot string", profile=profile).toArrow()
             except PySparkException as error:
                 raise translated(error, self._what, server_log(spark)) from error
 

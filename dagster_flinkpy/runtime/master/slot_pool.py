@@ -13,14 +13,16 @@ import secrets
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from queue import SimpleQueue
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
 from dagster_flinkpy.common.exchange_options import ExchangeOptions
+from dagster_flinkpy.datastream.slot_sharing_group import SlotSharingGroup
 from dagster_flinkpy.errors import (
     CheckpointError,
     FlinkPyError,
@@ -30,6 +32,7 @@ from dagster_flinkpy.errors import (
 )
 from dagster_flinkpy.runtime.exchange.frames import TokenCheck, frame, opened, parse
 from dagster_flinkpy.runtime.exchange.reply_stream import ReplyStream
+from dagster_flinkpy.runtime.exchange.tls import AttemptCertificate, new_certificate, scheme_of, server_options
 from dagster_flinkpy.runtime.shuffle.wire import WIRE_SCHEMA, WireRow, rows_of
 from dagster_flinkpy.runtime.slot.task_executor import SlotDescriptor
 
@@ -135,11 +138,13 @@ class SlotPool:
     def __init__(
         self, start: StartSlot, host: str, options: ExchangeOptions, progress: Callable[[str], object]
     ) -> None:
-        self._start, self._host, self._progress = start, host, progress
+        self._start, self._progress = start, progress
         self._timeout = options.slot_request_timeout.total_seconds()
         self._beat_seconds = options.heartbeat_interval.total_seconds()
         self._silent_seconds = options.heartbeat_timeout.total_seconds()
         self._token = secrets.token_hex(16)
+        self._tls = new_certificate() if options.tls else None
+        self._address = f"{scheme_of(self._tls)}://{host}"
         self._changed = threading.Condition()
         self._slots: dict[str, Slot] = {}
         """By name, the slot that was started last."""
@@ -156,12 +161,18 @@ class SlotPool:
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
-    def request(self, names: Collection[str], given_up: Callable[[], bool] = lambda: False) -> dict[str, Slot]:
+    def request(
+        self,
+        names: Collection[str],
+        given_up: Callable[[], bool] = lambda: False,
+        resources: Mapping[str, tuple[SlotSharingGroup, ...]] = MappingProxyType({}),
+    ) -> dict[str, Slot]:
         """Returns slots, and starts those that are not there.
 
         Args:
             names: Their names.
             given_up: Whether they are no longer needed; looked at again after :meth:`wake`. Default: never.
+            resources: The groups that say what slots need of an executor, by name. Default: a core.
 
         Raises:
             NoResourceAvailableError: Some did not start in time.
@@ -171,7 +182,7 @@ class SlotPool:
         self._open()
         until, said = time.monotonic() + self._timeout, False
         with self._changed:
-            slots = {name: self._usable(name) for name in names}
+            slots = {name: self._usable(name, resources.get(name, ())) for name in names}
             while missing := sorted(name for name, slot in slots.items() if not slot.location or slot.is_over):
                 for slot in slots.values():
                     if slot.is_over:
@@ -202,7 +213,7 @@ class SlotPool:
         with self._changed:
             self._changed.notify_all()
 
-    def _usable(self, name: str) -> Slot:
+    def _usable(self, name: str, resources: tuple[SlotSharingGroup, ...]) -> Slot:
         known = self._slots.get(name)
         if known is not None and not known.is_over:
             return known
@@ -211,9 +222,15 @@ class SlotPool:
         if known is not None:
             known.kill()
         assert self._server is not None
-        location = f"grpc://{self._host}:{self._server.port}"
         descriptor = SlotDescriptor(
-            name, uuid.uuid4().hex, location, self._token, self._beat_seconds, self._silent_seconds
+            name,
+            uuid.uuid4().hex,
+            f"{self._address}:{self._server.port}",
+            self._token,
+            self._beat_seconds,
+            self._silent_seconds,
+            self._tls,
+            resources,
         )
         slot = self._slots[name] = Slot(descriptor, self._start, self._on_ended)
         self._processes.add(slot)
@@ -225,6 +242,9 @@ class SlotPool:
             slot.ended = error
             self._processes.discard(slot)
             self._changed.notify_all()
+        if slot.location:  # a process that Spark has given up may still be there
+            slot.say(frame("end"))
+            self._lose(slot, SlotLostError(f"the process of slot {slot.name} has ended"))
 
     def why_ended(self, slot: Slot, seconds: float) -> BaseException | None:
         """Returns why the process of a lost slot has ended, if its Spark job says so in time.
@@ -242,7 +262,7 @@ class SlotPool:
     def _open(self) -> None:
         with self._changed:
             if self._server is None and not self._over.is_set():
-                self._server = _Endpoint(f"grpc://{self._host}:0", self, self._token)
+                self._server = _Endpoint(f"{self._address}:0", self, self._token, self._tls)
                 self._watcher = threading.Thread(target=self._watch, name="heartbeats of slots", daemon=True)
                 self._watcher.start()
 
@@ -352,8 +372,8 @@ def _join(threads: Collection[threading.Thread], seconds: float) -> None:
 class _Endpoint(flight.FlightServerBase):  # type: ignore[misc]
     """Where slots call the driver."""
 
-    def __init__(self, location: str, pool: SlotPool, token: str) -> None:
-        super().__init__(location, middleware={"token": TokenCheck(token)})
+    def __init__(self, location: str, pool: SlotPool, token: str, tls: AttemptCertificate | None) -> None:
+        super().__init__(location, middleware={"token": TokenCheck(token)}, **server_options(tls))
         self._pool = pool
 
     def do_exchange(self, context: Any, descriptor: flight.FlightDescriptor, reader: Any, writer: Any) -> None:

@@ -207,6 +207,30 @@ def test_a_slot_that_does_not_answer_is_lost(pools: Callable[..., Pool]) -> None
     assert [name for name, _ in pool.heard.lost] == ["a"]
 
 
+def test_a_process_that_spark_has_given_up_is_told_to_end(pools: Callable[..., Pool]) -> None:
+    """Spark says that the task has ended, as if it had lost the executor, and the process is still there."""
+    given_up, orphans = threading.Event(), list[threading.Thread]()
+
+    class Orphan(Silent):
+        def __init__(self, descriptor: SlotDescriptor) -> None:
+            super().__init__()
+            orphans.append(threading.Thread(target=start_here(descriptor).run, daemon=True))
+
+        def run(self) -> None:
+            orphans[0].start()
+            assert given_up.wait(30)
+
+    pool = pools()
+    pool.others = {"a": Orphan}
+    slot = pool.request(["a"])["a"]
+    given_up.set()
+    pool.heard.wait_for(lambda: [name for name, _ in pool.heard.lost] == ["a"])
+    orphans[0].join(30)
+    assert not orphans[0].is_alive()
+    pool.others = {}
+    assert pool.request(["a"])["a"] is not slot
+
+
 def test_a_process_that_was_replaced_cannot_register_again(pools: Callable[..., Pool]) -> None:
     pool = pools()
     slot = pool.request(["a"])["a"]
