@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LONGEST = (
-    "chaos/test_chaos.py",
     "e2e/test_dagster_dev.py",
+    "chaos/test_chaos.py",
     "soak/test_soak.py",
     "orchestration/runs/test_backfills.py",
     "simulation/test_simulation.py",
@@ -37,7 +37,6 @@ LONGEST = (
     "orchestration/runs/test_exclusive_run.py",
     "runtime/master/test_kill.py",
     "matrix/test_matrix.py",
-    "runtime/master/test_metadata_mutations.py",
     "orchestration/runs/test_partitioned_run.py",
 )
 """Files that take longest, which begin first: otherwise one process would run one of them when the others are done."""
@@ -145,3 +144,11 @@ def spark_settings(runtime_dir: Path) -> Iterator[SparkSettings]:
 def spark(spark_settings: SparkSettings) -> Iterator[SparkSession]:
     with get_session(spark_settings) as session:
         yield session
+
+
+@pytest.fixture
+def one_server(spark_settings: SparkSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gives programs that name no Spark the server of the session: the start of another one takes seconds."""
+    for module in ("spark.sessions", "runtime.master.job_session", "runtime.blocking.dataframe_types"):
+        monkeypatch.setattr(f"dagster_flinkpy.{module}.get_session", lambda settings=None: get_session(spark_settings))
+    monkeypatch.setattr("dagster_flinkpy.runtime.master.local_executor.start_server", lambda: None)

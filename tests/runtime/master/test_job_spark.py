@@ -53,16 +53,10 @@ from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected, run_job
 from tests.runtime.programs import COUNTED, EVENT, CountPerKey, FolderSink, Sessions, environment, events
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_server")]
 
 RECORDS = [(f"k{i % 4}", i * 10, i) for i in range(24)]
 SMALL = {"spark.driver.memory": "512m"}
-
-
-@pytest.fixture(autouse=True)
-def one_server(spark_settings: SparkSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gives programs that name no Spark the server of the session."""
-    monkeypatch.setattr(job_session, "get_session", lambda settings: get_session(spark_settings))
 
 
 def attempt_of(graph: JobGraph, folder: Path, **options: Any) -> JobAttempt:
