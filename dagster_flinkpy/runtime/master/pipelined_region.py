@@ -17,6 +17,7 @@ from dagster_flinkpy.errors import CheckpointError, FlinkPyError, SlotLostError
 from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
 from dagster_flinkpy.runtime.exchange.frames import frame
 from dagster_flinkpy.runtime.exchange.places import Places, chains_of
+from dagster_flinkpy.runtime.failure import error_from_json
 from dagster_flinkpy.runtime.master.open_epoch import OpenEpoch
 from dagster_flinkpy.runtime.master.slot_pool import Slot, SlotPool
 from dagster_flinkpy.runtime.master.spark_progress import INTERVAL_SECONDS, EpochProgress
@@ -75,8 +76,8 @@ class _Deployment:
         self.reading = 0
         """The checkpoint of the last epoch that they were told to read."""
         self.failed = False
-        self.cut_off = False
-        """Whether a task was cut off from another slot."""
+        self.cut_off: FlinkPyError | None = None
+        """What has failed first, if that is a connection between two slots."""
         self.lost: tuple[Slot, FlinkPyError] | None = None
         self.last = 0
         """The last checkpoint that all have acknowledged."""
@@ -249,6 +250,8 @@ class PipelinedRegion:
         deployment.say(frame("deploy", program, deployment=deployment.id, places=places.to_json(), locations=locations))
         try:
             self._wait(lambda: deployment.failed or deployment.running >= set(names))
+            if deployment.cut_off:
+                raise deployment.cut_off
         except FlinkPyError:
             self.cancel()
             raise
@@ -384,7 +387,9 @@ class PipelinedRegion:
                     continue
                 known.rows.append(row)
                 if row.kind is Kind.FAILURE:
-                    known.cut_off |= not known.failed and _is_cut_off(row)
+                    error = error_from_json(row.payload.to_pybytes())
+                    if isinstance(error, SlotLostError) and not known.failed:
+                        known.cut_off = error
                     known.failed = True
                 elif row.kind is Kind.ACK:
                     known.acknowledged[json.loads(row.payload.to_pybytes())["checkpoint_id"]] += 1
@@ -410,7 +415,3 @@ def _continues(deployment: _Deployment, job: EpochJob) -> bool:
         and job.partition == deployment.job.partition
         and job.alignment_timeout == deployment.job.alignment_timeout
     )
-
-
-def _is_cut_off(failure: WireRow) -> bool:
-    return bool(json.loads(failure.payload.to_pybytes())["type"] == SlotLostError.__name__)

@@ -198,8 +198,9 @@ class SlotPool:
                         slots[name].kill()
                     raise NoResourceAvailableError(
                         f"{len(missing)} of {len(names)} slots did not start within {self._timeout:g} s "
-                        f"({', '.join(missing[:5])}): Spark has too few free cores. Lower the parallelism, "
-                        "give Spark more cores, or set execution.exchange to 'spark', with which tasks take turns",
+                        f"({', '.join(missing[:5])}): Spark has too few free cores, or its executors do not reach "
+                        f"{self._address}, where the job runs. Lower the parallelism, give Spark more cores, open the "
+                        "ports, or set execution.exchange to 'spark', with which tasks take turns",
                         needed=len(names),
                         had=len(names) - len(missing),
                     )

@@ -309,7 +309,8 @@ class TaskExecutor:
             self._deployments[name] = self._current = deployment
             self._known.notify_all()
         deployment.open()
-        self._say(frame("running", deployment=name))
+        if not deployment.failed:  # otherwise the driver hears of the failure
+            self._say(frame("running", deployment=name))
 
     def _remove(self, deployment: SlotDeployment, end: Callable[[], None]) -> None:
         end()

@@ -106,15 +106,15 @@ def pools() -> Iterator[Callable[..., Pool]]:
         pool.close()
         for descriptor in pool.told[:1]:
             with pytest.raises(OSError, match="refused"):
-                connect(descriptor)
+                connect(descriptor.driver)
     for thread in set(threading.enumerate()) - before:
         if not isinstance(thread, threading._DummyThread):
             thread.join(20)
             assert not thread.is_alive(), thread.name
 
 
-def connect(descriptor: SlotDescriptor) -> socket.socket:
-    host, port = descriptor.driver.removeprefix("grpc://").split(":")
+def connect(location: str) -> socket.socket:
+    host, port = location.removeprefix("grpc://").split(":")
     return socket.create_connection((host, int(port)), 10)
 
 
@@ -249,17 +249,18 @@ def test_foreign_bytes_are_refused_and_the_slots_live_on(pools: Callable[..., Po
     told = pool.told[0]
     known = opening(slot="c", id="c", location="grpc://x:1")
     for nonsense in (b"\x00" * 100_000, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", bytes(range(256)) * 100, b""):
-        with connect(told) as raw:
-            raw.settimeout(30)
-            try:
-                raw.sendall(nonsense)
-                raw.shutdown(socket.SHUT_WR)
-                while raw.recv(65_536):
-                    pass
-            except TimeoutError:
-                raise
-            except OSError:
-                pass  # the server has hung up first
+        for location in (told.driver, slots["a"].location):
+            with connect(location) as raw:
+                raw.settimeout(30)
+                try:
+                    raw.sendall(nonsense)
+                    raw.shutdown(socket.SHUT_WR)
+                    while raw.recv(65_536):
+                        pass
+                except TimeoutError:
+                    raise
+                except OSError:
+                    pass  # the server has hung up first
     refused(told, known, "")
     refused(told, known, "f" * 32)
     refused(told, known, told.token)  # a slot that nobody has asked for

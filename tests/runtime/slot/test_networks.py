@@ -122,6 +122,22 @@ def test_a_program_that_is_too_large_for_a_message_is_refused(tmp_path: Path, mo
     assert sink.rows() == []
 
 
+def test_auto_goes_on_without_slots_that_do_not_reach_each_other(
+    tmp_path: Path, relays: Relays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relays.trouble("cut", "slots")
+    monkeypatch.setattr(job_exchange.JobExchange, "_reason_for_spark", lambda *_: None)  # it would ask Spark
+    graph, sink = program(tmp_path, Noted(tmp_path))
+    lines: list[str] = []
+    with LiveAttempt(graph, tmp_path, exchange=OPTIONS, lines=lines) as attempt:
+        attempt._exchange._mode = ExchangeMode.AUTO
+        list(attempt.run_epochs())
+    assert_exact(sink)
+    [said] = [line for line in lines if "execution.exchange" in line]
+    assert said.startswith("job 'job': each epoch is a Spark job (execution.exchange: spark), because slot default-")
+    assert "cannot be reached" in said
+
+
 class OnRestart(logging.Filter):
     """Calls something when the master has noticed a failure."""
 
