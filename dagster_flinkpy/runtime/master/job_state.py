@@ -160,12 +160,8 @@ class JobState:
         self.chain = CompletionChain(turn, create_metadata)
         self.requests, self._failover, self._turn = requests, failover, turn
         self._max_ahead, self._owner, self._can_open_epochs = max_ahead, owner, can_open_epochs
-        self._ids: tuple[int, ...] = ()
-        """The ids of the next checkpoints, as far as they are known."""
         self._reserving = False
         """Whether ids were asked for, or there are none."""
-        self._following: int | None = None
-        """The checkpoint of the epoch that sources read already, though the one before it is not acknowledged."""
         self._story: deque[str] = deque(maxlen=_STORY_LENGTH)
         self._read_up_to = 0
         """The last checkpoint for which all sources have been read."""
@@ -348,6 +344,7 @@ class JobState:
             for region in self.regions:
                 region.proceed()
             overtaken = self._overtake()
+        self._close_next()
         self.chain.proceed()
         if not self.chain.idle:
             return
@@ -380,16 +377,11 @@ class JobState:
         request, now = self.epochs.request, self._turn.now_ms
         if now < self.retry_ms or request is None:
             return
-        if self._following is not None:
+        if self.epochs.following is not None:
             if self.failure is None and all(region.idle for region in self.epochs.sources):
-                self._open(self._following)
+                self._open(self.epochs.following)
         elif self.epochs.open is not None:
-            if self._may_close():
-                ended = all(region.at_end for region in self.epochs.sources)
-                if ended or not self.iterating or (self.requests.waiting and not self.coordinator.pending):
-                    self._trigger(request)
-                elif self._due_ms <= now:
-                    self._drive(PeriodicTick(now))
+            return  # until the regions have gone on
         elif self.iterating and self._may_trigger():
             if request.continuous and not (self.requests.waiting or self.takes_over or self.epochs.unread):
                 if (due_ms := self._look_due_ms) is not None and due_ms <= now:
@@ -400,8 +392,8 @@ class JobState:
             elif self._due_ms <= now:
                 self._drive(PeriodicTick(now))
             elif self._may_open():
-                if self._ids:
-                    self._open(self._ids[0])
+                if self.epochs.ids:
+                    self._open(self.epochs.ids[0])
                 else:
                     self._reserve()
         elif self.takes_over and not (self.iterating or self.coordinator.incomplete or self.coordinator.triggering):
@@ -414,6 +406,17 @@ class JobState:
             return False
         return self.epochs.has_more()
 
+    def _close_next(self) -> None:
+        """Triggers the checkpoint of the epoch that is open, if it is time."""
+        request, now = self.epochs.request, self._turn.now_ms
+        if now < self.retry_ms or request is None or not self._may_close():
+            return
+        ended = all(region.at_end for region in self.epochs.sources)
+        if ended or not self.iterating or (self.requests.waiting and not self.coordinator.pending):
+            self._trigger(request)
+        elif self._due_ms <= now:
+            self._drive(PeriodicTick(now))
+
     def _may_close(self) -> bool:
         """Returns whether the checkpoint of the epoch that is open can be triggered now."""
         busy = self.coordinator.triggering or len(self.coordinator.incomplete) >= self._max_ahead
@@ -422,15 +425,8 @@ class JobState:
 
     def _may_open(self) -> bool:
         """Returns whether sources may read what comes until the next periodic checkpoint."""
-        sources = self.epochs.sources
-        return (
-            self._can_open_epochs()
-            and len(sources) == len(self.regions)
-            and any(region.planner.splits.assigns_late for region in sources)
-            and not any(region.planner.config.checkpointing.unaligned for region in sources)
-            and self.contents.partition is None
-            and not self.takes_over
-        )
+        whole = self.contents.partition is None and not self.takes_over
+        return whole and self._can_open_epochs() and self.epochs.may_be_open
 
     def _reserve(self) -> None:
         if not self._reserving:
@@ -439,24 +435,14 @@ class JobState:
 
     def _open(self, checkpoint_id: int) -> None:
         """Lets the sources read what comes until a checkpoint is triggered."""
-        self._following = None
         batch = self.epochs.begin_open(checkpoint_id)
         for region in self.regions:
             region.enqueue(batch)
 
-    def _close(self) -> None:
-        """Lets the barriers follow in the epoch that was open, and the sources read on behind them."""
-        ended = all(region.at_end for region in self.epochs.sources)
-        if self._ids and self.iterating and not self.epochs.at_limit and not ended:
-            self._following = self._ids[0]
-        for region in self.regions:
-            region.close(self._following)
-        self._reserve()
-
     @_on.register
     def _(self, stimulus: CheckpointIdsReserved) -> None:
-        self._ids = stimulus.checkpoint_ids
-        self._reserving = not self._ids  # the next checkpoint asks again
+        self.epochs.ids = stimulus.checkpoint_ids
+        self._reserving = not stimulus.checkpoint_ids  # the next checkpoint asks again
 
     @_on.register
     def _(self, stimulus: InputEnded) -> None:
@@ -468,9 +454,11 @@ class JobState:
 
     def _deploy(self, checkpoint_id: int) -> None:
         """Lets the regions run up to the barrier of a checkpoint."""
-        self._ids, self._reserving = tuple(each for each in self._ids if each > checkpoint_id), False
+        self._reserving = False
         if self.epochs.close(checkpoint_id):
-            self._close()
+            for region in self.regions:
+                region.close(self.epochs.following)
+            self._reserve()
             return
         takes_over = self.chain.outputs.waiting
         batch = self.epochs.add(checkpoint_id, takes_over=takes_over)
@@ -539,7 +527,7 @@ class JobState:
             self._read_up_to = last
             self.requests.epoch_ended(last)
             if all(each.input_ended for each in sources):
-                self._following = None  # the last parts have shown it
+                self.epochs.following = None  # the last parts have shown it
         for each in acknowledged:
             if self._may_complete(each.checkpoint_id):  # it may have expired just now
                 self._acknowledge(region, each.checkpoint_id, each.states)

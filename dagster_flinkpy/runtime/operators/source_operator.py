@@ -34,7 +34,7 @@ class SourceOperator(StreamOperator):
         self._strategy = spec.watermark_strategy
         self._time = EventTime(spec.watermark_strategy, self, context.watermark)
         self._splits: list[SourceSplit] = []
-        """What it reads, or has read, in the current epoch."""
+        """What it reads, or has read last, in the current epoch."""
         self._epoch, self._read_any = 0, False
         self._idle_from: int | None = None
         """When it becomes idle if nothing comes, in milliseconds since 1970."""
@@ -52,11 +52,11 @@ class SourceOperator(StreamOperator):
             self._epoch, self._splits, self._read_any = epoch.checkpoint_id, [], False
         self._read_any |= epoch.reads(vertex.uid)
         self._idle_from = None
-        read = len(self._splits)
-        self._splits += epoch.splits.get((vertex.uid, self.context.subtask), ())
+        given = epoch.splits.get((vertex.uid, self.context.subtask), ())
+        self._splits = list(given) or self._splits  # of several parts, the checkpoint names the last one
         side_by_side = self._source.splits_side_by_side
         watermarks: list[int] = []
-        for i, split in enumerate(self._splits[read:], read):
+        for i, split in enumerate(given):
             batches = iter(self._source.read(split))
             split_time = EventTime(self._strategy, self, MIN_WATERMARK, self._time.unit) if side_by_side else self._time
             while True:
