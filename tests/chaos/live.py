@@ -33,15 +33,16 @@ from dagster_flinkpy.spark import sessions
 from dagster_flinkpy.spark.sessions import SparkSettings, get_session, stop_server
 from dagster_flinkpy.storage import StorageLocation
 from tests.chaos.cluster import running_cluster
-from tests.chaos.live_job import HEARTBEAT_TIMEOUT, KEYS, TABLES, order
+from tests.chaos.live_job import HANG, HANGS, HEARTBEAT_TIMEOUT, KEYS, TABLES, order
 from tests.chaos.relay import TROUBLES
+from tests.waiting import until
 
 __all__ = ["FAULTS", "LiveChaos", "local_server_pids"]
 
 ROOT = Path(__file__).parents[2]
 _PATIENCE_SECONDS = 120.0
 """How long the job may take to go on after a fault, on a machine with much else to do."""
-_GONE_SECONDS = HEARTBEAT_TIMEOUT + 25.0
+_GONE_SECONDS = HEARTBEAT_TIMEOUT + 15.0
 """How long slots may live that have no driver; most of it is for a machine with much else to do."""
 _SLOT = "dagster_flinkpy.runtime.worker_daemon"
 _EXECUTOR = "CoarseGrainedExecutorBackend"
@@ -51,6 +52,7 @@ FAULTS: dict[str, int] = {
     "kill all slots": 3,
     "kill an executor": 4,
     "kill the driver": 6,
+    "kill the driver of a function that hangs": 1,
     "freeze a slot": 1,
     "freeze the driver": 1,
     **{f"{trouble} {to}": 3 if trouble == "cut" else 1 for to in ("slots", "driver") for trouble in TROUBLES},
@@ -128,11 +130,11 @@ class LiveChaos:
 
     def goes_on(self, epochs: int = 2) -> None:
         """Waits until some more epochs are complete."""
-        driver, until = self._driver, self.epochs + epochs
+        driver, enough = self._driver, self.epochs + epochs
         assert driver is not None
         with self._changed:
-            self._changed.wait_for(lambda: self.epochs >= until or driver.poll() is not None, _PATIENCE_SECONDS)
-            if self.epochs < until:
+            self._changed.wait_for(lambda: self.epochs >= enough or driver.poll() is not None, _PATIENCE_SECONDS)
+            if self.epochs < enough:
                 how = "hangs" if driver.poll() is None else f"has ended with {driver.returncode}"
                 raise AssertionError(f"the job {how} after {dict(self.done)}:\n{''.join(self._log)}")
 
@@ -154,7 +156,7 @@ class LiveChaos:
         """Returns the slots that live: process and port. A Python worker that Spark keeps does not listen."""
         found: set[tuple[int, int]] = set()
         below = {each.pid for pid in self._pids() for each in _below(pid)}
-        for pid in below | {int(file.name) for file in self._noted.iterdir()}:
+        for pid in below | {int(file.name) for file in self._noted.glob("[0-9]*")}:
             with suppress(psutil.Error):
                 process = psutil.Process(pid)
                 if _SLOT in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
@@ -188,6 +190,15 @@ class LiveChaos:
             if rng.random() < 0.5:
                 self.gone(slots)
             self.start()
+        elif fault == "kill the driver of a function that hangs":
+            (self._noted / HANG).touch()
+            until((self._noted / HANGS).exists, "a function hangs")
+            driver.kill()
+            driver.wait()
+            self.gone(slots)
+            for name in (HANG, HANGS):
+                (self._noted / name).unlink()
+            self.start()
         elif fault == "freeze a slot" and slots:
             _signal(rng.choice(slots)[0], signal.SIGSTOP)  # whoever has frozen is killed
         elif fault == "freeze the driver":
@@ -207,9 +218,9 @@ class LiveChaos:
 
     def gone(self, slots: Sequence[tuple[int, int]]) -> None:
         """Waits until slots are gone that have no driver."""
-        until = time.monotonic() + _GONE_SECONDS
+        end = time.monotonic() + _GONE_SECONDS
         while left := self.slots() & set(slots):
-            assert time.monotonic() < until, f"slots without a driver are still there: {left}"
+            assert time.monotonic() < end, f"slots without a driver are still there: {left}"
             time.sleep(0.05)
 
     # --- what is left ------------------------------------------------------------------------------------------------
@@ -254,8 +265,8 @@ def _meet(meeting: str, number: int, batches: Iterator[pa.RecordBatch]) -> Itera
     for _ in batches:
         pass
     Path(meeting, uuid.uuid4().hex).touch()
-    until = time.monotonic() + 60
-    while (met := len(list(Path(meeting).iterdir()))) < number and time.monotonic() < until:
+    end = time.monotonic() + 60
+    while (met := len(list(Path(meeting).iterdir()))) < number and time.monotonic() < end:
         time.sleep(0.02)
     yield pa.record_batch({"met": [met]})
 

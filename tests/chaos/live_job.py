@@ -36,6 +36,8 @@ from tests.soak.job import Endless
 KEYS, RECORDS, PARALLELISM = 11, 600, 2
 TABLES = ("rows", "counts")
 HEARTBEAT_TIMEOUT = 5.0
+HANG, HANGS = "hang", "hangs"
+"""Files that tell a function to hang, and say that it does."""
 _BATCH = 50
 _PAUSE_SECONDS = 0.01
 
@@ -52,7 +54,7 @@ class Numbers(Endless):
 
 
 class Counts(CountPerKey):
-    """Counts per key, and notes the process in which it does."""
+    """Counts per key, and notes the process in which it does. It hangs as long as a file says so."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -62,6 +64,9 @@ class Counts(CountPerKey):
         (self._folder / f"{os.getpid()}").touch()
 
     def process_element(self, value: Any, ctx: Any) -> Iterable[Any]:
+        while (self._folder / HANG).exists():
+            (self._folder / HANGS).touch()
+            time.sleep(_PAUSE_SECONDS)
         yield from super().process_element(value, ctx)
 
 

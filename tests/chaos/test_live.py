@@ -12,7 +12,14 @@ from tests.chaos.live import LiveChaos, local_server_pids
 
 pytestmark = [pytest.mark.spark, pytest.mark.chaos]
 
-_FAULTS = ("kill a slot", "kill all slots", "kill the driver", "cut slots", "cut driver")
+_FAULTS = (
+    "kill a slot",
+    "kill all slots",
+    "kill the driver",
+    "kill the driver of a function that hangs",
+    "cut slots",
+    "cut driver",
+)
 
 
 def test_a_job_of_live_tasks_goes_on_whatever_is_killed(tmp_path: Path, spark_settings: SparkSettings) -> None:
