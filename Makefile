@@ -68,10 +68,13 @@ chaos: install
 	$(BIN)/python -m tests.chaos.live --kills $(LIVE) $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.chaos.sinks --random $(KILLS) --write docs/reliability.md
 
-# One job for half an hour: memory, threads and files must not grow. `make test` runs 75 epochs of it.
+# One job for half an hour: memory, threads and files must not grow. `make test` runs 75 epochs of it. Then one whose tasks
+# live, with a source that is faster than what follows, for ten minutes.
 MINUTES ?= 30
+LIVE_MINUTES ?= 10
 soak-continuous: install
 	$(BIN)/python -m tests.soak --minutes $(MINUTES)
+	$(BIN)/python -m tests.soak --minutes $(LIVE_MINUTES) --live
 
 lint: install
 	$(BIN)/ruff check .
