@@ -135,7 +135,7 @@ def runtime_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def spark_settings(runtime_dir: Path) -> Iterator[SparkSettings]:
     conf = {"spark.sql.shuffle.partitions": "2", "spark.driver.memory": "1g"}
-    settings = SparkSettings(master="local[2]", conf=conf)
+    settings = SparkSettings(master="local[3]", conf=conf)  # two for tasks that live, and one for Spark jobs
     yield settings
     stop_server(settings)
 

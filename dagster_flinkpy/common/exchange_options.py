@@ -15,7 +15,7 @@ class ExchangeMode(Enum):
     """What carries records from task to task (option ``execution.exchange``). Not in Flink."""
 
     AUTO = auto()
-    """``PIPELINED`` if there are slots for all tasks and they reach each other, otherwise ``SPARK``."""
+    """``PIPELINED`` if there are slots for all tasks and one more, and they reach each other, otherwise ``SPARK``."""
     PIPELINED = auto()
     """All tasks of a region live side by side, in long tasks of Spark, and send records to each other over Arrow
     Flight, epoch after epoch."""
@@ -32,8 +32,8 @@ class ExchangeOptions:
         ConfigurationError: A duration is negative, or a slot may be silent for no longer than its interval.
     """
 
-    mode: ExchangeMode = ExchangeMode.SPARK
-    """What carries the records. Default: SPARK."""
+    mode: ExchangeMode = ExchangeMode.AUTO
+    """What carries the records. Default: AUTO."""
     buffer_timeout: timedelta | None = timedelta(milliseconds=100)
     """After how long a live task sends records that have not filled a buffer (Flink:
     ``execution.buffer-timeout.interval``). Zero: after each step; None: only full buffers. Default: 100 ms."""

@@ -51,6 +51,7 @@ __all__ = [
     "SparkSettings",
     "announce_job",
     "get_session",
+    "kept_slots",
     "lost_server",
     "server_log",
     "start_server",
@@ -219,17 +220,33 @@ def server_log(session: SparkSession) -> ServerLog | None:
     return _server_logs.get(session)
 
 
-def announce_job(settings: SparkSettings, what: str, owner: str) -> AbstractContextManager[list[str]]:
+def announce_job(
+    settings: SparkSettings, what: str, owner: str, *, slots: int = 0
+) -> AbstractContextManager[list[str]]:
     """Records a Spark job while it runs, and yields a line for each job of others on the same local server.
 
     Args:
         settings: Which Spark is used. On servers elsewhere, nothing is recorded or known.
         what: The job, for messages.
         owner: Identifies whom it belongs to.
+        slots: How many task slots it keeps all the time. Default: 0.
     """
     if settings.mode != "local":
         return contextlib.nullcontext([])
-    return CurrentJobs(_state_file(settings).path.with_suffix(".jobs")).announce(what, owner)
+    return _current_jobs(settings).announce(what, owner, slots=slots)
+
+
+def kept_slots(settings: SparkSettings) -> int | None:
+    """Returns how many task slots the jobs keep that use the same local server; None for a server elsewhere.
+
+    Args:
+        settings: Which Spark is used.
+    """
+    return _current_jobs(settings).kept_slots() if settings.mode == "local" else None
+
+
+def _current_jobs(settings: SparkSettings) -> CurrentJobs:
+    return CurrentJobs(_state_file(settings).path.with_suffix(".jobs"))
 
 
 def lost_server(settings: SparkSettings, session: SparkSession, error: BaseException) -> SparkUnavailableError | None:

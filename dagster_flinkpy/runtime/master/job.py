@@ -327,7 +327,7 @@ class JobAttempt:
             create_metadata=lambda write: self._create_metadata(write),
             max_ahead=self.config.checkpointing.max_concurrent,
             owner=self._owner,
-            can_open_epochs=lambda: self._mailbox.has_threads and self._exchange.can_open_epochs,
+            can_open_epochs=lambda: self._mailbox.has_threads and self._exchange.can_open_epochs(slots),
         )
         runners = regions.runners(
             self._watchdog,
@@ -554,7 +554,11 @@ class JobAttempt:
             self._require_interval()
         waits = continuous and self.config.checkpointing.interval is None
         periodic |= continuous and not waits
-        yield from self._runs.run(EpochRequest(limit=limit, barriers=barriers, periodic=periodic, continuous=waits))
+        yield from self._run(EpochRequest(limit=limit, barriers=barriers, periodic=periodic, continuous=waits))
+
+    def _run(self, request: EpochRequest) -> Iterator[CompletedEpoch]:
+        self._exchange.one_epoch = request.limit == 1
+        return self._runs.run(request)
 
     def terminate(self, error: BaseException) -> None:
         """Makes the iteration over :meth:`run_epochs` raise an error soon, without losing completed work.
@@ -641,7 +645,7 @@ class JobAttempt:
 
     def _checkpoint(self, request: EpochRequest) -> CompletedEpoch:
         """Runs all epochs of a request, and returns the last one."""
-        epochs = deque(self._runs.run(request), maxlen=1)
+        epochs = deque(self._run(request), maxlen=1)
         if not epochs:
             raise CheckpointError(f"job {self.config.job_id!r} was stopped before the epoch began: somebody had asked")
         return epochs[0]

@@ -9,11 +9,13 @@ from functools import partial
 from urllib.parse import urlsplit
 
 from dagster_flinkpy.common.exchange_options import ExchangeOptions
+from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.slot_sharing_group import SlotSharingGroup
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.exchange.places import address_towards
 from dagster_flinkpy.runtime.master.job_session import JobSession, SharedSession
 from dagster_flinkpy.runtime.master.open_epoch import OpenEpoch
-from dagster_flinkpy.runtime.master.pipelined_region import PipelinedRegion
+from dagster_flinkpy.runtime.master.pipelined_region import PipelinedRegion, places_of, resources_of
 from dagster_flinkpy.runtime.master.region_job import translated
 from dagster_flinkpy.runtime.master.slot_pool import SlotPool, SlotProcess, StartSlot
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
@@ -51,15 +53,23 @@ class PipelinedExchange:
         )
         self._regions: dict[int, PipelinedRegion] = {}
 
-    def deploy(self, job: EpochJob, session: JobSession) -> None:
-        """Deploys the tasks of a region, see :meth:`PipelinedRegion.deploy`.
+    def deploy(self, job: EpochJob, session: JobSession, regions: Sequence[JobGraph]) -> None:
+        """Asks for the slots of all regions, deploys the tasks of one, and gives back slots that are too many.
+
+        See :meth:`PipelinedRegion.deploy`.
 
         Args:
             job: The region and its first epochs.
             session: The session of the region, whose interruption ends the deployment.
+            regions: All regions of the job.
         """
+        needed: dict[str, tuple[SlotSharingGroup, ...]] = {}
+        for number, graph in enumerate(regions):
+            needed |= resources_of(graph, places_of(graph, number))
         with self._used(job, session) as region:
+            region.request(needed)
             region.deploy(job)
+        self._pool.release(self._pool.names - needed.keys())
 
     def run(self, job: EpochJob, session: JobSession, open_epoch: OpenEpoch | None = None) -> Sequence[WireRow]:
         """Reads the epochs of a region, see :meth:`PipelinedRegion.run`.
@@ -82,6 +92,14 @@ class PipelinedExchange:
         region.resume()
         with session.interruptible(region.interrupt):
             yield region
+
+    def give_back(self, region: int) -> None:
+        """Gives back the slots of a region.
+
+        Args:
+            region: The number of the region. Nobody else uses it meanwhile.
+        """
+        self._regions[region].give_back()
 
     def notify(self, news: str, checkpoint_id: int) -> None:
         """Tells all functions that are a `CheckpointListener` how a checkpoint has ended.
@@ -126,7 +144,7 @@ class _SparkSlot:
 
     def __init__(self, descriptor: SlotDescriptor, job_id: str, shared: SharedSession) -> None:
         self._descriptor, self._what = descriptor, f"slot {descriptor.name} of job {job_id!r}"
-        self._session = JobSession(shared)
+        self._session = JobSession(shared, announced=False)  # `JobExchange` announces all slots
         self._session.begin(f"flinkpy-{job_id}-slot-{descriptor.name}-{descriptor.id}", self._what)
 
     def run(self) -> None:

@@ -7,11 +7,12 @@ import pickle
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.slot_sharing_group import SlotSharingGroup
 from dagster_flinkpy.errors import CheckpointError, FlinkPyError, SlotLostError
 from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
@@ -25,7 +26,7 @@ from dagster_flinkpy.runtime.record_counts import RecordCounts
 from dagster_flinkpy.runtime.shipping import dump_job
 from dagster_flinkpy.runtime.shuffle.wire import SEQ_BITS, Kind, WireRow
 
-__all__ = ["PipelinedRegion", "places_of"]
+__all__ = ["PipelinedRegion", "places_of", "resources_of"]
 
 _WHY_SECONDS = 5.0
 """How long Spark may take to say why a process has ended."""
@@ -36,21 +37,28 @@ _CANCEL_SECONDS = 30.0
 longer is lost."""
 
 
-def places_of(job: EpochJob) -> Places:
-    """Returns the slots of a region: subtasks of a slot-sharing group share one by their number."""
-    graph, slots = job.graph, dict[tuple[int, int], str]()
+def places_of(graph: JobGraph, region: int = 0) -> Places:
+    """Returns the slots of a region: subtasks of a slot-sharing group share one by their number.
+
+    Each region has slots of its own. A slot has one thread, and no region waits for another one that is busy.
+
+    Args:
+        graph: The region.
+        region: Its number.
+    """
+    slots, of_region = dict[tuple[int, int], str](), f" of region {region}" if region else ""
     for stage in range(graph.number_of_stages):
         group = graph.stage_vertices(stage)[0].slot_sharing_group
         for index in range(graph.stage_parallelism(stage)):
-            slots[stage, index] = f"{group}-{index}"
+            slots[stage, index] = f"{group}-{index}{of_region}"
     return Places(slots)
 
 
-def resources_of(job: EpochJob, places: Places) -> dict[str, tuple[SlotSharingGroup, ...]]:
+def resources_of(graph: JobGraph, places: Places) -> dict[str, tuple[SlotSharingGroup, ...]]:
     """Returns the groups that say what the slots of a region need of an executor, by slot."""
     found: dict[str, tuple[SlotSharingGroup, ...]] = {}
     for (stage, _), slot in places.slots.items():
-        groups = [v.slot_resources for v in job.graph.stage_vertices(stage) if v.slot_resources is not None]
+        groups = [v.slot_resources for v in graph.stage_vertices(stage) if v.slot_resources is not None]
         found[slot] = tuple(dict.fromkeys((*found.get(slot, ()), *groups)))
     return found
 
@@ -138,6 +146,8 @@ class PipelinedRegion:
         self._changed = threading.Condition()
         self._deployment: _Deployment | None = None
         self._interrupted = False
+        self._names: set[str] = set()
+        """The slots of the region."""
         pool.add_listener(self)
 
     def run(self, job: EpochJob, open_epoch: OpenEpoch | None = None) -> Sequence[WireRow]:
@@ -239,9 +249,9 @@ class PipelinedRegion:
         if known is not None and (_continues(known, job) if known.begun else known.job is job):
             return known
         self.cancel()
-        places = places_of(job)
-        names = sorted(set(places.slots.values()))
-        slots = self._pool.request(names, lambda: self._interrupted, resources_of(job, places))
+        places = places_of(job.graph, job.region)
+        needed = resources_of(job.graph, places)
+        slots, self._names = self.request(needed), set(needed)
         deployment = _Deployment(job, places, slots)
         with self._changed:
             self._deployment = deployment
@@ -249,13 +259,21 @@ class PipelinedRegion:
         locations = {name: slot.location for name, slot in slots.items()}
         deployment.say(frame("deploy", program, deployment=deployment.id, places=places.to_json(), locations=locations))
         try:
-            self._wait(lambda: deployment.failed or deployment.running >= set(names))
+            self._wait(lambda: deployment.failed or deployment.running >= needed.keys())
             if deployment.cut_off:
                 raise deployment.cut_off
         except FlinkPyError:
             self.cancel()
             raise
         return deployment
+
+    def request(self, needed: Mapping[str, tuple[SlotSharingGroup, ...]]) -> dict[str, Slot]:
+        """Returns slots, and starts those that are not there, see :meth:`SlotPool.request`.
+
+        Args:
+            needed: The groups that say what slots need of an executor, by name.
+        """
+        return self._pool.request(sorted(needed), lambda: self._interrupted, needed)
 
     def _is_done(self, deployment: _Deployment, epochs: Sequence[Epoch]) -> bool:
         tasks = deployment.number_of_tasks
@@ -341,6 +359,11 @@ class PipelinedRegion:
         if deployment.lost is not None:
             raise deployment.lost[1]
         return deployment.rows
+
+    def give_back(self) -> None:
+        """Cancels the tasks, and ends their slots."""
+        self.cancel()
+        self._pool.release(self._names)
 
     def _end(self, kind: str, seconds: float) -> None:
         deployment = self._deployment

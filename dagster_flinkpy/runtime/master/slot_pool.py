@@ -209,6 +209,21 @@ class SlotPool:
                     self._progress(f"waiting for {len(missing)} of {len(names)} slots")
             return slots
 
+    @property
+    def names(self) -> set[str]:
+        """The names of the slots that were requested and not given back."""
+        with self._changed:
+            return set(self._slots)
+
+    def release(self, names: Collection[str]) -> None:
+        """Ends slots that nobody uses any more, and does not wait for it."""
+        with self._changed:
+            slots = [slot for name in names if (slot := self._slots.pop(name, None)) is not None]
+        for slot in slots:
+            slot.say(frame("end"))
+            if not slot.location:
+                slot.kill()
+
     def wake(self) -> None:
         """Lets requests look whether they are still needed. Any thread may call it."""
         with self._changed:

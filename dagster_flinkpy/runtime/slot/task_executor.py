@@ -35,7 +35,7 @@ from dagster_flinkpy.runtime.exchange.places import Places, address_towards
 from dagster_flinkpy.runtime.exchange.reply_stream import ReplyStream
 from dagster_flinkpy.runtime.exchange.slot_link import CONNECT_SECONDS, SlotLink
 from dagster_flinkpy.runtime.exchange.tls import AttemptCertificate, connect, scheme_of, server_options
-from dagster_flinkpy.runtime.failure import error_to_json, reported
+from dagster_flinkpy.runtime.failure import error_to_json, outside_error, reported
 from dagster_flinkpy.runtime.shipping import loaded_job
 from dagster_flinkpy.runtime.shuffle.wire import NO_EDGE, WIRE_SCHEMA, Kind, WireRow, batch_of, rows_of
 from dagster_flinkpy.runtime.slot.deployment import SlotDeployment
@@ -300,9 +300,7 @@ class TaskExecutor:
                 wake=self._event.set,
             )
         except Exception as error:
-            ours = (
-                error if isinstance(error, FlinkPyError) else SlotProtocolError(f"cannot load the program: {error!r}")
-            )
+            ours = outside_error(error, f"the program of slot {self._descriptor.name}")
             self._to_driver(name, WireRow(0, NO_EDGE, 0, 0, Kind.FAILURE, pa.py_buffer(error_to_json(ours))))
             return
         with self._known:

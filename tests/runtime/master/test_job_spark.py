@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.connectors import ParquetSink
 from dagster_flinkpy.datastream import (
@@ -289,7 +290,8 @@ def test_a_lost_segment_restarts_the_region_that_wrote_it(tmp_path: Path) -> Non
 
     graph, sink = program(tmp_path, True)
     failover = FailoverConfig(FixedDelayRestart(3, timedelta(0)))
-    with attempt_of(graph, tmp_path, config={"failover": failover}) as attempt:
+    each_epoch = ExchangeOptions(ExchangeMode.SPARK)  # so that each opens its functions
+    with attempt_of(graph, tmp_path, config={"failover": failover, "exchange": each_epoch}) as attempt:
         assert [epoch.checkpoint_id for epoch in attempt.run_epochs()] == [1, 2, 3]
         assert attempt.token == 1, "the job has not gone back to a checkpoint"
         status = attempt._deployed.failover.graph
