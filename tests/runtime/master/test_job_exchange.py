@@ -137,17 +137,18 @@ def test_auto_runs_spark_jobs_if_slots_do_not_start_or_do_not_reach_each_other(
 
 @pytest.mark.spark
 def test_pipelined_ends_if_spark_has_fewer_cores_than_slots(tmp_path: Path, spark_settings: SparkSettings) -> None:
-    graph, sink = program(tmp_path, 3)
+    graph, sink = program(tmp_path, 4)
     options = ExchangeOptions(ExchangeMode.PIPELINED, slot_request_timeout=timedelta(seconds=5))
     config = JobConfig("job", StorageLocation(str(tmp_path / "store")), spark=spark_settings, exchange=options)
     with (
-        pytest.raises(NoResourceAvailableError, match="of 3 slots did not start within 5 s") as raised,
+        pytest.raises(NoResourceAvailableError, match="of 4 slots did not start within 5 s") as raised,
         JobAttempt(graph, config, owner="test") as attempt,
     ):
         list(attempt.run_epochs())
-    assert raised.value.needed == 3
+    assert raised.value.needed == 4
     assert sink.rows() == sink.staged() == []
-    again = said_by(tmp_path / "again", spark_settings, mode=ExchangeMode.PIPELINED)  # the cores are free
+    always = ExchangeOptions(ExchangeMode.PIPELINED)
+    again = said_by(tmp_path / "again", spark_settings, exchange=always)  # the cores are free
     assert "tasks live in slots" in again
 
 
