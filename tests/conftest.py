@@ -45,6 +45,11 @@ settings.register_profile("any machine", deadline=None, max_examples=examples(10
 settings.load_profile("any machine")
 
 
+def pytest_configure() -> None:
+    """Keeps Python's garbage collection from looking at what is imported and collected; hardly any of it is garbage."""
+    gc.disable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts the files that take longest first. Tests of a file keep their order."""
     files = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
@@ -54,6 +59,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Takes the collected tests out of Python's garbage collection: they stay to the end, and are many to look at."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 
