@@ -41,6 +41,13 @@ _COUNTERS = {
     "cache_hits": "localStateHits",
     "cache_misses": "localStateMisses",
 }
+_RATES = {
+    "records_in": "numRecordsInPerSecond",
+    "records_out": "numRecordsOutPerSecond",
+    "bytes_in": "numBytesInPerSecond",
+    "bytes_out": "numBytesOutPerSecond",
+}
+"""Counters by the second in which the task was there."""
 _LATENCIES = {
     "latency_ms_p50": "latency.p50",
     "latency_ms_p95": "latency.p95",
@@ -136,7 +143,7 @@ def per_second(durations: Sequence[int]) -> tuple[int, ...]:
 
 
 def _combine(name: str) -> Callable[[Iterable[Number]], Number]:
-    if name in _COUNTERS.values():
+    if name in _COUNTERS.values() or name in _RATES.values():
         return sum
     return min if name in _LEAST else max
 
@@ -145,6 +152,8 @@ def _subtask(subtask: SubtaskState) -> dict[str, Number]:
     stored = subtask.metrics
     found = {flink: stored[name] for name, flink in _COUNTERS.items() if name in stored}
     found |= _times([subtask])
+    if micros := sum(int(stored.get(name, 0)) for name in _STORED_TIMES):
+        found |= {flink: round(stored[n] * 1e6 / micros) for n, flink in _RATES.items() if n in stored}
     if "input_watermark" in stored:
         found["currentInputWatermark"] = stored["input_watermark"]
     if subtask.watermark is not None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import asdict
 from typing import Any
 
 import click
+from rich.console import Group, RenderableType
+from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
 from dagster_flinkpy.checkpoint.execution_report import ExecutionReport, RunReport, read_execution_report
 from dagster_flinkpy.checkpoint.job_metrics import JobMetrics, stored_job_metrics
+from dagster_flinkpy.checkpoint.phases import CheckpointPhases
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.cli.common import endpoint_url_option, json_option
 from dagster_flinkpy.cli.metrics_table import metrics_table
@@ -23,33 +27,63 @@ from dagster_flinkpy.storage import ObjectStore, StorageLocation
 __all__ = ["job_history", "list_jobs", "show_job"]
 
 _STATES = ("CREATED", "SCHEDULED", "DEPLOYING", "RUNNING", "FINISHED", "CANCELING", "CANCELED", "FAILED")
+_WATCH_SECONDS = 1.0
+_wait = time.sleep
 
 
 @click.command("show")
 @click.argument("directory", metavar="DIR")
+@click.option("--watch", is_flag=True, help="Show it again each second, until the run has ended or Ctrl+C.")
 @json_option("the job")
 @endpoint_url_option
-def show_job(directory: str, endpoint_url: str | None, as_json: bool) -> None:
+def show_job(directory: str, endpoint_url: str | None, as_json: bool, watch: bool) -> None:
     """Show the last run of the job in DIR: its status, operators, restarts and failures, and where its time goes.
 
-    A run stores this after a checkpoint, at most every ten seconds, when something restarts, and when it ends.
+    A run stores this after a checkpoint, at most every ten seconds, when something restarts, and when it ends. The
+    numbers of operators are those of the last checkpoint.
     """
     store = StorageLocation(directory, endpoint_url).open()
-    report = _report(store)
-    run, killed = report.run, _killed(store, report.run)
-    checkpoints = CompletedCheckpointStore(store)
-    phases = next((each.phases for each in reversed(checkpoints.statistics().history) if each.phases), None)
-    metrics = stored_job_metrics(checkpoints)
     if as_json:
-        facts = report.to_json()
-        del facts["earlier"]
-        facts |= {"killed": killed, "phases": None if phases is None else phases.by_name()}
-        facts["metrics"] = {} if metrics is None else {each.uid: dict(each.total) for each in metrics.operators}
-        facts["job_metrics"] = {} if metrics is None else dict(metrics.job)
-        click.echo(json.dumps(facts, indent=2))
+        if watch:
+            raise click.UsageError("--watch and --json do not go together")
+        _print_json(store)
         return
     console = console_of_width()
-    console.print(_facts(run, killed, metrics))
+    shown, goes_on = _shown(store)
+    if not watch:
+        console.print(shown)
+        return
+    with Live(shown, console=console, auto_refresh=False) as live:
+        while goes_on:
+            _wait(_WATCH_SECONDS)
+            shown, goes_on = _shown(store)
+            live.update(shown, refresh=True)
+
+
+def _print_json(store: ObjectStore) -> None:
+    report = _report(store)
+    phases, metrics = _numbers(store)
+    facts = report.to_json()
+    del facts["earlier"]
+    facts |= {"killed": _killed(store, report.run), "phases": None if phases is None else phases.by_name()}
+    facts["metrics"] = {} if metrics is None else {each.uid: dict(each.total) for each in metrics.operators}
+    facts["job_metrics"] = {} if metrics is None else dict(metrics.job)
+    click.echo(json.dumps(facts, indent=2))
+
+
+def _numbers(store: ObjectStore) -> tuple[CheckpointPhases | None, JobMetrics | None]:
+    """Returns the phases of the last checkpoint that has some, and the metrics of the last one."""
+    checkpoints = CompletedCheckpointStore(store)
+    phases = next((each.phases for each in reversed(checkpoints.statistics().history) if each.phases), None)
+    return phases, stored_job_metrics(checkpoints)
+
+
+def _shown(store: ObjectStore) -> tuple[Group, bool]:
+    """Returns what is shown of a job, and whether its run goes on."""
+    report = _report(store)
+    run, killed = report.run, _killed(store, report.run)
+    phases, metrics = _numbers(store)
+    parts: list[RenderableType] = [_facts(run, killed, metrics)]
     table = plain_table("operator", "name", "#region", "#subtasks", "state", "subtasks by state", "since", "#attempt")
     for each in report.vertices:
         states = ", ".join(f"{each.states[state]} {state}" for state in _STATES if state in each.states)
@@ -57,16 +91,17 @@ def show_job(directory: str, endpoint_url: str | None, as_json: bool) -> None:
         table.add_row(
             escape(each.uid), escape(each.name), *numbers, each.state, states, _time(each.since_ms), str(each.attempt)
         )
-    console.print(table)
+    parts.append(table)
     if phases is not None:
         names = phases.by_name()
         times = plain_table("last checkpoint: #total ms", *(f"#{name}" for name in names))
         times.add_row(f"{phases.total_ms:,}", *("-" if n is None else f"{n:,}" for n in names.values()))
-        console.print(times)
+        parts.append(times)
     if metrics is not None:
-        console.print(metrics_table(metrics.operators))
+        parts.append(metrics_table(metrics.operators))
     if report.failures:
-        console.print(_failures(report))
+        parts.append(_failures(report))
+    return Group(*parts), not (killed or JobStatus[run.status].is_terminal_state())
 
 
 @click.command("list")

@@ -15,6 +15,8 @@ __all__ = ["metrics_table"]
 _COLUMNS = {
     "records in": "numRecordsIn",
     "records out": "numRecordsOut",
+    "records in/s": "numRecordsInPerSecond",
+    "records out/s": "numRecordsOutPerSecond",
     "bytes in": "numBytesIn",
     "bytes out": "numBytesOut",
     "busy ms/s": "busyTimeMsPerSecond",

@@ -35,6 +35,8 @@ def test_an_operator_has_the_sum_the_slowest_event_time_and_the_longest_wait_of_
     assert found.total == {
         "numRecordsIn": 7,
         "numBytesIn": 30,
+        "numRecordsInPerSecond": 7_000,
+        "numBytesInPerSecond": 30_000,
         "currentInputWatermark": 80,
         "currentOutputWatermark": 70,
         "watermarkLag": 9,

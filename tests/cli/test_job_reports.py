@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from dagster_flinkpy.checkpoint.execution_report import EXECUTION_KEY, read_execution_report
+from dagster_flinkpy.cli import job_reports
 from dagster_flinkpy.cli.command import main
 from dagster_flinkpy.errors import StorageError, UserFunctionError
 from dagster_flinkpy.runtime.master import job_reporter
@@ -130,6 +131,32 @@ def test_without_a_report(tmp_path: Path) -> None:
         result = CliRunner().invoke(main, ["job", command, str(tmp_path)])
         assert result.exit_code == 1
         assert "has stored how" in result.output
+
+
+def test_a_run_is_watched_until_it_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, _ = program(tmp_path)
+    monkeypatch.setattr(job_reporter, "_INTERVAL_MS", 0)
+    with HarnessAttempt(graph, tmp_path) as attempt:
+        epochs = attempt.run_epochs()
+        next(epochs)
+        waits = list[float]()
+
+        def wait(seconds: float) -> None:
+            waits.append(seconds)
+            for _ in epochs:
+                pass
+            attempt.__exit__(None, None, None)
+
+        monkeypatch.setattr(job_reports, "_wait", wait)
+        output = flinkpy("job", "show", str(tmp_path / "job"), "--watch")
+    assert len(waits) == 1
+    assert next(line for line in words(output) if line[:1] == ["status"])[1] == "FINISHED,"
+
+
+def test_watching_is_for_people(folder: Path) -> None:
+    result = CliRunner().invoke(main, ["job", "show", str(folder / "job"), "--watch", "--json"])
+    assert result.exit_code == 2
+    assert "do not go together" in result.output
 
 
 def test_a_run_that_was_killed_is_recognised(folder: Path) -> None:
