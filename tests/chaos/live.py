@@ -55,6 +55,7 @@ FAULTS: dict[str, int] = {
     "kill the driver of a function that hangs": 1,
     "freeze a slot": 1,
     "freeze the driver": 1,
+    "freeze the driver and start another": 1,
     **{f"{trouble} {to}": 3 if trouble == "cut" else 1 for to in ("slots", "driver") for trouble in TROUBLES},
 }
 """How often each is chosen."""
@@ -205,6 +206,12 @@ class LiveChaos:
             driver.send_signal(signal.SIGSTOP)
             self.gone(slots)
             driver.send_signal(signal.SIGCONT)
+        elif fault == "freeze the driver and start another":
+            driver.send_signal(signal.SIGSTOP)
+            self.start()
+            self.goes_on()
+            driver.send_signal(signal.SIGCONT)
+            assert driver.wait(_PATIENCE_SECONDS), "a driver that others have replaced has gone on"
         elif what in TROUBLES:
             self.say(fault)
             time.sleep(rng.choice([0.1, 1.0, HEARTBEAT_TIMEOUT + 1.0]))

@@ -176,7 +176,7 @@ class JobAttempt:
             progress=self._progress,
         )
         self._spark = SharedSession(config.spark, self._progress)
-        self._exchange = JobExchange(config, self._spark, self._progress)
+        self._exchange = JobExchange(config, self._spark, self._progress, lambda: self._transactions.check_leader())
         self._stopped = False
         """Whether the job was stopped earlier, and nobody has restored a savepoint since."""
         self._lease = config.checkpointing.timeout + _LEASE_MARGIN

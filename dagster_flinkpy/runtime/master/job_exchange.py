@@ -59,10 +59,18 @@ class JobExchange(CheckpointListener):
         config: Where the job runs, and how.
         shared: The session of the attempt.
         progress: Takes one-line progress messages.
+        check_leader: Raises an error if another attempt has taken over.
     """
 
-    def __init__(self, config: JobConfig, shared: SharedSession, progress: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        config: JobConfig,
+        shared: SharedSession,
+        progress: Callable[[str], None],
+        check_leader: Callable[[], object],
+    ) -> None:
         self._config, self._shared, self._progress = config, shared, progress
+        self._check_leader = check_leader
         self._mode = config.exchange.mode
         if config.in_process and self._mode is ExchangeMode.AUTO:
             self._mode = ExchangeMode.SPARK  # tasks that take turns in one thread are as good, and give the same order
@@ -86,7 +94,9 @@ class JobExchange(CheckpointListener):
         start = start_here if config.in_process else start_on_spark(config.job_id, self._shared)
         host = "127.0.0.1" if config.in_process else host_of_driver(config.spark)
         same_machine = config.in_process or config.spark.on_this_machine
-        return PipelinedExchange(start, host, options, self._progress, same_machine=same_machine)
+        return PipelinedExchange(
+            start, host, options, self._progress, same_machine=same_machine, check_leader=self._check_leader
+        )
 
     def can_open_epochs(self, slots: JobSlots) -> bool:
         """Returns whether an epoch can be open, because its tasks live.

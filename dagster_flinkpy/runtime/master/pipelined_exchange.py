@@ -13,6 +13,7 @@ from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.slot_sharing_group import SlotSharingGroup
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.exchange.places import address_towards
+from dagster_flinkpy.runtime.failure import error_from_json
 from dagster_flinkpy.runtime.master.job_session import JobSession, SharedSession
 from dagster_flinkpy.runtime.master.open_epoch import OpenEpoch
 from dagster_flinkpy.runtime.master.pipelined_region import PipelinedRegion, places_of, resources_of
@@ -35,6 +36,7 @@ class PipelinedExchange:
         progress: Takes one-line progress messages.
         same_machine: Whether slots and driver are on one machine, so that the driver can see how many records tasks
             have read.
+        check_leader: Raises an error if another attempt has taken over. Called before lost slots are replaced.
     """
 
     def __init__(
@@ -45,9 +47,10 @@ class PipelinedExchange:
         progress: Callable[[str], object],
         *,
         same_machine: bool,
+        check_leader: Callable[[], object],
     ) -> None:
         self._pool, self._progress, self._same_machine = (
-            SlotPool(start, host, options, progress),
+            SlotPool(start, host, options, progress, check_leader),
             progress,
             same_machine,
         )
@@ -158,9 +161,11 @@ class _SparkSlot:
             try:
                 profile = group_profile(spark, self._descriptor.resources)
                 slot = partial(run_slot, self._descriptor)
-                spark.range(0, 1, 1, 1).mapInArrow(slot, "slot string", profile=profile).toArrow()
+                ended = spark.range(0, 1, 1, 1).mapInArrow(slot, "error string", profile=profile).toArrow()
             except PySparkException as error:
                 raise translated(error, self._what, server_log(spark)) from error
+            for why in filter(None, ended.column("error").to_pylist()):
+                raise error_from_json(why)
 
     def kill(self) -> None:
         self._session.interrupt()  # Spark kills the process of a task that does not end by itself

@@ -133,12 +133,19 @@ class SlotPool:
         host: The address of this machine that the executors reach.
         options: How long to wait for slots that are missing, and for those that do not answer.
         progress: Takes one-line progress messages.
+        check_leader: Raises an error if another attempt has taken over; then lost slots are not replaced, because they
+            would take its cores. Default: nobody does.
     """
 
     def __init__(
-        self, start: StartSlot, host: str, options: ExchangeOptions, progress: Callable[[str], object]
+        self,
+        start: StartSlot,
+        host: str,
+        options: ExchangeOptions,
+        progress: Callable[[str], object],
+        check_leader: Callable[[], object] = bool,
     ) -> None:
-        self._start, self._progress = start, progress
+        self._start, self._progress, self._check_leader = start, progress, check_leader
         self._timeout = options.slot_request_timeout.total_seconds()
         self._beat_seconds = options.heartbeat_interval.total_seconds()
         self._silent_seconds = options.heartbeat_timeout.total_seconds()
@@ -177,8 +184,11 @@ class SlotPool:
         Raises:
             NoResourceAvailableError: Some did not start in time.
             CheckpointError: They are no longer needed.
+            FencedError: Another attempt has taken over, while a slot was lost.
             FlinkPyError: One cannot run on this Spark.
         """
+        if any(self._slots[name].is_over for name in names if name in self._slots):
+            self._check_leader()
         self._open()
         until, said = time.monotonic() + self._timeout, False
         with self._changed:

@@ -35,7 +35,7 @@ from dagster_flinkpy.runtime.exchange.places import Places, address_towards
 from dagster_flinkpy.runtime.exchange.reply_stream import ReplyStream
 from dagster_flinkpy.runtime.exchange.slot_link import CONNECT_SECONDS, SlotLink
 from dagster_flinkpy.runtime.exchange.tls import AttemptCertificate, connect, scheme_of, server_options
-from dagster_flinkpy.runtime.failure import error_to_json, outside_error, reported
+from dagster_flinkpy.runtime.failure import error_to_json, outside_error
 from dagster_flinkpy.runtime.shipping import loaded_job
 from dagster_flinkpy.runtime.shuffle.wire import NO_EDGE, WIRE_SCHEMA, Kind, WireRow, batch_of, rows_of
 from dagster_flinkpy.runtime.slot.deployment import SlotDeployment
@@ -76,20 +76,32 @@ class SlotDescriptor:
 
 
 def run_slot(descriptor: SlotDescriptor, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Runs a slot in a Python worker of Spark until the driver ends it."""
+    """Runs a slot in a Python worker of Spark until the driver ends it; yields why it could not, as JSON, or "".
+
+    A slot is one process. If it dies, Spark starts its task again, but by then the driver has lost the slot.
+    """
     from pyspark import TaskContext
 
     for _ in batches:  # Spark keeps a Python worker for the next task only if it has read all of its input.
         pass
-    executor = TaskExecutor(descriptor, own_process=TaskContext.get() is not None)
+    error, context = "", TaskContext.get()
+    try:
+        if context is not None and context.attemptNumber() > 0:
+            raise SlotLostError(f"the process of slot {descriptor.name} has died")
+        _run_slot(TaskExecutor(descriptor, own_process=context is not None))
+    except FlinkPyError as known:  # as data, because Spark would try again
+        error = error_to_json(known).decode()
+    yield pa.record_batch({"error": [error]})
+
+
+def _run_slot(executor: TaskExecutor) -> None:
     before = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_SECONDS)
     try:
-        with collecting_rarely(), reported():
+        with collecting_rarely():
             executor.run()
     finally:
         sys.setswitchinterval(before)
-    yield pa.record_batch({"slot": [descriptor.name]})
 
 
 class TaskExecutor:

@@ -17,6 +17,7 @@ from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOption
 from dagster_flinkpy.errors import (
     CheckpointError,
     ConfigurationError,
+    FencedError,
     FlinkPyError,
     NoResourceAvailableError,
     SlotLostError,
@@ -205,6 +206,20 @@ def test_a_slot_that_does_not_answer_is_lost(pools: Callable[..., Pool]) -> None
     slot.thread.join(30)
     assert not slot.thread.is_alive()
     assert [name for name, _ in pool.heard.lost] == ["a"]
+
+
+def test_a_job_that_another_attempt_has_taken_over_replaces_no_slots(pools: Callable[..., Pool]) -> None:
+    def check() -> None:
+        raise FencedError("another run has taken over")
+
+    pool = pools()
+    slots = pool.request(["a", "b"])
+    pool._check_leader = check
+    assert pool.request(["a", "b"]) == slots  # nobody asks the store for that
+    pool.give_up(slots["a"], SlotLostError("it hangs"))
+    with pytest.raises(FencedError):
+        pool.request(["a", "b"])
+    assert len(pool.told) == 2
 
 
 def test_a_process_that_spark_has_given_up_is_told_to_end(pools: Callable[..., Pool]) -> None:

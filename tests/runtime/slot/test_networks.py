@@ -129,7 +129,8 @@ def test_auto_goes_on_without_slots_that_do_not_reach_each_other(
     monkeypatch.setattr(job_exchange.JobExchange, "_reason_for_spark", lambda *_: None)  # it would ask Spark
     graph, sink = program(tmp_path, Noted(tmp_path))
     lines: list[str] = []
-    with LiveAttempt(graph, tmp_path, exchange=OPTIONS, lines=lines) as attempt:
+    exchange = replace(OPTIONS, heartbeat_timeout=timedelta(seconds=20))
+    with LiveAttempt(graph, tmp_path, exchange=exchange, lines=lines) as attempt:
         attempt._exchange._mode = ExchangeMode.AUTO
         list(attempt.run_epochs())
     assert_exact(sink)
