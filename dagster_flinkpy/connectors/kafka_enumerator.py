@@ -203,10 +203,6 @@ class KafkaEnumerator(SplitEnumerator):
                 self._open[_partition(split)] = split
 
     @property
-    def assigns_late(self) -> bool:
-        return self._source.max_records_per_epoch is None and self._source.max_bytes_per_epoch is None
-
-    @property
     def exhausted(self) -> bool:
         return self._ended
 
