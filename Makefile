@@ -59,16 +59,22 @@ soak: install
 
 # Processes of a Spark cluster are killed under a running job, and $(CHAOS) drivers; CI runs half of it. Then jobs into
 # each kind of sink are killed: at each step, and at $(KILLS) random times. It writes its table into docs/reliability.md.
+# Before that, $(LIVE) times what a job of live tasks needs: slots, executors, drivers, connections; SEED=... repeats a run.
 CHAOS ?= 20
+LIVE ?= 300
 KILLS ?= 50
 chaos: install
 	CHAOS=$(CHAOS) $(BIN)/python -m pytest --timeout 0 tests/chaos
+	$(BIN)/python -m tests.chaos.live --kills $(LIVE) $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.chaos.sinks --random $(KILLS) --write docs/reliability.md
 
-# One job for half an hour: memory, threads and files must not grow. `make test` runs 75 epochs of it.
+# One job for half an hour: memory, threads and files must not grow. `make test` runs 75 epochs of it. Then one whose tasks
+# live, with a source that is faster than what follows, for ten minutes.
 MINUTES ?= 30
+LIVE_MINUTES ?= 10
 soak-continuous: install
 	$(BIN)/python -m tests.soak --minutes $(MINUTES)
+	$(BIN)/python -m tests.soak --minutes $(LIVE_MINUTES) --live
 
 lint: install
 	$(BIN)/ruff check .
@@ -92,7 +98,7 @@ bench: install
 	$(BIN)/python -m benchmarks
 
 # Crashes, zombies and a store that fails, from 10,000 seeds: 8,000 with stand-ins for tasks, and 2,000 with live tasks, slots
-# and a network between them. `make test` runs 100 and 12 of them.
+# and a network between them. `make test` runs 40 and 12 of them.
 simulate: install
 	$(BIN)/python -m tests.simulation --seeds 8000
 	$(BIN)/python -m tests.simulation --live --seeds 2000

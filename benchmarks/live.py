@@ -2,24 +2,36 @@
 
 - Throughput: the epochs of ``benchmarks keyed``, with the built-in sum and with a process function.
 - Small epochs: what an epoch costs that reads next to nothing.
-- Latency: records arrive steadily, and go through the three stages of ``benchmarks continuous``. An epoch begins when
-  the one before it has ended. A record's latency is the time from its arrival until its checkpoint is committed.
+- TLS: the sum again, with and without it.
+- Latency to a commit: records arrive steadily, and go through the three stages of ``benchmarks continuous``. An epoch
+  begins when the one before it has ended. A record's latency is the time from its arrival until its checkpoint is
+  committed.
+- Latency to a function: records arrive steadily, and go through ``key_by``, a ``ValueState`` and a function that notes
+  the time. There is a checkpoint per second.
 
 A ratio compares both exchanges in the same round, and is the median over the rounds.
 """
 
 from __future__ import annotations
 
+import itertools
+import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks import continuous, keyed
 from benchmarks.report import line
+from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.common import Types, WatermarkStrategy
 from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
+from dagster_flinkpy.datastream import KeyedProcessFunction, MapFunction, RuntimeContext, StreamExecutionEnvironment
+from dagster_flinkpy.datastream.connectors.base import SplitEnumerator
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.spark.sessions import SparkSettings, get_session
@@ -27,7 +39,8 @@ from dagster_flinkpy.storage import StorageLocation
 
 ROUNDS, EPOCHS, SMALL_EPOCHS = 3, 2, 20
 RATES, LATENCY_EPOCHS = (1_000.0, 50_000.0), 100
-BOTH = (ExchangeMode.SPARK, ExchangeMode.PIPELINED)
+SPARK, PIPELINED = ExchangeOptions(ExchangeMode.SPARK), ExchangeOptions(ExchangeMode.PIPELINED)
+TLS = ExchangeOptions(ExchangeMode.PIPELINED, tls=True)
 
 
 def small_sum() -> JobGraph:
@@ -37,10 +50,10 @@ def small_sum() -> JobGraph:
     return env.get_job_graph()
 
 
-def seconds_of(program: JobGraph, mode: ExchangeMode, folder: str, epochs: int) -> list[float]:
+def seconds_of(program: JobGraph, exchange: ExchangeOptions, folder: str, epochs: int) -> list[float]:
     """Returns the seconds of each epoch after the first one."""
     seconds = []
-    config = JobConfig("live", StorageLocation(folder), exchange=ExchangeOptions(mode))
+    config = JobConfig("live", StorageLocation(folder), exchange=exchange)
     with JobAttempt(program, config, owner="benchmark") as attempt:
         attempt.run_epoch()
         for _ in range(epochs):
@@ -50,20 +63,22 @@ def seconds_of(program: JobGraph, mode: ExchangeMode, folder: str, epochs: int) 
     return seconds
 
 
-def measured(program: Callable[[], JobGraph], epochs: int, rounds: int) -> dict[ExchangeMode, np.ndarray[Any, Any]]:
+def measured(
+    program: Callable[[], JobGraph], epochs: int, rounds: int, *exchanges: ExchangeOptions
+) -> dict[ExchangeOptions, np.ndarray[Any, Any]]:
     """Returns the median seconds of an epoch in each round, by exchange."""
-    found: dict[ExchangeMode, list[float]] = {mode: [] for mode in BOTH}
+    found: dict[ExchangeOptions, list[float]] = {exchange: [] for exchange in exchanges}
     for _ in range(rounds):
-        for mode in BOTH:
+        for exchange in exchanges:
             with tempfile.TemporaryDirectory() as folder:
-                found[mode].append(float(np.median(seconds_of(program(), mode, folder, epochs))))
-    return {mode: np.array(seconds) for mode, seconds in found.items()}
+                found[exchange].append(float(np.median(seconds_of(program(), exchange, folder, epochs))))
+    return {exchange: np.array(seconds) for exchange, seconds in found.items()}
 
 
-def latencies_of(mode: ExchangeMode, rate: float, epochs: int) -> np.ndarray[Any, Any]:
+def latencies_of(exchange: ExchangeOptions, rate: float, epochs: int) -> np.ndarray[Any, Any]:
     """Returns latencies of records in seconds, after the warm-up."""
     with tempfile.TemporaryDirectory() as folder:
-        config = JobConfig("latency", StorageLocation(folder), exchange=ExchangeOptions(mode))
+        config = JobConfig("latency", StorageLocation(folder), exchange=exchange)
         with JobAttempt(continuous.program(rate), config, owner="benchmark") as attempt:
             read = continuous.epochs(attempt, continuous.WARM_UP + epochs)
             return np.array(continuous.latencies(read, rate, epochs))
@@ -73,8 +88,8 @@ def latency() -> list[dict[str, Any]]:
     """Returns the lines of latency."""
     lines = []
     for rate in RATES:
-        live = latencies_of(ExchangeMode.PIPELINED, rate, LATENCY_EPOCHS)
-        spark = latencies_of(ExchangeMode.SPARK, rate, continuous.EPOCHS)
+        live = latencies_of(PIPELINED, rate, LATENCY_EPOCHS)
+        spark = latencies_of(SPARK, rate, continuous.EPOCHS)
         settings = {"records_per_second": rate, "stages": continuous.STAGES, "parallelism": continuous.PARALLELISM}
         for name, share in (("p50", 50), ("p99", 99)):
             ours, theirs = float(np.percentile(live, share)), float(np.percentile(spark, share))
@@ -84,15 +99,95 @@ def latency() -> list[dict[str, Any]]:
     return lines
 
 
+class Steady(continuous.Arrivals):
+    """Records that arrive steadily, and are read as they come."""
+
+    discovery_interval = timedelta(milliseconds=1)
+
+    def create_enumerator(self, restored: Any) -> SplitEnumerator:
+        return _Steady(self._rate, restored)
+
+
+class _Steady(continuous._Arrived):
+    @property
+    def assigns_late(self) -> bool:
+        return True
+
+
+class Count(continuous.Count):
+    """Counts by key, and passes the record on."""
+
+    def process_element(self, value: Any, ctx: KeyedProcessFunction.Context) -> Iterator[Any]:
+        self._count.update((self._count.value() or 0) + 1)
+        yield value
+
+
+class Note(MapFunction):
+    """Notes when each record has come, in a file per subtask."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        self._file = Path(self._folder, str(runtime_context.get_index_of_this_subtask())).open("a")  # noqa: SIM115
+
+    def map(self, value: Any) -> Any:
+        self._file.write(f"{value[1]} {time.time()}\n")
+        return value
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def function_latencies(rate: float, checkpoints: int = 10) -> np.ndarray[Any, Any]:
+    """Returns the latencies of records in seconds, after those that had to wait until the slots were there."""
+    with tempfile.TemporaryDirectory() as folder:
+        notes = Path(folder, "notes")
+        notes.mkdir()
+        env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(continuous.PARALLELISM)
+        numbers = env.from_source(Steady(rate), WatermarkStrategy.no_watermarks(), "numbers").uid("numbers")
+        counted = numbers.key_by(lambda pair: pair[0], Types.LONG()).process(Count(), continuous.PAIR).uid("count")
+        counted.map(Note(str(notes)), continuous.PAIR).uid("note")
+        config = JobConfig(
+            "function",
+            StorageLocation(str(Path(folder, "store"))),
+            checkpointing=CoordinatorConfig(interval=timedelta(seconds=1)),
+            exchange=ExchangeOptions(ExchangeMode.PIPELINED, buffer_timeout=timedelta(0)),
+        )
+        with JobAttempt(env.get_job_graph(), config, owner="benchmark") as attempt:
+            ends = [
+                (state["next"], state["began"])
+                for epoch in itertools.islice(attempt.run_epochs(periodic=True), checkpoints)
+                for state in [epoch.metadata.operator("numbers").coordinator_state]
+            ]
+        (first, began), (last, _) = ends[continuous.WARM_UP], ends[-1]
+        lines = [line.split() for file in notes.iterdir() for line in file.read_text().splitlines()]
+    came = {int(number): float(at) for number, at in lines}
+    return np.array([came[number] - began - number / rate for number in range(first, last)])
+
+
+def latency_to_function() -> list[dict[str, Any]]:
+    """Returns the lines of the latency to a function."""
+    lines = []
+    for rate, bar in zip(RATES, ("<= 5", "<= 25"), strict=True):
+        found = function_latencies(rate)
+        settings = {"records_per_second": rate, "parallelism": continuous.PARALLELISM, "load": os.getloadavg()[0]}
+        for name, share in (("p50", 50), ("p99", 99)):
+            ms = float(np.percentile(found, share)) * 1000
+            metric = f"live.function_latency_{name}_at_{rate:.0f}"
+            lines.append(line(metric, ms, "ms", bar=bar if share == 99 else "", settings=settings))
+    return lines
+
+
 def run(peers: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     del peers
     spark = get_session(SparkSettings())
     lines = []
     events = {"events": keyed.EVENTS, "keys": keyed.KEYS, "parallelism": keyed.PARALLELISM, "rounds": ROUNDS}
     for name, program, bar in (("sum", keyed.builtin_sum, ">= 1.8"), ("process", keyed.process_function, ">= 1.3")):
-        seconds = measured(program, EPOCHS, ROUNDS)
-        rate = keyed.EVENTS / float(np.median(seconds[ExchangeMode.PIPELINED]))
-        ratio = float(np.median(seconds[ExchangeMode.SPARK] / seconds[ExchangeMode.PIPELINED]))
+        seconds = measured(program, EPOCHS, ROUNDS, SPARK, PIPELINED)
+        rate = keyed.EVENTS / float(np.median(seconds[PIPELINED]))
+        ratio = float(np.median(seconds[SPARK] / seconds[PIPELINED]))
         lines.append(line(f"live.{name}_events_per_s", rate, "events/s", settings=events))
         lines.append(
             line(
@@ -104,24 +199,25 @@ def run(peers: tuple[str, ...] = ()) -> list[dict[str, Any]]:
                 settings=events,
             )
         )
+    seconds = measured(keyed.builtin_sum, EPOCHS, ROUNDS, PIPELINED, TLS)
+    ratio = float(np.median(seconds[PIPELINED] / seconds[TLS]))
+    lines.append(line("live.sum_tls_vs_plain", ratio, "ratio of rate", settings=events))
     kept, keyed.EVENTS = keyed.EVENTS, 20
     try:
-        seconds = measured(small_sum, SMALL_EPOCHS, ROUNDS)
+        seconds = measured(small_sum, SMALL_EPOCHS, ROUNDS, SPARK, PIPELINED)
     finally:
         keyed.EVENTS = kept
     lines.append(
         line(
             "live.small_epoch_vs_spark_exchange",
-            float(np.median(seconds[ExchangeMode.PIPELINED] / seconds[ExchangeMode.SPARK])),
+            float(np.median(seconds[PIPELINED] / seconds[SPARK])),
             "ratio of time",
             peer="exchange=spark",
             bar="<= 1.0",
             settings={"epochs": SMALL_EPOCHS, "rounds": ROUNDS},
         )
     )
-    lines.append(
-        line("live.small_epoch_ms", float(np.median(seconds[ExchangeMode.PIPELINED])) * 1000, "ms", settings={})
-    )
-    lines += latency()
+    lines.append(line("live.small_epoch_ms", float(np.median(seconds[PIPELINED])) * 1000, "ms", settings={}))
+    lines += latency() + latency_to_function()
     spark.stop()
     return lines

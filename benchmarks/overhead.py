@@ -1,4 +1,4 @@
-"""What a micro-batch costs compared with Spark itself: 1,000 records through three stages and a completed checkpoint.
+"""What an epoch costs as a Spark job, compared with Spark itself: 1,000 records, three stages, a completed checkpoint.
 
 The bare job has the same Spark plan: as many stages, tasks, shuffles and sorts, and Python stages that pass on rows of
 the size that our job sends. In both, the tasks of the first stage make the records. Both run in turn on one warm
@@ -20,6 +20,7 @@ import pyarrow as pa
 from benchmarks.report import line
 from benchmarks.state_programs import Events
 from dagster_flinkpy.common import Types, WatermarkStrategy
+from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
 from dagster_flinkpy.datastream import KeyedProcessFunction, RuntimeContext, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
@@ -86,7 +87,7 @@ def run(peers: tuple[str, ...] = ()) -> list[dict[str, Any]]:
         spark = get_session(SparkSettings())
         spark.range(1).count()  # before its first use a session cannot be cloned
         plain = spark.cloneSession()
-        config = JobConfig("overhead", StorageLocation(folder))
+        config = JobConfig("overhead", StorageLocation(folder), exchange=ExchangeOptions(ExchangeMode.SPARK))
         with JobAttempt(graph(), config, owner="benchmark") as attempt:
             for _ in range(3):
                 bare_job(plain)

@@ -26,7 +26,7 @@ from dagster_flinkpy.spark.sessions import SparkSettings, get_session
 from dagster_flinkpy.storage import StorageLocation
 
 SIZES = (100_000, 1_000_000, 10_000_000)
-TOUCH_ROUNDS, RESTORE_ROUNDS, RATE_ROUNDS = 11, 5, 3
+WARM_UP_ROUNDS, TOUCH_ROUNDS, RESTORE_ROUNDS, RATE_ROUNDS = 10, 11, 5, 3
 EVENTS, PER_CHECKPOINT, KEYS, SUBTASKS = 5_000_000, 500_000, 100_000, 2
 PROFILED = 4_000_000
 TWS_BATCHES, TWS_PER_BATCH = 3, 250_000
@@ -86,7 +86,7 @@ def profile() -> str:
 
 def cost(spark: Any, folder: Path, sizes: tuple[int, ...]) -> Lines:
     """Measures state of each size. The largest is also restored and rescaled."""
-    StateJob(folder, 100).grow(10)  # warms Spark up
+    StateJob(folder, 100).grow(WARM_UP_ROUNDS)  # Spark, too
     growths = []
     for keys in sizes:
         job = StateJob(folder, keys)

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LONGEST = (
-    "chaos/test_chaos.py",
     "e2e/test_dagster_dev.py",
+    "chaos/test_chaos.py",
     "soak/test_soak.py",
     "orchestration/runs/test_backfills.py",
     "simulation/test_simulation.py",
@@ -37,13 +37,17 @@ LONGEST = (
     "orchestration/runs/test_exclusive_run.py",
     "runtime/master/test_kill.py",
     "matrix/test_matrix.py",
-    "runtime/master/test_metadata_mutations.py",
     "orchestration/runs/test_partitioned_run.py",
 )
 """Files that take longest, which begin first: otherwise one process would run one of them when the others are done."""
 
 settings.register_profile("any machine", deadline=None, max_examples=examples(100))
 settings.load_profile("any machine")
+
+
+def pytest_configure() -> None:
+    """Keeps Python's garbage collection from looking at what is imported and collected; hardly any of it is garbage."""
+    gc.disable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -55,6 +59,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Takes the collected tests out of Python's garbage collection: they stay to the end, and are many to look at."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 
@@ -136,7 +141,7 @@ def runtime_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def spark_settings(runtime_dir: Path) -> Iterator[SparkSettings]:
     conf = {"spark.sql.shuffle.partitions": "2", "spark.driver.memory": "1g"}
-    settings = SparkSettings(master="local[2]", conf=conf)
+    settings = SparkSettings(master="local[3]", conf=conf)  # two for tasks that live, and one for Spark jobs
     yield settings
     stop_server(settings)
 
@@ -145,3 +150,11 @@ def spark_settings(runtime_dir: Path) -> Iterator[SparkSettings]:
 def spark(spark_settings: SparkSettings) -> Iterator[SparkSession]:
     with get_session(spark_settings) as session:
         yield session
+
+
+@pytest.fixture
+def one_server(spark_settings: SparkSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gives programs that name no Spark the server of the session: the start of another one takes seconds."""
+    for module in ("spark.sessions", "runtime.master.job_session", "runtime.blocking.dataframe_types"):
+        monkeypatch.setattr(f"dagster_flinkpy.{module}.get_session", lambda settings=None: get_session(spark_settings))
+    monkeypatch.setattr("dagster_flinkpy.runtime.master.local_executor.start_server", lambda: None)

@@ -7,4 +7,6 @@ import multiprocessing
 __all__ = ["processes"]
 
 processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["tests.chaos.sink_job", "tests.storage.killed_writes"])
+processes.set_forkserver_preload(
+    ["tests.chaos.sink_job", "tests.storage.killed_writes", "tests.runtime.kill_run", "pyspark.sql.connect.session"]
+)

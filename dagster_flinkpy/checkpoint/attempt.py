@@ -30,8 +30,8 @@ class Attempt:
     """The checkpoint up to which all sinks are known to have committed; recorded when the attempt ends."""
     counter_etag: str | None = None
     """The ETag of ``counter`` as this attempt last saw it, or None if it does not exist."""
-    reserved_checkpoint_id: int | None = None
-    """The id of the next checkpoint, if it was taken in advance; otherwise None."""
+    reserved_ids: tuple[int, ...] = ()
+    """The ids of the next checkpoints that were taken in advance, in order."""
     statistics_etag: str | None = None
     """The ETag of ``statistics`` as this attempt last saw it, or None if it does not exist."""
     left_behind: str = ""
@@ -56,8 +56,7 @@ class Attempt:
     def start_after(self, checkpoint_id: int) -> None:
         """Uses only ids above this one, such as that of the savepoint that the attempt starts from."""
         self.next_checkpoint_id = max(self.next_checkpoint_id, checkpoint_id + 1)
-        if self.reserved_checkpoint_id is not None and self.reserved_checkpoint_id <= checkpoint_id:
-            self.reserved_checkpoint_id = None
+        self.reserved_ids = tuple(each for each in self.reserved_ids if each > checkpoint_id)
 
     def claim(self, checkpoint_id: int) -> None:
         """Makes a checkpoint the job's own, to be deleted when it is subsumed."""

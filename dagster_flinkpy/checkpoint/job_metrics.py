@@ -47,6 +47,7 @@ _RATES = {
     "bytes_in": "numBytesInPerSecond",
     "bytes_out": "numBytesOutPerSecond",
 }
+"""Counters by the second in which the task was there."""
 _LATENCIES = {
     "latency_ms_p50": "latency.p50",
     "latency_ms_p95": "latency.p95",
@@ -142,10 +143,8 @@ def per_second(durations: Sequence[int]) -> tuple[int, ...]:
 
 
 def _combine(name: str) -> Callable[[Iterable[Number]], Number]:
-    if name in _COUNTERS.values():
+    if name in _COUNTERS.values() or name in _RATES.values():
         return sum
-    if name in _RATES.values():
-        return lambda rates: round(sum(rates), 1)
     return min if name in _LEAST else max
 
 
@@ -153,8 +152,8 @@ def _subtask(subtask: SubtaskState) -> dict[str, Number]:
     stored = subtask.metrics
     found = {flink: stored[name] for name, flink in _COUNTERS.items() if name in stored}
     found |= _times([subtask])
-    if seconds := sum(int(stored.get(name, 0)) for name in _STORED_TIMES) / 1_000_000:
-        found |= {flink: round(stored[name] / seconds, 1) for name, flink in _RATES.items() if name in stored}
+    if micros := sum(int(stored.get(name, 0)) for name in _STORED_TIMES):
+        found |= {flink: round(stored[n] * 1e6 / micros) for n, flink in _RATES.items() if n in stored}
     if "input_watermark" in stored:
         found["currentInputWatermark"] = stored["input_watermark"]
     if subtask.watermark is not None:

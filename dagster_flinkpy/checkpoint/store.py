@@ -293,19 +293,24 @@ class CompletedCheckpointStore:
             CorruptMetadataError: ``counter`` is damaged.
             StorageError: It is unknown whether an id was taken.
         """
-        self.reserve_checkpoint_id(attempt)
-        reserved, attempt.reserved_checkpoint_id = attempt.reserved_checkpoint_id, None
-        assert reserved is not None
+        self.reserve_checkpoint_ids(attempt)
+        reserved, attempt.reserved_ids = attempt.reserved_ids[0], attempt.reserved_ids[1:]
         return reserved
 
-    def reserve_checkpoint_id(self, attempt: Attempt) -> None:
-        """Takes the id for the next checkpoint in advance, unless one is reserved. It is lost if the attempt ends.
+    def reserve_checkpoint_ids(self, attempt: Attempt, number: int = 1) -> None:
+        """Takes the ids for the next checkpoints in advance, as far as they are not reserved.
+
+        They are lost if the attempt ends.
+
+        Args:
+            attempt: The attempt.
+            number: How many are to be reserved in all. Default: 1.
 
         Raises:
             CorruptMetadataError: ``counter`` is damaged.
             StorageError: It is unknown whether an id was taken.
         """
-        while attempt.reserved_checkpoint_id is None:
+        while len(attempt.reserved_ids) < number:
             taken = attempt.next_checkpoint_id
             record = Counter(taken, attempt.token, attempt.leader.record.nonce)
             try:
@@ -316,7 +321,7 @@ class CompletedCheckpointStore:
                 attempt.start_after(found[0].last if found else 0)
                 continue
             attempt.counter_etag, attempt.next_checkpoint_id = etag, taken + 1
-            attempt.reserved_checkpoint_id = taken
+            attempt.reserved_ids = (*attempt.reserved_ids, taken)
 
     def load_statistics(self, attempt: Attempt) -> CheckpointStatistics:
         """Returns :meth:`statistics` for an attempt that continues and saves them."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import click
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
@@ -27,90 +26,82 @@ from dagster_flinkpy.storage import ObjectStore, StorageLocation
 
 __all__ = ["job_history", "list_jobs", "show_job"]
 
-_WATCH_SECONDS = 2.0
-_sleep = time.sleep
-
 _STATES = ("CREATED", "SCHEDULED", "DEPLOYING", "RUNNING", "FINISHED", "CANCELING", "CANCELED", "FAILED")
+_WATCH_SECONDS = 1.0
+_wait = time.sleep
 
 
 @click.command("show")
 @click.argument("directory", metavar="DIR")
-@click.option("--watch", is_flag=True, help="Show it again every two seconds, until the run has ended.")
+@click.option("--watch", is_flag=True, help="Show it again each second, until the run has ended or Ctrl+C.")
 @json_option("the job")
 @endpoint_url_option
-def show_job(directory: str, endpoint_url: str | None, watch: bool, as_json: bool) -> None:
+def show_job(directory: str, endpoint_url: str | None, as_json: bool, watch: bool) -> None:
     """Show the last run of the job in DIR: its status, operators, restarts and failures, and where its time goes.
 
     A run stores this after a checkpoint, at most every ten seconds, when something restarts, and when it ends. The
     numbers of operators are those of the last checkpoint.
     """
     store = StorageLocation(directory, endpoint_url).open()
-    if watch and as_json:
-        raise click.UsageError("--watch shows tables, not JSON")
     if as_json:
-        click.echo(json.dumps(_Shown.of(store).to_json(), indent=2))
+        if watch:
+            raise click.UsageError("--watch and --json do not go together")
+        _print_json(store)
         return
-    console, shown = console_of_width(), _Shown.of(store)
+    console = console_of_width()
+    shown, goes_on = _shown(store)
     if not watch:
-        console.print(shown.page())
+        console.print(shown)
         return
-    with Live(shown.page(), console=console, auto_refresh=False) as live, suppress(KeyboardInterrupt):
-        while not shown.is_over:
-            _sleep(_WATCH_SECONDS)
-            shown = _Shown.of(store)
-            live.update(shown.page(), refresh=True)
+    with Live(shown, console=console, auto_refresh=False) as live:
+        while goes_on:
+            _wait(_WATCH_SECONDS)
+            shown, goes_on = _shown(store)
+            live.update(shown, refresh=True)
 
 
-@dataclass(frozen=True)
-class _Shown:
-    """What a job shows of itself at a moment."""
+def _print_json(store: ObjectStore) -> None:
+    report = _report(store)
+    phases, metrics = _numbers(store)
+    facts = report.to_json()
+    del facts["earlier"]
+    facts |= {"killed": _killed(store, report.run), "phases": None if phases is None else phases.by_name()}
+    facts["metrics"] = {} if metrics is None else {each.uid: dict(each.total) for each in metrics.operators}
+    facts["job_metrics"] = {} if metrics is None else dict(metrics.job)
+    click.echo(json.dumps(facts, indent=2))
 
-    report: ExecutionReport
-    killed: bool
-    phases: CheckpointPhases | None
-    metrics: JobMetrics | None
 
-    @staticmethod
-    def of(store: ObjectStore) -> _Shown:
-        report, checkpoints = _report(store), CompletedCheckpointStore(store)
-        phases = next((each.phases for each in reversed(checkpoints.statistics().history) if each.phases), None)
-        return _Shown(report, _killed(store, report.run), phases, stored_job_metrics(checkpoints))
+def _numbers(store: ObjectStore) -> tuple[CheckpointPhases | None, JobMetrics | None]:
+    """Returns the phases of the last checkpoint that has some, and the metrics of the last one."""
+    checkpoints = CompletedCheckpointStore(store)
+    phases = next((each.phases for each in reversed(checkpoints.statistics().history) if each.phases), None)
+    return phases, stored_job_metrics(checkpoints)
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the run has ended."""
-        return self.killed or JobStatus[self.report.run.status].is_terminal_state()
 
-    def to_json(self) -> dict[str, Any]:
-        metrics, facts = self.metrics, self.report.to_json()
-        del facts["earlier"]
-        facts |= {"killed": self.killed, "phases": None if self.phases is None else self.phases.by_name()}
-        facts["metrics"] = {} if metrics is None else {each.uid: dict(each.total) for each in metrics.operators}
-        facts["job_metrics"] = {} if metrics is None else dict(metrics.job)
-        return facts
-
-    def page(self) -> Group:
-        report, phases = self.report, self.phases
-        tables = [_facts(report.run, self.killed, self.metrics)]
-        table = plain_table(
-            "operator", "name", "#region", "#subtasks", "state", "subtasks by state", "since", "#attempt"
+def _shown(store: ObjectStore) -> tuple[Group, bool]:
+    """Returns what is shown of a job, and whether its run goes on."""
+    report = _report(store)
+    run, killed = report.run, _killed(store, report.run)
+    phases, metrics = _numbers(store)
+    parts: list[RenderableType] = [_facts(run, killed, metrics)]
+    table = plain_table("operator", "name", "#region", "#subtasks", "state", "subtasks by state", "since", "#attempt")
+    for each in report.vertices:
+        states = ", ".join(f"{each.states[state]} {state}" for state in _STATES if state in each.states)
+        numbers = str(each.region), str(each.parallelism)
+        table.add_row(
+            escape(each.uid), escape(each.name), *numbers, each.state, states, _time(each.since_ms), str(each.attempt)
         )
-        for each in report.vertices:
-            states = ", ".join(f"{each.states[state]} {state}" for state in _STATES if state in each.states)
-            numbers = str(each.region), str(each.parallelism)
-            since = _time(each.since_ms)
-            table.add_row(escape(each.uid), escape(each.name), *numbers, each.state, states, since, str(each.attempt))
-        tables.append(table)
-        if phases is not None:
-            names = phases.by_name()
-            times = plain_table("last checkpoint: #total ms", *(f"#{name}" for name in names))
-            times.add_row(f"{phases.total_ms:,}", *("-" if n is None else f"{n:,}" for n in names.values()))
-            tables.append(times)
-        if self.metrics is not None:
-            tables.append(metrics_table(self.metrics.operators))
-        if report.failures:
-            tables.append(_failures(report))
-        return Group(*tables)
+    parts.append(table)
+    if phases is not None:
+        names = phases.by_name()
+        times = plain_table("last checkpoint: #total ms", *(f"#{name}" for name in names))
+        times.add_row(f"{phases.total_ms:,}", *("-" if n is None else f"{n:,}" for n in names.values()))
+        parts.append(times)
+    if metrics is not None:
+        parts.append(metrics_table(metrics.operators))
+    if report.failures:
+        parts.append(_failures(report))
+    return Group(*parts), not (killed or JobStatus[run.status].is_terminal_state())
 
 
 @click.command("list")

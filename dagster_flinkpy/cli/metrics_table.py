@@ -15,10 +15,10 @@ __all__ = ["metrics_table"]
 _COLUMNS = {
     "records in": "numRecordsIn",
     "records out": "numRecordsOut",
-    "bytes in": "numBytesIn",
-    "bytes out": "numBytesOut",
     "records in/s": "numRecordsInPerSecond",
     "records out/s": "numRecordsOutPerSecond",
+    "bytes in": "numBytesIn",
+    "bytes out": "numBytesOut",
     "busy ms/s": "busyTimeMsPerSecond",
     "idle ms/s": "idleTimeMsPerSecond",
     "back-pressured ms/s": "backPressuredTimeMsPerSecond",

@@ -15,7 +15,7 @@ class ExchangeMode(Enum):
     """What carries records from task to task (option ``execution.exchange``). Not in Flink."""
 
     AUTO = auto()
-    """``PIPELINED`` if there are slots for all tasks and they reach each other, otherwise ``SPARK``."""
+    """``PIPELINED`` if there are slots for all tasks and one more, and they reach each other, otherwise ``SPARK``."""
     PIPELINED = auto()
     """All tasks of a region live side by side, in long tasks of Spark, and send records to each other over Arrow
     Flight, epoch after epoch."""
@@ -32,8 +32,8 @@ class ExchangeOptions:
         ConfigurationError: A duration is negative, or a slot may be silent for no longer than its interval.
     """
 
-    mode: ExchangeMode = ExchangeMode.SPARK
-    """What carries the records. Default: SPARK."""
+    mode: ExchangeMode = ExchangeMode.AUTO
+    """What carries the records. Default: AUTO."""
     buffer_timeout: timedelta | None = timedelta(milliseconds=100)
     """After how long a live task sends records that have not filled a buffer (Flink:
     ``execution.buffer-timeout.interval``). Zero: after each step; None: only full buffers. Default: 100 ms."""
@@ -44,6 +44,10 @@ class ExchangeOptions:
     heartbeat_timeout: timedelta = timedelta(seconds=50)
     """After how long without that a slot is lost, or gives up by itself (Flink: ``heartbeat.timeout``). Default: 50
     s."""
+
+    tls: bool = False
+    """Whether connections between driver and slots, and among slots, use TLS, with a certificate that the attempt makes
+    for itself (Flink: ``security.ssl.internal.enabled``). Default: False."""
 
     def __post_init__(self) -> None:
         for name, value in (

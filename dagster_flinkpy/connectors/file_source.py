@@ -122,6 +122,10 @@ class FileEnumerator(SplitEnumerator):
         self._open.take_back(splits)
 
     @property
+    def assigns_late(self) -> bool:
+        return not self._source.max_records_per_epoch and not self._source.max_bytes_per_epoch
+
+    @property
     def exhausted(self) -> bool:
         return self._ended and not self._open.rest
 

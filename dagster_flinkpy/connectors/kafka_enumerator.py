@@ -203,6 +203,10 @@ class KafkaEnumerator(SplitEnumerator):
                 self._open[_partition(split)] = split
 
     @property
+    def assigns_late(self) -> bool:
+        return self._source.max_records_per_epoch is None and self._source.max_bytes_per_epoch is None
+
+    @property
     def exhausted(self) -> bool:
         return self._ended
 

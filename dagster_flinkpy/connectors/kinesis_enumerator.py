@@ -223,6 +223,10 @@ class KinesisEnumerator(SplitEnumerator):
                 self._open[_shard_of(split)] = split
 
     @property
+    def assigns_late(self) -> bool:
+        return not self._source.limits
+
+    @property
     def exhausted(self) -> bool:
         return self._ended
 

@@ -205,6 +205,10 @@ class PostgresChangeEnumerator(SplitEnumerator):
             )
 
     @property
+    def assigns_late(self) -> bool:
+        return not self._source.limits
+
+    @property
     def exhausted(self) -> bool:
         return self._ended
 

@@ -223,6 +223,10 @@ class PostgresEnumerator(SplitEnumerator):
         pass  # they are read to their ends, or planned again from the last checkpoint
 
     @property
+    def assigns_late(self) -> bool:
+        return not self._source.limits
+
+    @property
     def exhausted(self) -> bool:
         return self._ended
 

@@ -220,6 +220,10 @@ class PartitionEnumerator(SplitEnumerator):
         self._open = [split for split in self._open if split.split_id not in read]
 
     @property
+    def assigns_late(self) -> bool:
+        return not self._is_limited()
+
+    @property
     def exhausted(self) -> bool:
         return self._ended
 

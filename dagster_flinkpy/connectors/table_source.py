@@ -299,6 +299,10 @@ class _TableEnumerator(SplitEnumerator):
         self._open.take_back(splits)
 
     @property
+    def assigns_late(self) -> bool:
+        return not self._source.limits
+
+    @property
     def exhausted(self) -> bool:
         return self._ended and not self._open.rest
 

@@ -9,7 +9,7 @@ class CheckpointListener:
     """Is notified of how checkpoints end. Sink committers, master hooks, and functions of tasks that live extend it.
 
     Committers and hooks are notified on the driver. Functions, sources and sink writers are notified on the thread of
-    their task if ``execution.exchange`` is ``pipelined``. Otherwise they are not, because they live only as long as the
+    their task if tasks live (``execution.exchange``). Otherwise they are not, because they live only as long as the
     Spark job of an epoch, and no checkpoint completes before that job ends. As in Flink, a notification is lost if the
     attempt dies before it is sent.
     """

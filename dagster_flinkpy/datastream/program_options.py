@@ -139,6 +139,7 @@ OPTIONS: Mapping[str, Option] = {
     "slot.request.timeout": lambda p, c, k: _exchange(p, slot_request_timeout=_duration(c, k)),
     "heartbeat.interval": lambda p, c, k: _exchange(p, heartbeat_interval=_duration(c, k)),
     "heartbeat.timeout": lambda p, c, k: _exchange(p, heartbeat_timeout=_duration(c, k)),
+    "security.ssl.internal.enabled": lambda p, c, k: _exchange(p, tls=c.get_boolean(k, False)),
     "execution.runtime-mode": _runtime_mode,
     "execution.local": _local,
     "table.exec.mini-batch.enabled": _mini_batch,

@@ -166,7 +166,7 @@ class StreamExecutionEnvironment:
     def set_buffer_timeout(self, timeout_millis: int) -> StreamExecutionEnvironment:
         """Sets after how long a live task sends records that have not filled a buffer; 100 ms by default.
 
-        It acts with ``execution.exchange: pipelined``. With Spark's shuffle, buffers are sent when they are full, and
+        It acts if tasks live (``execution.exchange``). With Spark's shuffle, buffers are sent when they are full, and
         at barriers.
 
         Args:

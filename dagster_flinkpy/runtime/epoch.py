@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -48,6 +48,20 @@ class Epoch:
     """The splits that sources read, by uid and subtask."""
     ended_sources: frozenset[str] = frozenset()
     """Uids of sources whose input ends with this epoch."""
+    open: bool = False
+    """Whether more input may follow before the barrier."""
+
+    def followed_by(self, part: Epoch) -> Epoch:
+        """Returns the epoch with what else is read before its barrier."""
+        splits = dict(self.splits)
+        for task, more in part.splits.items():
+            splits[task] = (*splits.get(task, ()), *more)
+        return replace(self, splits=splits, ended_sources=self.ended_sources | part.ended_sources, open=part.open)
+
+    @property
+    def has_input(self) -> bool:
+        """Whether there is anything to read."""
+        return any(self.splits.values())
 
     def reads(self, uid: str) -> bool:
         """Returns whether any subtask of a source has something to read."""

@@ -11,8 +11,15 @@ from operator import length_hint
 from typing import Any
 
 from dagster_flinkpy import errors
-from dagster_flinkpy.errors import FlinkPyError, UnsupportedEnvironmentError, UserFunctionError, message_of, shorten
-from dagster_flinkpy.runtime.throwables import fails_always
+from dagster_flinkpy.errors import (
+    CheckpointError,
+    FlinkPyError,
+    UnsupportedEnvironmentError,
+    UserFunctionError,
+    message_of,
+    shorten,
+)
+from dagster_flinkpy.runtime.throwables import ThrowableType, fails_always, throwable_type
 
 __all__ = [
     "DRIVER_EXCEPTIONS",
@@ -23,8 +30,10 @@ __all__ = [
     "error_in_task",
     "error_to_json",
     "last_taken",
+    "outside_error",
     "raised_on_driver",
     "reported",
+    "unsupported",
     "user_error",
 ]
 
@@ -138,6 +147,37 @@ def error_from_json(payload: bytes | str) -> FlinkPyError:
     FlinkPyError.__init__(error, parts["message"])
     vars(error).update(parts.get("fields", {}))
     return error
+
+
+def outside_error(error: BaseException, what: str) -> FlinkPyError:
+    """Returns what a worker raised outside of user functions as an error of this library.
+
+    Args:
+        error: The error. One of this library is returned as it is.
+        what: What the worker did, in words for people.
+    """
+    if isinstance(error, FlinkPyError):
+        return error
+    said = "".join(traceback.format_exception(error)).rstrip()
+    if throwable_type(error) is ThrowableType.NON_RECOVERABLE_ERROR:
+        return unsupported(what, said)
+    return CheckpointError(f"{what} failed: {type(error).__name__}: {message_of(error)}\n{said}")
+
+
+def unsupported(what: str, reason: str) -> UnsupportedEnvironmentError:
+    """Returns the error of something that cannot run on this Spark.
+
+    Args:
+        what: What it is, such as a Spark job, in words for people.
+        reason: What Spark or Python say.
+    """
+    import pyspark
+
+    return UnsupportedEnvironmentError(
+        f"{what} cannot run, however often it is tried, because the program, PySpark {pyspark.__version__}, the Spark "
+        "server and what is installed on its workers do not fit together: run 'flinkpy doctor', which compares them. "
+        f"Spark or Python say: {reason}"
+    )
 
 
 class TaskError(Exception):

@@ -135,6 +135,7 @@ def installed(packed: PackedPython | None, cache_dir: str) -> Iterator[None]:
         with suppress(FileNotFoundError):  # somebody has deleted the folder that the worker was started in
             folder = os.getcwd()
         os.chdir(root / "archives")
+    del packed  # the context may be open for long
     importlib.invalidate_caches()
     try:
         yield

@@ -56,6 +56,9 @@ def loaded_job(data: bytes) -> Iterator[EpochJob]:
     Raises:
         ConfigurationError: The dependencies cannot be unpacked or installed.
     """
-    python, cache_dir, _ = pickle.loads(data)
+    python, cache_dir, pickled = pickle.loads(data)
     with installed(python, cache_dir):
-        yield load_job(data)
+        del data, python  # a slot has the context open for as long as it lives, and gets a program for each deployment
+        job = [pickle.loads(pickled)]
+        del pickled
+        yield job.pop()

@@ -1,6 +1,7 @@
 """Archives of Java classes: a server that finds one starts with a third of the work, because it parses and checks none.
 
-Java calls it class data sharing. The first server on a machine writes the archive when it ends.
+Java calls it class data sharing. The first server on a machine writes the archive when it ends. Drivers of mode
+``classic`` use it, too.
 """
 
 from __future__ import annotations
@@ -51,12 +52,28 @@ class ClassArchive:
         identity = repr([class_path, *_files(java_home, class_path)])
         return cls(folder / f"spark-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.jsa")
 
-    def options(self, draft: Path) -> list[str]:
-        """Returns Java's options: to use the archive, or to write it as `draft` when the server ends."""
+    @classmethod
+    def of_spark(cls, java_home: Path, spark_home: Path) -> ClassArchive | None:
+        """Returns the archive for the class path that Spark's launcher makes, which is also that of the server.
+
+        Args:
+            java_home: The home of the Java that runs Spark.
+            spark_home: The home of Spark.
+        """
+        jars = spark_home / "jars"
+        first = sorted(jars.glob("slf4j-api-*.jar"))
+        return cls.of(java_home, os.pathsep.join(map(str, (spark_home / "conf", *first, jars / "*"))))
+
+    def options(self, draft: Path | None = None) -> list[str]:
+        """Returns Java's options: to use the archive, or to write it when the server ends.
+
+        Args:
+            draft: Where it is written if there is none. Default: nowhere.
+        """
         try:
             os.utime(self.path)
         except OSError:
-            return [f"-XX:ArchiveClassesAtExit={draft}", _QUIET]
+            return [f"-XX:ArchiveClassesAtExit={draft}", _QUIET] if draft else []
         return [f"-XX:SharedArchiveFile={self.path}", _QUIET]
 
     def keep(self, draft: Path) -> None:

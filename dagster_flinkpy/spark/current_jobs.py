@@ -10,7 +10,7 @@ import json
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dagster_flinkpy.spark.processes import ProcessId
@@ -29,19 +29,21 @@ class CurrentJobs:
         self._folder = folder
 
     @contextlib.contextmanager
-    def announce(self, what: str, owner: str) -> Iterator[list[str]]:
+    def announce(self, what: str, owner: str, *, slots: int = 0) -> Iterator[list[str]]:
         """Records a job while it runs, and yields a line for each job of others that was running when it began.
 
         Args:
             what: The job, for messages, e.g. ``checkpoint 7 of job 'orders'``.
             owner: Identifies whom it belongs to.
+            slots: How many task slots it keeps all the time. Default: 0, because its tasks end soon.
         """
         note = self._folder / f"{uuid.uuid4().hex}.json"
         others = self._others(owner)
         with contextlib.suppress(OSError):  # a job also runs without its record
             self._folder.mkdir(mode=0o700, exist_ok=True)
             draft = note.with_suffix(".draft")
-            fields = {"what": what, "owner": owner, "since": time.time(), "process": asdict(ProcessId.current())}
+            process = asdict(ProcessId.current())
+            fields = {"what": what, "owner": owner, "since": time.time(), "slots": slots, "process": process}
             draft.write_text(json.dumps(fields))
             draft.replace(note)
         try:
@@ -50,16 +52,40 @@ class CurrentJobs:
             with contextlib.suppress(OSError):
                 note.unlink(missing_ok=True)
 
+    def kept_slots(self) -> int:
+        """Returns how many task slots the jobs keep that run now."""
+        return sum(note.slots for note in self._notes())
+
     def _others(self, owner: str) -> list[str]:
-        found = []
+        return [note.line for note in sorted(self._notes(), key=lambda note: note.since) if note.owner != owner]
+
+    def _notes(self) -> Iterator[_Note]:
         for path in self._folder.glob("*.json"):
             try:
-                note = json.loads(path.read_text())
-                process, since, what = ProcessId(**note["process"]), float(note["since"]), str(note["what"])
+                fields = json.loads(path.read_text())
+                note = _Note(
+                    str(fields["what"]),
+                    fields.get("owner"),
+                    float(fields["since"]),
+                    int(fields.get("slots", 0)),
+                    ProcessId(**fields["process"]),
+                )
             except (OSError, ValueError, KeyError, TypeError):
                 continue
-            if not process.is_alive():
+            if note.process.is_alive():
+                yield note
+            else:
                 path.unlink(missing_ok=True)
-            elif note.get("owner") != owner:
-                found.append((since, f"{what} (process {process.pid}, for {max(0.0, time.time() - since):.0f} s)"))
-        return [line for _, line in sorted(found)]
+
+
+@dataclass(frozen=True)
+class _Note:
+    what: str
+    owner: str | None
+    since: float
+    slots: int
+    process: ProcessId
+
+    @property
+    def line(self) -> str:
+        return f"{self.what} (process {self.process.pid}, for {max(0.0, time.time() - self.since):.0f} s)"

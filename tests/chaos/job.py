@@ -16,6 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
 from dagster_flinkpy.connectors import ParquetSink
 from dagster_flinkpy.datastream import CheckpointedFunction, RuntimeContext
 from dagster_flinkpy.datastream.job_graph import JobGraph
@@ -107,6 +108,7 @@ def attempt(location: StorageLocation, folder: Path, point: str, spark: SparkSet
         location.child("checkpoints"),
         spark or SparkSettings(),
         failover=FailoverConfig(FixedDelayRestart(attempts=3, delay=timedelta(seconds=1))),
+        exchange=ExchangeOptions(ExchangeMode.SPARK),  # tests.chaos.live kills live tasks
         in_process=spark is None,
     )
     return JobAttempt(program(location, folder, point), config, owner="chaos")

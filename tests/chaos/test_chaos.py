@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_flinkpy.common import Types
+from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
 from dagster_flinkpy.datastream import SlotSharingGroup
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.errors import NoResourceAvailableError
@@ -174,7 +175,7 @@ def test_a_spark_worker_is_killed_in_mid_epoch(chaos: Chaos, expected: dict[str,
 # --- slots of groups whose tasks have more cores than others; two executors have two cores each ---
 
 
-def with_cores(cores: float) -> JobGraph:
+def with_cores(cores: float, parallelism: int = 3) -> JobGraph:
     def cores_of_this_task(value: Any) -> int:
         from pyspark import TaskContext
 
@@ -183,14 +184,20 @@ def with_cores(cores: float) -> JobGraph:
         return int(context.cpus())
 
     group = SlotSharingGroup.builder("large").set_cpu_cores(cores).set_task_heap_memory_mb(64).build()
-    numbers = environment(3).from_collection([1, 2, 3, 4], LONG).uid("numbers")
+    numbers = environment(parallelism).from_collection([1, 2, 3, 4], LONG).uid("numbers")
     return collect_graph(
-        numbers.rebalance().map(cores_of_this_task, LONG).uid("large").slot_sharing_group(group).set_parallelism(3)
+        numbers.rebalance()
+        .map(cores_of_this_task, LONG)
+        .uid("large")
+        .slot_sharing_group(group)
+        .set_parallelism(parallelism)
     )
 
 
-def slots_attempt(graph: JobGraph, folder: Path, cluster: Cluster, said: list[str]) -> JobAttempt:
-    config = JobConfig("slots", StorageLocation(str(folder)), cluster.settings)
+def slots_attempt(
+    graph: JobGraph, folder: Path, cluster: Cluster, said: list[str], mode: ExchangeMode = ExchangeMode.SPARK
+) -> JobAttempt:
+    config = JobConfig("slots", StorageLocation(str(folder)), cluster.settings, exchange=ExchangeOptions(mode))
     return JobAttempt(graph, config, owner="test", on_progress=said.append)
 
 
@@ -202,9 +209,16 @@ def test_tasks_of_a_group_have_the_cores_of_its_slots(cluster: Cluster, tmp_path
     assert any(line.startswith("job 'slots' needs 7 slots, has ") for line in said), "one, and six of the group"
 
 
-def test_no_executor_has_as_many_cores(cluster: Cluster, tmp_path: Path) -> None:
+def test_slots_of_live_tasks_have_the_cores_of_their_group(cluster: Cluster, tmp_path: Path) -> None:
+    with slots_attempt(with_cores(1.5, 1), tmp_path, cluster, [], ExchangeMode.PIPELINED) as running:
+        running.run_epoch()
+        assert collected(running.graph, running.collected) == [2] * 4
+
+
+@pytest.mark.parametrize("mode", [ExchangeMode.SPARK, ExchangeMode.PIPELINED])
+def test_no_executor_has_as_many_cores(cluster: Cluster, tmp_path: Path, mode: ExchangeMode) -> None:
     with (
-        slots_attempt(with_cores(64), tmp_path, cluster, []) as running,
+        slots_attempt(with_cores(64, 1), tmp_path, cluster, [], mode) as running,
         pytest.raises(NoResourceAvailableError, match="no executor of Spark has as many cores"),
     ):
         running.run_epoch()

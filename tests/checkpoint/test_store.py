@@ -167,19 +167,19 @@ def test_ids_go_on_after_that_of_a_savepoint(store: CompletedCheckpointStore) ->
 
 def test_an_id_can_be_taken_in_advance(store: CompletedCheckpointStore, objects: Flaky) -> None:
     attempt = store.begin_attempt("run-1", NOW)
-    store.reserve_checkpoint_id(attempt)
-    store.reserve_checkpoint_id(attempt)
+    store.reserve_checkpoint_ids(attempt)
+    store.reserve_checkpoint_ids(attempt)
     taken = objects.get(COUNTER_KEY)
     assert store.assign_checkpoint_id(attempt) == 1
     assert objects.get(COUNTER_KEY) == taken, "it was already taken"
     assert store.assign_checkpoint_id(attempt) == 2
-    store.reserve_checkpoint_id(attempt)
+    store.reserve_checkpoint_ids(attempt)
     assert store.begin_attempt("run-2", NOW).next_checkpoint_id == 4, "nobody else gets a reserved id"
 
 
 def test_a_reserved_id_below_that_of_a_savepoint_is_not_used(store: CompletedCheckpointStore) -> None:
     attempt = store.begin_attempt("run-1", NOW)
-    store.reserve_checkpoint_id(attempt)
+    store.reserve_checkpoint_ids(attempt)
     attempt.start_after(1)
     assert store.assign_checkpoint_id(attempt) == 2
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -80,33 +79,6 @@ def test_show_as_json(folder: Path) -> None:
     assert shown["metrics"]["counts"]["numRecordsIn"] == 4
 
 
-def test_watch_shows_a_run_until_it_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_reporter, "_INTERVAL_MS", 0)
-    graph, _ = program(tmp_path)
-    statuses: list[str] = []
-    with ExitStack() as stack:
-        attempt = stack.enter_context(HarnessAttempt(graph, tmp_path))
-        attempt.run_epoch()
-
-        def sleep(seconds: float) -> None:
-            statuses.append(facts("job", "show", str(tmp_path / "job"))["run"]["status"])
-            if len(statuses) == 2:
-                stack.close()
-
-        monkeypatch.setattr(job_reports, "_sleep", sleep)
-        output = flinkpy("job", "show", str(tmp_path / "job"), "--watch")
-    assert statuses == ["RUNNING", "RUNNING"]
-    ended = facts("job", "show", str(tmp_path / "job"))["run"]["status"]
-    assert ended != "RUNNING"
-    assert ["status", f"{ended},", "as"] in [line[:3] for line in words(output)]
-
-
-def test_watch_shows_no_json(folder: Path) -> None:
-    result = CliRunner().invoke(main, ["job", "show", str(folder / "job"), "--watch", "--json"])
-    assert result.exit_code == 2
-    assert "--watch shows tables, not JSON" in result.output
-
-
 def test_show_says_where_state_was_found(tmp_path: Path) -> None:
     env = environment(2)
     numbers = random.Random(1)
@@ -159,6 +131,32 @@ def test_without_a_report(tmp_path: Path) -> None:
         result = CliRunner().invoke(main, ["job", command, str(tmp_path)])
         assert result.exit_code == 1
         assert "has stored how" in result.output
+
+
+def test_a_run_is_watched_until_it_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, _ = program(tmp_path)
+    monkeypatch.setattr(job_reporter, "_INTERVAL_MS", 0)
+    with HarnessAttempt(graph, tmp_path) as attempt:
+        epochs = attempt.run_epochs()
+        next(epochs)
+        waits = list[float]()
+
+        def wait(seconds: float) -> None:
+            waits.append(seconds)
+            for _ in epochs:
+                pass
+            attempt.__exit__(None, None, None)
+
+        monkeypatch.setattr(job_reports, "_wait", wait)
+        output = flinkpy("job", "show", str(tmp_path / "job"), "--watch")
+    assert len(waits) == 1
+    assert next(line for line in words(output) if line[:1] == ["status"])[1] == "FINISHED,"
+
+
+def test_watching_is_for_people(folder: Path) -> None:
+    result = CliRunner().invoke(main, ["job", "show", str(folder / "job"), "--watch", "--json"])
+    assert result.exit_code == 2
+    assert "do not go together" in result.output
 
 
 def test_a_run_that_was_killed_is_recognised(folder: Path) -> None:

@@ -274,6 +274,7 @@ VALUES: dict[str, tuple[str, Callable[[StreamExecutionEnvironment], object], obj
     "slot.request.timeout": ("9 s", lambda e: e.get_config().exchange.slot_request_timeout, timedelta(seconds=9)),
     "heartbeat.interval": ("3 s", lambda e: e.get_config().exchange.heartbeat_interval, timedelta(seconds=3)),
     "heartbeat.timeout": ("30 s", lambda e: e.get_config().exchange.heartbeat_timeout, timedelta(seconds=30)),
+    "security.ssl.internal.enabled": ("true", lambda e: e.get_config().exchange.tls, True),
     "execution.state-recovery.claim-mode": ("claim", lambda e: e.get_checkpoint_config().claim_mode.name, "CLAIM"),
     "execution.state-recovery.path": ("/s", lambda e: e._program.settings(None).savepoint_path, "/s"),
     "execution.state-recovery.ignore-unclaimed-state": (

@@ -92,8 +92,10 @@ def without_spark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     "name", [pytest.param(n, marks=[pytest.mark.spark] * (n == "api/spark")) for n in WITH_SNIPPETS]
 )
 def test_the_snippets_of_a_page_print_what_it_says(
-    name: str, monkeypatch: pytest.MonkeyPatch, without_spark: Path
+    name: str, monkeypatch: pytest.MonkeyPatch, without_spark: Path, request: pytest.FixtureRequest
 ) -> None:
+    if request.node.get_closest_marker("spark"):
+        request.getfixturevalue("one_server")
     snippets = snippets_of(PAGES[name].read_text())
     assert snippets
     run(snippets, PAGES[name].name, monkeypatch)

@@ -40,7 +40,7 @@ pytestmark = [
 
 WIDTH, HEIGHT = 1420, 860
 
-# Two checkpoints of the stream, and three partitions of the partitioned job.
+# A checkpoint of the stream, and a partition of the partitioned job.
 PREPARE = """
 from dagster import DagsterInstance
 from assets.demo.runner import Demo
@@ -49,19 +49,18 @@ write_visits()
 with DagsterInstance.get() as instance:
     demo = Demo(instance)
     demo.materialize_input()
-    for _ in range(2):
-        demo.checkpoint()
+    demo.checkpoint()
     defs.resolve_implicit_global_asset_job_def().execute_in_process(
         instance=instance,
         asset_selection=list(visits[0].keys),
-        tags={"dagster/asset_partition_range_start": "2024-03-01", "dagster/asset_partition_range_end": "2024-03-03"},
+        partition_key="2024-03-01",
     )
 """
 
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """Starts the flights after two of five days, and the jobs of `tests.e2e.location`."""
+    """Starts the flights after one of four days, and the jobs of `tests.e2e.location`."""
     home = tmp_path_factory.mktemp("home")
     locations = {"flights": "assets.definitions", "small": "tests.e2e.location"}
     # Not below pytest's folder: PostgreSQL does not run as root, and other users cannot read that folder.
@@ -72,7 +71,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
             # dagster-postgres installs psycopg2, but SQLAlchemy 2.1 looks for psycopg 3 by default.
             storage = {"postgres": {"postgres_url": database.get_uri(driver="psycopg2")}}
             with dagster_dev(
-                home, locations, prepare=PREPARE, variables={"FLINKPY_DAYS": "5"}, storage=storage
+                home, locations, prepare=PREPARE, variables={"FLINKPY_DAYS": "4"}, storage=storage
             ) as running:
                 yield running
         finally:
@@ -113,7 +112,7 @@ def test_materialize_from_the_page(deployment: Deployment, page: Page) -> None:
     page.set_viewport_size({"width": 1980, "height": HEIGHT})
     page.goto(lineage)
     node(page, "rotations").click()
-    expect(page.get_by_role("row", name="flink/checkpoint_id 3")).to_be_visible()
+    expect(page.get_by_role("row", name="flink/checkpoint_id 2")).to_be_visible()
     expect(page.get_by_role("row", name=re.compile("^flink.watermark [A-Z]"))).to_be_visible()
 
     page.goto(f"{deployment.url}/assets/flights/rotations?view=events")
@@ -321,16 +320,16 @@ class Clicks:
         return list((self._deployment.home / "checkpoints" / "clicks").glob("savepoint-clicks-*/_metadata"))
 
 
-def test_backfill_of_a_week_from_the_page(deployment: Deployment, page: Page) -> None:
-    launch_backfill(page, f"{deployment.url}/locations/small/asset-groups/visits/lineage", "2024-03-04", "2024-03-10")
+def test_backfill_of_some_days_from_the_page(deployment: Deployment, page: Page) -> None:
+    launch_backfill(page, f"{deployment.url}/locations/small/asset-groups/visits/lineage", "2024-03-02", "2024-03-04")
     backfill = deployment.until("the backfill", deployment.backfills)[0]["id"]
     rest(page)
     (run,) = deployment.until(
         "its run", lambda: deployment.runs(statuses=["SUCCESS"], tags=[{"key": "dagster/backfill", "value": backfill}])
     )
-    start = "Partition 2024-03-04 starts from the end state of 2024-03-03: checkpoint 3"
+    start = "Partition 2024-03-02 starts from the end state of 2024-03-01: checkpoint 1"
     assert start in deployment.log(run["runId"])
-    page.goto(f"{deployment.url}/runs/{run['runId']}?logs=2024-03-03")
+    page.goto(f"{deployment.url}/runs/{run['runId']}?logs=2024-03-01")
     expect(page.get_by_text(start)).to_be_visible()
     deployment.until("its end", lambda: deployment.backfills()[0]["status"] == "COMPLETED_SUCCESS")
     page.goto(f"{deployment.url}/runs/b/{backfill}")
@@ -340,4 +339,4 @@ def test_backfill_of_a_week_from_the_page(deployment: Deployment, page: Page) ->
         for file in (deployment.home / "tables" / "visits").glob("partition=*/*.parquet")
         for row in pq.read_table(file, partitioning=None).to_pylist()
     )
-    assert rows == expected_visits(deployment.home, 10)
+    assert rows == expected_visits(deployment.home, 4)

@@ -110,6 +110,7 @@ def test_a_selection_runs_all_regions(tmp_path: Path, instance: DagsterInstance,
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("one_server")
 def test_on_spark(tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any]) -> None:
     table = tmp_path / "table"
     config = {"ops": {"words": {"config": {"epochs": 0}}}}

@@ -14,7 +14,7 @@ from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.orchestration import build_flink_jobs, flink_assets
 from tests.orchestration.programs import Count, word_count
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_server")]
 
 WORDS = ["ape", "bee", "ape", "cat"] * 10 + ["dog"] * 5
 

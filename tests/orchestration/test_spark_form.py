@@ -68,6 +68,7 @@ def test_a_code_location_that_would_start_spark_is_told_what_to_say(typed: Any) 
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("one_server")
 def test_on_spark(tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any]) -> None:
     table = tmp_path / "table"
     assets = flink_assets(lambda: program(table), name="job")
@@ -83,6 +84,7 @@ def test_on_spark(tmp_path: Path, instance: DagsterInstance, resources: dict[str
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("one_server")
 def test_each_run_reads_the_dataframe(tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any]) -> None:
     """Running sums by group: each run adds the table as it is then."""
     table = tmp_path / "table"
@@ -104,6 +106,7 @@ def test_each_run_reads_the_dataframe(tmp_path: Path, instance: DagsterInstance,
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("one_server")
 def test_a_partition_reads_its_part_of_the_dataframe(
     tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any]
 ) -> None:

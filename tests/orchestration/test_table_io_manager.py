@@ -155,6 +155,7 @@ def test_partitions_on_which_a_partition_depends(tmp_path: Path, instance: Dagst
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("one_server")
 def test_spark_reads_a_table(tmp_path: Path, instance: DagsterInstance) -> None:
     record = Types.ROW_NAMED(["word"], [Types.STRING()])
     for i, words in enumerate((["a", "b"], ["c"])):
@@ -225,6 +226,7 @@ def test_partitions_of_a_table_of_delta_lake(tmp_path: Path, instance: DagsterIn
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("one_server")
 def test_a_table_of_delta_lake_as_a_spark_data_frame(tmp_path: Path, instance: DagsterInstance) -> None:
     write_deltalake(str(tmp_path), pa.table({"item": ["a"], "price": [Decimal("1.50")], "at": [NOON]}))
     (row,) = Delta(DeltaSink(str(tmp_path)), instance).load(DataFrame).select("item", "price").collect()

@@ -23,7 +23,8 @@ from dagster_flinkpy.errors import UserFunctionError
 from dagster_flinkpy.runtime.epoch import EpochJob, SubtaskInput
 from dagster_flinkpy.runtime.master.in_process import run_in_process, shuffled
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
-from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Mailbox
+from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Mailbox, ThreadMailbox
+from dagster_flinkpy.runtime.master.open_epoch import OpenEpoch
 from dagster_flinkpy.runtime.master.reports import CompletedEpoch
 from dagster_flinkpy.runtime.master.results import EpochResults
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
@@ -165,6 +166,7 @@ class HarnessAttempt(JobAttempt):
         job_id: Name of the job.
         order: The order in which tasks get their rows. It has no effect on tasks that live.
         live: Whether tasks live in slots, which are threads of this process. Default: False.
+        threads: Whether the lanes of the master are threads, too, so that epochs can be open. Default: False.
         clock: The processing-time clock. Default: the machine's.
         attempt: Further arguments of :class:`JobAttempt`.
     """
@@ -177,6 +179,7 @@ class HarnessAttempt(JobAttempt):
         job_id: str = "job",
         order: Order = spark_order,
         live: bool = False,
+        threads: bool = False,
         clock: Clock | None = None,
         config: Mapping[str, Any] | None = None,
         **attempt: Any,
@@ -185,6 +188,7 @@ class HarnessAttempt(JobAttempt):
         settings = {"cache_dir": str(folder / "cache") if isinstance(folder, Path) else None, **(config or {})}
         if live:
             settings |= {"in_process": True, "exchange": ExchangeOptions(mode=ExchangeMode.PIPELINED)}
+        self._threads = threads
         super().__init__(graph, JobConfig(job_id, storage, **settings), **{"owner": "test", **attempt})
         self._order, self._live = order, live
         self._clock = clock or SystemClock()
@@ -198,11 +202,11 @@ class HarnessAttempt(JobAttempt):
             raise
 
     def _create_mailbox(self) -> Mailbox:
-        return InlineMailbox()
+        return ThreadMailbox() if self._threads else InlineMailbox()
 
-    def _on_spark(self, job: EpochJob) -> Sequence[WireRow]:
+    def _on_spark(self, job: EpochJob, *open_epoch: OpenEpoch) -> Sequence[WireRow]:
         job = replace(job, clock=self._clock)
-        return super()._on_spark(job) if self._live else run_rows(job, self._order)
+        return super()._on_spark(job, *open_epoch) if self._live else run_rows(job, self._order)
 
 
 def run_job(

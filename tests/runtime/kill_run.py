@@ -1,14 +1,11 @@
-"""A run of the job of test_kill.py that kills itself: ``python -m tests.runtime.kill_run ORDER`` (JSON)."""
+"""A run of the job of test_kill.py that kills itself."""
 
 from __future__ import annotations
 
 import io
-import json
 import os
 import signal
-import sys
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -73,15 +70,17 @@ def _once(complete: Callable[..., str]) -> Callable[..., str]:
     return complete_and_die
 
 
-def order(point: str, location: StorageLocation, spark: SparkSettings) -> str:
-    """Returns the command-line argument."""
-    return json.dumps([point, asdict(location), asdict(spark)])
+def run(point: str, location: StorageLocation, spark: SparkSettings, variables: Mapping[str, str]) -> None:
+    """Runs the job until it is killed in its second epoch.
 
-
-if __name__ == "__main__":
-    point, place, settings = json.loads(sys.argv[1])
-    location = StorageLocation(**place)
-    with JobAttempt(program(location), config_of(location, SparkSettings(**settings)), owner="doomed") as attempt:
+    Args:
+        point: Where.
+        location: Where checkpoints and tables are.
+        spark: The Spark of the test.
+        variables: The environment of the test.
+    """
+    os.environ.update(variables)
+    with JobAttempt(program(location), config_of(location, spark), owner="doomed") as attempt:
         attempt.run_epoch()
         _kill_at(point, attempt)
         attempt.run_epoch()

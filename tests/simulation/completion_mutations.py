@@ -46,9 +46,9 @@ _LOSING = {**ONE_STREAM, "regions": 1, "unaligned": 0, "segment_loss": 0.05, "re
     **ONE_STREAM,
 )
 def _(real: Wrapped, store: CompletedCheckpointStore, attempt: Attempt) -> int:
-    reserved = attempt.reserved_checkpoint_id
+    reserved = attempt.reserved_ids
     number: int = real(store, attempt)
-    attempt.reserved_checkpoint_id = reserved
+    attempt.reserved_ids = reserved
     return number
 
 

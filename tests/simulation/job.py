@@ -17,7 +17,7 @@ from dagster_flinkpy.checkpoint.messages import (
     DeclineCheckpoint,
     Subtask,
 )
-from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER, SubtaskState
+from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.checkpoint.stimuli import Acknowledge, Decline, Stimulus, TimerFired
 from dagster_flinkpy.errors import SegmentLostError
 from dagster_flinkpy.runtime.epoch import EpochJob
@@ -138,7 +138,7 @@ class SimulatedAttempt(JobAttempt):
             width = scenario.width or width
             attempt |= {"parallelism": width} if "parallelism" in attempt else {}
             config = replace(config, exchange=exchange_options(world))
-            graph = live_program(width, scenario.regions, one_reader=scenario.one_reader)
+            graph = live_program(width, scenario.regions)
         self._world = world
         self._name = name
         self._live = scenario.live
@@ -218,12 +218,6 @@ class SimulatedState(JobState):
                 segment_lost(ended.error, self._token, region.number, region.restarts)
             if ended.error is None and not region.canceling:
                 self.rules.ended(region, ended)
-                self._world.bucket.acknowledged |= {
-                    f"{JOB}/{EXCHANGE_FOLDER}/{uid}/{segment['key']}"
-                    for outputs in ended.outputs.values()
-                    for uid, output in outputs.items()
-                    for segment in output.segments
-                }
         instructions = super().handle(stimulus)
         check_state(self)
         self._results = EpochResults()

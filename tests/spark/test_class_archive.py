@@ -33,10 +33,12 @@ def test_an_archive_is_written_once_and_then_used(jars: Path, tmp_path: Path) ->
     assert f"-XX:ArchiveClassesAtExit={draft}" in archive.options(draft)
     archive.keep(draft)  # a Java that cannot write one
     assert not archive.path.exists()
+    assert archive.options() == []
     draft.write_bytes(b"classes")
     archive.keep(draft)
     assert (archive.path.read_bytes(), draft.exists()) == (b"classes", False)
-    assert f"-XX:SharedArchiveFile={archive.path}" in archive_of(jars).options(draft)
+    for options in (archive_of(jars).options(draft), archive_of(jars).options()):
+        assert f"-XX:SharedArchiveFile={archive.path}" in options
     archive.discard()
     assert f"-XX:ArchiveClassesAtExit={draft}" in archive.options(draft)
 

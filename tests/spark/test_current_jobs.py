@@ -35,13 +35,23 @@ def test_a_job_is_not_told_of_its_own_regions(tmp_path: Path) -> None:
             assert len(before) == 2
 
 
+def test_slots_that_jobs_keep_are_counted_while_they_run(tmp_path: Path) -> None:
+    jobs = CurrentJobs(tmp_path)
+    with jobs.announce("live tasks", "orders", slots=2), jobs.announce("checkpoint 1", "orders"):
+        with jobs.announce("live tasks", "visits", slots=3):
+            assert jobs.kept_slots() == 5
+        assert jobs.kept_slots() == 2
+    assert jobs.kept_slots() == 0
+
+
 def test_jobs_of_dead_processes_and_what_cannot_be_read_do_not_count(tmp_path: Path) -> None:
-    gone = {"what": "gone", "since": 0.0, "process": {"pid": 999999999, "started": 1.0}}
+    gone = {"what": "gone", "since": 0.0, "slots": 4, "process": {"pid": 999999999, "started": 1.0}}
     (tmp_path / "gone.json").write_text(json.dumps(gone))
     for i, text in enumerate(["", "[]", "{}", json.dumps({**gone, "process": {"pid": 1}})]):
         (tmp_path / f"bad{i}.json").write_text(text)
     with CurrentJobs(tmp_path).announce("new", "a job") as others:
         assert others == []
+        assert CurrentJobs(tmp_path).kept_slots() == 0
     assert not (tmp_path / "gone.json").exists()
 
 

@@ -89,6 +89,14 @@ def starting_server(own_runtime_dir: Path) -> Iterator[ServerState]:
         supervisor.kill()
 
 
+def read_line(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """Returns what a client has seen."""
+    assert process.stdout is not None
+    seen: dict[str, Any] = json.loads(process.stdout.readline())
+    assert seen["python"] == sys.executable
+    return seen
+
+
 def only_server(runtime_dir: Path) -> ServerState:
     (path,) = runtime_dir.glob("spark-*.json")
     state = StateFile(path).read()
@@ -144,18 +152,21 @@ def test_clients_of_the_local_server_share_warm_workers(spark: SparkSession, spa
 
 
 @pytest.mark.spark
-def test_processes_that_start_together_share_one_server(own_runtime_dir: Path) -> None:
-    clients = [client("stop", SMALL, owner=os.getpid()) for _ in range(2)]
-    for process in clients:
-        printed, _ = process.communicate(timeout=END_TIMEOUT * 3)
-        assert json.loads(printed)["python"] == sys.executable
-        assert process.returncode == 0
-    server = only_server(own_runtime_dir)
-    assert server.server.is_alive()  # it belongs to this process
-    assert server.owners == (ProcessId.current(),)
-    stop_server(SparkSettings(**SMALL))
-    assert not server.server.is_alive()
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills the server with its supervisor")
+def test_processes_that_start_together_share_one_server_until_the_last_is_killed(own_runtime_dir: Path) -> None:
+    with client("wait", SMALL) as first, client("wait", SMALL) as second:
+        seen = [read_line(process) for process in (first, second)]
+        assert seen[0]["daemon"] == seen[1]["daemon"]
+        server = only_server(own_runtime_dir)
+        assert set(server.owners) == {the_process(process.pid) for process in (first, second)}
+        first.kill()
+        first.wait()
+        assert server.server.is_alive()  # it belongs to the second process, too
+        left = [server.supervisor, server.server, *(the_process(pid) for pid in (seen[1]["daemon"], seen[1]["worker"]))]
+        second.kill()
+        assert [process for process in left if not process.await_end(END_TIMEOUT)] == []
     assert not list(own_runtime_dir.glob("spark-*.json"))
+    assert not Path(server.scratch).exists()
 
 
 def test_whoever_starts_the_server_is_named_and_not_waited_for_without_end(
@@ -184,24 +195,6 @@ def test_a_server_that_starts_is_not_waited_for_in_the_lock(starting_server: Ser
 
 
 @pytest.mark.spark
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills the server with its supervisor")
-@pytest.mark.parametrize("victim", ["owner", "supervisor"])
-def test_nothing_is_left_when_one_is_killed(own_runtime_dir: Path, victim: str) -> None:
-    with client("wait", SMALL) as process:
-        assert process.stdout is not None
-        seen = json.loads(process.stdout.readline())
-        server = only_server(own_runtime_dir)
-        assert server.owners == (the_process(process.pid),)
-        left = [server.supervisor, server.server, the_process(seen["daemon"]), the_process(seen["worker"])]
-        os.kill(process.pid if victim == "owner" else server.supervisor.pid, signal.SIGKILL)
-        assert [process for process in left if not process.await_end(END_TIMEOUT)] == []
-        process.kill()
-    if victim == "owner":
-        assert not list(own_runtime_dir.glob("spark-*.json"))
-        assert not Path(server.scratch).exists()
-
-
-@pytest.mark.spark
 def test_a_process_that_leaves_its_session_open_ends(spark_settings: SparkSettings, spark: SparkSession) -> None:
     settings = {"master": spark_settings.master, "conf": dict(spark_settings.conf)}
     process = client("end", settings, owner=os.getpid())
@@ -211,17 +204,26 @@ def test_a_process_that_leaves_its_session_open_ends(spark_settings: SparkSettin
 
 @pytest.mark.spark
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills the server with its supervisor")
-def test_a_stale_server_is_replaced(own_runtime_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_is_left_when_the_supervisor_is_killed_and_the_server_is_replaced(
+    own_runtime_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with client("wait", SMALL) as process:
+        seen = read_line(process)
+        stale = only_server(own_runtime_dir)
+        left = [stale.supervisor, stale.server, the_process(seen["daemon"]), the_process(seen["worker"])]
+        os.kill(stale.supervisor.pid, signal.SIGKILL)
+        assert [each for each in left if not each.await_end(END_TIMEOUT)] == []
+        process.kill()
     settings = SparkSettings(**SMALL)
-    get_session(settings).stop()
-    stale = only_server(own_runtime_dir)
-    os.kill(stale.supervisor.pid, signal.SIGKILL)
-    assert stale.server.await_end(END_TIMEOUT)
     with get_session(settings) as session:
         assert session.range(3).count() == 3
     assert f"port {stale.port} is stale: its process {stale.server.pid} has ended" in caplog.text
-    assert only_server(own_runtime_dir).server != stale.server
+    server = only_server(own_runtime_dir)
+    assert server.server != stale.server
     assert not Path(stale.scratch).exists()
+    stop_server(settings)
+    assert not server.server.is_alive()
+    assert not list(own_runtime_dir.glob("spark-*.json"))
 
 
 @pytest.mark.spark

@@ -189,6 +189,16 @@ class SplitEnumerator(ABC):
         starts again, so the answer is part of the state.
         """
 
+    @property
+    def assigns_late(self) -> bool:
+        """Whether `plan_epoch` may be called again before the barrier, for what has come meanwhile. Default: False.
+
+        Then tasks that live (``execution.exchange``) read input as it comes, instead of once for each periodic
+        checkpoint. After each call `on_epoch_read` is called with what it has returned. A source that limits what it
+        reads between two barriers must not say so.
+        """
+        return False
+
     def unread(self) -> Sequence[str]:
         """Returns the names of input that exists and has not been assigned, for messages.
 

@@ -17,11 +17,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from dagster_flinkpy.errors import SlotProtocolError
+from dagster_flinkpy.errors import ConfigurationError, SlotProtocolError
+from dagster_flinkpy.runtime.shuffle.wire import MAX_PAYLOAD
 
-__all__ = ["TokenCheck", "calling", "credits_of", "frame", "of_credits", "opened", "opening", "parse"]
+__all__ = ["ALIVE", "TokenCheck", "calling", "credits_of", "frame", "of_credits", "opened", "opening", "parse"]
 
 Json = dict[str, Any]
+
+ALIVE = b"alive"
+"""What a slot asks another one now and then, and its answer."""
 
 _HEADER = "authorization"
 
@@ -33,7 +37,15 @@ def frame(kind: str, body: bytes = b"", **fields: Any) -> bytes:
         kind: What it is about.
         body: Data that is not JSON. Default: none.
         fields: What can be said in JSON.
+
+    Raises:
+        ConfigurationError: The body is too large.
     """
+    if len(body) > MAX_PAYLOAD:
+        raise ConfigurationError(
+            f"the program, or the input of an epoch, has {len(body)} bytes, and a slot can be sent at most "
+            f"{MAX_PAYLOAD}: read large data from files instead, or in open()"
+        )
     return json.dumps({"kind": kind, **fields}).encode() + b"\n" + body
 
 

@@ -29,6 +29,7 @@ from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.datastream.checkpoint_listener import CheckpointListener
 from dagster_flinkpy.errors import CheckpointError, CheckpointTimeoutError, FencedError, FlinkPyError, StorageError
 from dagster_flinkpy.runtime.master.committers import Committers
+from dagster_flinkpy.runtime.master.job_messages import CheckpointIdsReserved
 from dagster_flinkpy.runtime.master.master_hooks import MasterHooks
 from dagster_flinkpy.runtime.master.timeline import CheckpointTimeline
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
@@ -81,14 +82,15 @@ class CheckpointSteps:
         except (StorageError, CheckpointTimeoutError) as error:
             return Outcome(self.now(), TriggerFailed(self.now(), str(error)), error)
 
-    def reserve_checkpoint_id(self) -> None:
-        """Takes the next checkpoint id while an epoch runs. If that fails, :meth:`assign_checkpoint_id` tries again."""
+    def reserve_checkpoint_ids(self, number: int) -> CheckpointIdsReserved:
+        """Takes the next checkpoint ids ahead. If that fails, :meth:`assign_checkpoint_id` tries again."""
         with suppress(CheckpointTimeoutError, StorageError):
-            self.watchdog.run("taking a checkpoint id", self._reserve_id)
+            self.watchdog.run("taking a checkpoint id", self._reserve_ids, number)
+        return CheckpointIdsReserved(self.now(), self.attempt.reserved_ids)
 
-    def _reserve_id(self) -> None:
+    def _reserve_ids(self, number: int) -> None:
         self.store.renew(self.attempt, self.lease, self.now())
-        self.store.reserve_checkpoint_id(self.attempt)
+        self.store.reserve_checkpoint_ids(self.attempt, number)
 
     def _next_id(self) -> int:
         self.store.renew(self.attempt, self.lease, self.now())

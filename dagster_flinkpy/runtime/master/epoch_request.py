@@ -57,6 +57,10 @@ class EpochBatch:
     """Whether no further epoch is added."""
     ends: bool | None = None
     """Whether all input of the regions that read no blocking edge ends with them; None if it is not known yet."""
+    live: bool = False
+    """Whether its sources read from before its checkpoint is triggered."""
+    open: bool = False
+    """Whether its checkpoint is not triggered, and more input may follow."""
 
     @property
     def last(self) -> int:

@@ -63,6 +63,7 @@ from dagster_flinkpy.runtime.master.job_slots import JobSlots, require_all_slots
 from dagster_flinkpy.runtime.master.job_state import JobState
 from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Mailbox, ThreadMailbox
 from dagster_flinkpy.runtime.master.master_hooks import MasterHooks
+from dagster_flinkpy.runtime.master.open_epoch import OpenEpoch
 from dagster_flinkpy.runtime.master.region_epochs import Turn
 from dagster_flinkpy.runtime.master.reports import CompletedEpoch
 from dagster_flinkpy.runtime.master.request_desk import RequestDesk
@@ -175,7 +176,7 @@ class JobAttempt:
             progress=self._progress,
         )
         self._spark = SharedSession(config.spark, self._progress)
-        self._exchange = JobExchange(config, self._spark, self._progress)
+        self._exchange = JobExchange(config, self._spark, self._progress, lambda: self._transactions.check_leader())
         self._stopped = False
         """Whether the job was stopped earlier, and nobody has restored a savepoint since."""
         self._lease = config.checkpointing.timeout + _LEASE_MARGIN
@@ -326,14 +327,16 @@ class JobAttempt:
             create_metadata=lambda write: self._create_metadata(write),
             max_ahead=self.config.checkpointing.max_concurrent,
             owner=self._owner,
+            can_open_epochs=lambda: self._mailbox.has_threads and self._exchange.can_open_epochs(slots),
         )
         runners = regions.runners(
             self._watchdog,
-            run_job=lambda job: self._on_spark(job),
+            run_job=lambda job, *open_epoch: self._on_spark(job, *open_epoch),
             on_results=self._on_results,
             check_leader=self._transactions.check_leader,
             timeline=timeline,
             now=_now,
+            tell=self._mailbox.tell,
         )
         master = JobMaster(
             state,
@@ -364,7 +367,7 @@ class JobAttempt:
         master.start()
 
     def _create_mailbox(self) -> Mailbox:
-        return InlineMailbox(now=_now) if self.config.in_process else ThreadMailbox(_now)
+        return ThreadMailbox(_now) if self._exchange.needs_threads else InlineMailbox(now=_now)
 
     def _on_completed(self, metadata: CheckpointMetadata) -> None:
         self._runs.finished = metadata.end_of_input or metadata.stopped
@@ -551,7 +554,11 @@ class JobAttempt:
             self._require_interval()
         waits = continuous and self.config.checkpointing.interval is None
         periodic |= continuous and not waits
-        yield from self._runs.run(EpochRequest(limit=limit, barriers=barriers, periodic=periodic, continuous=waits))
+        yield from self._run(EpochRequest(limit=limit, barriers=barriers, periodic=periodic, continuous=waits))
+
+    def _run(self, request: EpochRequest) -> Iterator[CompletedEpoch]:
+        self._exchange.one_epoch = request.limit == 1
+        return self._runs.run(request)
 
     def terminate(self, error: BaseException) -> None:
         """Makes the iteration over :meth:`run_epochs` raise an error soon, without losing completed work.
@@ -638,7 +645,7 @@ class JobAttempt:
 
     def _checkpoint(self, request: EpochRequest) -> CompletedEpoch:
         """Runs all epochs of a request, and returns the last one."""
-        epochs = deque(self._runs.run(request), maxlen=1)
+        epochs = deque(self._run(request), maxlen=1)
         if not epochs:
             raise CheckpointError(f"job {self.config.job_id!r} was stopped before the epoch began: somebody had asked")
         return epochs[0]
@@ -672,10 +679,10 @@ class JobAttempt:
     def _on_results(self, results: EpochResults, job: EpochJob) -> None:
         pass_on(results.logs, results.missing_logs, self._on_log, job.checkpoint_id)
 
-    def _on_spark(self, job: EpochJob) -> Sequence[WireRow]:
+    def _on_spark(self, job: EpochJob, open_epoch: OpenEpoch | None = None) -> Sequence[WireRow]:
         """Runs the tasks of a region for some epochs, where and as the exchange says."""
         deployed = self._deployed
-        return self._exchange.run(job, deployed.regions.sessions[job.region], deployed.slots)
+        return self._exchange.run(job, deployed.regions.sessions[job.region], deployed.slots, open_epoch)
 
     # --- completing --------------------------------------------------------------------------------------------------
 

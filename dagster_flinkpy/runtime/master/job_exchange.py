@@ -4,56 +4,87 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
 
 from dagster_flinkpy.common.exchange_options import ExchangeMode
 from dagster_flinkpy.datastream.checkpoint_listener import CheckpointListener
 from dagster_flinkpy.datastream.operator_specs import SparkSourceSpec, SparkTransformSpec
-from dagster_flinkpy.errors import NoResourceAvailableError, SlotLostError, shorten
+from dagster_flinkpy.errors import (
+    ExecutorLostError,
+    FlinkPyError,
+    NoResourceAvailableError,
+    PythonWorkerLostError,
+    SlotLostError,
+    message_of,
+    shorten,
+)
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master.in_process import run_in_process
 from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.runtime.master.job_session import JobSession, SharedSession
 from dagster_flinkpy.runtime.master.job_slots import JobSlots
+from dagster_flinkpy.runtime.master.open_epoch import OpenEpoch
 from dagster_flinkpy.runtime.master.pipelined_exchange import (
     PipelinedExchange,
     host_of_driver,
     start_here,
     start_on_spark,
 )
-from dagster_flinkpy.runtime.master.region_job import run_region
+from dagster_flinkpy.runtime.master.region_job import run_region, runs_a_task
 from dagster_flinkpy.runtime.master.spark_progress import SparkProgress, watched
 from dagster_flinkpy.runtime.record_counts import RecordCounts
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
+from dagster_flinkpy.spark.sessions import announce_job, kept_slots
 
 __all__ = ["JobExchange"]
 
 _AUTO_TIMEOUT = timedelta(seconds=20)
 """How long slots may take to start before ``AUTO`` does without them."""
+_FREE_SECONDS = 10.0
+"""How long a small Spark job may wait for a slot beside those of the job."""
+_TAKEN = "no slot would be left to others"
 
 
 class JobExchange(CheckpointListener):
     """Runs the tasks of a region for some epochs: in slots, in a Spark job, or in this process.
 
     With `ExchangeMode.AUTO` it begins with slots. If there are too few of them, or they do not reach each other, it
-    says so, and goes on with Spark jobs. Nothing has been read by then.
+    says so, and goes on with Spark jobs. Nothing has been read by then. As slots are kept until the attempt ends, they
+    leave one at least to others, and to Spark jobs of this one. An epoch that loses a slot is run again as a Spark job:
+    Spark tries a task whose worker dies several times, and tells why.
 
     Args:
         config: Where the job runs, and how.
         shared: The session of the attempt.
         progress: Takes one-line progress messages.
+        check_leader: Raises an error if another attempt has taken over.
     """
 
-    def __init__(self, config: JobConfig, shared: SharedSession, progress: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        config: JobConfig,
+        shared: SharedSession,
+        progress: Callable[[str], None],
+        check_leader: Callable[[], object],
+    ) -> None:
         self._config, self._shared, self._progress = config, shared, progress
+        self._check_leader = check_leader
         self._mode = config.exchange.mode
         if config.in_process and self._mode is ExchangeMode.AUTO:
             self._mode = ExchangeMode.SPARK  # tasks that take turns in one thread are as good, and give the same order
-        self._pipelined = None if self._mode is ExchangeMode.SPARK else self._create_pipelined()
+        self._pipelined: PipelinedExchange | None = None
         self._deciding = threading.Lock()
-        self._lives = False
-        """Whether tasks live in slots."""
+        self._kept = ExitStack()
+        """Tells other runs of the slots, until it is closed."""
+        self._decided_for: JobSlots | None = None
+        """The deployment of the job whose tasks live in slots; another one may have another parallelism."""
+        self._on_spark_only: set[int] = set()
+        """The regions that have lost slots for which there were no others."""
+        self._said = ""
+        self.one_epoch = False
+        """Whether no more than one epoch is asked for."""
 
     def _create_pipelined(self) -> PipelinedExchange:
         config = self._config
@@ -63,54 +94,153 @@ class JobExchange(CheckpointListener):
         start = start_here if config.in_process else start_on_spark(config.job_id, self._shared)
         host = "127.0.0.1" if config.in_process else host_of_driver(config.spark)
         same_machine = config.in_process or config.spark.on_this_machine
-        return PipelinedExchange(start, host, options, self._progress, same_machine=same_machine)
+        return PipelinedExchange(
+            start, host, options, self._progress, same_machine=same_machine, check_leader=self._check_leader
+        )
 
-    def run(self, job: EpochJob, session: JobSession, slots: JobSlots) -> Sequence[WireRow]:
+    def can_open_epochs(self, slots: JobSlots) -> bool:
+        """Returns whether an epoch can be open, because its tasks live.
+
+        Args:
+            slots: The slots of the job.
+        """
+        lives = self._decided_for is slots and not self._on_spark_only
+        return lives or self._mode is ExchangeMode.PIPELINED
+
+    @property
+    def needs_threads(self) -> bool:
+        """Whether tasks run beside the thread of the master."""
+        return self._mode is not ExchangeMode.SPARK or not self._config.in_process
+
+    def run(
+        self, job: EpochJob, session: JobSession, slots: JobSlots, open_epoch: OpenEpoch | None = None
+    ) -> Sequence[WireRow]:
         """Runs the tasks, and returns what they have sent to the driver.
 
         Args:
             job: The region and its epochs.
             session: The session of the region. Its interruption ends the epochs.
             slots: The slots of the job.
+            open_epoch: Gives out the input of its only epoch, if that comes in parts; see :attr:`can_open_epochs`.
+                Default: the epochs have it all.
 
         Raises:
             FlinkPyError: The epochs failed, or they were interrupted.
         """
         with self._deciding:
-            if self._pipelined is not None and not self._lives:
-                self._decide(self._pipelined, job, session, slots)
-        if self._pipelined is not None:
-            return self._pipelined.run(job, session)
+            if self._mode is not ExchangeMode.SPARK and self._decided_for is not slots and not self._is_little(slots):
+                self._decide(job, session, slots)
+        if self._pipelined is not None and self._decided_for is slots and job.region not in self._on_spark_only:
+            return self._in_slots(self._pipelined, job, session, slots, open_epoch)
         if self._config.in_process:
             return list(run_in_process(job))
         return self._on_spark(job, session, slots)
 
-    def _decide(self, pipelined: PipelinedExchange, job: EpochJob, session: JobSession, slots: JobSlots) -> None:
-        why = self._reason_for_spark(job, session, slots) if self._mode is ExchangeMode.AUTO else None
+    def _decide(self, job: EpochJob, session: JobSession, slots: JobSlots) -> None:
+        auto = self._mode is ExchangeMode.AUTO
+        if not self._config.in_process:
+            with session.open() as spark:
+                slots.look(spark)
+        why = self._reason_for_spark(slots) if auto else None
         if why is None:
             try:
-                pipelined.deploy(job, session)
-            except (NoResourceAvailableError, SlotLostError) as error:
-                if self._mode is not ExchangeMode.AUTO:
+                why = self._deploy(job, session, slots)
+            except (FlinkPyError, OSError) as error:
+                if not auto or session.interrupted:
                     raise
-                why = shorten(str(error), 300)
-        name = f"job {self._config.job_id!r}"
+                why = shorten(message_of(error), 300)
         if why is None:
-            self._lives = True
-            self._progress(f"{name}: tasks live in slots (execution.exchange: pipelined)")
+            self._decided_for = slots
+            self._on_spark_only.clear()
+            self._say("tasks live in slots (execution.exchange: pipelined)")
             return
-        self._pipelined = None
-        self._progress(f"{name}: each epoch is a Spark job (execution.exchange: spark), because {why}")
-        pipelined.close()
+        self.close()
+        self._mode, self._pipelined = ExchangeMode.SPARK, None
+        self._say(f"each epoch is a Spark job (execution.exchange: spark), because {why}")
 
-    def _reason_for_spark(self, job: EpochJob, session: JobSession, slots: JobSlots) -> str | None:
-        if any(isinstance(v.spec, SparkSourceSpec | SparkTransformSpec) for v in job.graph.vertices):
-            return "Spark DataFrames need the cores that slots would hold"
-        with session.open() as spark:
-            slots.look(spark)
-        if slots.plan is not None and slots.plan.had < slots.plan.needed:
-            return f"the job {slots.plan.description}"
+    def _deploy(self, job: EpochJob, session: JobSession, slots: JobSlots) -> str | None:
+        """Deploys the tasks of a region in slots, unless it returns why not."""
+        auto = self._mode is ExchangeMode.AUTO
+        self._announce(slots.needed_to_live)
+        had, kept = None if slots.plan is None else slots.plan.had, kept_slots(self._config.spark)
+        if auto and had is not None and kept is not None and kept >= had:
+            return _TAKEN
+        if self._pipelined is None:
+            self._pipelined = self._create_pipelined()
+        self._pipelined.deploy(job, session, slots.regions)
+        if auto and kept is None and not self._finds_a_slot(session):
+            return _TAKEN
         return None
+
+    def _is_little(self, slots: JobSlots) -> bool:
+        """Returns whether `AUTO` spares an attempt the start of slots, which takes longer than a small Spark job."""
+        little = (
+            self._mode is ExchangeMode.AUTO
+            and self._decided_for is None
+            and self.one_epoch
+            and all(region.number_of_stages == 1 for region in slots.regions)
+        )
+        if little:
+            why = "the run takes no other one, and exchanges no records"
+            self._say(f"the epoch is a Spark job (execution.exchange: spark), because {why}")
+        return little
+
+    def _say(self, what: str) -> None:
+        if what != self._said:
+            self._said = what
+            self._progress(f"job {self._config.job_id!r}: {what}")
+
+    def _announce(self, slots: int) -> None:
+        """Tells other runs on the same local server how many slots the job keeps."""
+        self._kept.close()
+        if not self._config.in_process:
+            what = f"live tasks of job {self._config.job_id!r}"
+            self._kept.enter_context(announce_job(self._config.spark, what, self._shared.owner, slots=slots))
+
+    def _reason_for_spark(self, slots: JobSlots) -> str | None:
+        vertices = [vertex for region in slots.regions for vertex in region.vertices]
+        if any(isinstance(vertex.spec, SparkSourceSpec | SparkTransformSpec) for vertex in vertices):
+            return "Spark DataFrames need the cores that slots would hold"
+        if self._config.failover.failover.retries_tasks:
+            return "the failover strategy retries single tasks"
+        needed = slots.needed_to_live
+        if slots.plan is not None and slots.plan.had <= needed:
+            return f"live tasks need {needed} slots and leave one to others, and Spark has {slots.plan.had}"
+        return None
+
+    def _finds_a_slot(self, session: JobSession) -> bool:
+        """Returns whether a small Spark job finds a slot while the job has its own."""
+        small = JobSession(self._shared, announced=False)
+        small.begin(f"flinkpy-{self._config.job_id}-free", f"a slot beside those of job {self._config.job_id!r}")
+        gives_up = threading.Timer(_FREE_SECONDS, small.interrupt)
+        gives_up.daemon = True
+        gives_up.start()
+        try:
+            with session.interruptible(small.interrupt):
+                return runs_a_task(small)
+        finally:
+            gives_up.cancel()
+
+    def _in_slots(
+        self,
+        pipelined: PipelinedExchange,
+        job: EpochJob,
+        session: JobSession,
+        slots: JobSlots,
+        open_epoch: OpenEpoch | None,
+    ) -> Sequence[WireRow]:
+        try:
+            return pipelined.run(job, session, open_epoch)
+        except (ExecutorLostError, NoResourceAvailableError, PythonWorkerLostError, SlotLostError) as error:
+            if self._mode is not ExchangeMode.AUTO or open_epoch is not None:  # more of its input may come
+                raise
+            what = "this epoch"
+            if isinstance(error, NoResourceAvailableError):
+                what = "each epoch of its region from now on"
+                self._on_spark_only.add(job.region)
+                pipelined.give_back(job.region)
+            self._progress(f"{shorten(str(error), 300)}; {what} is a Spark job")
+            return self._on_spark(job, session, slots)
 
     def _on_spark(self, job: EpochJob, session: JobSession, slots: JobSlots) -> Sequence[WireRow]:
         what = f"checkpoint {job.checkpoint_id} of job {job.job_id!r}"
@@ -148,3 +278,4 @@ class JobExchange(CheckpointListener):
         """Cancels tasks that are left, and gives back the slots."""
         if self._pipelined is not None:
             self._pipelined.close()
+        self._kept.close()

@@ -28,6 +28,7 @@ from dagster_flinkpy.runtime.master.job_messages import (
     AbortLingering,
     AnswerRequest,
     BeginEpochs,
+    CloseEpoch,
     CommitCheckpoint,
     CompleteCheckpoint,
     DiscardRead,
@@ -44,7 +45,7 @@ from dagster_flinkpy.runtime.master.job_messages import (
     RegionInstruction,
     RepeatState,
     RequestsTaken,
-    ReserveCheckpointId,
+    ReserveCheckpointIds,
     Resumed,
     RunEpochs,
     Say,
@@ -225,6 +226,8 @@ class JobMaster:
     def _step(self) -> None:
         """Waits for the next event, and handles it."""
         done = self._mailbox.take(self.state.next_timer)
+        while self._mailbox.news:
+            self._handle(self._mailbox.news.popleft())
         self._handle(TimePassed(self._now()) if done is None else self._stimulus(done))
 
     def _handle(self, stimulus: Stimulus) -> None:
@@ -270,8 +273,8 @@ class JobMaster:
             # A checkpoint, from its trigger to its end.
             case AssignCheckpointId():
                 self._submit(Lane.TRIGGER, instruction, steps.assign_checkpoint_id)
-            case ReserveCheckpointId():
-                self._submit(Lane.TRIGGER, instruction, steps.reserve_checkpoint_id)
+            case ReserveCheckpointIds(number=number):
+                self._submit(Lane.TRIGGER, instruction, partial(steps.reserve_checkpoint_ids, number))
             case ArmTimeout(checkpoint_id=checkpoint_id):
                 self._triggered[checkpoint_id] = time.monotonic()
             case TriggerMasterHooks(checkpoint_id=checkpoint_id, timestamp_ms=timestamp, identifiers=identifiers):
@@ -318,7 +321,11 @@ class JobMaster:
             case PlanEpoch(checkpoint_id=checkpoint_id, before=before, inputs=inputs, drain=drain):
                 submit(partial(runner.plan, checkpoint_id, before, inputs, drain=drain))
             case RunEpochs(epochs=epochs, restarts=restarts, rewritten=rewritten, was_read=was_read):
-                submit(partial(runner.run, epochs, restarts, rewritten=rewritten, was_read=was_read))
+                open_epoch = runner.open(epochs[0]) if epochs[0].open else None
+                run = partial(runner.run, epochs, restarts, rewritten=rewritten, was_read=was_read)
+                submit(partial(run, open_epoch=open_epoch))
+            case CloseEpoch(following=following):
+                runner.close(following)
             case RepeatState(checkpoint_id=checkpoint_id):
                 submit(partial(runner.repeat, checkpoint_id))
             case InterruptRegion():

@@ -23,6 +23,8 @@ __all__ = [
     "AbortLingering",
     "AnswerRequest",
     "BeginEpochs",
+    "CheckpointIdsReserved",
+    "CloseEpoch",
     "CommitCheckpoint",
     "CompleteCheckpoint",
     "DiscardRead",
@@ -39,7 +41,7 @@ __all__ = [
     "RegionInstruction",
     "RepeatState",
     "RequestsTaken",
-    "ReserveCheckpointId",
+    "ReserveCheckpointIds",
     "Resumed",
     "RunEpochs",
     "SavepointWritten",
@@ -118,6 +120,14 @@ class SavepointWritten(Stimulus):
 
 
 @dataclass(frozen=True)
+class CheckpointIdsReserved(Stimulus):
+    """Answers `ReserveCheckpointIds`."""
+
+    checkpoint_ids: tuple[int, ...]
+    """All that are reserved, in order; fewer if the store has given none."""
+
+
+@dataclass(frozen=True)
 class Quieted(Stimulus):
     """Nothing is running any more."""
 
@@ -168,12 +178,22 @@ class RunEpochs(RegionInstruction):
     """Run the Spark job that reads these epochs."""
 
     epochs: tuple[Epoch, ...]
+    """In order. If it is one that is open, more input follows until `CloseEpoch`."""
     restarts: int
     """How often the region has restarted in this attempt."""
     rewritten: Mapping[int, EdgeInputs]
     """By checkpoint, what an epoch reads that was written anew since it was planned."""
     was_read: bool
     """Whether an earlier Spark job has read the epochs."""
+
+
+@dataclass(frozen=True)
+class CloseEpoch(RegionInstruction):
+    """Let the barrier follow in the epoch that is open: its checkpoint is triggered."""
+
+    following: int | None
+    """The checkpoint of the epoch that the sources read next, without waiting for the acknowledgements of this one.
+    None: they wait."""
 
 
 @dataclass(frozen=True)
@@ -192,8 +212,11 @@ class InterruptRegion(RegionInstruction):
 
 
 @dataclass(frozen=True)
-class ReserveCheckpointId(Instruction):
-    """Take the id of the next checkpoint while an epoch runs."""
+class ReserveCheckpointIds(Instruction):
+    """Take the ids of the next checkpoints before they are triggered."""
+
+    number: int
+    """How many are to be reserved in all."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER
 from dagster_flinkpy.checkpoint.pending import CheckpointPlan
 from dagster_flinkpy.checkpoint.restore import RestorePlan
+from dagster_flinkpy.checkpoint.stimuli import Stimulus
 from dagster_flinkpy.datastream.connectors.base import SplitEnumeratorContext
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.datastream.job_graph import JobGraph
@@ -102,15 +103,18 @@ class JobRegions:
         self,
         watchdog: Watchdog,
         *,
-        run_job: Callable[[EpochJob], Sequence[WireRow]],
+        run_job: Callable[..., Sequence[WireRow]],
         on_results: Callable[[EpochResults, EpochJob], object],
         check_leader: Callable[[], object],
         timeline: CheckpointTimeline,
         now: Callable[[], int],
+        tell: Callable[[Stimulus], object],
     ) -> list[JobRunner]:
         """Returns what runs the epochs of the regions; see :class:`JobRunner` for the arguments."""
         return [
-            JobRunner(planner, session, watchdog, run_job, on_results, check_leader, self._progress, timeline, now)
+            JobRunner(
+                planner, session, watchdog, run_job, on_results, check_leader, self._progress, timeline, now, tell
+            )
             for planner, session in zip(self.planners, self.sessions, strict=True)
         ]
 

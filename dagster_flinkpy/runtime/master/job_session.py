@@ -71,10 +71,11 @@ class JobSession:
 
     Args:
         shared: The session of the attempt.
+        announced: Whether runs on the same server tell each other of these Spark jobs. Default: True.
     """
 
-    def __init__(self, shared: SharedSession) -> None:
-        self._shared = shared
+    def __init__(self, shared: SharedSession, *, announced: bool = True) -> None:
+        self._shared, self._announced = shared, announced
         self._interrupted = False
         self._interrupt: Callable[[], object] = lambda: None
         self._wake = threading.Event()
@@ -89,6 +90,11 @@ class JobSession:
             what: Their purpose, such as a checkpoint. Other runs on the same Spark server see it.
         """
         self._tag, self._what, self._interrupted = f"{tag}-{self._shared.owner}", what, False
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether somebody has interrupted it since :meth:`begin`."""
+        return self._interrupted
 
     def interrupt(self) -> None:
         """Ends running Spark jobs, and those that start before the next :meth:`begin`. Any thread may call it."""
@@ -128,9 +134,10 @@ class JobSession:
                 over.wait(_AGAIN_SECONDS)
 
         with ExitStack() as stack:
-            others = stack.enter_context(announce_job(settings, self._what, self._shared.owner))
-            if others:
-                progress(f"{self._what} shares Spark with {', '.join(others)}")
+            if self._announced:
+                others = stack.enter_context(announce_job(settings, self._what, self._shared.owner))
+                if others:
+                    progress(f"{self._what} shares Spark with {', '.join(others)}")
             spark.addTag(tag)
             stack.callback(spark.removeTag, tag)
             waits = threading.Thread(target=end_when_interrupted, name=f"{tag}-interrupt", daemon=True)

@@ -38,11 +38,19 @@ class JobSlots:
         progress: Callable[[str], object],
     ) -> None:
         self._job_id, self._graph, self._settings, self._progress = job_id, graph, settings, progress
-        self._regions = tuple(regions)
+        self.regions = tuple(regions)
+        """Its pipelined regions."""
         self._region_slots: RegionSlots | None = None
         self._said = ""
         self.plan: SlotPlan | None = None
         """Where the subtasks run; None as long as Spark was not asked, or does not say."""
+        self._cores: int | None = None
+        """The cores of a slot."""
+
+    @property
+    def needed_to_live(self) -> int:
+        """How many slots live tasks need: those of different regions share none."""
+        return sum(slots for region in self.regions for slots in required_slots(region, cores=self._cores).values())
 
     def open(self, session: JobSession) -> None:
         """Asks Spark for the slots that the regions share, unless all regions share the same ones anyway.
@@ -50,12 +58,12 @@ class JobSlots:
         Args:
             session: The session of the attempt.
         """
-        if len(self._regions) == 1 or len(required_slots(self._graph)) == 1:
+        if len(self.regions) == 1 or len(required_slots(self._graph)) == 1:
             return
         slots = slots_of_local_master(self._settings) or _ask(self._job_id, session)
         if slots is not None and slots.number:
             self.take_note(slots)
-            self._region_slots = RegionSlots(self._regions, slots.executors, cores=slots.cores)
+            self._region_slots = RegionSlots(self.regions, slots.executors, cores=slots.cores)
 
     def look(self, spark: SparkSession) -> None:
         """Asks Spark, at the start of an attempt, and before each epoch as long as tasks have to wait for slots.
@@ -78,7 +86,7 @@ class JobSlots:
         Raises:
             NoResourceAvailableError: No executor has as many cores as a slot-sharing group asks for.
         """
-        self.plan = plan_slots(self._graph, slots.executors, cores=slots.cores)
+        self.plan, self._cores = plan_slots(self._graph, slots.executors, cores=slots.cores), slots.cores
         description = self.plan.description
         if len(self.plan.waves) > 1 and description != self._said:
             self._said = description

@@ -75,6 +75,7 @@ from dagster_flinkpy.runtime.master.epoch_sequence import EpochSequence
 from dagster_flinkpy.runtime.master.job_failover import JobFailover, diagnosed
 from dagster_flinkpy.runtime.master.job_messages import (
     AbortLingering,
+    CheckpointIdsReserved,
     CommitCheckpoint,
     CompleteCheckpoint,
     DiscardRead,
@@ -86,7 +87,7 @@ from dagster_flinkpy.runtime.master.job_messages import (
     Quieted,
     RegionInstruction,
     RequestsTaken,
-    ReserveCheckpointId,
+    ReserveCheckpointIds,
     Resumed,
     SavepointWritten,
     Say,
@@ -98,7 +99,7 @@ from dagster_flinkpy.runtime.master.job_messages import (
     describe,
 )
 from dagster_flinkpy.runtime.master.region_epochs import Turn
-from dagster_flinkpy.runtime.master.region_runner import EpochPlanned, InputLooked, RegionEnded
+from dagster_flinkpy.runtime.master.region_runner import EpochPlanned, InputEnded, InputLooked, RegionEnded
 from dagster_flinkpy.runtime.master.region_state import Phase, RegionState
 from dagster_flinkpy.runtime.master.taken_requests import TakenRequests
 
@@ -133,6 +134,7 @@ class JobState:
         create_metadata: Returns the metadata of a checkpoint that all have acknowledged.
         max_ahead: How many checkpoints may be incomplete when the next one is triggered.
         owner: Who asks for checkpoints, in words for people.
+        can_open_epochs: Returns whether sources may read before the next checkpoint is triggered. Default: never.
     """
 
     def __init__(
@@ -147,6 +149,7 @@ class JobState:
         create_metadata: Callable[[WriteMetadata], CheckpointMetadata],
         max_ahead: int,
         owner: str,
+        can_open_epochs: Callable[[], bool] = lambda: False,
     ) -> None:
         self.coordinator, self.regions, self.contents = coordinator, tuple(regions), contents
         self.failure: _Failure | None = None
@@ -156,7 +159,9 @@ class JobState:
         """How far the current request for epochs has come."""
         self.chain = CompletionChain(turn, create_metadata)
         self.requests, self._failover, self._turn = requests, failover, turn
-        self._max_ahead, self._owner = max_ahead, owner
+        self._max_ahead, self._owner, self._can_open_epochs = max_ahead, owner, can_open_epochs
+        self._reserving = False
+        """Whether ids were asked for, or there are none."""
         self._story: deque[str] = deque(maxlen=_STORY_LENGTH)
         self._read_up_to = 0
         """The last checkpoint for which all sources have been read."""
@@ -207,7 +212,7 @@ class JobState:
         timers, request = [*self._timeouts.values(), self._failover.next_restart()], self.epochs.request
         if request is not None and self.iterating:
             timers.append(self.requests.due_ms)
-            if (request.periodic or request.continuous) and self._may_trigger():
+            if (request.periodic or request.continuous) and (self._may_close() or self._may_trigger()):
                 due_ms = self._due_ms if request.periodic else self._look_due_ms
                 timers.append(None if due_ms is None else max(due_ms, self.retry_ms))
         if self._turn.now_ms < self.retry_ms:
@@ -333,12 +338,13 @@ class JobState:
             self._tell(LookForRequests())
         self._trigger_next()
         if self.failure is None and self.epochs.followed():
-            self._tell(ReserveCheckpointId())
+            self._tell(ReserveCheckpointIds(1))
         overtaken = True
         while overtaken:
             for region in self.regions:
                 region.proceed()
             overtaken = self._overtake()
+        self._close_next()
         self.chain.proceed()
         if not self.chain.idle:
             return
@@ -371,7 +377,12 @@ class JobState:
         request, now = self.epochs.request, self._turn.now_ms
         if now < self.retry_ms or request is None:
             return
-        if self.iterating and self._may_trigger():
+        if self.epochs.following is not None:
+            if self.failure is None and all(region.idle for region in self.epochs.sources):
+                self._open(self.epochs.following)
+        elif self.epochs.open is not None:
+            return  # until the regions have gone on
+        elif self.iterating and self._may_trigger():
             if request.continuous and not (self.requests.waiting or self.takes_over or self.epochs.unread):
                 if (due_ms := self._look_due_ms) is not None and due_ms <= now:
                     for region in self.epochs.readers:
@@ -380,6 +391,11 @@ class JobState:
                 self._trigger(request)
             elif self._due_ms <= now:
                 self._drive(PeriodicTick(now))
+            elif self._may_open():
+                if self.epochs.ids:
+                    self._open(self.epochs.ids[0])
+                else:
+                    self._reserve()
         elif self.takes_over and not (self.iterating or self.coordinator.incomplete or self.coordinator.triggering):
             self._trigger(EpochRequest(EpochKind.REPEAT))  # no other checkpoint follows that could take over
 
@@ -390,12 +406,60 @@ class JobState:
             return False
         return self.epochs.has_more()
 
+    def _close_next(self) -> None:
+        """Triggers the checkpoint of the epoch that is open, if it is time."""
+        request, now = self.epochs.request, self._turn.now_ms
+        if now < self.retry_ms or request is None or not self._may_close():
+            return
+        ended = all(region.at_end for region in self.epochs.sources)
+        if ended or not self.iterating or (self.requests.waiting and not self.coordinator.pending):
+            self._trigger(request)
+        elif self._due_ms <= now:
+            self._drive(PeriodicTick(now))
+
+    def _may_close(self) -> bool:
+        """Returns whether the checkpoint of the epoch that is open can be triggered now."""
+        busy = self.coordinator.triggering or len(self.coordinator.incomplete) >= self._max_ahead
+        running = all(region.phase is Phase.RUNNING for region in self.epochs.sources)  # none waits for its restart
+        return self.epochs.open is not None and self.failure is None and running and not busy
+
+    def _may_open(self) -> bool:
+        """Returns whether sources may read what comes until the next periodic checkpoint."""
+        whole = self.contents.partition is None and not self.takes_over
+        return whole and self._can_open_epochs() and self.epochs.may_be_open
+
+    def _reserve(self) -> None:
+        if not self._reserving:
+            self._reserving = True
+            self._tell(ReserveCheckpointIds(2))
+
+    def _open(self, checkpoint_id: int) -> None:
+        """Lets the sources read what comes until a checkpoint is triggered."""
+        batch = self.epochs.begin_open(checkpoint_id)
+        for region in self.regions:
+            region.enqueue(batch)
+
+    @_on.register
+    def _(self, stimulus: CheckpointIdsReserved) -> None:
+        self.epochs.ids = stimulus.checkpoint_ids
+        self._reserving = not stimulus.checkpoint_ids  # the next checkpoint asks again
+
+    @_on.register
+    def _(self, stimulus: InputEnded) -> None:
+        self.regions[stimulus.region].on_input_ended()
+
     def _trigger(self, request: EpochRequest) -> None:
         kind, now = CheckpointKind.SAVEPOINT if request.stop else CheckpointKind.CHECKPOINT, self._turn.now_ms
         self._drive(TriggerRequested(now, kind, forced=True, stop=request.stop, request_id=self._owner))
 
     def _deploy(self, checkpoint_id: int) -> None:
         """Lets the regions run up to the barrier of a checkpoint."""
+        self._reserving = False
+        if self.epochs.close(checkpoint_id):
+            for region in self.regions:
+                region.close(self.epochs.following)
+            self._reserve()
+            return
         takes_over = self.chain.outputs.waiting
         batch = self.epochs.add(checkpoint_id, takes_over=takes_over)
         if batch is None:
@@ -436,6 +500,8 @@ class JobState:
     @_on.register
     def _(self, ended: RegionEnded) -> None:
         region = self.regions[ended.region]
+        if ended.given is not None:
+            region.on_given(ended.given)
         if region.canceling:
             region.on_canceled(ended)
             self._failover.graph.ended(region.number)
@@ -460,6 +526,8 @@ class JobState:
         if region in sources and min(each.acknowledged for each in sources) >= last > self._read_up_to:
             self._read_up_to = last
             self.requests.epoch_ended(last)
+            if all(each.input_ended for each in sources):
+                self.epochs.following = None  # the last parts have shown it
         for each in acknowledged:
             if self._may_complete(each.checkpoint_id):  # it may have expired just now
                 self._acknowledge(region, each.checkpoint_id, each.states)

@@ -67,9 +67,14 @@ class Done:
 class Mailbox(ABC):
     """Passes work to the lanes, and returns it to the master in the order in which it ends."""
 
+    has_threads: bool = True
+    """Whether lanes run beside the master, which can tell them something while they work."""
+
     def __init__(self) -> None:
         self.busy: Counter[Lane] = Counter()
         """The number of submitted pieces of work that the master has not taken back, by lane."""
+        self.news: deque[Any] = deque()
+        """What :meth:`tell` was told and the master has not taken."""
         self.termination: BaseException | None = None
         """Why the run is to end, as somebody outside the master's thread has decided; see :meth:`terminate`."""
 
@@ -105,6 +110,11 @@ class Mailbox(ABC):
     def close(self) -> None:
         """Ends the lanes. Nothing may be submitted or taken afterwards."""
         return
+
+    def tell(self, news: Any) -> None:
+        """Puts something into the mailbox that nobody has asked for. Any thread may call it."""
+        self.news.append(news)
+        self.wake()
 
     @abstractmethod
     def wake(self) -> None:
@@ -179,6 +189,8 @@ class InlineMailbox(Mailbox):
         now: Tells milliseconds since 1970.
         wait: Waits for a number of seconds. Default: until :meth:`wake`, at most.
     """
+
+    has_threads = False
 
     def __init__(
         self,

@@ -7,37 +7,60 @@ import pickle
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.slot_sharing_group import SlotSharingGroup
 from dagster_flinkpy.errors import CheckpointError, FlinkPyError, SlotLostError
 from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
 from dagster_flinkpy.runtime.exchange.frames import frame
-from dagster_flinkpy.runtime.exchange.places import Places
+from dagster_flinkpy.runtime.exchange.places import Places, chains_of
+from dagster_flinkpy.runtime.failure import error_from_json
+from dagster_flinkpy.runtime.master.open_epoch import OpenEpoch
 from dagster_flinkpy.runtime.master.slot_pool import Slot, SlotPool
 from dagster_flinkpy.runtime.master.spark_progress import INTERVAL_SECONDS, EpochProgress
 from dagster_flinkpy.runtime.record_counts import RecordCounts
 from dagster_flinkpy.runtime.shipping import dump_job
 from dagster_flinkpy.runtime.shuffle.wire import SEQ_BITS, Kind, WireRow
 
-__all__ = ["PipelinedRegion", "places_of"]
+__all__ = ["PipelinedRegion", "places_of", "resources_of"]
 
 _WHY_SECONDS = 5.0
 """How long Spark may take to say why a process has ended."""
+_CUT_OFF_SECONDS = 2.0
+"""How long the loss of a slot may take to be seen after another slot has seen it."""
 _CANCEL_SECONDS = 30.0
 """How long tasks may take to give up what they have begun (Flink: ``task.cancellation.timeout``). A slot that takes
 longer is lost."""
 
 
-def places_of(job: EpochJob) -> Places:
-    """Returns the slots of a region: subtasks of a slot-sharing group share one by their number."""
-    graph, slots = job.graph, dict[tuple[int, int], str]()
+def places_of(graph: JobGraph, region: int = 0) -> Places:
+    """Returns the slots of a region: subtasks of a slot-sharing group share one by their number.
+
+    Each region has slots of its own. A slot has one thread, and no region waits for another one that is busy.
+
+    Args:
+        graph: The region.
+        region: Its number.
+    """
+    slots, of_region = dict[tuple[int, int], str](), f" of region {region}" if region else ""
     for stage in range(graph.number_of_stages):
         group = graph.stage_vertices(stage)[0].slot_sharing_group
         for index in range(graph.stage_parallelism(stage)):
-            slots[stage, index] = f"{group}-{index}"
+            slots[stage, index] = f"{group}-{index}{of_region}"
     return Places(slots)
+
+
+def resources_of(graph: JobGraph, places: Places) -> dict[str, tuple[SlotSharingGroup, ...]]:
+    """Returns the groups that say what the slots of a region need of an executor, by slot."""
+    found: dict[str, tuple[SlotSharingGroup, ...]] = {}
+    for (stage, _), slot in places.slots.items():
+        groups = [v.slot_resources for v in graph.stage_vertices(stage) if v.slot_resources is not None]
+        found[slot] = tuple(dict.fromkeys((*found.get(slot, ()), *groups)))
+    return found
 
 
 class _Deployment:
@@ -54,11 +77,15 @@ class _Deployment:
         """What the tasks have sent since the last epoch."""
         self.acknowledged: Counter[int] = Counter()
         """How many subtasks have acknowledged each checkpoint."""
+        self.missing_requests = 0
+        """How many tasks have not read the last part of the epoch that is open, and asked for more."""
         self.begun = False
         """Whether they have been told to read."""
+        self.reading = 0
+        """The checkpoint of the last epoch that they were told to read."""
         self.failed = False
-        self.cut_off = False
-        """Whether a task was cut off from another slot."""
+        self.cut_off: FlinkPyError | None = None
+        """What has failed first, if that is a connection between two slots."""
         self.lost: tuple[Slot, FlinkPyError] | None = None
         self.last = 0
         """The last checkpoint that all have acknowledged."""
@@ -74,6 +101,18 @@ class _Deployment:
     def number_of_tasks(self) -> int:
         """How many subtasks acknowledge each checkpoint."""
         return sum(vertex.parallelism for vertex in self.job.graph.vertices)
+
+    @property
+    def number_of_sources(self) -> int:
+        """How many tasks read sources."""
+        return sum(chain[0].parallelism for chain in chains_of(self.job.graph, 0))
+
+    def begin(self, epoch: Epoch) -> None:
+        """Tells the tasks to read an epoch, or a part of it."""
+        body = pickle.dumps(epoch, protocol=5)
+        self.missing_requests, self.reading = self.number_of_sources, epoch.checkpoint_id
+        self.say(frame("begin", body, deployment=self.id, first=not self.begun))
+        self.begun = True
 
     def tasks_of(self, slot: Slot) -> str:
         """Returns the subtasks of a slot, in words for people."""
@@ -107,10 +146,16 @@ class PipelinedRegion:
         self._changed = threading.Condition()
         self._deployment: _Deployment | None = None
         self._interrupted = False
+        self._names: set[str] = set()
+        """The slots of the region."""
         pool.add_listener(self)
 
-    def run(self, job: EpochJob) -> Sequence[WireRow]:
+    def run(self, job: EpochJob, open_epoch: OpenEpoch | None = None) -> Sequence[WireRow]:
         """Reads the epochs of a job, and returns what the tasks have sent to the driver, when all have acknowledged.
+
+        Args:
+            job: The region and its epochs.
+            open_epoch: Gives out the input of its only epoch, if that comes in parts. Default: the epochs have it all.
 
         Raises:
             NoResourceAvailableError: There are too few slots.
@@ -121,23 +166,68 @@ class PipelinedRegion:
         known = self._deployment
         deployment = self.deploy(job) if known is None or not known.begun or not known.is_broken else known
         if deployment is not known or not known.is_broken:  # otherwise since its last epoch
-            for epoch in job.epochs:
-                body = pickle.dumps(epoch, protocol=5) if deployment.begun else b""
-                deployment.say(frame("begin", body, deployment=deployment.id, first=not deployment.begun))
-                deployment.begun = True
+            for epoch in job.epochs if open_epoch is None else [open_epoch.read]:
+                if epoch.checkpoint_id != deployment.reading:  # otherwise it has begun behind the one before it
+                    deployment.begin(epoch)
         try:
+            if open_epoch is not None:
+                self._give_out(open_epoch, deployment)
+                self._read_on(open_epoch, deployment)
             self._wait(lambda: self._is_done(deployment, job.epochs), self._epoch_progress(deployment, job))
         except FlinkPyError:
             self.cancel()
             raise
-        with self._changed:
-            rows, deployment.rows = deployment.rows, []
-        if deployment.failed:
-            self.cancel()
         base = deployment.epochs << SEQ_BITS
         deployment.epochs += len(job.epochs)
         deployment.last = job.epochs[-1].checkpoint_id
+        end = deployment.epochs << SEQ_BITS
+        with self._changed:
+            rows, deployment.rows = deployment.rows, []
+            if open_epoch is not None and not deployment.failed:
+                deployment.rows = [row for row in rows if row.kind is Kind.COLLECT and row.seq >= end]
+                rows = [row for row in rows if row.kind is not Kind.COLLECT or row.seq < end]
+        if deployment.failed:
+            self.cancel()
         return [replace(row, seq=row.seq - base) if row.kind is Kind.COLLECT else row for row in rows]
+
+    def _give_out(self, open_epoch: OpenEpoch, deployment: _Deployment) -> None:
+        """Gives the sources what comes, part by part, until the epoch is closed or a task has failed."""
+        open_epoch.on_close(self._wake)
+        while not deployment.failed:
+            self._wait(lambda: deployment.failed or deployment.missing_requests <= 0)
+            if deployment.failed:
+                return
+            part = open_epoch.next()
+            if part is None:
+                self._wait(lambda: deployment.failed or open_epoch.closed, seconds=open_epoch.interval)
+                continue
+            deployment.begin(part)
+            if not part.open:
+                return
+
+    def _read_on(self, open_epoch: OpenEpoch, deployment: _Deployment) -> None:
+        """Gives the sources what comes for the next epoch, until all tasks have acknowledged this one."""
+        following, epochs = open_epoch.following, [open_epoch.read]
+        if following is None or open_epoch.ended or deployment.failed:
+            return
+
+        def done() -> bool:
+            return self._is_done(deployment, epochs)
+
+        deployment.begin(following.read)
+        while not done() and following.error is None:
+            self._wait(lambda: done() or deployment.missing_requests <= 0)
+            if done():
+                return
+            with suppress(Exception):  # it is raised when the epoch is run
+                if (part := following.next()) is not None:
+                    deployment.begin(part)
+                    continue
+            self._wait(done, seconds=following.interval)
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     def _epoch_progress(self, deployment: _Deployment, job: EpochJob) -> EpochProgress:
         checkpoint_id = job.epochs[-1].checkpoint_id
@@ -159,9 +249,9 @@ class PipelinedRegion:
         if known is not None and (_continues(known, job) if known.begun else known.job is job):
             return known
         self.cancel()
-        places = places_of(job)
-        names = sorted(set(places.slots.values()))
-        slots = self._pool.request(names, lambda: self._interrupted)
+        places = places_of(job.graph, job.region)
+        needed = resources_of(job.graph, places)
+        slots, self._names = self.request(needed), set(needed)
         deployment = _Deployment(job, places, slots)
         with self._changed:
             self._deployment = deployment
@@ -169,18 +259,35 @@ class PipelinedRegion:
         locations = {name: slot.location for name, slot in slots.items()}
         deployment.say(frame("deploy", program, deployment=deployment.id, places=places.to_json(), locations=locations))
         try:
-            self._wait(lambda: deployment.failed or deployment.running >= set(names))
+            self._wait(lambda: deployment.failed or deployment.running >= needed.keys())
+            if deployment.cut_off:
+                raise deployment.cut_off
         except FlinkPyError:
             self.cancel()
             raise
         return deployment
 
+    def request(self, needed: Mapping[str, tuple[SlotSharingGroup, ...]]) -> dict[str, Slot]:
+        """Returns slots, and starts those that are not there, see :meth:`SlotPool.request`.
+
+        Args:
+            needed: The groups that say what slots need of an executor, by name.
+        """
+        return self._pool.request(sorted(needed), lambda: self._interrupted, needed)
+
     def _is_done(self, deployment: _Deployment, epochs: Sequence[Epoch]) -> bool:
         tasks = deployment.number_of_tasks
         return deployment.failed or all(deployment.acknowledged[e.checkpoint_id] >= tasks for e in epochs)
 
-    def _wait(self, done: Callable[[], bool], progress: EpochProgress | None = None) -> None:
+    def _wait(
+        self, done: Callable[[], bool], progress: EpochProgress | None = None, seconds: float | None = None
+    ) -> None:
         """Waits for messages of the tasks.
+
+        Args:
+            done: Returns whether they have come.
+            progress: Is told that time passes.
+            seconds: How long to wait. Default: until they have come.
 
         Raises:
             SlotLostError: A slot was lost.
@@ -192,11 +299,11 @@ class PipelinedRegion:
         def over() -> bool:
             return done() or deployment.lost is not None or self._interrupted
 
-        while not self._wait_for(over, INTERVAL_SECONDS):
+        while not self._wait_for(over, INTERVAL_SECONDS if seconds is None else seconds) and seconds is None:
             if progress is not None:
                 progress.update()
         if deployment.cut_off:  # most likely because the other slot is gone, which the driver is about to see
-            self._wait_for(lambda: deployment.lost is not None or self._interrupted, _WHY_SECONDS)
+            self._wait_for(lambda: deployment.lost is not None or self._interrupted, _CUT_OFF_SECONDS)
         with self._changed:
             lost, interrupted = deployment.lost, self._interrupted
         if interrupted:
@@ -253,6 +360,11 @@ class PipelinedRegion:
             raise deployment.lost[1]
         return deployment.rows
 
+    def give_back(self) -> None:
+        """Cancels the tasks, and ends their slots."""
+        self.cancel()
+        self._pool.release(self._names)
+
     def _end(self, kind: str, seconds: float) -> None:
         deployment = self._deployment
         if deployment is None:
@@ -292,10 +404,15 @@ class PipelinedRegion:
             known = self._deployment
             if known is None or known.id != deployment:
                 return
-            known.rows += rows
             for row in rows:
+                if row.kind is Kind.REQUEST_SPLITS:
+                    known.missing_requests -= 1
+                    continue
+                known.rows.append(row)
                 if row.kind is Kind.FAILURE:
-                    known.cut_off |= not known.failed and _is_cut_off(row)
+                    error = error_from_json(row.payload.to_pybytes())
+                    if isinstance(error, SlotLostError) and not known.failed:
+                        known.cut_off = error
                     known.failed = True
                 elif row.kind is Kind.ACK:
                     known.acknowledged[json.loads(row.payload.to_pybytes())["checkpoint_id"]] += 1
@@ -321,7 +438,3 @@ def _continues(deployment: _Deployment, job: EpochJob) -> bool:
         and job.partition == deployment.job.partition
         and job.alignment_timeout == deployment.job.alignment_timeout
     )
-
-
-def _is_cut_off(failure: WireRow) -> bool:
-    return bool(json.loads(failure.payload.to_pybytes())["type"] == SlotLostError.__name__)

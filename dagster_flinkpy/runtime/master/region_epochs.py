@@ -91,6 +91,8 @@ class RegionEpochs:
     """The checkpoint that the region had acknowledged before them."""
     carried: RegionEnded | None = None
     """The Spark job whose results belong to their first checkpoint, too; or None."""
+    at_end: bool = False
+    """Whether nothing more follows before the barrier of an epoch that is open."""
     settled: bool = True
     """Whether it is known what was in flight at their barriers, once they are acknowledged."""
 

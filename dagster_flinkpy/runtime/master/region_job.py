@@ -22,10 +22,9 @@ from dagster_flinkpy.errors import (
     ExecutorLostError,
     FlinkPyError,
     PythonWorkerLostError,
-    UnsupportedEnvironmentError,
 )
 from dagster_flinkpy.runtime.epoch import EpochJob
-from dagster_flinkpy.runtime.failure import error_in_task, reported
+from dagster_flinkpy.runtime.failure import error_in_task, reported, unsupported
 from dagster_flinkpy.runtime.shipping import dump_job, loaded_job
 from dagster_flinkpy.runtime.shuffle.spark_shuffle import shuffle
 from dagster_flinkpy.runtime.shuffle.wire import SPARK_SCHEMA, WireRow, rows_of
@@ -37,9 +36,10 @@ from dagster_flinkpy.runtime.throwables import refused_by_spark
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from dagster_flinkpy.runtime.master.job_session import JobSession
     from dagster_flinkpy.spark.server_log import ServerLog
 
-__all__ = ["run_region", "translated", "unsupported"]
+__all__ = ["run_region", "runs_a_task", "translated"]
 
 _WORKER_DIED = "Python worker exited unexpectedly"
 _EXECUTOR_LOST = re.compile(
@@ -86,6 +86,18 @@ def run_region(spark: SparkSession, job: EpochJob) -> Iterator[WireRow]:
         yield from rows_of(batch)
 
 
+def runs_a_task(session: JobSession) -> bool:
+    """Runs a small Spark job, and returns whether it has ended before the session was interrupted."""
+    from pyspark.errors import PySparkException
+
+    with session.open() as spark:
+        try:
+            spark.range(0, 1, 1, 1).toArrow()
+        except PySparkException:
+            return False
+    return True
+
+
 def translated(error: Exception, what: str, log: ServerLog | None) -> FlinkPyError:
     """Returns an exception of PySpark as an error of this library.
 
@@ -107,22 +119,6 @@ def translated(error: Exception, what: str, log: ServerLog | None) -> FlinkPyErr
     if refused_by_spark(error):
         return unsupported(what, reason)
     return CheckpointError(f"{failed}: {reason}")
-
-
-def unsupported(what: str, reason: str) -> UnsupportedEnvironmentError:
-    """Returns the error of a Spark job that cannot run on this Spark.
-
-    Args:
-        what: The Spark job, in words for people.
-        reason: What Spark or Python say.
-    """
-    import pyspark
-
-    return UnsupportedEnvironmentError(
-        f"{what} cannot run, however often it is tried, because the program, PySpark {pyspark.__version__}, the Spark "
-        "server and what is installed on its workers do not fit together: run 'flinkpy doctor', which compares them. "
-        f"Spark or Python say: {reason}"
-    )
 
 
 def _lost_worker(text: str, what: str) -> PythonWorkerLostError:

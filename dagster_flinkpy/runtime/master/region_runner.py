@@ -21,16 +21,17 @@ from dagster_flinkpy.errors import (
 )
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeInputs, EdgeOutput
 from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
+from dagster_flinkpy.runtime.failure import unsupported
 from dagster_flinkpy.runtime.master.epoch_planner import EpochPlanner
 from dagster_flinkpy.runtime.master.job_session import JobSession
-from dagster_flinkpy.runtime.master.region_job import unsupported
+from dagster_flinkpy.runtime.master.open_epoch import OpenEpoch
 from dagster_flinkpy.runtime.master.results import EpochResults
 from dagster_flinkpy.runtime.master.timeline import CheckpointTimeline
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.runtime.throwables import ThrowableType, throwable_type
 
-__all__ = ["EpochPlanned", "InputLooked", "JobRunner", "RegionEnded"]
+__all__ = ["EpochPlanned", "InputEnded", "InputLooked", "JobRunner", "RegionEnded"]
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,15 @@ class RegionEnded(Stimulus):
     """The subtask that raised the error; None if the driver raised it."""
     outputs: Mapping[int, Mapping[str, EdgeOutput]] = field(default_factory=dict)
     """What was written to blocking edges, by checkpoint and by uid of the sink."""
+    given: Epoch | None = None
+    """What the sources were given of an epoch that was open; None if it was planned before."""
+
+
+@dataclass(frozen=True)
+class InputEnded(Stimulus):
+    """All input of a region ends with the epoch that is open."""
+
+    region: int
 
 
 @dataclass
@@ -71,8 +81,8 @@ class JobRunner:
     planner: EpochPlanner
     session: JobSession
     watchdog: Watchdog
-    run_job: Callable[[EpochJob], Sequence[WireRow]]
-    """Runs a Spark job, and returns the rows for the driver."""
+    run_job: Callable[..., Sequence[WireRow]]
+    """Runs the tasks of an `EpochJob`, and returns the rows for the driver. An open epoch is the second argument."""
     on_results: Callable[[EpochResults, EpochJob], object]
     """Called with the results before they are checked; passes on logs, for example."""
     check_leader: Callable[[], object]
@@ -82,6 +92,11 @@ class JobRunner:
     """Measures the phases of checkpoints."""
     now: Callable[[], int]
     """Tells milliseconds since 1970."""
+    tell: Callable[[Stimulus], object]
+    """Tells the master of something that it has not asked for."""
+    _open: OpenEpoch | None = None
+    _following: OpenEpoch | None = None
+    """The epoch that the sources read while the one before it is acknowledged."""
 
     @property
     def tasks(self) -> Sequence[Subtask]:
@@ -125,6 +140,38 @@ class JobRunner:
             epoch = self.watchdog.run(f"planning what checkpoint {checkpoint_id} reads", plan)
         return EpochPlanned(self.now(), self.planner.number, epoch)
 
+    def open(self, given: Epoch) -> OpenEpoch:
+        """Returns an epoch whose input comes in parts.
+
+        Args:
+            given: What an earlier try was given, or an epoch without input.
+        """
+        following, self._following = self._following, None
+        if following is not None and following.read.checkpoint_id == given.checkpoint_id:
+            self._open = following
+            following.say_if_ended()
+        else:
+            self._following = following  # it comes after the one that is read again
+            self._open = self._create(given)
+        return self._open
+
+    def _create(self, given: Epoch) -> OpenEpoch:
+        def on_end() -> None:
+            self.tell(InputEnded(self.now(), self.planner.number))
+
+        return OpenEpoch(given, self.planner.splits, self.watchdog, self.now, on_end)
+
+    def close(self, following: int | None) -> None:
+        """Closes the epoch that was opened last: the barrier follows.
+
+        Args:
+            following: The checkpoint of the epoch that the sources read next; None if they wait.
+        """
+        assert self._open is not None
+        if following is not None:
+            self._following = self._create(Epoch(following, {}, self._open.read.ended_sources))
+        self._open.close(self._following if following is not None else None)
+
     def run(
         self,
         epochs: Sequence[Epoch],
@@ -132,8 +179,9 @@ class JobRunner:
         *,
         rewritten: Mapping[int, EdgeInputs] = MappingProxyType({}),
         was_read: bool = False,
+        open_epoch: OpenEpoch | None = None,
     ) -> RegionEnded:
-        """Runs the Spark job that reads some epochs.
+        """Runs the tasks that read some epochs.
 
         Args:
             epochs: The epochs.
@@ -142,6 +190,7 @@ class JobRunner:
                 planned. Default: nothing.
             was_read: Whether an earlier Spark job has read the epochs, so that the enumerators are past them. Default:
                 False.
+            open_epoch: The epoch, if it is open. Default: all input is planned.
 
         Raises:
             Exception: An enumerator raised. What it would read next is unclear.
@@ -149,13 +198,17 @@ class JobRunner:
         ids = tuple(epoch.checkpoint_id for epoch in epochs)
 
         def ended(results: EpochResults, *failure: Any, **outputs: Any) -> RegionEnded:
+            if open_epoch is not None:
+                if open_epoch.error is not None:
+                    raise open_epoch.error
+                outputs["given"] = open_epoch.read
             return RegionEnded(self.now(), self.planner.number, ids, results, *failure, **outputs)
 
         results = EpochResults()
         try:
             if rewritten:
                 epochs = [self.planner.replan(epoch, rewritten[epoch.checkpoint_id]) for epoch in epochs]
-            results = self._run(epochs, restarts)
+            results = self._run(epochs, restarts, open_epoch)
             if results.failure is None:
                 results.check_complete(ids, self.tasks)
                 results.check_consistent()
@@ -163,7 +216,7 @@ class JobRunner:
             return ended(results, self._cause(error))
         if (failure := results.failure) is not None:
             return ended(results, self._cause(failure.error), failure.task)
-        if not was_read:
+        if not was_read and open_epoch is None:
             self.planner.splits.was_read(ids[-1], results.states)  # once, and last: then they assign the next input
         self._measure(results)
         return ended(results, outputs=self._take_outputs(results))
@@ -190,20 +243,28 @@ class JobRunner:
                     states[task] = replace(states[task], committables=(), splits=())
         return outputs
 
-    def _run(self, epochs: Sequence[Epoch], restarts: int) -> EpochResults:
-        job, splits = self.planner.job(epochs, restarts), self.planner.splits
+    def _run(self, epochs: Sequence[Epoch], restarts: int, open_epoch: OpenEpoch | None) -> EpochResults:
+        job, began_ms = self.planner.job(epochs, restarts), self.now()
+        if open_epoch is None:
+            self._say_what_is_read(epochs)
+        try:
+            rows = self.run_job(job) if open_epoch is None else self.run_job(job, open_epoch)
+        except Exception as error:
+            if isinstance(error, FlinkPyError) or throwable_type(error) is ThrowableType.RECOVERABLE_ERROR:
+                raise
+            raise self._unsupported(job, error) from error
+        results = EpochResults.of(rows)
+        if open_epoch is not None:
+            began_ms = open_epoch.closed_ms or self.now()
+            self._say_what_is_read([open_epoch.read])
         for epoch in epochs:
-            self.progress(f"checkpoint {epoch.checkpoint_id}: {splits.describe(epoch)}")
-        with self.timeline.measured("spark_ms", [epoch.checkpoint_id for epoch in epochs]):
-            try:
-                rows = self.run_job(job)
-            except Exception as error:
-                if isinstance(error, FlinkPyError) or throwable_type(error) is ThrowableType.RECOVERABLE_ERROR:
-                    raise
-                raise self._unsupported(job, error) from error
-            results = EpochResults.of(rows)
+            self.timeline.add("spark_ms", epoch.checkpoint_id, began_ms)
         self.on_results(results, job)
         return results
+
+    def _say_what_is_read(self, epochs: Sequence[Epoch]) -> None:
+        for epoch in epochs:
+            self.progress(f"checkpoint {epoch.checkpoint_id}: {self.planner.splits.describe(epoch)}")
 
     def _unsupported(self, job: EpochJob, error: Exception) -> FlinkPyError:
         return unsupported(

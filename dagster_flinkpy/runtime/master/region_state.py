@@ -10,6 +10,7 @@ what it has not read as of that state is in flight. A Spark job belongs to the n
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from enum import Enum, auto
 
 from dagster_flinkpy.checkpoint.instructions import Instruction
@@ -23,6 +24,7 @@ from dagster_flinkpy.runtime.master.epoch_request import EpochBatch, EpochKind
 from dagster_flinkpy.runtime.master.execution_graph import ExecutionGraph
 from dagster_flinkpy.runtime.master.job_messages import (
     BeginEpochs,
+    CloseEpoch,
     InterruptRegion,
     LookForInput,
     NotifySources,
@@ -153,7 +155,8 @@ class RegionState:
     @property
     def working_for(self) -> Sequence[int]:
         """The checkpoints that wait for its Spark job."""
-        return () if (current := self._current) is None or current.ahead else current.batch.checkpoint_ids
+        current = self._current
+        return () if current is None or current.ahead or current.batch.open else current.batch.checkpoint_ids
 
     @property
     def restarts(self) -> int:
@@ -236,13 +239,18 @@ class RegionState:
         self._tell(PlanEpoch(self.number, checkpoint_id, planned[-1] if planned else None, inputs, drain))
 
     def _run(self) -> None:
-        epochs, numbers = self._at_hand, self._at_hand.batch.checkpoint_ids
+        epochs, numbers, live = self._at_hand, self._at_hand.batch.checkpoint_ids, self._at_hand.batch.live
+        if live and not epochs.planned:
+            epochs.planned.append(Epoch(epochs.first, {}))
         self._graph.switch_to_running(self.number)
         if epochs.batch.kind is EpochKind.REPEAT:
             self._tell(RepeatState(self.number, epochs.first))
             return
         rewritten = dict(zip(numbers, epochs.reads or (), strict=True)) if epochs.stale else {}
-        self._tell(RunEpochs(self.number, tuple(epochs.planned), self.restarts, rewritten, epochs.read))
+        planned = tuple(replace(each, open=live) for each in epochs.planned)
+        self._tell(RunEpochs(self.number, planned, self.restarts, rewritten, epochs.read))
+        if live and not epochs.batch.open:
+            self.close(None)
 
     def _release(self) -> None:
         self._slots.release(self.number)
@@ -282,7 +290,7 @@ class RegionState:
         The attempt fails, so nobody needs the results of a Spark job that no checkpoint waits for.
         """
         if (current := self._current) is not None:
-            if current.ahead and self.executing:
+            if (current.ahead or current.batch.open) and self.executing:
                 self._tell(InterruptRegion(self.number))
             if not self.executing and (current.ahead or current.last >= checkpoint_id):
                 self._put_down(None)
@@ -314,7 +322,7 @@ class RegionState:
             epochs.stage, self._permit = Stage.CURRENT, 0
             self._to(Phase.DEPLOYED)
         batch = self._at_hand.batch
-        if batch.kind is not EpochKind.REPEAT and not self.all_planned:
+        if batch.kind is not EpochKind.REPEAT and not batch.live and not self.all_planned:
             self._to(Phase.PLANNING)
         elif batch.closed or batch.kind is EpochKind.REPEAT:
             self._to(Phase.RUNNING)
@@ -413,6 +421,31 @@ class RegionState:
             self.put_back()
         else:
             self._to(Phase.DEPLOYED)
+
+    def close(self, following: int | None) -> None:
+        """Lets the barrier follow in the epoch that is open.
+
+        Args:
+            following: The checkpoint of the epoch that the sources then read; None if they wait.
+        """
+        if self.phase is Phase.RUNNING:
+            self._tell(CloseEpoch(self.number, following))
+
+    def on_given(self, given: Epoch) -> None:
+        """Notes what the sources have read, or would have to read again, of an epoch that was open."""
+        epochs = self._at_hand
+        epochs.planned, epochs.read = [replace(given, open=False)], True
+        self.planner.ended[given.checkpoint_id] = self.planner.splits.ends(given)
+
+    def on_input_ended(self) -> None:
+        """Notes that nothing more follows in the epoch that is open."""
+        if (current := self._current) is not None and current.batch.open:
+            current.at_end = True
+
+    @property
+    def at_end(self) -> bool:
+        """Whether nothing more follows in the epoch that is open."""
+        return (current := self._current) is not None and current.at_end
 
     def on_canceled(self, ended: RegionEnded) -> None:
         """Notes that a Spark job has ended whose epochs run again."""

@@ -13,14 +13,16 @@ import secrets
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from queue import SimpleQueue
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
 from dagster_flinkpy.common.exchange_options import ExchangeOptions
+from dagster_flinkpy.datastream.slot_sharing_group import SlotSharingGroup
 from dagster_flinkpy.errors import (
     CheckpointError,
     FlinkPyError,
@@ -30,6 +32,7 @@ from dagster_flinkpy.errors import (
 )
 from dagster_flinkpy.runtime.exchange.frames import TokenCheck, frame, opened, parse
 from dagster_flinkpy.runtime.exchange.reply_stream import ReplyStream
+from dagster_flinkpy.runtime.exchange.tls import AttemptCertificate, new_certificate, scheme_of, server_options
 from dagster_flinkpy.runtime.shuffle.wire import WIRE_SCHEMA, WireRow, rows_of
 from dagster_flinkpy.runtime.slot.task_executor import SlotDescriptor
 
@@ -130,20 +133,29 @@ class SlotPool:
         host: The address of this machine that the executors reach.
         options: How long to wait for slots that are missing, and for those that do not answer.
         progress: Takes one-line progress messages.
+        check_leader: Raises an error if another attempt has taken over; then lost slots are not replaced, because they
+            would take its cores. Default: nobody does.
     """
 
     def __init__(
-        self, start: StartSlot, host: str, options: ExchangeOptions, progress: Callable[[str], object]
+        self,
+        start: StartSlot,
+        host: str,
+        options: ExchangeOptions,
+        progress: Callable[[str], object],
+        check_leader: Callable[[], object] = bool,
     ) -> None:
-        self._start, self._host, self._progress = start, host, progress
+        self._start, self._progress, self._check_leader = start, progress, check_leader
         self._timeout = options.slot_request_timeout.total_seconds()
         self._beat_seconds = options.heartbeat_interval.total_seconds()
         self._silent_seconds = options.heartbeat_timeout.total_seconds()
         self._token = secrets.token_hex(16)
+        self._tls = new_certificate() if options.tls else None
+        self._address = f"{scheme_of(self._tls)}://{host}"
         self._changed = threading.Condition()
         self._slots: dict[str, Slot] = {}
         """By name, the slot that was started last."""
-        self._processes: list[Slot] = []
+        self._processes: set[Slot] = set()
         """All whose process has not ended."""
         self._listeners: list[SlotListener] = []
         self._server: _Endpoint | None = None
@@ -156,22 +168,31 @@ class SlotPool:
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
-    def request(self, names: Collection[str], given_up: Callable[[], bool] = lambda: False) -> dict[str, Slot]:
+    def request(
+        self,
+        names: Collection[str],
+        given_up: Callable[[], bool] = lambda: False,
+        resources: Mapping[str, tuple[SlotSharingGroup, ...]] = MappingProxyType({}),
+    ) -> dict[str, Slot]:
         """Returns slots, and starts those that are not there.
 
         Args:
             names: Their names.
             given_up: Whether they are no longer needed; looked at again after :meth:`wake`. Default: never.
+            resources: The groups that say what slots need of an executor, by name. Default: a core.
 
         Raises:
             NoResourceAvailableError: Some did not start in time.
             CheckpointError: They are no longer needed.
+            FencedError: Another attempt has taken over, while a slot was lost.
             FlinkPyError: One cannot run on this Spark.
         """
+        if any(self._slots[name].is_over for name in names if name in self._slots):
+            self._check_leader()
         self._open()
         until, said = time.monotonic() + self._timeout, False
         with self._changed:
-            slots = {name: self._usable(name) for name in names}
+            slots = {name: self._usable(name, resources.get(name, ())) for name in names}
             while missing := sorted(name for name, slot in slots.items() if not slot.location or slot.is_over):
                 for slot in slots.values():
                     if slot.is_over:
@@ -187,8 +208,9 @@ class SlotPool:
                         slots[name].kill()
                     raise NoResourceAvailableError(
                         f"{len(missing)} of {len(names)} slots did not start within {self._timeout:g} s "
-                        f"({', '.join(missing[:5])}): Spark has too few free cores. Lower the parallelism, "
-                        "give Spark more cores, or set execution.exchange to 'spark', with which tasks take turns",
+                        f"({', '.join(missing[:5])}): Spark has too few free cores, or its executors do not reach "
+                        f"{self._address}, where the job runs. Lower the parallelism, give Spark more cores, open the "
+                        "ports, or set execution.exchange to 'spark', with which tasks take turns",
                         needed=len(names),
                         had=len(names) - len(missing),
                     )
@@ -197,12 +219,27 @@ class SlotPool:
                     self._progress(f"waiting for {len(missing)} of {len(names)} slots")
             return slots
 
+    @property
+    def names(self) -> set[str]:
+        """The names of the slots that were requested and not given back."""
+        with self._changed:
+            return set(self._slots)
+
+    def release(self, names: Collection[str]) -> None:
+        """Ends slots that nobody uses any more, and does not wait for it."""
+        with self._changed:
+            slots = [slot for name in names if (slot := self._slots.pop(name, None)) is not None]
+        for slot in slots:
+            slot.say(frame("end"))
+            if not slot.location:
+                slot.kill()
+
     def wake(self) -> None:
         """Lets requests look whether they are still needed. Any thread may call it."""
         with self._changed:
             self._changed.notify_all()
 
-    def _usable(self, name: str) -> Slot:
+    def _usable(self, name: str, resources: tuple[SlotSharingGroup, ...]) -> Slot:
         known = self._slots.get(name)
         if known is not None and not known.is_over:
             return known
@@ -211,20 +248,29 @@ class SlotPool:
         if known is not None:
             known.kill()
         assert self._server is not None
-        location = f"grpc://{self._host}:{self._server.port}"
         descriptor = SlotDescriptor(
-            name, uuid.uuid4().hex, location, self._token, self._beat_seconds, self._silent_seconds
+            name,
+            uuid.uuid4().hex,
+            f"{self._address}:{self._server.port}",
+            self._token,
+            self._beat_seconds,
+            self._silent_seconds,
+            self._tls,
+            resources,
         )
         slot = self._slots[name] = Slot(descriptor, self._start, self._on_ended)
-        self._processes.append(slot)
+        self._processes.add(slot)
         slot.thread.start()
         return slot
 
     def _on_ended(self, slot: Slot, error: BaseException) -> None:
         with self._changed:
             slot.ended = error
-            self._processes.remove(slot)
+            self._processes.discard(slot)
             self._changed.notify_all()
+        if slot.location:  # a process that Spark has given up may still be there
+            slot.say(frame("end"))
+            self._lose(slot, SlotLostError(f"the process of slot {slot.name} has ended"))
 
     def why_ended(self, slot: Slot, seconds: float) -> BaseException | None:
         """Returns why the process of a lost slot has ended, if its Spark job says so in time.
@@ -242,7 +288,7 @@ class SlotPool:
     def _open(self) -> None:
         with self._changed:
             if self._server is None and not self._over.is_set():
-                self._server = _Endpoint(f"grpc://{self._host}:0", self, self._token)
+                self._server = _Endpoint(f"{self._address}:0", self, self._token, self._tls)
                 self._watcher = threading.Thread(target=self._watch, name="heartbeats of slots", daemon=True)
                 self._watcher.start()
 
@@ -251,7 +297,7 @@ class SlotPool:
         with self._changed:
             self._over.set()
             self._changed.notify_all()
-            processes = self._processes.copy()
+            processes = list(self._processes)
         for slot in processes:
             if slot.location and slot.lost is None:
                 slot.say(frame("end"))
@@ -352,8 +398,8 @@ def _join(threads: Collection[threading.Thread], seconds: float) -> None:
 class _Endpoint(flight.FlightServerBase):  # type: ignore[misc]
     """Where slots call the driver."""
 
-    def __init__(self, location: str, pool: SlotPool, token: str) -> None:
-        super().__init__(location, middleware={"token": TokenCheck(token)})
+    def __init__(self, location: str, pool: SlotPool, token: str, tls: AttemptCertificate | None) -> None:
+        super().__init__(location, middleware={"token": TokenCheck(token)}, **server_options(tls))
         self._pool = pool
 
     def do_exchange(self, context: Any, descriptor: flight.FlightDescriptor, reader: Any, writer: Any) -> None:

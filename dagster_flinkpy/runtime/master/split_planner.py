@@ -92,6 +92,33 @@ class SplitPlanner:
         ended_edges = {uid for uid, edge in self._edges.items() if edge.exhausted}
         return Epoch(checkpoint_id, splits | of_edges, frozenset(self._ended | ended_edges))
 
+    @property
+    def assigns_late(self) -> bool:
+        """Whether a source may be asked for input again before the barrier."""
+        return any(self._enumerators[uid].assigns_late for uid in self.uids)
+
+    def plan_part(self, checkpoint_id: int, *, first: bool) -> Epoch:
+        """Assigns the input that is there now, and treats it as read; more may follow before the barrier.
+
+        Args:
+            checkpoint_id: The checkpoint of the barrier.
+            first: Whether nothing was assigned for this barrier. Otherwise only sources are asked that allow it.
+
+        Raises:
+            SourceReadError: The input cannot be listed.
+            InputAfterEndError: A source has input that came after its end.
+        """
+        if self._ahead is None:
+            self.refuse_input_after_end()
+            asked = [uid for uid in self.uids if first or self._enumerators[uid].assigns_late]
+            splits, ended = self._assign(asked)
+        else:
+            splits, ended = self._ahead
+        self._ahead, self._ended = None, self._ended | ended
+        part = Epoch(checkpoint_id, splits, frozenset(self._ended), open=True)
+        self._assume_read(part)
+        return part
+
     def plan_edges(self, inputs: EdgeInputs) -> dict[tuple[str, int], tuple[SourceSplit, ...]]:
         """Returns the splits of the blocking edges that an epoch reads, by source and subtask.
 
@@ -174,11 +201,17 @@ class SplitPlanner:
 
         This is safe because the job reads all splits to their end, or fails as a whole.
         """
+        self._assume_read(epoch)
+        self.snapshot(epoch.checkpoint_id)
+
+    def _assume_read(self, epoch: Epoch) -> None:
+        asked = {uid for uid, _ in epoch.splits}
         for uid, enumerator in self._enumerators.items():
+            if uid not in asked:
+                continue
             given = (s for (source, _), splits in epoch.splits.items() if source == uid for s in splits)
             with _asked(uid):
                 enumerator.on_epoch_read([replace(s, finished=True) for s in given])
-        self.snapshot(epoch.checkpoint_id)
 
     def was_read(self, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> None:
         """Gives the acknowledged splits of an epoch back to the enumerators."""

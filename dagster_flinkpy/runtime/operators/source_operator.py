@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dagster_flinkpy.common.clock import to_millis
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK, MIN_WATERMARK
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.datastream.operator_specs import SourceSpec
@@ -33,6 +34,10 @@ class SourceOperator(StreamOperator):
         self._strategy = spec.watermark_strategy
         self._time = EventTime(spec.watermark_strategy, self, context.watermark)
         self._splits: list[SourceSplit] = []
+        """What it reads, or has read last, in the current epoch."""
+        self._epoch, self._read_any = 0, False
+        self._idle_from: int | None = None
+        """When it becomes idle if nothing comes, in milliseconds since 1970."""
 
     def open(self) -> None:
         self.context.state.initialize(self._source)
@@ -41,12 +46,17 @@ class SourceOperator(StreamOperator):
         raise AssertionError("a source has no input")
 
     def run(self, epoch: Epoch) -> Iterator[int]:
-        """Reads all splits of an epoch, and yields the watermark after each batch."""
+        """Reads all splits of an epoch, or of a part of it, and yields the watermark after each batch."""
         vertex = self.context.vertex
-        self._splits = list(epoch.splits.get((vertex.uid, self.context.subtask), ()))
+        if epoch.checkpoint_id != self._epoch:
+            self._epoch, self._splits, self._read_any = epoch.checkpoint_id, [], False
+        self._read_any |= epoch.reads(vertex.uid)
+        self._idle_from = None
+        given = epoch.splits.get((vertex.uid, self.context.subtask), ())
+        self._splits = list(given) or self._splits  # of several parts, the checkpoint names the last one
         side_by_side = self._source.splits_side_by_side
         watermarks: list[int] = []
-        for i, split in enumerate(self._splits):
+        for i, split in enumerate(given):
             batches = iter(self._source.read(split))
             split_time = EventTime(self._strategy, self, MIN_WATERMARK, self._time.unit) if side_by_side else self._time
             while True:
@@ -86,8 +96,14 @@ class SourceOperator(StreamOperator):
     def _end_split(self, split: SourceSplit) -> None:
         """Called at the end of a split."""
 
+    def knows_idleness(self, epoch: Epoch) -> bool:
+        """Returns whether :meth:`is_idle` is known, which it is not while more of an epoch may follow."""
+        uid = self.context.vertex.uid
+        nothing_read = not self._read_any or epoch.checkpoint_id != self._epoch
+        return epoch.reads(uid) or uid in epoch.ended_sources or (nothing_read and not epoch.open)
+
     def is_idle(self, epoch: Epoch) -> bool:
-        """Returns whether event time does not wait for this subtask in an epoch.
+        """Returns whether event time does not wait for this subtask in an epoch, or in a part of it.
 
         A subtask without input is idle if other subtasks of its source have input. A source without any input holds
         event time back, unless its strategy has an idle timeout: an epoch without input counts as longer than any
@@ -106,6 +122,14 @@ class SourceOperator(StreamOperator):
         """
         uid = self.context.vertex.uid
         return self._idle_timeout is not None and not self._makes_watermarks and uid not in epoch.ended_sources
+
+    def becomes_idle(self, now_ms: int) -> bool:
+        """Returns whether nothing has come for longer than the idle timeout, in an epoch to which more may be added."""
+        if self._idle_timeout is None:
+            return False
+        if self._idle_from is None:
+            self._idle_from = now_ms + to_millis(self._idle_timeout)
+        return now_ms >= self._idle_from
 
     def snapshot(self) -> OperatorSnapshot:
         return OperatorSnapshot(splits=tuple(self._splits))

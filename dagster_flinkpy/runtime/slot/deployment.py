@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from traceback import format_exception
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from dagster_flinkpy.datastream.job_graph import JobVertex
-from dagster_flinkpy.errors import (
-    CheckpointError,
-    FlinkPyError,
-    SlotLostError,
-    SlotProtocolError,
-    UnsupportedEnvironmentError,
-    message_of,
-)
+from dagster_flinkpy.errors import CheckpointError, SlotLostError, SlotProtocolError
 from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
 from dagster_flinkpy.runtime.exchange.input_gate import InputGate
 from dagster_flinkpy.runtime.exchange.places import Places, chains_of, credit, input_channels, output_channels
 from dagster_flinkpy.runtime.exchange.result_partition import PipelinedSubpartition, ResultPartition
 from dagster_flinkpy.runtime.exchange.slot_link import SlotLink
-from dagster_flinkpy.runtime.failure import error_to_json
+from dagster_flinkpy.runtime.failure import error_to_json, outside_error
 from dagster_flinkpy.runtime.shuffle.wire import NO_EDGE, Kind, WireRow
 from dagster_flinkpy.runtime.slot.pipelined_task import PipelinedTask
-from dagster_flinkpy.runtime.throwables import ThrowableType, throwable_type
+from dagster_flinkpy.runtime.task.breadcrumb import end_forked_process
 
 __all__ = ["SlotDeployment"]
 
@@ -67,6 +60,7 @@ class SlotDeployment:
     ) -> None:
         self.id, self.job, self._places, self._slot = deployment, job, places, slot
         self._link, self._to_driver, self._later, self._wake = link, to_driver, later, wake
+        self._pid = os.getpid()
         self.failed = False
         """Whether a task has failed: nothing is run until the driver cancels all."""
         self.current: PipelinedTask | None = None
@@ -198,20 +192,23 @@ class SlotDeployment:
         self.current = task
         try:
             action(task)
-        except Exception as error:
+        except BaseException as error:
+            if os.getpid() != self._pid:
+                end_forked_process(task.current, error)
+            if not isinstance(error, Exception):
+                raise
             self.fail(error)
+        if os.getpid() != self._pid:
+            end_forked_process(task.current)
 
     def fail(self, error: BaseException) -> None:
         """Tells the driver of an error, and stops all tasks of the deployment in this slot."""
         if self.failed:
             return
         self.failed = True
-        if not isinstance(error, FlinkPyError):
-            said = f"a task raised {type(error).__name__}: {message_of(error)}\n{''.join(format_exception(error))}"
-            lasting = throwable_type(error) is ThrowableType.NON_RECOVERABLE_ERROR
-            error = UnsupportedEnvironmentError(said) if lasting else CheckpointError(said)
         task = self.current or next(iter(self.tasks.values()))
-        payload = pa.py_buffer(error_to_json(error, task.current, task.index))
+        ours = outside_error(error, f"subtask {task.index} of operator {task.current!r}")
+        payload = pa.py_buffer(error_to_json(ours, task.current, task.index))
         self._to_driver(WireRow(task.index, NO_EDGE, task.index, 0, Kind.FAILURE, payload))
 
     # --- steps -------------------------------------------------------------------------------------------------------

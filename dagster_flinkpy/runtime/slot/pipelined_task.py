@@ -19,6 +19,7 @@ from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
 from dagster_flinkpy.runtime.exchange.input_gate import InputGate
 from dagster_flinkpy.runtime.exchange.result_partition import ResultPartition
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
+from dagster_flinkpy.runtime.operators.source_operator import SourceOperator
 from dagster_flinkpy.runtime.shuffle.wire import NO_EDGE, Kind
 from dagster_flinkpy.runtime.task.stream_task import StreamTask
 
@@ -61,6 +62,10 @@ class PipelinedTask(StreamTask):
         """The operators whose functions are closed, or were to be."""
         self._to_read: deque[Epoch] = deque()
         self._reading: Iterator[None] | None = None
+        self._begun = 0
+        """The checkpoint of the last epoch that has begun."""
+        self._open = False
+        """Whether the part that is read, or was read last, is of an open epoch."""
         self._blocked: set[tuple[int, int]] = set()
         self._was_available = True
         self.unsent = False
@@ -72,14 +77,15 @@ class PipelinedTask(StreamTask):
         return next(iter(self._tasks.values())).context.checkpoint_id if self._tasks else self.job.checkpoint_id
 
     def begin(self, epoch: Epoch, *, first: bool) -> None:
-        """Lets the sources read an epoch.
+        """Lets the sources read an epoch, or more of an open one.
 
         Args:
-            epoch: The epoch.
+            epoch: The epoch, or a part of it.
             first: Whether it is the one with which the task was made.
         """
         self._to_read.append(epoch)
-        if not first:
+        new, self._begun = epoch.checkpoint_id != self._begun, epoch.checkpoint_id
+        if new and not first:
             for task in self._entered(self._tasks.values()):
                 task.add_epoch(epoch)
             self._block()  # barriers may have come before the epoch
@@ -115,11 +121,14 @@ class PipelinedTask(StreamTask):
 
     def _step_of_source(self) -> None:
         if self._reading is None:
-            self._reading = self._read(self._to_read.popleft())
+            epoch = self._to_read.popleft()
+            self._reading, self._open = self._read(epoch), epoch.open
         try:
             next(self._reading)
         except StopIteration:
             self._reading = None
+            if self._open:
+                self._rows_out.add(self.index, NO_EDGE, self.index, 0, Kind.REQUEST_SPLITS, b"")
 
     def _block(self) -> None:
         blocked = {channel for task in self._tasks.values() for channel in task.blocked}
@@ -143,6 +152,10 @@ class PipelinedTask(StreamTask):
         self.unsent = True
         for task in self._entered(self._tasks.values()):
             task.on_processing_time()
+            if not (self._open and self._reading is None):
+                continue
+            if isinstance(source := task.operator, SourceOperator) and source.becomes_idle(self.job.clock.now()):
+                task.send_status(task.vertex.uid, idle=True)
         self.check_timeouts()
 
     def flush(self) -> None:

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -18,13 +18,24 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from dagster_flinkpy.errors import FlinkPyError, SlotProtocolError
+from dagster_flinkpy.datastream.slot_sharing_group import SlotSharingGroup
+from dagster_flinkpy.errors import FlinkPyError, SlotLostError, SlotProtocolError
 from dagster_flinkpy.runtime.epoch import Epoch
-from dagster_flinkpy.runtime.exchange.frames import TokenCheck, calling, frame, of_credits, opened, opening, parse
+from dagster_flinkpy.runtime.exchange.frames import (
+    ALIVE,
+    TokenCheck,
+    calling,
+    frame,
+    of_credits,
+    opened,
+    opening,
+    parse,
+)
 from dagster_flinkpy.runtime.exchange.places import Places, address_towards
 from dagster_flinkpy.runtime.exchange.reply_stream import ReplyStream
 from dagster_flinkpy.runtime.exchange.slot_link import CONNECT_SECONDS, SlotLink
-from dagster_flinkpy.runtime.failure import error_to_json
+from dagster_flinkpy.runtime.exchange.tls import AttemptCertificate, connect, scheme_of, server_options
+from dagster_flinkpy.runtime.failure import error_to_json, outside_error
 from dagster_flinkpy.runtime.shipping import loaded_job
 from dagster_flinkpy.runtime.shuffle.wire import NO_EDGE, WIRE_SCHEMA, Kind, WireRow, batch_of, rows_of
 from dagster_flinkpy.runtime.slot.deployment import SlotDeployment
@@ -34,7 +45,10 @@ from dagster_flinkpy.runtime.user_logs import UserLogs
 __all__ = ["SlotDescriptor", "TaskExecutor", "run_slot"]
 
 _END_SECONDS = 30.0
-"""How long tasks may take to give up what they do when the slot ends. A process of its own then ends without them."""
+"""How long tasks may take to give up what they do when the slot ends, if that is below the timeout of heartbeats. A
+process of its own then ends without them."""
+_BATCH_BYTES = 64 << 20
+"""Rows for the driver are sent when they have this size. Arrow cannot address more than 2 GiB of payloads at once."""
 _SWITCH_SECONDS = 0.0005
 """How long a thread may run Python while another one waits: what comes from the network must not wait for long."""
 
@@ -55,15 +69,32 @@ class SlotDescriptor:
     """How often driver and slot tell each other that they are there."""
     timeout_seconds: float
     """After which time without that the slot gives up."""
+    tls: AttemptCertificate | None = None
+    """The certificate of the execution attempt. Default: none, without TLS."""
+    resources: tuple[SlotSharingGroup, ...] = ()
+    """Groups that say what it needs of an executor. Default: a core."""
 
 
 def run_slot(descriptor: SlotDescriptor, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Runs a slot in a Python worker of Spark until the driver ends it."""
+    """Runs a slot in a Python worker of Spark until the driver ends it; yields why it could not, as JSON, or "".
+
+    A slot is one process. If it dies, Spark starts its task again, but by then the driver has lost the slot.
+    """
     from pyspark import TaskContext
 
     for _ in batches:  # Spark keeps a Python worker for the next task only if it has read all of its input.
         pass
-    executor = TaskExecutor(descriptor, own_process=TaskContext.get() is not None)
+    error, context = "", TaskContext.get()
+    try:
+        if context is not None and context.attemptNumber() > 0:
+            raise SlotLostError(f"the process of slot {descriptor.name} has died")
+        _run_slot(TaskExecutor(descriptor, own_process=context is not None))
+    except FlinkPyError as known:  # as data, because Spark would try again
+        error = error_to_json(known).decode()
+    yield pa.record_batch({"error": [error]})
+
+
+def _run_slot(executor: TaskExecutor) -> None:
     before = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_SECONDS)
     try:
@@ -71,7 +102,6 @@ def run_slot(descriptor: SlotDescriptor, batches: Iterator[pa.RecordBatch]) -> I
             executor.run()
     finally:
         sys.setswitchinterval(before)
-    yield pa.record_batch({"slot": [descriptor.name]})
 
 
 class TaskExecutor:
@@ -106,21 +136,31 @@ class TaskExecutor:
     # --- life --------------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Runs until the driver says that the slot is over, or is gone."""
+        """Runs until the driver says that the slot is over, or is gone.
+
+        Raises:
+            SlotLostError: The driver cannot be reached.
+        """
         descriptor = self._descriptor
         driver = urlsplit(descriptor.driver)
         host = address_towards(str(driver.hostname), int(driver.port or 0))
-        server = _DataServer(f"grpc://{_bracketed(host)}:0", self, descriptor.token)
-        location = f"grpc://{_bracketed(host)}:{server.port}"
-        client = flight.connect(descriptor.driver)
+        address = f"{scheme_of(descriptor.tls)}://{_bracketed(host)}"
+        server = _DataServer(f"{address}:0", self, descriptor)
+        location = f"{address}:{server.port}"
+        client = connect(descriptor.driver, descriptor.tls)
         threads = [
             threading.Thread(target=target, name=f"slot {descriptor.name} {what}", daemon=True)
             for target, what in ((self._listen, "listens"), (self._beat, "beats"), (self._watch, "watches"))
         ]
         call = opening(slot=descriptor.name, id=descriptor.id, location=location, pid=os.getpid())
         try:
-            self._writer, self._reader = client.do_exchange(call, calling(descriptor.token))
-            self._writer.begin(WIRE_SCHEMA)
+            try:
+                self._writer, self._reader = client.do_exchange(call, calling(descriptor.token))
+                self._writer.begin(WIRE_SCHEMA)
+            except (pa.ArrowException, OSError) as error:
+                raise SlotLostError(
+                    f"slot {descriptor.name} cannot reach the driver at {descriptor.driver}: {error}"
+                ) from error
             for thread in threads:
                 thread.start()
             with self._logs.captured() if self._logs is not None else nullcontext():
@@ -196,7 +236,10 @@ class TaskExecutor:
         while not self._over.wait(descriptor.heartbeat_seconds):
             if time.monotonic() - self._heard > descriptor.timeout_seconds:
                 self.end()
-        if self._own_process and not self._ended.wait(_END_SECONDS):
+            for deployment in list(self._deployments.values()):
+                for link in list(deployment.links.values()):
+                    link.look(descriptor.timeout_seconds)
+        if self._own_process and not self._ended.wait(min(_END_SECONDS, descriptor.timeout_seconds)):
             os._exit(1)  # a user function runs on, or another slot does not end its call
 
     def end(self) -> None:
@@ -212,9 +255,15 @@ class TaskExecutor:
         self._event.set()
 
     def _say(self, message: bytes) -> None:
-        with self._write_lock, suppress(pa.ArrowException, OSError):  # the driver may be gone
+        self._write(lambda: self._writer.write_metadata(message))
+
+    def _write(self, write: Callable[[], object]) -> None:
+        with self._write_lock:
             if not self._closed:
-                self._writer.write_metadata(message)
+                try:
+                    write()
+                except (pa.ArrowException, OSError):  # the driver is gone, or is to see that something is missing
+                    self.end()
 
     def _on_message(self, fields: dict[str, Any], body: bytes) -> None:
         kind, name = fields["kind"], fields.get("deployment", "")
@@ -225,9 +274,8 @@ class TaskExecutor:
             if kind in ("cancel", "finish"):
                 self._say(frame("ended", deployment=name))
         elif kind == "begin":
-            first = bool(fields["first"])
-            epoch: Epoch = deployment.job.epochs[0] if first else pickle.loads(body)  # from the driver of this job
-            deployment.begin(epoch, first=first)
+            epoch: Epoch = pickle.loads(body)  # from the driver of this job
+            deployment.begin(epoch, first=bool(fields["first"]))
         elif kind == "notify":
             deployment.notify(fields["news"], int(fields["checkpoint_id"]))
         elif kind in ("cancel", "finish"):
@@ -240,8 +288,16 @@ class TaskExecutor:
         places, locations = Places.from_json(fields["places"]), fields["locations"]
 
         def link(slot: str, deployment: SlotDeployment) -> SlotLink:
-            call, options = opening(deployment=name, slot=self._descriptor.name), calling(self._descriptor.token)
-            return SlotLink(slot, locations[slot], call, options, deployment.add_credits, deployment.on_lost_link)
+            location = locations[slot]
+            return SlotLink(
+                f"slot {slot} at {location}",
+                connect(location, self._descriptor.tls),
+                opening(deployment=name, slot=self._descriptor.name),
+                calling(self._descriptor.token),
+                self._descriptor.heartbeat_seconds,
+                deployment.add_credits,
+                deployment.on_lost_link,
+            )
 
         try:
             job = self._programs.enter_context(loaded_job(body))
@@ -256,23 +312,22 @@ class TaskExecutor:
                 wake=self._event.set,
             )
         except Exception as error:
-            ours = (
-                error if isinstance(error, FlinkPyError) else SlotProtocolError(f"cannot load the program: {error!r}")
-            )
+            ours = outside_error(error, f"the program of slot {self._descriptor.name}")
             self._to_driver(name, WireRow(0, NO_EDGE, 0, 0, Kind.FAILURE, pa.py_buffer(error_to_json(ours))))
             return
         with self._known:
             self._deployments[name] = self._current = deployment
             self._known.notify_all()
         deployment.open()
-        self._say(frame("running", deployment=name))
+        if not deployment.failed:  # otherwise the driver hears of the failure
+            self._say(frame("running", deployment=name))
 
     def _remove(self, deployment: SlotDeployment, end: Callable[[], None]) -> None:
         end()
         with self._known:
             self._deployments.pop(deployment.id, None)
             self._gone.add(deployment.id)
-        for key in [key for key in self._incoming if key[0] == deployment.id]:
+        for key in [key for key in list(self._incoming) if key[0] == deployment.id]:
             self._incoming.pop(key, None)
 
     def _to_driver(self, deployment: str, row: WireRow) -> None:
@@ -285,11 +340,19 @@ class TaskExecutor:
         for name, rows in rows_of_all.items():
             if self._logs is not None and (logs := self._logs.payload()) is not None:
                 rows.append(WireRow(0, NO_EDGE, 0, 0, Kind.LOG, pa.py_buffer(logs)))
-            batch = batch_of(
-                [(r.target, r.edge, r.channel, r.seq, int(r.kind)) for r in rows], [r.payload for r in rows]
-            )
-            with self._write_lock, suppress(pa.ArrowException, OSError):
-                self._writer.write_with_metadata(batch, frame("rows", deployment=name))
+            part, size = list[WireRow](), 0
+            for row in rows:
+                part.append(row)
+                size += row.payload.size
+                if size >= _BATCH_BYTES:
+                    self._send_part(name, part)
+                    part, size = [], 0
+            if part:
+                self._send_part(name, part)
+
+    def _send_part(self, deployment: str, rows: Sequence[WireRow]) -> None:
+        batch = batch_of([(r.target, r.edge, r.channel, r.seq, int(r.kind)) for r in rows], [r.payload for r in rows])
+        self._write(lambda: self._writer.write_with_metadata(batch, frame("rows", deployment=deployment)))
 
     # --- other slots -------------------------------------------------------------------------------------------------
 
@@ -301,22 +364,36 @@ class TaskExecutor:
         """
         fields = opened(call, deployment=str, slot=str)
         name, slot = fields["deployment"], fields["slot"]
+        key, replies = (name, slot), ReplyStream(writer)
+        if name in self._gone:
+            raise SlotProtocolError(f"deployment {name} is no longer in slot {self._descriptor.name}")
+        if self._incoming.setdefault(key, replies) is not replies:
+            raise SlotProtocolError(f"slot {slot} has called slot {self._descriptor.name} already")
+        replies.send(ALIVE)
+        deployment: SlotDeployment | None = None
+        try:
+            for chunk in reader:
+                if chunk.data is None:
+                    replies.send(ALIVE)
+                    continue
+                if deployment is None:
+                    deployment = self._await_deployment(name)
+                for row in rows_of(chunk.data):
+                    deployment.put(row)
+        finally:
+            if self._incoming.get(key) is replies:
+                self._incoming.pop(key, None)
+            replies.end()
+
+    def _await_deployment(self, name: str) -> SlotDeployment:
         with self._known:
             self._known.wait_for(
                 lambda: self._closed or name in self._deployments or name in self._gone, CONNECT_SECONDS
             )
-            deployment, replies = self._deployments.get(name), ReplyStream(writer)
-            if deployment is None:
-                raise SlotProtocolError(f"deployment {name} is not, or no longer, in slot {self._descriptor.name}")
-            if self._incoming.setdefault((name, slot), replies) is not replies:
-                raise SlotProtocolError(f"slot {slot} has called slot {self._descriptor.name} already")
-        try:
-            for chunk in reader:
-                if chunk.data is not None:
-                    for row in rows_of(chunk.data):
-                        deployment.put(row)
-        finally:
-            replies.end()
+            deployment = self._deployments.get(name)
+        if deployment is None:
+            raise SlotProtocolError(f"deployment {name} is not, or no longer, in slot {self._descriptor.name}")
+        return deployment
 
     def _send_credits(self) -> None:
         for deployment in self._deployments.values():
@@ -332,8 +409,9 @@ class TaskExecutor:
 class _DataServer(flight.FlightServerBase):  # type: ignore[misc]
     """Takes streams of rows of other slots."""
 
-    def __init__(self, location: str, executor: TaskExecutor, token: str) -> None:
-        super().__init__(location, middleware={"token": TokenCheck(token)})
+    def __init__(self, location: str, executor: TaskExecutor, descriptor: SlotDescriptor) -> None:
+        middleware = {"token": TokenCheck(descriptor.token)}
+        super().__init__(location, middleware=middleware, **server_options(descriptor.tls))
         self._executor = executor
 
     def do_exchange(self, context: Any, descriptor: flight.FlightDescriptor, reader: Any, writer: Any) -> None:

@@ -145,13 +145,14 @@ class StreamTask:
     # --- input -------------------------------------------------------------------------------------------------------
 
     def _read(self, epoch: Epoch) -> Iterator[None]:
-        """Reads what the sources read up to a barrier, and takes their snapshots."""
+        """Reads what the sources read up to a barrier, and takes their snapshots. Of an open epoch, it reads a part."""
         sources = [(t, t.operator) for t in self._tasks.values() if isinstance(t.operator, SourceOperator)]
         for task, source in sources:
             uid = task.vertex.uid
             timer = self._latency.setdefault(uid, LatencyTimer(self.job.latency_interval))
             self.enter(uid)
-            task.send_status(uid, source.is_idle(epoch))
+            if source.knows_idleness(epoch):
+                task.send_status(uid, source.is_idle(epoch))
             for watermark in source.run(epoch):
                 task.send_watermark(uid, watermark)
                 now = self.job.clock.now()
@@ -161,6 +162,8 @@ class StreamTask:
             if source.is_idle_when_read(epoch):
                 task.send_status(uid, idle=True)
             self.leave()
+        if epoch.open:
+            return
         for task in self._entered(task for task, _ in sources):
             task.trigger(epoch.checkpoint_id)
 

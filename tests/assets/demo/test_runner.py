@@ -9,17 +9,17 @@ import pytest
 
 
 @pytest.mark.spark
-def test_four_days(tmp_path: Path) -> None:
-    """Runs the demo on its first four days."""
+def test_two_days(tmp_path: Path) -> None:
+    """Runs the demo on its first two days."""
     done = subprocess.run(
         [sys.executable, "-m", "assets.demo"],
         cwd=Path(__file__).parents[3],
-        env={**os.environ, "FLINKPY_HOME": str(tmp_path), "FLINKPY_DAYS": "4"},
+        env={**os.environ, "FLINKPY_HOME": str(tmp_path), "FLINKPY_DAYS": "2"},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 lost, 0 duplicated" in done.stdout
-    assert " 4 of 4 days: parallelism 3" in done.stdout
+    assert " 2 of 2 days: parallelism 3" in done.stdout
     assert (tmp_path / "dagster_home/history/runs.db").exists()

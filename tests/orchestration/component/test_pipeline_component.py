@@ -311,6 +311,7 @@ def example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Definit
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("one_server")
 def test_the_example_runs(example: Definitions, instance: DagsterInstance, tmp_path: Path) -> None:
     job = example.resolve_implicit_global_asset_job_def()
     assert job.execute_in_process({"ops": {"word_count": {"config": {"epochs": 0}}}}, instance).success

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
+import traceback
+import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from dagster import DagsterEvent, DagsterEventType, DagsterInstance, DagsterRun, DagsterRunStatus, Definitions
 from dagster import in_process_executor as in_process
@@ -37,6 +42,7 @@ from dagster_flinkpy.runtime.master import job as job_loop
 from dagster_flinkpy.storage import StorageLocation, lease
 from tests.orchestration.runs.test_partitioned_run import KEYS, WEEK, Deployment, letters, straight_run
 from tests.runtime.harness import run_rows, spark_order
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[3]
 LIMIT_SECONDS = 600.0
@@ -76,10 +82,64 @@ def child(path: str, first: str, last: str, backfill: str, stops: str) -> None:
     print("ended", flush=True)
 
 
+def fork_children() -> None:
+    """Forks a process for each line, which has what `child` gets, and prints its id. Dagster's import takes seconds."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    for line in sys.stdin:
+        path, *order = json.loads(line)
+        pid = os.fork()
+        if pid:
+            print(pid, flush=True)
+            continue
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.environ["DAGSTER_HOME"] = path
+        pipes = Path(path, order.pop())
+        for name, mode, number in (("in", os.O_RDONLY, 0), ("out", os.O_WRONLY, 1)):
+            os.dup2(os.open(pipes / name, mode), number)
+        os.dup2(1, 2)
+        sys.stdin = os.fdopen(0)
+        failed = 1
+        try:
+            child(path, *order)
+            failed = 0
+        except BaseException:
+            traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(failed)
+
+
+class Forks:
+    """A process that has imported what runs need, and forks them."""
+
+    def __init__(self) -> None:
+        program = f"from {__name__} import fork_children; fork_children()"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", program], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def fork(self, *order: str) -> int:
+        """Returns the id of a new process."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(f"{json.dumps(order)}\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    forks = Forks()
+    yield forks
+    forks.close()
+
+
 class Process:
     """A run in a separate process.
 
     Args:
+        forks: Starts it.
         path: Folder of the deployment, and home of Dagster.
         first: First partition.
         last: Last partition.
@@ -87,59 +147,62 @@ class Process:
         stops: Where it stops in each epoch until it is told to continue. "dead": its lease is short. Empty: nowhere.
     """
 
-    def __init__(self, path: Path, first: str, last: str, *, backfill: str, stops: str = "") -> None:
-        program = f"from {__name__} import child; child({str(path)!r}, {first!r}, {last!r}, {backfill!r}, {stops!r})"
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", program],
-            cwd=ROOT,
-            env={**os.environ, "DAGSTER_HOME": str(path)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self._timer = threading.Timer(LIMIT_SECONDS, self._process.kill)
+    def __init__(self, forks: Forks, path: Path, first: str, last: str, *, backfill: str, stops: str = "") -> None:
+        pipes = path / uuid.uuid4().hex
+        pipes.mkdir()
+        for name in ("in", "out"):
+            os.mkfifo(pipes / name)
+        self._pid = forks.fork(str(path), first, last, backfill, stops, pipes.name)
+        self._input = (pipes / "in").open("w")  # both sides wait for each other
+        self._output = (pipes / "out").open()
+        self._timer = threading.Timer(LIMIT_SECONDS, self._kill)
         self._timer.start()
         self.lines: list[str] = []
         self.run_id = self.until("created ").split()[1]
 
     def until(self, text: str) -> str:
         """Returns its next line that contains a text."""
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
+        for line in self._output:
             self.lines.append(line)
             if text in line:
                 return line
         raise AssertionError(f"no {text!r} in:\n{''.join(self.lines)}")
 
     def go_on(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
+        self._input.write("\n")
+        self._input.flush()
 
     def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
+        self._kill()
+        until(lambda: not psutil.pid_exists(self._pid), "it does not end")
+
+    def _kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
 
     def close(self) -> None:
         self._timer.cancel()
         self.kill()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            pipe.close()
+        self._input.close()
+        self._output.close()
 
 
-@contextmanager
-def processes(path: Path, *ranges: tuple[str, str, str], stops: Sequence[str] = ("", "")) -> Iterator[list[Process]]:
+Processes = Callable[..., AbstractContextManager[list[Process]]]
+
+
+@pytest.fixture
+def processes(tmp_path: Path, forks: Forks) -> Processes:
     """Creates runs that wait until they are told to begin."""
-    started: list[Process] = []
-    try:
-        for (first, last, backfill), stop in zip(ranges, stops, strict=True):
-            started.append(Process(path, first, last, backfill=backfill, stops=stop))
-        yield started
-    finally:
-        for process in started:
-            process.close()
+
+    @contextmanager
+    def made(*ranges: tuple[str, str, str], stops: Sequence[str] = ("", "")) -> Iterator[list[Process]]:
+        with ExitStack() as started:
+            yield [
+                started.enter_context(closing(Process(forks, tmp_path, first, last, backfill=backfill, stops=stop)))
+                for (first, last, backfill), stop in zip(ranges, stops, strict=True)
+            ]
+
+    return made
 
 
 @pytest.fixture
@@ -162,9 +225,9 @@ def statuses(deployment: Deployment, *runs: Process) -> list[DagsterRunStatus]:
 SUCCESS = DagsterRunStatus.SUCCESS
 
 
-def test_two_backfills_that_begin_at_the_same_moment_take_turns(deployment: Deployment) -> None:
+def test_two_backfills_that_begin_at_the_same_moment_take_turns(deployment: Deployment, processes: Processes) -> None:
     ranges = (KEYS[3], KEYS[4], "late"), (KEYS[1], KEYS[2], "early")
-    with processes(deployment.tmp_path, *ranges) as both:
+    with processes(*ranges) as both:
         for run in both:
             run.go_on()
         for run in both:
@@ -173,9 +236,11 @@ def test_two_backfills_that_begin_at_the_same_moment_take_turns(deployment: Depl
     assert deployment.table() == straight_run(KEYS[:5])
 
 
-def test_a_run_whose_process_is_killed_is_not_waited_for_without_end(deployment: Deployment) -> None:
+def test_a_run_whose_process_is_killed_is_not_waited_for_without_end(
+    deployment: Deployment, processes: Processes
+) -> None:
     ranges = (KEYS[3], KEYS[4], "late"), (KEYS[1], KEYS[2], "early")
-    with processes(deployment.tmp_path, *ranges, stops=("dead", "")) as (killed, other):
+    with processes(*ranges, stops=("dead", "")) as (killed, other):
         killed.go_on()
         killed.until("in an epoch")
         killed.kill()
@@ -186,9 +251,11 @@ def test_a_run_whose_process_is_killed_is_not_waited_for_without_end(deployment:
     assert deployment.table() == straight_run(KEYS[:5])
 
 
-def test_runs_of_one_backfill_that_begin_in_reverse_order_do_not_wait_for_each_other(deployment: Deployment) -> None:
+def test_runs_of_one_backfill_that_begin_in_reverse_order_do_not_wait_for_each_other(
+    deployment: Deployment, processes: Processes
+) -> None:
     ranges = (KEYS[3], KEYS[4], "one"), (KEYS[1], KEYS[2], "one")
-    with processes(deployment.tmp_path, *ranges, stops=("", "epochs")) as (late, early):
+    with processes(*ranges, stops=("", "epochs")) as (late, early):
         late.go_on()
         late.until(f"Waiting for run {early.run_id} of the same backfill, which comes first: {KEYS[2]}")
         early.go_on()

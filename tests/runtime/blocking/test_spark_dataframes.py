@@ -38,22 +38,15 @@ from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.runtime.throwables import ThrowableType, throwable_type
-from dagster_flinkpy.spark.sessions import SparkSettings, get_session
+from dagster_flinkpy.spark.sessions import SparkSettings
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected, run_rows
 from tests.runtime.programs import COUNTED, EVENT, CountPerKey, FolderSink, environment, event_time, events
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_server")]
 
 ID = Types.ROW_NAMED(["id"], [Types.LONG()])
 RECORDS = [("a", 1, 2), ("b", 2, 3), ("a", 3, 5), ("c", 4, 7), ("b", 50, 1), ("a", 60, 1)]
-
-
-@pytest.fixture(autouse=True)
-def one_server(spark_settings: SparkSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gives programs that name no Spark the server of the session."""
-    for module in ("runtime.master.job_session", "runtime.blocking.dataframe_types"):
-        monkeypatch.setattr(f"dagster_flinkpy.{module}.get_session", lambda _=None: get_session(spark_settings))
 
 
 def run(graph: JobGraph, folder: Path, *, epochs: int | None = None, **options: Any) -> list[Any]:

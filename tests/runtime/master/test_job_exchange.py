@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOption
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.errors import NoResourceAvailableError, SlotLostError
 from dagster_flinkpy.runtime.master import job_exchange
+from dagster_flinkpy.runtime.master.failover import FailoverConfig, RestartIndividualStrategy
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.runtime.master.pipelined_exchange import PipelinedExchange
 from dagster_flinkpy.spark.sessions import SparkSettings
 from dagster_flinkpy.spark.task_slots import TaskSlots
 from dagster_flinkpy.storage import StorageLocation
-from tests.runtime.programs import COUNTED, CountPerKey, FolderSink, environment, events
+from tests.runtime.harness import collect_graph, collected
+from tests.runtime.programs import COUNTED, EVENT, CountPerKey, FolderSink, environment, events
 
 RECORDS = [(f"k{i % 3}", i, i) for i in range(12)]
 TOTALS = {f"k{key}": sum(range(key, 12, 3)) for key in range(3)}
@@ -24,17 +27,17 @@ TOTALS = {f"k{key}": sum(range(key, 12, 3)) for key in range(3)}
 
 def program(folder: Path, parallelism: int) -> tuple[JobGraph, FolderSink]:
     env, sink = environment(parallelism), FolderSink(folder / "sink")
-    stream = events(env, RECORDS, per_epoch=6).key_by("key")
-    stream.process(CountPerKey(), COUNTED).uid("counts").sink_to(sink).uid("sink")
+    counts = events(env, RECORDS, per_epoch=6).key_by("key").process(CountPerKey(), COUNTED).uid("counts")
+    counts.sink_to(sink).uid("sink")
     return env.get_job_graph(), sink
 
 
-def said_by(folder: Path, spark: SparkSettings, parallelism: int = 2, mode: ExchangeMode = ExchangeMode.AUTO) -> str:
+def said_by(folder: Path, spark: SparkSettings, parallelism: int = 2, **config: Any) -> str:
     """Runs a job, checks its rows, and returns what its progress says of the exchange."""
     graph, sink = program(folder, parallelism)
     lines: list[str] = []
-    config = JobConfig("job", StorageLocation(str(folder / "store")), spark=spark, exchange=ExchangeOptions(mode))
-    with JobAttempt(graph, config, owner="test", on_progress=lines.append) as attempt:
+    job = JobConfig("job", StorageLocation(str(folder / "store")), spark=spark, **config)
+    with JobAttempt(graph, job, owner="test", on_progress=lines.append) as attempt:
         list(attempt.run_epochs())
     rows = sink.rows()
     assert [(key, number) for key, number, _ in rows] == [(key, i + 1) for key in TOTALS for i in range(4)]
@@ -50,14 +53,80 @@ def test_auto_lets_tasks_live_if_there_are_slots(tmp_path: Path, spark_settings:
 
 
 @pytest.mark.spark
+@pytest.mark.parametrize("had", [1, 2])
 def test_auto_runs_spark_jobs_if_there_are_too_few_slots(
-    tmp_path: Path, spark_settings: SparkSettings, monkeypatch: pytest.MonkeyPatch
+    had: int, tmp_path: Path, spark_settings: SparkSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few = TaskSlots({"driver": 1}, None, 1)
+    few = TaskSlots({"driver": had}, None, 1)
     for name in ("slots_of_local_master", "ask_for_slots"):
         monkeypatch.setattr(f"dagster_flinkpy.runtime.master.job_slots.{name}", lambda *_: few)
     said = said_by(tmp_path, spark_settings)
-    assert said.startswith("job 'job': each epoch is a Spark job (execution.exchange: spark), because the job needs 2")
+    why = f"live tasks need 2 slots and leave one to others, and Spark has {had}"
+    assert said == f"job 'job': each epoch is a Spark job (execution.exchange: spark), because {why}"
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("told", [True, False], ids=["told by others", "on a server elsewhere"])
+def test_jobs_on_one_server_do_not_starve_each_other(
+    told: bool, tmp_path: Path, spark_settings: SparkSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not told:
+        monkeypatch.setattr(job_exchange, "kept_slots", lambda _: None)
+    graph, sink = program(tmp_path / "first", 2)
+    config = JobConfig("first", StorageLocation(str(tmp_path / "store")), spark=spark_settings)
+    with JobAttempt(graph, config, owner="test") as first:
+        first.run_epoch()  # from now on its tasks have two of the three slots
+        monkeypatch.setattr(job_exchange, "_FREE_SECONDS", 2.0)
+        monkeypatch.setattr(job_exchange, "_AUTO_TIMEOUT", timedelta(seconds=5))
+        for parallelism in (1, 2):
+            said = said_by(tmp_path / str(parallelism), spark_settings, parallelism)
+            assert "each epoch is a Spark job (execution.exchange: spark), because" in said
+            assert said.endswith("no slot would be left to others") or not told
+        list(first.run_epochs())
+    assert sum(number == 1 for _, number, _ in sink.rows()) == len(TOTALS)
+
+
+@pytest.mark.spark
+def test_auto_runs_spark_jobs_if_single_tasks_are_retried(tmp_path: Path, spark_settings: SparkSettings) -> None:
+    individual = FailoverConfig(failover=RestartIndividualStrategy())
+    assert said_by(tmp_path, spark_settings, failover=individual).endswith("the failover strategy retries single tasks")
+
+
+@pytest.mark.spark
+def test_auto_decides_again_after_a_rescale(tmp_path: Path, spark_settings: SparkSettings) -> None:
+    env, sink, lines = environment(1), FolderSink(tmp_path / "sink"), list[str]()
+    counts = events(env, RECORDS, per_epoch=3).key_by("key").process(CountPerKey(), COUNTED).uid("counts")
+    counts.sink_to(sink).uid("sink")
+    config = JobConfig("job", StorageLocation(str(tmp_path / "store")), spark=spark_settings)
+    with JobAttempt(env.get_job_graph(), config, owner="test", on_progress=lines.append) as attempt:
+        for parallelism in (2, 1, 3):
+            attempt.run_epoch()
+            attempt._rescale(parallelism)
+        attempt.run_epoch()
+    assert {key: total for key, _, total in sink.rows()} == TOTALS
+    assert [line for line in lines if "execution.exchange" in line] == [
+        "job 'job': tasks live in slots (execution.exchange: pipelined)",
+        "job 'job': each epoch is a Spark job (execution.exchange: spark), because live tasks need 3 slots and leave "
+        "one to others, and Spark has 3",
+    ]
+
+
+@pytest.mark.spark
+def test_auto_spares_a_run_of_one_epoch_the_start_of_slots_if_nothing_is_exchanged(
+    tmp_path: Path, spark_settings: SparkSettings
+) -> None:
+    graph = collect_graph(events(environment(1), RECORDS, per_epoch=6).map(lambda event: event, EVENT).uid("same"))
+    config, lines = JobConfig("job", StorageLocation(str(tmp_path)), spark=spark_settings), list[str]()
+    with JobAttempt(graph, config, owner="test", on_progress=lines.append) as attempt:
+        list(attempt.run_epochs(1))
+        assert len(collected(graph, attempt.collected)) == 6
+        list(attempt.run_epochs())
+        assert len(collected(graph, attempt.collected)) == 6
+    assert [line for line in lines if "execution.exchange" in line] == [
+        "job 'job': the epoch is a Spark job (execution.exchange: spark), because the run takes no other one, and "
+        "exchanges no records",
+        "job 'job': tasks live in slots (execution.exchange: pipelined)",
+    ]
 
 
 @pytest.mark.spark
@@ -70,6 +139,23 @@ def test_auto_runs_spark_jobs_if_slots_do_not_start_or_do_not_reach_each_other(
 
     monkeypatch.setattr(PipelinedExchange, "deploy", deploy)
     assert said_by(tmp_path, spark_settings).endswith("because a firewall is in between")
+
+
+@pytest.mark.spark
+def test_pipelined_ends_if_spark_has_fewer_cores_than_slots(tmp_path: Path, spark_settings: SparkSettings) -> None:
+    graph, sink = program(tmp_path, 4)
+    options = ExchangeOptions(ExchangeMode.PIPELINED, slot_request_timeout=timedelta(seconds=5))
+    config = JobConfig("job", StorageLocation(str(tmp_path / "store")), spark=spark_settings, exchange=options)
+    with (
+        pytest.raises(NoResourceAvailableError, match="of 4 slots did not start within 5 s") as raised,
+        JobAttempt(graph, config, owner="test") as attempt,
+    ):
+        list(attempt.run_epochs())
+    assert raised.value.needed == 4
+    assert sink.rows() == sink.staged() == []
+    always = ExchangeOptions(ExchangeMode.PIPELINED)
+    again = said_by(tmp_path / "again", spark_settings, exchange=always)  # the cores are free
+    assert "tasks live in slots" in again
 
 
 def test_pipelined_says_that_slots_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

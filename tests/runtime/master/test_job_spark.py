@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.connectors import ParquetSink
 from dagster_flinkpy.datastream import (
@@ -53,16 +54,28 @@ from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected, run_job
 from tests.runtime.programs import COUNTED, EVENT, CountPerKey, FolderSink, Sessions, environment, events
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_server")]
 
 RECORDS = [(f"k{i % 4}", i * 10, i) for i in range(24)]
-SMALL = {"spark.driver.memory": "512m"}
+OWN = SparkSettings(conf={"spark.driver.memory": "512m"})
+"""The Spark of tests that want a server of their own."""
 
 
-@pytest.fixture(autouse=True)
-def one_server(spark_settings: SparkSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gives programs that name no Spark the server of the session."""
-    monkeypatch.setattr(job_session, "get_session", lambda settings: get_session(spark_settings))
+@pytest.fixture(scope="module")
+def folder_of_own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("own")
+    yield folder
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(RUNTIME_DIR_VARIABLE, str(folder))
+        stop_server(OWN)
+
+
+@pytest.fixture
+def own_runtime_dir(folder_of_own_server: Path, one_server: None, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Lets jobs run on `OWN`, which is started if it is not there."""
+    monkeypatch.setenv(RUNTIME_DIR_VARIABLE, str(folder_of_own_server))
+    monkeypatch.setattr(job_session, "get_session", get_session)
+    return folder_of_own_server
 
 
 def attempt_of(graph: JobGraph, folder: Path, **options: Any) -> JobAttempt:
@@ -128,31 +141,6 @@ def test_three_inputs_and_a_rescale(tmp_path: Path) -> None:
             attempt.run_epoch()
         latest = collected(attempt.graph, attempt.collected)
     assert sorted(latest) == [(f"k{i}", 20 + i, 120 + i, 220 + i) for i in range(4)]
-
-
-def test_a_server_that_dies_between_epochs_is_named_and_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(RUNTIME_DIR_VARIABLE, str(tmp_path / "runtime"))
-    monkeypatch.setattr(job_session, "get_session", get_session)
-    settings = SparkSettings(master="local[1]", conf=SMALL)
-    graph = collect_graph(events(environment(1), RECORDS, per_epoch=12))
-    with attempt_of(graph, tmp_path, config={"spark": settings}) as attempt:
-        attempt.run_epoch()
-        (state_path,) = (tmp_path / "runtime").glob("spark-*.json")
-        server = StateFile(state_path).read()
-        assert server is not None and server.server is not None
-        os.kill(server.server.pid, signal.SIGKILL)
-        assert server.supervisor.await_end(300)
-        named = f"The local Spark server ended while .* The next run starts another. .*{server.log}"
-        with pytest.raises(SparkUnavailableError, match=named):
-            attempt.run_epoch()
-    try:
-        with attempt_of(graph, tmp_path, config={"spark": settings}) as attempt:
-            assert attempt.run_epoch().checkpoint_id == 3
-            assert len(collected(attempt.graph, attempt.collected)) == 12
-    finally:
-        stop_server(settings)
 
 
 WAVES = 40
@@ -223,16 +211,14 @@ class Waits(MapFunction):
         return value
 
 
-def test_a_run_has_slots_while_another_one_keeps_all_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(RUNTIME_DIR_VARIABLE, str(tmp_path / "runtime"))
-    monkeypatch.setattr(job_session, "get_session", get_session)
-    settings = SparkSettings(conf=SMALL)
+@pytest.mark.usefixtures("own_runtime_dir")
+def test_a_run_has_slots_while_another_one_keeps_all_cores(tmp_path: Path) -> None:
     cores = available_cores()
     waiting = collect_graph(events(environment(cores), RECORDS).map(Waits(tmp_path), EVENT).uid("waits"))
     quick = collect_graph(events(environment(cores), RECORDS).key_by("key").process(CountPerKey(), COUNTED).uid("n"))
 
     def run_long() -> None:
-        config = JobConfig("long", StorageLocation(str(tmp_path / "checkpoints")), settings)
+        config = JobConfig("long", StorageLocation(str(tmp_path / "checkpoints")), OWN)
         with JobAttempt(waiting, config, owner="test") as attempt:
             attempt.run_epoch()
 
@@ -241,15 +227,31 @@ def test_a_run_has_slots_while_another_one_keeps_all_cores(tmp_path: Path, monke
     try:
         while long.is_alive() and len(list(tmp_path.glob("began *"))) < cores:
             time.sleep(0.01)
-        with attempt_of(quick, tmp_path / "checkpoints", config={"spark": settings}) as attempt:
+        with attempt_of(quick, tmp_path / "checkpoints", config={"spark": OWN}) as attempt:
             attempt.run_epoch()
             counts = collected(attempt.graph, attempt.collected)
     finally:
         (tmp_path / "go on").touch()
         long.join()
-        stop_server(settings)
     assert len(list(tmp_path.glob("began *"))) == cores and not list(tmp_path.glob("gave up *"))
     assert len(counts) == len(RECORDS)
+
+
+def test_a_server_that_dies_between_epochs_is_named_and_replaced(tmp_path: Path, own_runtime_dir: Path) -> None:
+    graph = collect_graph(events(environment(1), RECORDS, per_epoch=12))
+    with attempt_of(graph, tmp_path, config={"spark": OWN}) as attempt:
+        attempt.run_epoch()
+        (state_path,) = own_runtime_dir.glob("spark-*.json")
+        server = StateFile(state_path).read()
+        assert server is not None and server.server is not None
+        os.kill(server.server.pid, signal.SIGKILL)
+        assert server.supervisor.await_end(300)
+        named = f"The local Spark server ended while .* The next run starts another. .*{server.log}"
+        with pytest.raises(SparkUnavailableError, match=named):
+            attempt.run_epoch()
+    with attempt_of(graph, tmp_path, config={"spark": OWN}) as attempt:
+        assert attempt.run_epoch().checkpoint_id == 3
+        assert len(collected(attempt.graph, attempt.collected)) == 12
 
 
 def test_modules_of_a_worker_are_out_of_garbage_collection_after_its_first_task(tmp_path: Path) -> None:
@@ -288,7 +290,8 @@ def test_a_lost_segment_restarts_the_region_that_wrote_it(tmp_path: Path) -> Non
 
     graph, sink = program(tmp_path, True)
     failover = FailoverConfig(FixedDelayRestart(3, timedelta(0)))
-    with attempt_of(graph, tmp_path, config={"failover": failover}) as attempt:
+    each_epoch = ExchangeOptions(ExchangeMode.SPARK)  # so that each opens its functions
+    with attempt_of(graph, tmp_path, config={"failover": failover, "exchange": each_epoch}) as attempt:
         assert [epoch.checkpoint_id for epoch in attempt.run_epochs()] == [1, 2, 3]
         assert attempt.token == 1, "the job has not gone back to a checkpoint"
         status = attempt._deployed.failover.graph

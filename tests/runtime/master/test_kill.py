@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,12 +11,12 @@ import pytest
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.spark.sessions import SparkSettings
 from dagster_flinkpy.storage import StorageLocation
+from tests.forks import processes
 from tests.runtime import kill_run
 from tests.runtime.kill_run import RECORDS, TABLES, committed, config_of, program
+from tests.waiting import LIMIT
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]  # the server is not that of the killed process
-
-ROOT = Path(__file__).parents[3]
 
 ROWS = {
     "rows": sorted(RECORDS),
@@ -51,9 +50,10 @@ def location(request: pytest.FixtureRequest, tmp_path: Path) -> StorageLocation:
 def test_a_killed_run_loses_nothing_and_doubles_nothing(
     location: StorageLocation, spark_settings: SparkSettings, point: str, completed: bool, visible: int
 ) -> None:
-    command = [sys.executable, "-m", "tests.runtime.kill_run", kill_run.order(point, location, spark_settings)]
-    killed = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=600)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    killed = processes.Process(target=kill_run.run, args=(point, location, spark_settings, dict(os.environ)))
+    killed.start()
+    killed.join(LIMIT)
+    assert killed.exitcode == -signal.SIGKILL
 
     seen = {table: committed(location, table) for table in TABLES}
     if visible == 0:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dagster_flinkpy.checkpoint.head import HEAD_KEY, read_head
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
@@ -25,6 +27,7 @@ from dagster_flinkpy.datastream.state import ListStateDescriptor, ValueStateDesc
 from dagster_flinkpy.errors import CheckpointError, CorruptMetadataError, FlinkPyError
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.checkpoint.test_bad_metadata import sealed
+from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt
 from tests.runtime.master.test_lost_objects import listing, rows
 from tests.runtime.programs import COUNTED, environment, events
@@ -116,36 +119,61 @@ def mutations(body: Any) -> Iterator[tuple[str, Any]]:
                 yield f"narrower {where} at {end}", changed
 
 
-def test_any_piece(template: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def body(template: Path) -> Any:
     name = str(template / "state/job/chk-2/_metadata")
-    body = CheckpointMetadata.from_bytes(Path(name).read_bytes(), name).to_json()
-    shutil.copytree(template, tmp_path / "straight")
-    expected = finish(tmp_path / "straight")
-    refused, unchanged, wrong = 0, [], []
-    for number, (what, changed) in enumerate(mutations(body)):
+    return CheckpointMetadata.from_bytes(Path(name).read_bytes(), name).to_json()
+
+
+@pytest.fixture(scope="module")
+def readable(body: Any) -> dict[str, bytes]:
+    """Returns the mutations that the reader of metadata takes."""
+    found, refused = {}, 0
+    for what, changed in mutations(body):
         data = sealed(json.dumps(changed, separators=(",", ":")).encode())
         try:
             CheckpointMetadata.from_bytes(data, "mutation")
         except CorruptMetadataError:
             refused += 1
-            continue
-        folder = tmp_path / str(number)
-        shutil.copytree(template, folder)
-        store = LocalObjectStore(folder / "state/job")
-        store.put("chk-2/_metadata", data)
-        found = read_head(store)
-        assert found is not None
-        store.put(HEAD_KEY, replace(found[0], metadata_sha256=hashlib.sha256(data).hexdigest()).to_bytes())
-        try:
-            same = finish(folder) == expected
-        except FlinkPyError:
-            refused += 1
-            continue
-        (unchanged if same else wrong).append(what)
+        else:
+            found[what] = data
+    assert refused > 250
+    return found
+
+
+@pytest.fixture(scope="module")
+def expected(template: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, ...]]:
+    folder = tmp_path_factory.mktemp("straight")
+    shutil.copytree(template, folder, dirs_exist_ok=True)
+    return finish(folder)
+
+
+@settings(max_examples=examples(200))
+@given(data=st.data())
+def test_any_piece(
+    template: Path,
+    readable: dict[str, bytes],
+    expected: list[tuple[Any, ...]],
+    tmp_path_factory: pytest.TempPathFactory,
+    data: st.DataObject,
+) -> None:
+    """``make soak`` draws each of them."""
+    what = data.draw(st.sampled_from(list(readable)), "mutation")
+    folder = tmp_path_factory.mktemp("mutated")
+    shutil.copytree(template, folder, dirs_exist_ok=True)
+    store = LocalObjectStore(folder / "state/job")
+    store.put("chk-2/_metadata", readable[what])
+    found = read_head(store)
+    assert found is not None
+    digest = hashlib.sha256(readable[what]).hexdigest()
+    store.put(HEAD_KEY, replace(found[0], metadata_sha256=digest).to_bytes())
+    try:
+        assert finish(folder) == expected
+    except FlinkPyError:
+        return
+    finally:
         shutil.rmtree(folder)
-    assert wrong == []
-    assert [what for what in unchanged if not _HARMLESS.search(what)] == []
-    assert refused > 300
+    assert _HARMLESS.search(what)
 
 
 def test_a_checkpoint_that_could_not_be_restored_is_never_completed(

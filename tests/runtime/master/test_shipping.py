@@ -16,7 +16,7 @@ import pytest
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.runtime import user_modules
-from dagster_flinkpy.runtime.shipping import dump_job, load_job
+from dagster_flinkpy.runtime.shipping import dump_job, load_job, loaded_job
 from tests.runtime.harness import make_job
 from tests.runtime.programs import environment
 
@@ -51,6 +51,16 @@ def dumped(function: Any, folder: Path) -> bytes:
     env = environment()
     env.from_collection([1], Types.LONG()).uid("numbers").map(function).uid("it")
     return dump_job(make_job(env.get_job_graph(), folder))
+
+
+def test_a_program_in_use_is_not_kept_as_bytes(tmp_path: Path) -> None:
+    data = dumped(str, tmp_path)
+    before = sys.getrefcount(data)
+    with loaded_job(data) as job:
+        assert sys.getrefcount(data) == before
+        assert sys.getrefcount(job) == 2  # this name, and the argument
+    with loaded_job(data) as again:
+        assert again.graph.vertices[0].uid == "numbers"
 
 
 _WORKER = """

@@ -17,6 +17,7 @@ from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOption
 from dagster_flinkpy.errors import (
     CheckpointError,
     ConfigurationError,
+    FencedError,
     FlinkPyError,
     NoResourceAvailableError,
     SlotLostError,
@@ -106,15 +107,15 @@ def pools() -> Iterator[Callable[..., Pool]]:
         pool.close()
         for descriptor in pool.told[:1]:
             with pytest.raises(OSError, match="refused"):
-                connect(descriptor)
+                connect(descriptor.driver)
     for thread in set(threading.enumerate()) - before:
         if not isinstance(thread, threading._DummyThread):
             thread.join(20)
             assert not thread.is_alive(), thread.name
 
 
-def connect(descriptor: SlotDescriptor) -> socket.socket:
-    host, port = descriptor.driver.removeprefix("grpc://").split(":")
+def connect(location: str) -> socket.socket:
+    host, port = location.removeprefix("grpc://").split(":")
     return socket.create_connection((host, int(port)), 10)
 
 
@@ -207,6 +208,44 @@ def test_a_slot_that_does_not_answer_is_lost(pools: Callable[..., Pool]) -> None
     assert [name for name, _ in pool.heard.lost] == ["a"]
 
 
+def test_a_job_that_another_attempt_has_taken_over_replaces_no_slots(pools: Callable[..., Pool]) -> None:
+    def check() -> None:
+        raise FencedError("another run has taken over")
+
+    pool = pools()
+    slots = pool.request(["a", "b"])
+    pool._check_leader = check
+    assert pool.request(["a", "b"]) == slots  # nobody asks the store for that
+    pool.give_up(slots["a"], SlotLostError("it hangs"))
+    with pytest.raises(FencedError):
+        pool.request(["a", "b"])
+    assert len(pool.told) == 2
+
+
+def test_a_process_that_spark_has_given_up_is_told_to_end(pools: Callable[..., Pool]) -> None:
+    """Spark says that the task has ended, as if it had lost the executor, and the process is still there."""
+    given_up, orphans = threading.Event(), list[threading.Thread]()
+
+    class Orphan(Silent):
+        def __init__(self, descriptor: SlotDescriptor) -> None:
+            super().__init__()
+            orphans.append(threading.Thread(target=start_here(descriptor).run, daemon=True))
+
+        def run(self) -> None:
+            orphans[0].start()
+            assert given_up.wait(30)
+
+    pool = pools()
+    pool.others = {"a": Orphan}
+    slot = pool.request(["a"])["a"]
+    given_up.set()
+    pool.heard.wait_for(lambda: [name for name, _ in pool.heard.lost] == ["a"])
+    orphans[0].join(30)
+    assert not orphans[0].is_alive()
+    pool.others = {}
+    assert pool.request(["a"])["a"] is not slot
+
+
 def test_a_process_that_was_replaced_cannot_register_again(pools: Callable[..., Pool]) -> None:
     pool = pools()
     slot = pool.request(["a"])["a"]
@@ -225,17 +264,18 @@ def test_foreign_bytes_are_refused_and_the_slots_live_on(pools: Callable[..., Po
     told = pool.told[0]
     known = opening(slot="c", id="c", location="grpc://x:1")
     for nonsense in (b"\x00" * 100_000, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", bytes(range(256)) * 100, b""):
-        with connect(told) as raw:
-            raw.settimeout(30)
-            try:
-                raw.sendall(nonsense)
-                raw.shutdown(socket.SHUT_WR)
-                while raw.recv(65_536):
-                    pass
-            except TimeoutError:
-                raise
-            except OSError:
-                pass  # the server has hung up first
+        for location in (told.driver, slots["a"].location):
+            with connect(location) as raw:
+                raw.settimeout(30)
+                try:
+                    raw.sendall(nonsense)
+                    raw.shutdown(socket.SHUT_WR)
+                    while raw.recv(65_536):
+                        pass
+                except TimeoutError:
+                    raise
+                except OSError:
+                    pass  # the server has hung up first
     refused(told, known, "")
     refused(told, known, "f" * 32)
     refused(told, known, told.token)  # a slot that nobody has asked for

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import tempfile
 from collections.abc import Iterable
 from contextlib import nullcontext
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +49,13 @@ def program(folder: Path, *, regions: bool = False) -> tuple[JobGraph, FolderSin
     return env.get_job_graph(), sink
 
 
-def expected(folder: Path, **options: Any) -> list[Any]:
-    graph, sink = program(folder / "straight", **options)
-    with HarnessAttempt(graph, folder / "straight") as attempt:
-        list(attempt.run_epochs())
-    return sink.rows()
+@cache
+def expected(*, regions: bool = False) -> list[Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        graph, sink = program(Path(folder), regions=regions)
+        with HarnessAttempt(graph, Path(folder)) as attempt:
+            list(attempt.run_epochs())
+        return sink.rows()
 
 
 def tolerating(number: int, **checkpointing: Any) -> dict[str, Any]:
@@ -99,7 +103,7 @@ def test_the_next_checkpoint_commits_the_rows_of_both(
     assert attempt.finished
     assert attempt.latest is not None and attempt.latest.end_of_input
     monkeypatch.undo()
-    assert sink.rows() == expected(tmp_path, regions=regions)
+    assert sink.rows() == expected(regions=regions)
     assert sink.staged() == []
     with HarnessAttempt(graph, tmp_path) as after:
         assert after.restored is not None and after.restored.checkpoint_id == last
@@ -117,7 +121,7 @@ def test_the_order_of_lanes_does_not_matter(tmp_path: Path, monkeypatch: pytest.
     with Slow(graph, tmp_path, config=tolerating(1, max_concurrent=3)) as attempt:
         assert [epoch.checkpoint_id for epoch in attempt.run_epochs()] == [2, 4, 5]
     monkeypatch.undo()
-    assert sink.rows() == expected(tmp_path)
+    assert sink.rows() == expected()
 
 
 def test_one_epoch_that_was_asked_for_completes_with_another_checkpoint(
@@ -179,7 +183,7 @@ def test_several_barriers_of_a_spark_job(tmp_path: Path, monkeypatch: pytest.Mon
     with HarnessAttempt(graph, tmp_path, config=tolerating(1)) as attempt:
         assert [epoch.checkpoint_id for epoch in attempt.run_epochs(barriers=3)] == [2, 4, 5]
     monkeypatch.undo()
-    assert sink.rows() == expected(tmp_path)
+    assert sink.rows() == expected()
 
 
 def test_more_failures_in_a_row_than_tolerated_end_the_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +196,7 @@ def test_more_failures_in_a_row_than_tolerated_end_the_attempt(tmp_path: Path, m
     monkeypatch.undo()
     with HarnessAttempt(graph, tmp_path) as again:
         list(again.run_epochs())
-    assert sink.rows() == expected(tmp_path)
+    assert sink.rows() == expected()
 
 
 def test_a_newer_attempt_is_no_failure_to_tolerate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +214,7 @@ def test_nobody_knows_whether_head_names_the_checkpoint(tmp_path: Path, monkeypa
     monkeypatch.undo()
     with HarnessAttempt(graph, tmp_path) as again:
         list(again.run_epochs())
-    assert sink.rows() == expected(tmp_path)
+    assert sink.rows() == expected()
 
 
 def test_head_was_certainly_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +223,7 @@ def test_head_was_certainly_not_replaced(tmp_path: Path, monkeypatch: pytest.Mon
     with HarnessAttempt(graph, tmp_path, config=tolerating(1)) as attempt:
         assert [epoch.checkpoint_id for epoch in attempt.run_epochs()] == [1, 3, 4, 5]
     monkeypatch.undo()
-    assert sink.rows() == expected(tmp_path)
+    assert sink.rows() == expected()
 
 
 class Hook(MasterTriggerRestoreHook):
@@ -247,7 +251,7 @@ def test_a_master_hook_that_fails_delays_the_epoch(tmp_path: Path, barriers: int
         done = [epoch.checkpoint_id for epoch in attempt.run_epochs(barriers=barriers)]
     assert done == [2, 5, 6, 7, 8]
     assert hook.asked == list(range(1, 9))
-    assert sink.rows() == expected(tmp_path)
+    assert sink.rows() == expected()
 
 
 def test_a_master_hook_that_always_fails_ends_the_attempt(tmp_path: Path) -> None:
@@ -273,7 +277,7 @@ def test_an_id_is_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with HarnessAttempt(graph, tmp_path, config=tolerating(2)) as attempt:
         assert [epoch.checkpoint_id for epoch in attempt.run_epochs()] == [1, 2, 3, 4, 5]
     monkeypatch.undo()
-    assert sink.rows() == expected(tmp_path)
+    assert sink.rows() == expected()
 
 
 def test_printed_and_collected_records_come_with_the_next_checkpoint(
@@ -337,4 +341,4 @@ def test_a_tick_that_is_due_before_another_try_is_not_waited_for(
         list(attempt.run_epochs(periodic=True))
     monkeypatch.undo()
     assert len(over) < 5  # it would wait a thousand times for what has passed
-    assert sink.rows() == expected(tmp_path)
+    assert sink.rows() == expected()

@@ -63,7 +63,7 @@ class Slots:
 
     def __init__(self, job: EpochJob, later: list[Epoch]) -> None:
         self.epochs = [*job.epochs, *later]
-        places = places_of(job)
+        places = places_of(job.graph)
         self.names = sorted(set(places.slots.values()))
         self.rows: list[WireRow] = []
         self._network: defaultdict[tuple[str, str], deque[WireRow]] = defaultdict(deque)
@@ -256,7 +256,7 @@ def test_credits_for_a_slot_that_is_gone_end_the_deployment_and_not_the_slot(
 def test_what_one_task_sends_to_is_what_another_receives_from(readers: int, counters: int, tmp_path: Path) -> None:
     stream = events(environment(counters), RECORDS).set_parallelism(readers)
     graph = collect_graph(stream.key_by("key").process(CountPerKey(), COUNTED).uid("count"))
-    places = places_of(make_job(graph, tmp_path))
+    places = places_of(graph)
     stages = graph.stages
     sent = {
         (edge.id, index, target)

@@ -63,10 +63,15 @@ def assert_exact(sink: FolderSink) -> None:
     assert sink.staged() == []
 
 
-def attempt_of(graph: JobGraph, folder: Path, settings: SparkSettings, restarts: int, **options: Any) -> JobAttempt:
-    exchange = ExchangeOptions(
-        ExchangeMode.PIPELINED, heartbeat_interval=timedelta(seconds=0.5), heartbeat_timeout=timedelta(seconds=5)
-    )
+def attempt_of(
+    graph: JobGraph,
+    folder: Path,
+    settings: SparkSettings,
+    restarts: int,
+    mode: ExchangeMode = ExchangeMode.PIPELINED,
+    **options: Any,
+) -> JobAttempt:
+    exchange = ExchangeOptions(mode, heartbeat_interval=timedelta(seconds=0.5), heartbeat_timeout=timedelta(seconds=5))
     failover = FailoverConfig(FixedDelayRestart(restarts, timedelta(0)))
     config = JobConfig(
         "job", StorageLocation(str(folder / "store")), spark=settings, exchange=exchange, failover=failover
@@ -106,6 +111,21 @@ def test_a_slot_that_is_killed_is_replaced_alone(tmp_path: Path, spark_settings:
     assert_exact(sink)
     assert pids(tmp_path, 1)[1] == pids(tmp_path, 0)[1]
     assert pids(tmp_path, 1)[0] != pids(tmp_path, 0)[0]
+
+
+def test_auto_runs_an_epoch_as_a_spark_job_whose_slot_is_killed(tmp_path: Path, spark_settings: SparkSettings) -> None:
+    def kill(pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
+        (tmp_path / "go").touch()
+
+    graph, sink = program(tmp_path)
+    lines: list[str] = []
+    kills = when_reached(tmp_path, kill)
+    with attempt_of(graph, tmp_path, spark_settings, 0, ExchangeMode.AUTO, on_progress=lines.append) as attempt:
+        list(attempt.run_epochs())
+    kills.join()
+    assert_exact(sink)
+    assert len([line for line in lines if "; this epoch is a Spark job" in line]) == 1
 
 
 def test_what_a_slot_had_that_is_killed_is_named(tmp_path: Path, spark_settings: SparkSettings) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +89,21 @@ def run(graph: JobGraph, folder: Path, barriers: int, order: Order = spark_order
     return sorted(records)
 
 
+@cache
+def straight(*starts: int) -> list[Any]:
+    """Returns the result of one subtask, for files that begin at these times."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_files(folder / "files", list(starts))
+        return run(reminders_and_windows(folder / "files", 1), folder / "job", 1)
+
+
 @pytest.mark.parametrize("barriers", [1, 2, 4])
 @pytest.mark.parametrize("parallelism", [2, 3, 5])
 def test_the_last_file_is_not_late(tmp_path: Path, parallelism: int, barriers: int) -> None:
-    write_files(tmp_path / "files", [n * 10 * SECOND for n in range(4)])
-    expected = run(reminders_and_windows(tmp_path / "files", 1), tmp_path / "straight", 1)
+    starts = [n * 10 * SECOND for n in range(4)]
+    write_files(tmp_path / "files", starts)
+    expected = straight(*starts)
     assert run(reminders_and_windows(tmp_path / "files", parallelism), tmp_path / "job", barriers) == expected
     assert Counter(kind for kind, _, _ in expected) == {"timer": 40, "window": 12}
 
@@ -107,19 +119,19 @@ def test_nothing_is_late_in_whatever_order_the_channels_are_read(
     parallelism: int, barriers: int, order: Order, config: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("job")
-    write_files(folder / "files", [n * 10 * SECOND for n in range(5)])
-    expected = run(reminders_and_windows(folder / "files", 1), folder / "straight", 1)
-    assert (
-        run(reminders_and_windows(folder / "files", parallelism), folder / "job", barriers, order, **config) == expected
-    )
+    starts = [n * 10 * SECOND for n in range(5)]
+    write_files(folder / "files", starts)
+    graph = reminders_and_windows(folder / "files", parallelism)
+    assert run(graph, folder / "job", barriers, order, **config) == straight(*starts)
 
 
 @pytest.mark.parametrize("barriers", [1, 2, 3, 6])
 @pytest.mark.parametrize("parallelism", [2, 3, 5])
 def test_what_is_late_does_not_depend_on_who_reads_it(tmp_path: Path, parallelism: int, barriers: int) -> None:
     """The third and the last file are older than the event time that was reached before them."""
-    write_files(tmp_path / "files", [n * 10 * SECOND for n in (0, 3, 1, 4, 6, 2)])
-    expected = run(reminders_and_windows(tmp_path / "files", 1), tmp_path / "straight", 1)
+    starts = [n * 10 * SECOND for n in (0, 3, 1, 4, 6, 2)]
+    write_files(tmp_path / "files", starts)
+    expected = straight(*starts)
     assert run(reminders_and_windows(tmp_path / "files", parallelism), tmp_path / "job", barriers) == expected
     assert sum(kind == "late" for kind, _, _ in expected) == 20
 

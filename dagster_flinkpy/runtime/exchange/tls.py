@@ -1,0 +1,104 @@
+"""TLS between driver and slots, and among slots (Flink: ``security.ssl.internal``).
+
+Each execution attempt has a certificate of its own. Slots get it with its key from Spark, as they get their token. Both
+ends of a connection show it, and expect it of the other: so a slot takes programs only from its driver.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pyarrow.flight as flight
+
+from dagster_flinkpy.errors import ConfigurationError
+
+__all__ = ["AttemptCertificate", "connect", "new_certificate", "scheme_of", "server_options"]
+
+_NAME = "flinkpy"
+"""The name in the certificate. No host is compared with it: who has the key is of the attempt."""
+_SKEW, _LIFE = timedelta(days=1), timedelta(days=3650)
+"""How much the clocks of machines may differ, and how long an attempt may take."""
+
+
+@dataclass(frozen=True)
+class AttemptCertificate:
+    """The certificate of an execution attempt, and its key, as PEM."""
+
+    certificate: bytes
+    key: bytes = field(repr=False)
+
+
+def new_certificate() -> AttemptCertificate:
+    """Returns a new certificate, which nobody has signed but itself.
+
+    Raises:
+        ConfigurationError: The package that makes certificates is not installed.
+    """
+    try:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+    except ImportError as error:
+        raise ConfigurationError(
+            "security.ssl.internal.enabled needs the package 'cryptography' where the job is started: "
+            "pip install 'dagster-flinkpy[tls]'"
+        ) from error
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(timezone.utc)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, _NAME)])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _SKEW)
+        .not_valid_after(now + _LIFE)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(_NAME)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    encoding = serialization.Encoding.PEM
+    plain = serialization.NoEncryption()
+    return AttemptCertificate(
+        certificate.public_bytes(encoding), key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, plain)
+    )
+
+
+def connect(location: str, certificate: AttemptCertificate | None) -> flight.FlightClient:
+    """Returns a client of a driver or slot, which connects when it is first used.
+
+    Args:
+        location: The address, as it was named by who listens there.
+        certificate: The certificate of the attempt; None: without TLS.
+    """
+    if certificate is None:
+        return flight.connect(location)
+    return flight.connect(
+        location,
+        tls_root_certs=certificate.certificate,
+        cert_chain=certificate.certificate,
+        private_key=certificate.key,
+        override_hostname=_NAME,
+    )
+
+
+def scheme_of(certificate: AttemptCertificate | None) -> str:
+    """Returns the scheme of addresses."""
+    return "grpc" if certificate is None else "grpc+tls"
+
+
+def server_options(certificate: AttemptCertificate | None) -> dict[str, Any]:
+    """Returns the options of a server that hears only who has the certificate of the attempt.
+
+    Args:
+        certificate: The certificate; None: without TLS, it hears everybody.
+    """
+    if certificate is None:
+        return {}
+    return {
+        "tls_certificates": [(certificate.certificate, certificate.key)],
+        "verify_client": True,
+        "root_certificates": certificate.certificate,
+    }

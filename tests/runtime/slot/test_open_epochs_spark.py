@@ -1,0 +1,114 @@
+"""Live tasks of a job with a checkpoint interval, on a real Spark: they read files as they come."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.checkpoint.requests import JobRequests, Order, RequestKind
+from dagster_flinkpy.common import Types, WatermarkStrategy
+from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
+from dagster_flinkpy.common.time import Duration
+from dagster_flinkpy.connectors import ParquetSink
+from dagster_flinkpy.datastream import KeyedProcessFunction, StreamExecutionEnvironment
+from dagster_flinkpy.datastream.connectors import FileSource, StreamFormat
+from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.state import ValueStateDescriptor
+from dagster_flinkpy.runtime.master.failover import FailoverConfig
+from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
+from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
+from dagster_flinkpy.spark.sessions import SparkSettings
+from dagster_flinkpy.storage import StorageLocation
+from tests.waiting import LIMIT, until
+
+pytestmark = pytest.mark.spark
+
+COUNTED = Types.ROW_NAMED(["word", "count"], [Types.STRING(), Types.LONG()])
+
+
+class Count(KeyedProcessFunction):
+    """Counts words, and notes each one in a file. The word ``die`` kills the process, the first time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def open(self, runtime_context: Any) -> None:
+        self._count = runtime_context.get_state(ValueStateDescriptor("count", Types.LONG()))
+
+    def process_element(self, value: str, ctx: KeyedProcessFunction.Context) -> Any:
+        if value == "die" and not (self._folder / "died").exists():
+            (self._folder / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        count = (self._count.value() or 0) + 1
+        self._count.update(count)
+        (self._folder / f"{value}-{count}").touch()
+        yield value, count
+
+
+def program(folder: Path) -> JobGraph:
+    source = FileSource.for_record_stream_format(StreamFormat.text_line_format(), str(folder / "in"))
+    source.monitor_continuously(Duration.of_millis(20))
+    env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(2)
+    lines = env.from_source(source.build(), WatermarkStrategy.no_watermarks(), "lines").uid("lines")
+    counted = lines.key_by(lambda line: line, Types.STRING()).process(Count(folder), COUNTED).uid("counts")
+    counted.sink_to(ParquetSink(str(folder / "out"))).uid("sink")
+    return env.get_job_graph()
+
+
+def rows(folder: Path) -> list[tuple[str, int]]:
+    import pyarrow.dataset as ds
+
+    files = [str(file) for file in (folder / "out").rglob("*.parquet") if not file.name.startswith("_")]
+    return sorted((row["word"], row["count"]) for row in ds.dataset(files).to_table().to_pylist()) if files else []
+
+
+def test_a_slot_that_dies_between_two_checkpoints_reads_again_what_came_since(
+    tmp_path: Path, spark_settings: SparkSettings
+) -> None:
+    (tmp_path / "in").mkdir()
+    config = JobConfig(
+        "job",
+        StorageLocation(str(tmp_path / "store")),
+        spark=spark_settings,
+        exchange=ExchangeOptions(ExchangeMode.PIPELINED),
+        checkpointing=CoordinatorConfig(interval=timedelta(days=1)),
+        failover=FailoverConfig(FixedDelayRestart(3, timedelta(0))),
+    )
+    begun, errors = threading.Event(), list[BaseException]()
+
+    def run() -> None:
+        try:
+            with JobAttempt(program(tmp_path), config, owner="test") as attempt:
+                begun.set()
+                list(attempt.run_epochs(periodic=True))
+        except BaseException as error:
+            errors.append(error)
+        begun.set()
+
+    def comes(name: str, words: str, seen: str) -> None:
+        (tmp_path / name).write_text(words)
+        (tmp_path / name).rename(tmp_path / "in" / name)
+        until((tmp_path / seen).exists, f"{seen} was not processed")
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    begun.wait(LIMIT)
+    asker = JobRequests(config.storage.child("job"), "test")
+    comes("1", "a\nb\n", "b-1")
+    assert asker.wait(asker.submit(Order(RequestKind.CHECKPOINT))).checkpoint_id == 1
+    until(lambda: rows(tmp_path), "the rows of the first checkpoint were not committed")
+    comes("2", "a\n", "a-2")
+    comes("3", "die\nb\n", "die-1")
+    comes("4", "a\n", "a-3")
+    assert rows(tmp_path) == [("a", 1), ("b", 1)], "what no checkpoint has is not visible"
+    asker.wait(asker.submit(Order(RequestKind.STOP)))
+    thread.join(LIMIT)
+    assert errors == []
+    assert rows(tmp_path) == [("a", 1), ("a", 2), ("a", 3), ("b", 1), ("b", 2), ("die", 1)]
