@@ -57,6 +57,8 @@ class Bucket:
         """Those that were hidden, and that somebody has put back."""
         self.found_lost: Counter[tuple[str, str]] = Counter()
         """How often a run has failed because of a lost segment, by run and segment."""
+        self.acknowledged: set[str] = set()
+        """Segments that the tasks of a region have acknowledged."""
         self.looked_at = 0
         """Uploads that existed when the job that ended last began to look for open uploads."""
         self.on_put: Callable[[str, bytes | None, bytes], None] = lambda key, old, new: None

@@ -137,7 +137,8 @@ class Invariants:
             self._fail(f"{key} was deleted")
         if key.startswith(f"{OUT}/"):
             self._on_replaced(key)
-        if found := _SEGMENT.fullmatch(key):
+        given_up = self.world.current.process.is_slot and key not in self._bucket.acknowledged
+        if (found := _SEGMENT.fullmatch(key)) and not given_up:
             token, checkpoint_id = int(found[1]), int(found[2])
             # A checkpoint that fails may hand over to the next one, which then has all before its barrier.
             newest = token == max(self._owners, default=0) and token != self._gave_up

@@ -17,7 +17,7 @@ from dagster_flinkpy.checkpoint.messages import (
     DeclineCheckpoint,
     Subtask,
 )
-from dagster_flinkpy.checkpoint.operator_states import SubtaskState
+from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER, SubtaskState
 from dagster_flinkpy.checkpoint.stimuli import Acknowledge, Decline, Stimulus, TimerFired
 from dagster_flinkpy.errors import SegmentLostError
 from dagster_flinkpy.runtime.epoch import EpochJob
@@ -29,6 +29,7 @@ from dagster_flinkpy.runtime.master.failover import (
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.runtime.master.job_state import JobState
 from dagster_flinkpy.runtime.master.mailbox import Done, Lane, Mailbox, Work
+from dagster_flinkpy.runtime.master.open_epoch import OpenEpoch
 from dagster_flinkpy.runtime.master.region_runner import RegionEnded
 from dagster_flinkpy.runtime.master.region_state import RegionState
 from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
@@ -138,7 +139,7 @@ class SimulatedAttempt(JobAttempt):
             width = scenario.width or width
             attempt |= {"parallelism": width} if "parallelism" in attempt else {}
             config = replace(config, exchange=exchange_options(world))
-            graph = live_program(width, scenario.regions)
+            graph = live_program(width, scenario.regions, one_reader=scenario.one_reader)
         self._world = world
         self._name = name
         self._live = scenario.live
@@ -147,12 +148,12 @@ class SimulatedAttempt(JobAttempt):
     def _create_mailbox(self) -> Mailbox:
         return _ActorMailbox(self._world, self._name)
 
-    def _on_spark(self, job: EpochJob) -> Sequence[WireRow]:
+    def _on_spark(self, job: EpochJob, open_epoch: OpenEpoch | None = None) -> Sequence[WireRow]:
         world = self._world
         if self._live:
             world.step(f"tasks read up to checkpoint {job.checkpoint_id}, {len(job.epochs)} barriers")
             self._deployed.master.state.rules.started(job)
-            return super()._on_spark(replace(job, clock=WorldClock()))
+            return super()._on_spark(replace(job, clock=WorldClock()), open_epoch)
         world.step(f"Spark job of checkpoint {job.checkpoint_id}, {len(job.epochs)} barriers")
         self._deployed.master.state.rules.started(job)
         return SparkJob(
@@ -218,6 +219,12 @@ class SimulatedState(JobState):
                 segment_lost(ended.error, self._token, region.number, region.restarts)
             if ended.error is None and not region.canceling:
                 self.rules.ended(region, ended)
+                self._world.bucket.acknowledged |= {
+                    f"{JOB}/{EXCHANGE_FOLDER}/{uid}/{segment['key']}"
+                    for outputs in ended.outputs.values()
+                    for uid, output in outputs.items()
+                    for segment in output.segments
+                }
         instructions = super().handle(stimulus)
         check_state(self)
         self._results = EpochResults()

@@ -30,7 +30,7 @@ _QUIET = {**CALM, **dict.fromkeys(("slot_lost", "no_slot", "slow", "cut", "half_
 _ALIGNED = {**_QUIET, **dict.fromkeys(("partitioned", "restore", "savepoint", "upkeep", "requests", "unaligned"), 0.0)}
 _LOSING = {**ONE_STREAM, "slot_lost": 0.002, "cut": 0.2, "restarts": 1.0}
 """Regions restart."""
-_STRAY = {**_LOSING, "stray_calls": 1.0}
+_STRAY = {**ONE_STREAM, "slot_lost": 0.0, "no_slot": 0.0, "cut": 0.3, "stray_calls": 1.0, "restarts": 1.0}
 """Calls of earlier deployments are made again."""
 _SLOW = {**_ALIGNED, "slow": 0.3}
 _CRASHING = {**_QUIET, "crash": 0.01, "restarts": 0.0}
@@ -49,9 +49,9 @@ def _(real: Wrapped, deployment: SlotDeployment, slot: str, channel: Any) -> Non
     pass
 
 
-@_live("credits for the same channel replace each other", SlotDeployment, "_grant", _WAIT, _SLOW)
-def _(real: Wrapped, deployment: SlotDeployment, slot: str, channel: Any) -> None:
-    deployment.credits.setdefault(slot, {})[channel] = 1
+@_live("of credits that come together one counts", SlotDeployment, "_add_credits", _WAIT, _SLOW)
+def _(real: Wrapped, deployment: SlotDeployment, credits: Any) -> None:
+    real(deployment, credits[:1])
 
 
 @_live("buffers are sent without a credit", PipelinedSubpartition, "add", "more than it has room for", _ALIGNED)
@@ -76,7 +76,13 @@ def _(real: Wrapped, gate: InputGate, channels: set[Any]) -> None:
         channel.listed = channel in gate._ready
 
 
-@_live("a call of another deployment is taken", TaskExecutor, "receive", "but the files have|has counted", _STRAY)
+@_live(
+    "a call of another deployment is taken",
+    TaskExecutor,
+    "receive",
+    "but the files have|has counted|nothing fails any more",
+    _STRAY,
+)
 def _(real: Wrapped, executor: TaskExecutor, call: bytes, reader: Any, writer: Any) -> None:
     fields = opened(call, deployment=str, slot=str)
     deployment = next(iter(executor._deployments.values()), None)
@@ -120,7 +126,13 @@ def _(real: Wrapped, task: PipelinedTask, ack: Any, uploads: Any) -> None:
     real(task, ack, ())
 
 
-@_live("an epoch that has not begun here begins with its barrier", OperatorTask, "_is_ahead", ".", _SLOW)
+@_live(
+    "an epoch that has not begun here begins with its barrier",
+    OperatorTask,
+    "_is_ahead",
+    "files have|upload is gone",
+    _SLOW,
+)
 def _(real: Wrapped, task: OperatorTask, event: Any) -> bool:
     return False
 
@@ -144,16 +156,11 @@ def _(real: Wrapped, planner: EpochPlanner, *args: Any) -> Any:
     "a cancelled task aborts what was acknowledged",
     PipelinedTask,
     "cancel",
-    "upload is gone|has to commit it",
+    "upload is gone|has to commit it|is not complete",
     _LOSING,
 )
 def _(real: Wrapped, task: PipelinedTask, last: int) -> None:
     real(task, 0)
-
-
-@_live("a cancelled task leaves open what it has begun", PipelinedTask, "_abort", "neither committed nor", _LOSING)
-def _(real: Wrapped, task: PipelinedTask, after: int = 0) -> None:
-    pass
 
 
 @_live(
@@ -167,7 +174,7 @@ def _(real: Wrapped, deployment: Any, job: Any) -> bool:
     return not deployment.is_broken
 
 
-@_live("rows of an earlier deployment count", PipelinedRegion, "on_rows", ".", _LOSING)
+@_live("rows of an earlier deployment count", PipelinedRegion, "on_rows", f"{_WAIT}|has not what", _LOSING)
 def _(real: Wrapped, region: PipelinedRegion, slot: Slot, deployment: str, rows: list[WireRow]) -> None:
     now = region._deployment
     real(region, slot, now.id if now is not None else deployment, [row for row in rows if row.kind is not Kind.FAILURE])

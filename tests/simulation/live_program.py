@@ -68,7 +68,7 @@ class _LiveNumbers(Numbers):
         return _LiveNumbers(first, first + PARTITION_SPLITS)
 
     def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
-        first, size = split.properties["n"] * LIVE_RECORDS, here().rng.choice((1, 4, LIVE_RECORDS))
+        first, size = split.properties["n"] * LIVE_RECORDS, here().rng.choice((1, 1, 4, LIVE_RECORDS))
         for start in range(0, LIVE_RECORDS, size):
             here().turn()
             yield pa.array(range(first + start, first + start + size), pa.int64()), start + size
@@ -109,7 +109,7 @@ class _Writer(CommittingSinkWriter):
 
 
 @cache
-def live_program(parallelism: int, regions: int) -> JobGraph:
+def live_program(parallelism: int, regions: int, *, one_reader: bool = False) -> JobGraph:
     """Returns the program at a parallelism, in one region or in two."""
     env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(parallelism)
     env.set_max_parallelism(MAX_PARALLELISM)
@@ -117,6 +117,9 @@ def live_program(parallelism: int, regions: int) -> JobGraph:
     if regions > 1:
         numbers = numbers.blocking()
     evens = numbers.filter(lambda n: n % 2 == 0).uid("evens")
+    if one_reader:
+        numbers.set_parallelism(1)
+        evens.set_parallelism(1)
     odds = numbers.rebalance().filter(lambda n: n % 2 == 1).uid("odds")
     both = evens.connect(odds).key_by(lambda n: n % KEYS, lambda n: n % KEYS, Types.LONG())
     rows = both.process(_CountBoth(), ROW).uid("count").rebalance().map(lambda row: row, ROW).uid("rows")

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from dagster_flinkpy.errors import FlinkPyError, SlotProtocolError
-from dagster_flinkpy.runtime.exchange.frames import TokenCheck
+from dagster_flinkpy.runtime.exchange.frames import ALIVE, TokenCheck
 from dagster_flinkpy.runtime.master.pipelined_region import PipelinedRegion
 from dagster_flinkpy.runtime.slot.task_executor import TaskExecutor
 from tests.simulation.world import Process, World
@@ -101,7 +101,10 @@ class _Pipe:
 
 
 def _is_heartbeat(item: Any) -> bool:
-    return item is not _END and item.data is None and b'"kind": "heartbeat"' in item.app_metadata.to_pybytes()[:32]
+    if item is _END or item.data is not None:
+        return False
+    message = item.app_metadata.to_pybytes()
+    return message == ALIVE or b'"kind": "heartbeat"' in message[:32]
 
 
 class Call:

@@ -114,6 +114,8 @@ class Scenario:
     """Whether barriers overtake what is in flight on blocking edges, or between live tasks."""
     live: bool = False
     """Whether its tasks are the library's own, and live in slots."""
+    one_reader: bool = False
+    """Whether only one live task reads the source."""
     width: int | None = None
     """The only parallelism, if what is in flight between tasks cannot go to others."""
 
@@ -141,8 +143,11 @@ class Scenario:
         return replace(drawn, unaligned=rng.random() < chaos.unaligned) if drawn.regions > 1 else drawn
 
     def with_live_tasks(self, rng: random.Random, chaos: Chaos) -> Scenario:
-        unaligned = rng.random() < chaos.unaligned
-        return replace(self, live=True, regions=1, unaligned=unaligned, width=rng.randint(1, 3) if unaligned else None)
+        regions = min(self.regions, 2)
+        unaligned = regions == 1 and rng.random() < chaos.unaligned
+        width = rng.randint(2, 3) if unaligned else None
+        one_reader = regions == 1 and rng.random() < 0.3
+        return replace(self, live=True, regions=regions, unaligned=unaligned, one_reader=one_reader, width=width)
 
 
 def key_of(record: int) -> int:

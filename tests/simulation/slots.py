@@ -12,7 +12,6 @@ from typing import Any
 from unittest import mock
 
 import pyarrow as pa
-import pyarrow.flight as flight
 
 from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
 from dagster_flinkpy.errors import SlotLostError
@@ -20,6 +19,8 @@ from dagster_flinkpy.runtime import shipping
 from dagster_flinkpy.runtime.exchange import input_gate, places, reply_stream, slot_link
 from dagster_flinkpy.runtime.exchange.input_gate import InputGate
 from dagster_flinkpy.runtime.master import job_exchange, pipelined_region, slot_pool
+from dagster_flinkpy.runtime.master.job_session import JobSession
+from dagster_flinkpy.runtime.master.job_slots import JobSlots
 from dagster_flinkpy.runtime.master.pipelined_region import PipelinedRegion
 from dagster_flinkpy.runtime.shuffle import record_writer
 from dagster_flinkpy.runtime.shuffle.wire import Kind, WireRow
@@ -86,7 +87,7 @@ class SimulatedSlot:
         def body() -> None:
             try:
                 executor.run()
-            except (pa.ArrowException, OSError) as error:
+            except (SlotLostError, pa.ArrowException, OSError) as error:
                 raised.append(error)
 
         actor = self._actor = world.spawn(self._process.name, body, self._process)
@@ -148,13 +149,13 @@ class Background:
 
 
 class _Endpoint(Server):
-    def __init__(self, network: Network, location: str, pool: slot_pool.SlotPool, token: str) -> None:
+    def __init__(self, network: Network, location: str, pool: slot_pool.SlotPool, token: str, tls: None) -> None:
         super().__init__(network, token, pool.serve)
 
 
 class _DataServer(Server):
-    def __init__(self, network: Network, location: str, executor: TaskExecutor, token: str) -> None:
-        super().__init__(network, token, executor.receive)
+    def __init__(self, network: Network, location: str, executor: TaskExecutor, descriptor: SlotDescriptor) -> None:
+        super().__init__(network, descriptor.token, executor.receive)
 
 
 @contextmanager
@@ -177,22 +178,24 @@ def live_tasks(world: World) -> Iterator[Network]:
         patch(slot_pool, "SimpleQueue", simulated_queue(world))
         patch(slot_pool, "secrets", SimpleNamespace(token_hex=lambda n: f"{rng.getrandbits(8 * n):0{2 * n}x}"))
         # The network.
-        ours = SimpleNamespace(connect=network.connect, FlightError=flight.FlightError)
-        patch(slot_link, "flight", ours)
-        patch(task_executor, "flight", ours)
+        patch(task_executor, "connect", lambda location, certificate: network.connect(location))
         patch(task_executor, "calling", lambda token: token)
         patch(task_executor, "address_towards", lambda host, port: "host")
         patch(task_executor, "_DataServer", partial(_DataServer, network))
         patch(slot_pool, "_Endpoint", partial(_Endpoint, network))
         patch(job_exchange, "start_on_spark", lambda job_id, shared: partial(SimulatedSlot, network))
         patch(job_exchange, "host_of_driver", lambda settings: "driver")
+        patch(job_exchange, "announce_job", lambda *args, **options: nullcontext())
+        patch(job_exchange, "kept_slots", lambda settings: None)
+        patch(JobSession, "open", lambda session: nullcontext())
+        patch(JobSlots, "look", lambda slots, spark: None)
         # Programs are small, and are importable. Buffers and channels are small, too, so that they are full.
         patch(shipping, "user_modules_by_value", lambda pickler: nullcontext())
         patch(deployment, "_TIMER_SECONDS", 1.0)
         patch(places, "_MIN_CREDIT", 1)
-        patch(places, "_MAX_CREDIT", rng.choice((1, 2, 8)))
+        patch(places, "_MAX_CREDIT", rng.choice((1, 2, 3)))
         patch(pipelined_task, "_ROWS_AT_ONCE", rng.choice((1, 3, 8)))
-        small = rng.choice((1, 1 << 20))
+        small = rng.choice((1, 1, 1 << 20))
         patch(record_writer, "BUFFER_SIZE", small)
         patch(operator_task, "_JOINED_SIZE", small)
         patch(slot_link, "_SEND_BYTES", rng.choice((1, 4 << 20)))
@@ -229,10 +232,10 @@ def _noting(network: Network, real: Any) -> Any:
 
 
 def _watched(network: Network, real: Any) -> Any:
-    def wait(region: PipelinedRegion, *args: Any) -> None:
+    def wait(region: PipelinedRegion, *args: Any, **options: Any) -> None:
         network.waiting[region] = network.world.current.process
         try:
-            real(region, *args)
+            real(region, *args, **options)
         finally:
             network.waiting.pop(region, None)
 

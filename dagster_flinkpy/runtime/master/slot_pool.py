@@ -155,7 +155,7 @@ class SlotPool:
         self._changed = threading.Condition()
         self._slots: dict[str, Slot] = {}
         """By name, the slot that was started last."""
-        self._processes: set[Slot] = set()
+        self._processes: list[Slot] = []
         """All whose process has not ended."""
         self._listeners: list[SlotListener] = []
         self._server: _Endpoint | None = None
@@ -259,14 +259,14 @@ class SlotPool:
             resources,
         )
         slot = self._slots[name] = Slot(descriptor, self._start, self._on_ended)
-        self._processes.add(slot)
+        self._processes.append(slot)
         slot.thread.start()
         return slot
 
     def _on_ended(self, slot: Slot, error: BaseException) -> None:
         with self._changed:
             slot.ended = error
-            self._processes.discard(slot)
+            self._processes.remove(slot)
             self._changed.notify_all()
         if slot.location:  # a process that Spark has given up may still be there
             slot.say(frame("end"))
@@ -297,7 +297,7 @@ class SlotPool:
         with self._changed:
             self._over.set()
             self._changed.notify_all()
-            processes = list(self._processes)
+            processes = self._processes.copy()
         for slot in processes:
             if slot.location and slot.lost is None:
                 slot.say(frame("end"))
