@@ -139,6 +139,8 @@ class SlotDeployment:
         try:
             for link in self.links.values():
                 link.open()
+            for link in self.links.values():
+                link.await_answer()
         except SlotLostError as error:
             self.fail(error)
         self._in_all(PipelinedTask.open)
@@ -254,7 +256,7 @@ class SlotDeployment:
                         self._in(task, PipelinedTask.on_processing_time)
             waits.append(_TIMER_SECONDS)
         try:
-            for link in self.links.values():
+            for link in self.links.values() if not self.failed else ():  # they may not be open
                 link.flush()
         except SlotLostError as error:
             self.fail(error)

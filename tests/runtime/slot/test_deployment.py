@@ -46,6 +46,9 @@ class _Link:
     def open(self) -> None:
         pass
 
+    def await_answer(self) -> None:
+        pass
+
     def flush(self) -> None:
         pass
 
