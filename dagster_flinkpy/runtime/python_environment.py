@@ -191,11 +191,22 @@ def _extract(name: str, data: bytes, target: Path) -> None:
                 archive.extractall(target)
         elif name.endswith((".tar", ".tar.gz", ".tgz")):
             with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-                tar.extractall(target, filter="data")
+                _extract_tar(tar, target)
         else:
             raise ConfigurationError(f"add_python_archive() takes a .zip, .tar, .tar.gz or .tgz file, not {name!r}")
     except (zipfile.BadZipFile, tarfile.TarError) as e:
         raise ConfigurationError(f"archive {name!r} cannot be unpacked: {e}") from e
+
+
+def _extract_tar(tar: tarfile.TarFile, target: Path) -> None:
+    if hasattr(tarfile, "data_filter"):
+        tar.extractall(target, filter="data")
+        return
+    for member in tar.getmembers():  # Python before 3.11.4, such as that of Debian 12
+        inside = (target / member.name).resolve().is_relative_to(target.resolve())
+        if not inside or not (member.isfile() or member.isdir()):
+            raise tarfile.TarError(f"{member.name!r} is outside of it, or neither a file nor a folder")
+    tar.extractall(target)
 
 
 def _install(packed: PackedPython, folder: Path) -> None:

@@ -255,7 +255,7 @@ def test_statistics(job: Path) -> None:
     (phases,) = (line for line in shown.splitlines() if line.split()[:4] == ["total", "ms", "trigger", "plan"])
     assert phases.split()[4:10] == ["spark", "snapshot", "upload", "metadata", "head", "commit"]
     (count,) = (line.split() for line in shown.splitlines() if line.split()[:1] == ["count"])
-    assert sum(map(int, count[5:8])) == 1000, "busy, idle and back-pressured"
+    assert sum(map(int, count[7:10])) == 1000, "busy, idle and back-pressured"
     assert json.loads(printed("checkpoints", "stats", job, "--json"))["counts"]["completed"] == 3
 
 

@@ -265,7 +265,7 @@ VALUES: dict[str, tuple[str, Callable[[StreamExecutionEnvironment], object], obj
         lambda e: e.get_checkpoint_config().get_externalized_checkpoint_retention().name,
         "DELETE_ON_CANCELLATION",
     ),
-    "execution.exchange": ("auto", lambda e: e.get_config().exchange.mode, ExchangeMode.AUTO),
+    "execution.exchange": ("spark", lambda e: e.get_config().exchange.mode, ExchangeMode.SPARK),
     "execution.buffer-timeout.interval": (
         "5 ms",
         lambda e: e.get_config().exchange.buffer_timeout,

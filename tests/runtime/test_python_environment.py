@@ -195,3 +195,20 @@ def test_a_worker_whose_folder_is_gone_reads_archives(tmp_path: Path, monkeypatc
     gone.rmdir()
     with installed(packed, str(tmp_path / "cache")):
         assert Path("data/names.txt").read_text() == "ann"
+
+
+@pytest.mark.parametrize("name", ["../out", "link"])
+def test_a_tar_file_cannot_write_elsewhere_whatever_python_has(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(tarfile, "data_filter", raising=False)
+    path = tmp_path / "data.tar"
+    with tarfile.open(path, "w") as archive:
+        entry = tarfile.TarInfo(name)
+        if name == "link":
+            entry.type, entry.linkname = tarfile.SYMTYPE, "/etc"
+        archive.addfile(entry)
+    packed = pack(PythonDependencies(archives=(PythonArchive(str(path), "data"),)))
+    with pytest.raises(ConfigurationError, match="cannot be unpacked"), installed(packed, str(tmp_path / "cache")):
+        pass
+    assert not (tmp_path / "out").exists()

@@ -69,7 +69,7 @@ def test_clusters(spark: Any, executors: dict[str, int] | None, limit: int | Non
 
 @pytest.mark.spark
 def test_a_real_spark_connect_server_tells(spark: SparkSession) -> None:
-    assert ask_for_slots(spark) == TaskSlots({"driver": 2}, 2)
+    assert ask_for_slots(spark) == TaskSlots({"driver": 3}, 3)
 
 
 AWAITED = {

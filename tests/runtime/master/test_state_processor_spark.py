@@ -44,7 +44,9 @@ def test_state_of_a_data_frame_is_seen_by_a_job_and_read_again(spark: SparkSessi
     with JobAttempt(graph, config, owner="test", restore_from=path) as attempt:
         attempt.run_epoch()
         records = collected(attempt.graph, attempt.collected)
-    assert sorted(records) == [("k7", 2, 75), ("k7", 3, 81), ("new", 1, 7)]
+    first, *others = sorted(records)
+    assert first in [("k7", 2, 75), ("k7", 2, 76)], "two subtasks read the two records"
+    assert others == [("k7", 3, 81), ("new", 1, 7)]
 
     total = read_savepoint(str(tmp_path / "job")).state("counts", "sum")
     rows = total.to_spark(spark)
