@@ -125,7 +125,7 @@ def run(case: str, folder: Path) -> str:
     config = JobConfig(
         "job",
         StorageLocation(str(folder / "store")),
-        SparkSettings(master="local[2]", conf={"spark.driver.memory": "1g"}),
+        SparkSettings(master="local[4]", conf={"spark.driver.memory": "1g"}),
         exchange=ExchangeOptions(
             mode, heartbeat_interval=timedelta(seconds=0.5), heartbeat_timeout=timedelta(seconds=4)
         ),
