@@ -80,7 +80,7 @@ def _(real: Wrapped, gate: InputGate, channels: set[Any]) -> None:
     "a call of another deployment is taken",
     TaskExecutor,
     "receive",
-    "but the files have|has counted|nothing fails any more",
+    "the files have|has counted|nothing fails any more|has room",
     _STRAY,
 )
 def _(real: Wrapped, executor: TaskExecutor, call: bytes, reader: Any, writer: Any) -> None:
