@@ -25,7 +25,7 @@ SAYS = {
     "driver": "SlotLostError: ",
     "slots later": "exact after 1 restarts; job 'job': tasks live in slots",
     "driver later": "exact after 1 restarts; job 'job': tasks live in slots",
-    "auto": "exact after 0 restarts; job 'job': each epoch is a Spark job (execution.exchange: spark), because slot",
+    "auto": "exact after 0 restarts; job 'job': each epoch is a Spark job (execution.exchange: spark), because ",
 }
 """How what becomes of the job begins."""
 
