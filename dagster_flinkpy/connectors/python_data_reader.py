@@ -221,7 +221,7 @@ class PartitionEnumerator(SplitEnumerator):
 
     @property
     def assigns_late(self) -> bool:
-        return not self._is_limited()
+        return self._reader is not None and not self._is_limited()  # there is a reader once a stream was asked
 
     @property
     def exhausted(self) -> bool:

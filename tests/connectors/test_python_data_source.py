@@ -193,6 +193,15 @@ def test_a_batch_reader_is_read_once(folder: Path) -> None:
     assert again.exhausted
 
 
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_stream_is_asked_again_before_the_barrier(folder: Path, batch: bool) -> None:
+    source = numbers(folder, batch=batch).continuous()
+    enumerator = source.create_enumerator(None)
+    assert not enumerator.assigns_late, "no reader has been asked"
+    enumerator.plan_epoch(1)
+    assert enumerator.assigns_late is not batch
+
+
 def test_a_simple_reader_is_read_between_offsets() -> None:
     source = PythonDataSource(Simple({})).continuous()
     enumerator = source.create_enumerator(None)
