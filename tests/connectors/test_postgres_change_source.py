@@ -10,15 +10,18 @@ from typing import Any
 import psycopg
 import pytest
 
+from dagster_flinkpy.checkpoint.requests import RequestKind
 from dagster_flinkpy.common import Types
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.connectors import PostgresChangeSource, postgres_slot
 from dagster_flinkpy.connectors import postgres_change_enumerator as module
-from dagster_flinkpy.datastream import StreamExecutionEnvironment
+from dagster_flinkpy.datastream import MapFunction, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import SourceLag, SourceSplit, SplitEnumerator, SplitEnumeratorContext
 from dagster_flinkpy.errors import ConfigurationError, RestoreError, SourceReadError
 from dagster_flinkpy.testing import run_local
 from tests.connectors.test_postgres_sink import Database
+from tests.runtime.harness import collect_graph
+from tests.runtime.master.test_open_epochs import Run, World
 
 
 class Changes(Database):
@@ -283,6 +286,34 @@ def test_a_job_confirms_what_it_has_read(database: Changes) -> None:
     assert sorted(found) == [f"+I{n}" for n in range(5)]
     enumerator = started(source)
     assert take(source, enumerator) == [], "the slot begins after all of them"
+
+
+class Seen(MapFunction):
+    """Tells a world of each row."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def map(self, value: Any) -> int:
+        self._world.see(value.n)
+        return int(value.n)
+
+
+def test_the_rows_of_a_snapshot_are_there_until_live_tasks_have_read_them(database: Changes, tmp_path: Path) -> None:
+    database.create()
+    database.sql("INSERT INTO {}.t VALUES (1, 'x'), (2, 'x')")
+    env = StreamExecutionEnvironment.get_execution_environment()
+    rows = env.from_source(database.source(snapshot=True), WatermarkStrategy.no_watermarks(), "rows").uid("numbers")
+    world = World()
+    graph = collect_graph(rows.map(Seen(world), Types.LONG()).uid("seen"))
+    with Run(world, tmp_path, graph=graph) as run:
+        world.wait_for(2)
+        database.sql("INSERT INTO {}.t VALUES (3, 'x')")
+        world.wait_for(3)
+        run.ask(RequestKind.STOP)
+    assert run.error is None
+    assert sorted(run.rows) == [1, 2, 3]
+    assert world.seen == [1, 2, 3], "nothing was tried again"
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

@@ -321,7 +321,7 @@ class JobMaster:
             case PlanEpoch(checkpoint_id=checkpoint_id, before=before, inputs=inputs, drain=drain):
                 submit(partial(runner.plan, checkpoint_id, before, inputs, drain=drain))
             case RunEpochs(epochs=epochs, restarts=restarts, rewritten=rewritten, was_read=was_read):
-                open_epoch = runner.open(epochs[0]) if epochs[0].open else None
+                open_epoch = runner.open(epochs[0].checkpoint_id) if epochs[0].open else None
                 run = partial(runner.run, epochs, restarts, rewritten=rewritten, was_read=was_read)
                 submit(partial(run, open_epoch=open_epoch))
             case CloseEpoch(following=following):

@@ -193,7 +193,7 @@ class PipelinedRegion:
     def _give_out(self, open_epoch: OpenEpoch, deployment: _Deployment) -> None:
         """Gives the sources what comes, part by part, until the epoch is closed or a task has failed."""
         open_epoch.on_close(self._wake)
-        while not deployment.failed:
+        while open_epoch.read.open and not deployment.failed:
             self._wait(lambda: deployment.failed or deployment.missing_requests <= 0)
             if deployment.failed:
                 return
@@ -202,8 +202,6 @@ class PipelinedRegion:
                 self._wait(lambda: deployment.failed or open_epoch.closed, seconds=open_epoch.interval)
                 continue
             deployment.begin(part)
-            if not part.open:
-                return
 
     def _read_on(self, open_epoch: OpenEpoch, deployment: _Deployment) -> None:
         """Gives the sources what comes for the next epoch, until all tasks have acknowledged this one."""
@@ -215,11 +213,12 @@ class PipelinedRegion:
             return self._is_done(deployment, epochs)
 
         deployment.begin(following.read)
-        while not done() and following.error is None:
+        while not done() and following.error is None and open_epoch.error is None:
             self._wait(lambda: done() or deployment.missing_requests <= 0)
             if done():
                 return
             with suppress(Exception):  # it is raised when the epoch is run
+                open_epoch.finish()
                 if (part := following.next()) is not None:
                     deployment.begin(part)
                     continue

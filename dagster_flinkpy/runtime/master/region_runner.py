@@ -95,8 +95,7 @@ class JobRunner:
     tell: Callable[[Stimulus], object]
     """Tells the master of something that it has not asked for."""
     _open: OpenEpoch | None = None
-    _following: OpenEpoch | None = None
-    """The epoch that the sources read while the one before it is acknowledged."""
+    """The epoch that was opened last."""
 
     @property
     def tasks(self) -> Sequence[Subtask]:
@@ -140,26 +139,21 @@ class JobRunner:
             epoch = self.watchdog.run(f"planning what checkpoint {checkpoint_id} reads", plan)
         return EpochPlanned(self.now(), self.planner.number, epoch)
 
-    def open(self, given: Epoch) -> OpenEpoch:
-        """Returns an epoch whose input comes in parts.
-
-        Args:
-            given: What an earlier try was given, or an epoch without input.
-        """
-        following, self._following = self._following, None
-        if following is not None and following.read.checkpoint_id == given.checkpoint_id:
-            self._open = following
-            following.say_if_ended()
-        else:
-            self._following = following  # it comes after the one that is read again
-            self._open = self._create(given)
+    def open(self, checkpoint_id: int) -> OpenEpoch:
+        """Returns an epoch whose input comes in parts: the same one if it was begun before."""
+        for known in (self._open, None if self._open is None else self._open.following):
+            if known is not None and known.read.checkpoint_id == checkpoint_id:
+                self._open = known
+                known.say_if_ended()
+                return known
+        self._open = self._create(checkpoint_id, frozenset())
         return self._open
 
-    def _create(self, given: Epoch) -> OpenEpoch:
+    def _create(self, checkpoint_id: int, ended_sources: frozenset[str]) -> OpenEpoch:
         def on_end() -> None:
             self.tell(InputEnded(self.now(), self.planner.number))
 
-        return OpenEpoch(given, self.planner.splits, self.watchdog, self.now, on_end)
+        return OpenEpoch(checkpoint_id, ended_sources, self.planner.splits, self.watchdog, self.now, on_end)
 
     def close(self, following: int | None) -> None:
         """Closes the epoch that was opened last: the barrier follows.
@@ -168,9 +162,7 @@ class JobRunner:
             following: The checkpoint of the epoch that the sources read next; None if they wait.
         """
         assert self._open is not None
-        if following is not None:
-            self._following = self._create(Epoch(following, {}, self._open.read.ended_sources))
-        self._open.close(self._following if following is not None else None)
+        self._open.close(None if following is None else self._create(following, self._open.read.ended_sources))
 
     def run(
         self,
@@ -216,7 +208,9 @@ class JobRunner:
             return ended(results, self._cause(error))
         if (failure := results.failure) is not None:
             return ended(results, self._cause(failure.error), failure.task)
-        if not was_read and open_epoch is None:
+        if open_epoch is not None:
+            open_epoch.finish()
+        elif not was_read:
             self.planner.splits.was_read(ids[-1], results.states)  # once, and last: then they assign the next input
         self._measure(results)
         return ended(results, outputs=self._take_outputs(results))
@@ -277,7 +271,10 @@ class JobRunner:
         return RegionEnded(self.now(), self.planner.number, (checkpoint_id,), self.planner.repeat(checkpoint_id))
 
     def notify_complete(self, checkpoint_id: int) -> None:
-        """Tells the sources that a checkpoint is complete."""
+        """Tells the sources that a checkpoint is complete, once they have read what is assigned to them."""
+        if self._open is not None:
+            self._open.notify_complete(checkpoint_id)
+            return
         told = f"telling sources that checkpoint {checkpoint_id} is complete"
         self.watchdog.run(told, self.planner.splits.notify_complete, checkpoint_id)
 

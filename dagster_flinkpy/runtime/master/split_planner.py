@@ -98,7 +98,7 @@ class SplitPlanner:
         return any(self._enumerators[uid].assigns_late for uid in self.uids)
 
     def plan_part(self, checkpoint_id: int, *, first: bool) -> Epoch:
-        """Assigns the input that is there now, and treats it as read; more may follow before the barrier.
+        """Assigns the input that is there now; more may follow before the barrier. What was assigned before is read.
 
         Args:
             checkpoint_id: The checkpoint of the barrier.
@@ -115,9 +115,7 @@ class SplitPlanner:
         else:
             splits, ended = self._ahead
         self._ahead, self._ended = None, self._ended | ended
-        part = Epoch(checkpoint_id, splits, frozenset(self._ended), open=True)
-        self._assume_read(part)
-        return part
+        return Epoch(checkpoint_id, splits, frozenset(self._ended), open=True)
 
     def plan_edges(self, inputs: EdgeInputs) -> dict[tuple[str, int], tuple[SourceSplit, ...]]:
         """Returns the splits of the blocking edges that an epoch reads, by source and subtask.
@@ -201,10 +199,11 @@ class SplitPlanner:
 
         This is safe because the job reads all splits to their end, or fails as a whole.
         """
-        self._assume_read(epoch)
+        self.take_back(epoch)
         self.snapshot(epoch.checkpoint_id)
 
-    def _assume_read(self, epoch: Epoch) -> None:
+    def take_back(self, epoch: Epoch) -> None:
+        """Gives the splits of an epoch, or of a part of it, back to the enumerators, as read to their ends."""
         asked = {uid for uid, _ in epoch.splits}
         for uid, enumerator in self._enumerators.items():
             if uid not in asked:

@@ -53,6 +53,8 @@ class World:
         self.looks = 0
         self.fails_at: set[int] = set()
         """Records at which a function raises, once each."""
+        self.taken: list[str] = []
+        """The splits that the enumerator has got back, and the checkpoints of which it has heard."""
         self.broken = False
         """Whether the next look for input raises."""
         self._changed = threading.Condition()
@@ -113,6 +115,10 @@ class _Enumerator(SplitEnumerator):
 
     def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
         assert all(split.finished for split in splits)
+        self._world.taken += [split.split_id for split in splits]
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        self._world.taken.append(f"checkpoint {checkpoint_id}")
 
     @property
     def exhausted(self) -> bool:
@@ -227,6 +233,8 @@ class Run:
         self.asker = JobRequests(StorageLocation(str(folder)).child("job"), "asker")
         self.rows: list[Any] = []
         self.checkpoints: list[int] = []
+        self.positions: list[tuple[int | None, int]] = []
+        """How many records the source had read at each checkpoint, and how many rows there were up to it."""
         self.error: BaseException | None = None
         self._world, self._begun = world, threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -238,6 +246,8 @@ class Run:
                 for epoch in running.run_epochs(periodic=True):
                     self.checkpoints.append(epoch.checkpoint_id)
                     self.rows += collected(self.graph, running.collected)
+                    numbers = epoch.metadata.operator("numbers").coordinator_state
+                    self.positions.append((numbers.get("next"), len(self.rows)))
         except BaseException as error:
             self.error = error
         self._begun.set()
@@ -406,6 +416,7 @@ def test_whenever_records_checkpoints_and_failures_come_each_is_counted_once(
                 run.ask(RequestKind.CHECKPOINT)
     assert run.error is None
     assert sorted(n for n, _ in run.rows) == world.records
+    assert all(position == rows for position, rows in run.positions), "a run that begins there reads each record once"
     assert sorted((n % 3, count) for n, count in run.rows) == sorted(
         (n % 3, count) for n, count in counts(world.records)
     )

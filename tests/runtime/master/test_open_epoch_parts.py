@@ -1,0 +1,127 @@
+"""What the sources are given of an open epoch, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dagster_flinkpy.checkpoint.stimuli import Stimulus
+from dagster_flinkpy.datastream.connectors.base import SplitEnumeratorContext
+from dagster_flinkpy.runtime.epoch import Epoch
+from dagster_flinkpy.runtime.master.open_epoch import OpenEpoch
+from dagster_flinkpy.runtime.master.region_runner import InputEnded, JobRunner
+from dagster_flinkpy.runtime.master.split_planner import SplitPlanner
+from dagster_flinkpy.runtime.master.watchdog import Watchdog
+from tests.runtime.master.test_open_epochs import World, program
+
+NOBODY: Any = None
+
+
+class Region:
+    """The lane of a region, and its source."""
+
+    def __init__(self, watchdog: Watchdog) -> None:
+        self.world, self.told = World(), list[Stimulus]()
+        graph = program(self.world, parallelism=1)
+        self.splits = SplitPlanner(graph, {}, SplitEnumeratorContext("job", 1, NOBODY))
+        planner: Any = SimpleNamespace(splits=self.splits, number=0)
+        others = (watchdog, NOBODY, NOBODY, NOBODY, NOBODY, NOBODY, lambda: 7, self.told.append)
+        self.runner = JobRunner(planner, NOBODY, *others)
+
+    def position(self, checkpoint_id: int) -> int:
+        return int(self.splits.take_states(checkpoint_id)["numbers"]["next"])
+
+
+@pytest.fixture
+def region() -> Iterator[Region]:
+    watchdog = Watchdog(timedelta(seconds=60))
+    yield Region(watchdog)
+    watchdog.close()
+
+
+def ids(part: Epoch | None) -> list[str]:
+    assert part is not None
+    return [split.split_id for splits in part.splits.values() for split in splits]
+
+
+def rest(epoch: OpenEpoch) -> None:
+    """Gives out an epoch to its end, as a region does."""
+    while epoch.read.open:
+        epoch.next()
+
+
+def test_parts_come_one_after_the_other(region: Region) -> None:
+    epoch = region.runner.open(1)
+    region.world.records = [0]
+    assert ids(epoch.next()) == ["0-1"]
+    assert region.world.taken == [], "the sources are reading it"
+    assert epoch.next() is None
+    assert region.world.taken == ["0-1"]
+    region.world.records = [0, 1, 2]
+    assert ids(epoch.next()) == ["1-3"]
+    region.runner.close(None)
+    last = epoch.next()
+    assert last is not None and not last.open
+    epoch.finish()
+    assert (ids(epoch.read), epoch.read.open, region.position(1)) == (["0-1", "1-3"], False, 3)
+
+
+def test_an_epoch_that_is_complete_is_the_same_in_each_try(region: Region) -> None:
+    epoch = region.runner.open(1)
+    region.world.records = [0]
+    epoch.next()
+    region.runner.close(2)
+    rest(epoch)
+    epoch.finish()
+    region.world.records = [0, 1]
+    assert epoch.following is not None
+    assert ids(epoch.following.next()) == ["1-2"], "the sources read on behind the barrier"
+    region.world.records = [0, 1, 2]
+    again = region.runner.open(1)  # a task has failed before all have acknowledged
+    region.runner.close(None)
+    rest(again)
+    again.finish()
+    assert ids(again.read) == ["0-1"]
+    assert region.position(1) == 1, "a run that begins there reads what the next epoch was given"
+    following = region.runner.open(2)
+    assert ids(following.read) == ["1-2"]
+    assert ids(following.next()) == ["2-3"]
+
+
+def test_sources_hear_of_checkpoints_between_two_parts(region: Region) -> None:
+    epoch = region.runner.open(2)
+    region.runner.notify_complete(1)
+    region.world.records = [0]
+    epoch.next()
+    region.runner.notify_complete(2)
+    assert region.world.taken == ["checkpoint 1"], "the sources are reading what is assigned"
+    epoch.next()
+    assert region.world.taken == ["checkpoint 1", "0-1", "checkpoint 2"]
+
+
+def test_the_end_of_input_is_told_again_to_who_could_not_act_on_it(region: Region) -> None:
+    epoch = region.runner.open(1)
+    region.runner.close(2)
+    rest(epoch)
+    epoch.finish()
+    region.world.ended = True
+    assert epoch.following is not None
+    assert epoch.following.next() is not None
+    assert [type(each) for each in region.told] == [InputEnded]
+    region.runner.open(2)
+    assert [type(each) for each in region.told] == [InputEnded] * 2
+
+
+def test_nothing_is_assigned_after_an_error(region: Region) -> None:
+    epoch = region.runner.open(1)
+    region.world.broken = True
+    for _ in range(2):
+        with pytest.raises(Exception, match="cannot be listed"):
+            epoch.next()
+    with pytest.raises(Exception, match="cannot be listed"):
+        epoch.finish()
+    assert region.world.looks == 1
