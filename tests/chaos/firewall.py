@@ -10,7 +10,6 @@ import logging
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,12 @@ from dagster_flinkpy.errors import FlinkPyError, SlotLostError
 from dagster_flinkpy.runtime.master import job_exchange, job_failover
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
-from dagster_flinkpy.runtime.master.mailbox import Mailbox, ThreadMailbox
 from dagster_flinkpy.runtime.master.pipelined_exchange import PipelinedExchange
 from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.runtime.slot.task_executor import SlotDescriptor, TaskExecutor
 from dagster_flinkpy.spark.sessions import SparkSettings
 from dagster_flinkpy.storage import StorageLocation
-from tests.runtime.slot.test_live_failures import Noted, assert_exact, program
+from tests.runtime.slot.test_live_failures import Noted, OnRestart, assert_exact, program
 
 __all__ = ["CASES", "main"]
 
@@ -95,21 +93,6 @@ class _Process:
         self._process.kill()
 
 
-class _Attempt(JobAttempt):
-    def _create_mailbox(self) -> Mailbox:
-        return ThreadMailbox()
-
-
-class _OnRestart(logging.Filter):
-    def __init__(self, act: Callable[[], None]) -> None:
-        super().__init__()
-        self._act = act
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        self._act()
-        return True
-
-
 def run(case: str, folder: Path) -> str:
     """Runs a job, and returns what its progress and its end say."""
     network = Network()
@@ -133,10 +116,10 @@ def run(case: str, folder: Path) -> str:
         in_process=case != "auto",
     )
     graph, sink = program(folder, Noted(folder))
-    logging.getLogger(job_failover.__name__).addFilter(_OnRestart(network.mend))
+    logging.getLogger(job_failover.__name__).addFilter(OnRestart(network.mend))
     lines: list[str] = []
     try:
-        with _Attempt(
+        with JobAttempt(
             graph,
             config,
             owner="test",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -18,7 +19,6 @@ from dagster_flinkpy.errors import CheckpointError, UserFunctionError
 from dagster_flinkpy.runtime.master import job_exchange, pipelined_region
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
-from dagster_flinkpy.runtime.master.mailbox import Mailbox, ThreadMailbox
 from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.runtime.slot.task_executor import SlotDescriptor
 from dagster_flinkpy.storage import StorageLocation
@@ -101,8 +101,17 @@ class LiveAttempt(JobAttempt):
         job = JobConfig("job", StorageLocation(str(folder / "store")), in_process=True, **config)
         super().__init__(graph, job, owner="test", on_progress=None if lines is None else lines.append)
 
-    def _create_mailbox(self) -> Mailbox:
-        return ThreadMailbox()
+
+class OnRestart(logging.Filter):
+    """Calls something when the master has noticed a failure."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        super().__init__()
+        self._act = act
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        self._act()
+        return True
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -20,7 +20,15 @@ from dagster_flinkpy.runtime.shuffle import wire
 from dagster_flinkpy.runtime.shuffle.wire import Kind
 from dagster_flinkpy.runtime.slot import task_executor
 from tests.chaos.relay import TROUBLES, Relays
-from tests.runtime.slot.test_live_failures import LiveAttempt, Noted, assert_exact, program, raise_first, restarts
+from tests.runtime.slot.test_live_failures import (
+    LiveAttempt,
+    Noted,
+    OnRestart,
+    assert_exact,
+    program,
+    raise_first,
+    restarts,
+)
 
 OPTIONS = ExchangeOptions(
     ExchangeMode.PIPELINED,
@@ -138,18 +146,6 @@ def test_auto_goes_on_without_slots_that_do_not_reach_each_other(
     assert said.startswith("job 'job': each epoch is a Spark job (execution.exchange: spark), because ")
     assert "slot default-" in said
     assert "cannot be reached" in said
-
-
-class OnRestart(logging.Filter):
-    """Calls something when the master has noticed a failure."""
-
-    def __init__(self, act: Callable[[], None]) -> None:
-        super().__init__()
-        self._act = act
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        self._act()
-        return True
 
 
 @pytest.mark.parametrize("to", ["driver", "slots"])
