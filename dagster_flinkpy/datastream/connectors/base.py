@@ -194,8 +194,8 @@ class SplitEnumerator(ABC):
         """Whether `plan_epoch` may be called again before the barrier, for what has come meanwhile. Default: False.
 
         Then tasks that live (``execution.exchange``) read input as it comes, instead of once for each periodic
-        checkpoint. After each call `on_epoch_read` is called with what it has returned. A source that limits what it
-        reads between two barriers must not say so.
+        checkpoint. Before the next call, `on_epoch_read` is called with what the last one has returned, when that was
+        read. A source that limits what it reads between two barriers must not say so.
         """
         return False
 
