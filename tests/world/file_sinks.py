@@ -15,7 +15,7 @@ from dagster_flinkpy.datastream.connectors.base import TwoPhaseCommittingSink
 from dagster_flinkpy.errors import CommittableLostError, StorageError
 from tests.world.stage import EVENT, Act, Record, Sink, Undo, nothing
 
-__all__ = ["SYSTEMS"]
+__all__ = ["SYSTEMS", "restores_older"]
 
 
 class ParquetFiles(Sink):
@@ -130,7 +130,7 @@ def puts_a_file_in_the_way(system: ParquetFiles) -> Undo | None:
     return undo
 
 
-def _restores_older(system: ParquetFiles) -> Undo:
+def restores_older(system: Sink) -> Undo:
     """Follows the advice to restore an older checkpoint."""
 
     def undo(failed: bool) -> None:
@@ -145,7 +145,7 @@ def deletes_staged(system: ParquetFiles) -> Undo | None:
     if not system.staged:
         return None
     shutil.rmtree(system.folder / ".flinkpy" / "uploads")
-    return _restores_older(system)
+    return restores_older(system)
 
 
 def cuts_staged(system: ParquetFiles) -> Undo | None:

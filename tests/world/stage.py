@@ -151,6 +151,8 @@ class Sink(System):
 
     hooks: ClassVar[Sequence[tuple[str, str, bool]]] = ()
     """Steps within a commit: ``module:Class``, method, and whether after it."""
+    knows_the_job: ClassVar[bool] = True
+    """Whether what is written tells which checkpoints of the job it has."""
 
     @abstractmethod
     def sink(self) -> TwoPhaseCommittingSink:

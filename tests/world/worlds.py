@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dagster_flinkpy.errors import FlinkPyError
-from tests.world import buckets, checkpoints, file_sinks, file_sources, lake, postgres, streams, topics
+from tests.world import buckets, checkpoints, file_sinks, file_sources, functions, lake, postgres, streams, topics
 from tests.world.plain import PlainSink, PlainSource
 from tests.world.play import Case, play
 from tests.world.stage import JOB_AWAY, Place, Sink, Source, System
@@ -17,11 +17,11 @@ __all__ = ["SYSTEMS", "run"]
 
 SYSTEMS: Mapping[str, type[System]] = {
     each.__name__: each
-    for module in (file_sources, file_sinks, buckets, lake, postgres, topics, streams, checkpoints)
+    for module in (file_sources, file_sinks, buckets, lake, postgres, topics, streams, functions, checkpoints)
     for each in module.SYSTEMS
 }
 
-for _sink in [each for each in SYSTEMS.values() if issubclass(each, Sink)]:
+for _sink in [each for each in SYSTEMS.values() if issubclass(each, Sink) and each.knows_the_job]:
     _sink.acts = (*_sink.acts, JOB_AWAY)
 
 

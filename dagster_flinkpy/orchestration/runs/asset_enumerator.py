@@ -54,8 +54,11 @@ def assets_from(instance: DagsterInstance) -> Iterator[None]:
 class MaterializationEnumerator(SplitEnumerator):
     """Assigns each new materialization, as described at `AssetSource`.
 
-    State: the number of the newest event that was seen, the numbers of others shortly before it, the data version of
-    each partition that was assigned, and the splits that are not read yet.
+    State: the number of the newest event that was seen, the numbers and times of it and of others shortly before it,
+    the data version of each partition that was assigned, and the splits that are not read yet.
+
+    Numbers tell what is new, as long as the log is the same. If it has none of the events that were seen, the asset was
+    wiped, or the job has moved to another instance, where numbers begin anew: then what is younger is new.
 
     Args:
         source: The source.
@@ -65,7 +68,8 @@ class MaterializationEnumerator(SplitEnumerator):
     def __init__(self, source: AssetSource, restored: Json | None) -> None:
         self._source, self._key = source, AssetKey(list(source.asset_key))
         self._after: int | None = None
-        self._seen: set[int] = set()
+        self._seen: dict[int, float | None] = {}
+        """Seconds since 1970 by number. An older version has kept no times."""
         self._partitions: dict[str, str | None] = {}
         self._open = OpenSplits(EpochLimits(), _NoMeter())
         self._ended = False
@@ -73,7 +77,8 @@ class MaterializationEnumerator(SplitEnumerator):
         """How many materializations were not planned."""
         if restored is not None:
             self._after = position_field(restored, "after", int) if restored.get("after") is not None else None
-            self._seen = set(position_field(restored, "seen", list))
+            seen = position_field(restored, "seen", list)
+            self._seen = dict(zip(seen, restored.get("times") or [None] * len(seen), strict=True))
             self._partitions = position_field(restored, "partitions", dict)
             self._ended = position_field(restored, "ended", bool)
             fields = (("asset", list), ("run_id", str), ("metadata", dict))
@@ -81,7 +86,7 @@ class MaterializationEnumerator(SplitEnumerator):
 
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
         if not self._ended:
-            records = self._new()
+            records, same_log = self._look()
             chosen = sorted(self._chosen(records), key=lambda record: record.storage_id)
             now = chosen[: self._room(len(chosen))]
             for record in now:
@@ -90,6 +95,8 @@ class MaterializationEnumerator(SplitEnumerator):
             if self._left:  # the others stay unseen
                 last = now[-1].storage_id if now else -1
                 records = [record for record in records if record.storage_id <= last]
+            if records and not same_log:
+                self._seen = {}
             self._advance(records)
             self._ended = self._source.bounded is not False and not self._left
         return self._open.shares(parallelism)
@@ -101,17 +108,33 @@ class MaterializationEnumerator(SplitEnumerator):
 
     def _new(self) -> list[EventLogRecord]:
         """Returns the materializations that were not seen, oldest first."""
+        return self._look()[0]
+
+    def _look(self) -> tuple[list[EventLogRecord], bool]:
+        """Returns the materializations that were not seen, oldest first, and whether the log has some of those seen."""
+        if self._after is None:
+            return self._find(), True
+        found = self._find(after_storage_id=max(self._after - _WINDOW, 0))
+        new = [record for record in found if not self._was_seen(record)]
+        times = [time for time in self._seen.values() if time is not None]
+        if times and len(new) == len(found):  # none of them is there
+            return self._find(after_timestamp=max(times)), False
+        return new, True
+
+    def _was_seen(self, record: EventLogRecord) -> bool:
+        number = record.storage_id
+        return number in self._seen and self._seen[number] in (None, record.timestamp)
+
+    def _find(self, **after: float) -> list[EventLogRecord]:
         instance = _instance.get() or DagsterInstance.get()
-        after = None if self._after is None else max(self._after - _WINDOW, 0)
+        chosen = AssetRecordsFilter(self._key, **after)  # type: ignore[arg-type]
         cursor, found = None, list[EventLogRecord]()
         while True:
-            page = instance.fetch_materializations(
-                AssetRecordsFilter(self._key, after_storage_id=after), limit=_PAGE, cursor=cursor, ascending=True
-            )
+            page = instance.fetch_materializations(chosen, limit=_PAGE, cursor=cursor, ascending=True)
             found += page.records
             cursor = page.cursor
             if not page.has_more:
-                return [record for record in found if record.storage_id not in self._seen]
+                return found
 
     def _chosen(self, records: Sequence[EventLogRecord]) -> list[EventLogRecord]:
         """Returns those that are read: of a partition only the newest; of what was there at the start, too."""
@@ -146,9 +169,9 @@ class MaterializationEnumerator(SplitEnumerator):
             self._partitions[partition] = version
 
     def _advance(self, records: Sequence[EventLogRecord]) -> None:
-        self._seen.update(record.storage_id for record in records)
+        self._seen.update((record.storage_id, record.timestamp) for record in records)
         self._after = max(self._seen, default=self._after or 0)
-        self._seen = {number for number in self._seen if number > self._after - _WINDOW}
+        self._seen = {number: time for number, time in self._seen.items() if number > self._after - _WINDOW}
 
     def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
         read = {s.properties["partition"]: s.properties["data_version"] for s in splits}
@@ -182,6 +205,7 @@ class MaterializationEnumerator(SplitEnumerator):
         return {
             "after": self._after,
             "seen": sorted(self._seen),
+            "times": [self._seen[number] for number in sorted(self._seen)],
             "partitions": self._partitions,
             "planned": self._open.planned,
             "open": self._open.to_json(),

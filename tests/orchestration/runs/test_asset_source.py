@@ -226,6 +226,44 @@ def test_an_event_that_appears_behind_newer_ones_is_read(shop: Orders, monkeypat
     assert shop.read() == []
 
 
+def test_the_numbers_of_another_instance_begin_anew(shop: Orders) -> None:
+    for _ in range(3):
+        shop.add()
+    shop.read()
+    with DagsterInstance.ephemeral() as other, assets_from(other):
+        shop.instance = other
+        assert shop.read() == []
+        shop.add()
+        shop.add()
+        assert len(shop.read()) == 2
+        assert shop.read() == []
+        shop.add()
+        assert len(shop.read()) == 1
+
+
+def test_a_wiped_asset_is_read_on(shop: Orders) -> None:
+    shop.add("a", "1")
+    shop.read()
+    shop.instance.wipe_assets([AssetKey(["shop", "orders"])])
+    assert shop.read() == []
+    shop.add("b", "1")
+    assert shop.read() == [("b", "1")]
+    shop.add("a", "2")
+    with pytest.raises(SourceReadError, match="partition 'a' of asset shop/orders was materialized again"):
+        shop.plan()
+
+
+def test_the_state_of_an_older_version_has_no_times(shop: Orders) -> None:
+    shop.add("a", "1")
+    shop.read()
+    state = shop.enumerator.snapshot_state()
+    del state["times"]
+    shop.enumerator = shop.create(state)
+    assert shop.read() == []
+    shop.add("b", "1")
+    assert shop.read() == [("b", "1")]
+
+
 @pytest.mark.parametrize(
     "rows",
     [
