@@ -31,8 +31,7 @@ _ASSET = AssetKey("orders")
 
 
 def _load(materialization: Materialization) -> Iterator[Record]:
-    for key, time, value in json.loads(Path(materialization.metadata["path"]).read_text()):
-        yield key, time, value
+    yield from json.loads(Path(materialization.metadata["path"]).read_text())
 
 
 class DagsterAsset(Source):
@@ -112,9 +111,7 @@ def wipes_all(system: DagsterAsset) -> Undo | None:
 def _unread(system: DagsterAsset) -> list[Path]:
     paths = sorted(system.folder.glob("*.json"), key=lambda path: int(path.stem))
     return [
-        path
-        for path in paths
-        if not {value for _, _, value in json.loads(path.read_text())} <= set(system.visible)
+        path for path in paths if not {value for _, _, value in json.loads(path.read_text())} <= set(system.visible)
     ]
 
 
