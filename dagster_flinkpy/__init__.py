@@ -36,6 +36,7 @@ register(
 )
 register("spark_source_type", "dagster_flinkpy.runtime.blocking.dataframe_types:type_of_source")
 register("spark_transform_type", "dagster_flinkpy.runtime.blocking.dataframe_types:type_of_transform")
+register("source_coordinator", "dagster_flinkpy.connectors.source_coordinator:SourceCoordinator")
 register("file_enumerator", "dagster_flinkpy.connectors.file_source:FileEnumerator")
 register("file_reader", "dagster_flinkpy.connectors.text_reader:read_text")
 register("file_writer", "dagster_flinkpy.connectors.file_sink:FileWriter")

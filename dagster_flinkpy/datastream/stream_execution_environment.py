@@ -22,8 +22,10 @@ from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, RowTypeInfo, T
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
 from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
+from dagster_flinkpy.datastream.connectors import source as flink
 from dagster_flinkpy.datastream.connectors.base import Source
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
+from dagster_flinkpy.datastream.connectors.reader_source import ReaderSource
 from dagster_flinkpy.datastream.connectors.spark import PartitionedSparkSource, SparkSource
 from dagster_flinkpy.datastream.data_stream import DataStream
 from dagster_flinkpy.datastream.execution import JobExecutionResult, spark_row_type
@@ -257,7 +259,7 @@ class StreamExecutionEnvironment:
 
     def from_source(
         self,
-        source: Source,
+        source: Source | flink.Source,
         watermark_strategy: WatermarkStrategy,
         source_name: str,
         type_info: TypeInformation | None = None,
@@ -273,6 +275,8 @@ class StreamExecutionEnvironment:
         Raises:
             ConfigurationError: The source or the strategy is not a `Source` or `WatermarkStrategy`.
         """
+        if isinstance(source, flink.Source):
+            source = ReaderSource(source)
         if not isinstance(source, Source):
             raise ConfigurationError(f"from_source() needs a source, such as ParquetSource(...), not {source!r}")
         if not isinstance(watermark_strategy, WatermarkStrategy):

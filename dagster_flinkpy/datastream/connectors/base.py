@@ -129,6 +129,8 @@ class SplitEnumeratorContext:
     """The run of the attempt, the same for all of its tries. None if the attempt does not belong to a run."""
     progress: Callable[[str], None] = lambda line: None
     """Receives one-line messages for people. Default: messages are dropped."""
+    parallelism: int = 1
+    """The number of subtasks of the source."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,9 @@ class SplitEnumerator(ABC):
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:  # noqa: B027
         """Is called when a checkpoint is complete and its sinks have committed (Flink: ``CheckpointListener``)."""
 
+    def close(self) -> None:  # noqa: B027
+        """Is called when the attempt ends."""
+
     @abstractmethod
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
         """Returns the splits that each subtask reads until the next barrier; a list may be empty.
@@ -175,6 +180,10 @@ class SplitEnumerator(ABC):
         Raises:
             SourceReadError: The input cannot be listed.
         """
+
+    def plan_part(self, parallelism: int) -> list[list[SourceSplit]]:
+        """Is called instead of `plan_epoch` if more may follow before the barrier, see `assigns_late`."""
+        return self.plan_epoch(parallelism)
 
     @abstractmethod
     def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:

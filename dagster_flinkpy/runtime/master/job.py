@@ -350,6 +350,8 @@ class JobAttempt:
             now=_now,
             progress=self._progress,
         )
+        if self._reports.tokens:
+            self._deployed.regions.close(self._watchdog)
         self._deployed = DeployedJob(
             self._attempt,
             slots,
@@ -389,6 +391,7 @@ class JobAttempt:
             except BaseException as late:  # the error of an epoch that the caller did not wait for
                 error = found = late
         found = self._end_exchange(error) or found
+        self._deployed.regions.close(self._watchdog)
         self._spark.close()
         # If this attempt was fenced or cannot reach the store, the next one tidies up.
         with suppress(FlinkPyError):

@@ -14,7 +14,7 @@ from dagster_flinkpy.checkpoint.stimuli import Stimulus
 from dagster_flinkpy.datastream.connectors.base import SplitEnumeratorContext
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.datastream.job_graph import JobGraph
-from dagster_flinkpy.errors import CheckpointTimeoutError
+from dagster_flinkpy.errors import CheckpointTimeoutError, FlinkPyError
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeSegments
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master.epoch_planner import EpochPlanner
@@ -174,6 +174,12 @@ class JobRegions:
         """Ends what :meth:`read_partition` has begun: the next epoch belongs to no partition."""
         for planner in self.planners:
             planner.partition = None
+
+    def close(self, watchdog: Watchdog) -> None:
+        """Closes the enumerators of the sources. One that raises is not heard: all that it has found is committed."""
+        for planner in self.planners:
+            with suppress(FlinkPyError):
+                watchdog.run("closing sources", planner.splits.close)
 
     def refuse_input_after_end(self) -> None:
         """Checks that no source has input that came after the end of all input.

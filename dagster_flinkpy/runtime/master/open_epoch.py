@@ -7,10 +7,11 @@ triggered, a last part follows, with all that is there by then, and then the bar
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
+from dagster_flinkpy.datastream.connectors.base import Json
 from dagster_flinkpy.runtime.epoch import Epoch
 from dagster_flinkpy.runtime.master.split_planner import SplitPlanner
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
@@ -100,6 +101,10 @@ class OpenEpoch:
         self._news.append(checkpoint_id)
         if self._unread is None:
             self._run(f"telling sources that checkpoint {checkpoint_id} is complete", self._take_back, None)
+
+    def receive(self, deployment: str, messages: Sequence[Json]) -> None:
+        """Takes what readers have said, see :meth:`SplitPlanner.receive`."""
+        self._splits.receive(deployment, messages)
 
     def next(self) -> Epoch | None:
         """Looks for the next part. The sources have read the part before it.

@@ -79,6 +79,8 @@ class _Deployment:
         """How many subtasks have acknowledged each checkpoint."""
         self.missing_requests = 0
         """How many tasks have not read the last part of the epoch that is open, and asked for more."""
+        self.messages: list[dict[str, Any]] = []
+        """What readers of sources have said to their enumerators."""
         self.begun = False
         """Whether they have been told to read."""
         self.reading = 0
@@ -197,9 +199,13 @@ class PipelinedRegion:
             self._wait(lambda: deployment.failed or deployment.missing_requests <= 0)
             if deployment.failed:
                 return
+            open_epoch.receive(deployment.id, self._take_messages(deployment))
             part = open_epoch.next()
             if part is None:
-                self._wait(lambda: deployment.failed or open_epoch.closed, seconds=open_epoch.interval)
+                self._wait(
+                    lambda: deployment.failed or open_epoch.closed or bool(deployment.messages),
+                    seconds=open_epoch.interval,
+                )
                 continue
             deployment.begin(part)
 
@@ -219,10 +225,16 @@ class PipelinedRegion:
                 return
             with suppress(Exception):  # it is raised when the epoch is run
                 open_epoch.finish()
+                following.receive(deployment.id, self._take_messages(deployment))
                 if (part := following.next()) is not None:
                     deployment.begin(part)
                     continue
-            self._wait(done, seconds=following.interval)
+            self._wait(lambda: done() or bool(deployment.messages), seconds=following.interval)
+
+    def _take_messages(self, deployment: _Deployment) -> list[dict[str, Any]]:
+        with self._changed:
+            messages, deployment.messages = deployment.messages, []
+        return messages
 
     def _wake(self) -> None:
         with self._changed:
@@ -405,7 +417,10 @@ class PipelinedRegion:
                 return
             for row in rows:
                 if row.kind is Kind.REQUEST_SPLITS:
-                    known.missing_requests -= 1
+                    if row.payload.size:
+                        known.messages.append(json.loads(row.payload.to_pybytes()))
+                    else:
+                        known.missing_requests -= 1
                     continue
                 known.rows.append(row)
                 if row.kind is Kind.FAILURE:

@@ -10,7 +10,14 @@ from typing import Any
 
 from dagster_flinkpy.checkpoint.messages import Subtask
 from dagster_flinkpy.checkpoint.operator_states import SubtaskState
-from dagster_flinkpy.datastream.connectors.base import Source, SourceSplit, SplitEnumerator, SplitEnumeratorContext
+from dagster_flinkpy.connectors.source_coordinator import SourceCoordinator
+from dagster_flinkpy.datastream.connectors.base import (
+    Json,
+    Source,
+    SourceSplit,
+    SplitEnumerator,
+    SplitEnumeratorContext,
+)
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_specs import SourceSpec
 from dagster_flinkpy.errors import CorruptMetadataError, FlinkPyError, InputAfterEndError, RestoreError, SourceReadError
@@ -48,9 +55,10 @@ class SplitPlanner:
         if whole:
             own = {u: WholeInput(e) for u, e in self._enumerators.items() if u not in self._edges}
             self._enumerators |= own
+        self._parallelism = {uid: graph.vertex(uid).parallelism for uid in self._enumerators}
         for uid, enumerator in self._enumerators.items():
             with _asked(uid):
-                enumerator.start(context)
+                enumerator.start(replace(context, parallelism=self._parallelism[uid]))
             if uid in self._edges:
                 continue
             if uid in restored and restored[uid] is None and enumerator.snapshot_state() is not None:
@@ -66,7 +74,6 @@ class SplitPlanner:
         self._intervals = {
             v.uid: v.spec.source.discovery_interval for v in graph.vertices if isinstance(v.spec, SourceSpec)
         }
-        self._parallelism = {uid: graph.vertex(uid).parallelism for uid in self._enumerators}
         self._states: dict[int, dict[str, Any]] = {}
 
     @property
@@ -111,7 +118,7 @@ class SplitPlanner:
         if self._ahead is None:
             self.refuse_input_after_end()
             asked = [uid for uid in self.uids if first or self._enumerators[uid].assigns_late]
-            splits, ended = self._assign(asked)
+            splits, ended = self._assign(asked, part=True)
         else:
             splits, ended = self._ahead
         self._ahead, self._ended = None, self._ended | ended
@@ -157,14 +164,29 @@ class SplitPlanner:
         self.refuse_input_after_end()
         return self._assign(self.uids)
 
-    def _assign(self, uids: Sequence[str]) -> tuple[dict[tuple[str, int], tuple[SourceSplit, ...]], set[str]]:
+    def _assign(
+        self, uids: Sequence[str], *, part: bool = False
+    ) -> tuple[dict[tuple[str, int], tuple[SourceSplit, ...]], set[str]]:
         """Returns splits by source and subtask, and the sources that end with them."""
         splits: dict[tuple[str, int], tuple[SourceSplit, ...]] = {}
         for uid in uids:
             with _asked(uid):
-                planned = self._enumerators[uid].plan_epoch(self._parallelism[uid])
+                enumerator = self._enumerators[uid]
+                planned = (enumerator.plan_part if part else enumerator.plan_epoch)(self._parallelism[uid])
             splits |= {(uid, subtask): tuple(each) for subtask, each in enumerate(planned)}
         return splits, {uid for uid in uids if self._enumerators[uid].exhausted}
+
+    def receive(self, deployment: str, messages: Sequence[Json]) -> None:
+        """Takes what readers have said while they read.
+
+        Args:
+            deployment: The tasks that the readers are in.
+            messages: What they have said, each with the uid of the source and the subtask.
+        """
+        for uid, enumerator in self._enumerators.items():
+            if isinstance(enumerator, SourceCoordinator):
+                own = [(each["subtask"], each) for each in messages if each["uid"] == uid]
+                enumerator.receive(deployment, own)
 
     def refuse_input_after_end(self, *, all_ended: bool = False) -> None:
         """Checks that no source has input that came after its end, because it would never be read.
@@ -243,6 +265,12 @@ class SplitPlanner:
         for uid, enumerator in self._enumerators.items():
             with _asked(uid):
                 enumerator.notify_checkpoint_complete(checkpoint_id)
+
+    def close(self) -> None:
+        """Closes the enumerators."""
+        for uid, enumerator in self._enumerators.items():
+            with _asked(uid):
+                enumerator.close()
 
     def describe(self, epoch: Epoch) -> str:
         """Describes what an epoch reads, for progress messages."""

@@ -35,6 +35,8 @@ class OperatorContext:
     """The input up to the next barrier; the task advances it."""
     state: OperatorStateHandler
     """Operator state and raw state."""
+    send_status: Callable[[bool], None]
+    """Reports downstream whether the operator is idle, if it generates watermarks."""
 
     event_times: Callable[[], Mapping[str, tuple[int, bool]]] = dict
     """Returns the event time of each origin of watermarks at this operator, and whether it is idle. An origin is a

@@ -15,7 +15,7 @@ from dagster_flinkpy.runtime.operators import (
     function_operators,
     keyed_operators,
     sink_operators,
-    source_operator,
+    source_reader_operator,
     timestamps_operator,
 )
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
@@ -24,7 +24,7 @@ from dagster_flinkpy.runtime.operators.stream_operator import StreamOperator
 __all__ = ["create_operator"]
 
 _OPERATORS: dict[type[specs.OperatorSpec], Callable[[OperatorContext, Any], StreamOperator]] = {
-    specs.SourceSpec: source_operator.SourceOperator,
+    specs.SourceSpec: source_reader_operator.create_source_operator,
     specs.TimestampsSpec: timestamps_operator.TimestampsOperator,
     specs.MapSpec: function_operators.MapOperator,
     specs.FilterSpec: function_operators.FilterOperator,

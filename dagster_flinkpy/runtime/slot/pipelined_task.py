@@ -20,6 +20,7 @@ from dagster_flinkpy.runtime.exchange.input_gate import InputGate
 from dagster_flinkpy.runtime.exchange.result_partition import ResultPartition
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
 from dagster_flinkpy.runtime.operators.source_operator import SourceOperator
+from dagster_flinkpy.runtime.operators.source_reader_operator import SourceReaderOperator
 from dagster_flinkpy.runtime.shuffle.wire import NO_EDGE, Kind
 from dagster_flinkpy.runtime.task.stream_task import StreamTask
 
@@ -70,6 +71,15 @@ class PipelinedTask(StreamTask):
         self._was_available = True
         self.unsent = False
         """Whether there may be records that wait until a buffer is full."""
+        self._reader: SourceReaderOperator | None = None
+        """The operator of its source, if that reads on until the next part of an epoch is there."""
+
+    def open(self) -> None:
+        super().open()
+        for task in self._tasks.values():
+            if isinstance(task.operator, SourceReaderOperator):
+                self._reader = task.operator
+                self._reader.is_called = lambda: bool(self._to_read)
 
     @property
     def epoch(self) -> int:
@@ -99,7 +109,8 @@ class PipelinedTask(StreamTask):
 
     @property
     def _has_sources(self) -> bool:
-        return self._reading is not None or bool(self._to_read)
+        waits = self._reader is not None and self._reader.waits
+        return bool(self._to_read) or (self._reading is not None and not waits)
 
     def step(self) -> None:
         """Reads a batch of a source, or takes a few rows of the gate."""
@@ -123,12 +134,22 @@ class PipelinedTask(StreamTask):
         if self._reading is None:
             epoch = self._to_read.popleft()
             self._reading, self._open = self._read(epoch), epoch.open
+            if self._reader is not None and epoch.open:
+                self._request_splits()
         try:
             next(self._reading)
         except StopIteration:
             self._reading = None
-            if self._open:
-                self._rows_out.add(self.index, NO_EDGE, self.index, 0, Kind.REQUEST_SPLITS, b"")
+            if self._reader is None and self._open:
+                self._request_splits()
+        if self._reader is not None and self._open:
+            for message in self._reader.take_messages():
+                self._request_splits({"uid": self._reader.context.vertex.uid, "subtask": self.index, **message})
+
+    def _request_splits(self, message: dict[str, Any] | None = None) -> None:
+        """Asks for the next part of an epoch, or tells the enumerator what a reader says."""
+        payload = b"" if message is None else json.dumps(message).encode()
+        self._rows_out.add(self.index, NO_EDGE, self.index, 0, Kind.REQUEST_SPLITS, payload)
 
     def _block(self) -> None:
         blocked = {channel for task in self._tasks.values() for channel in task.blocked}
@@ -152,11 +173,13 @@ class PipelinedTask(StreamTask):
         self.unsent = True
         for task in self._entered(self._tasks.values()):
             task.on_processing_time()
-            if not (self._open and self._reading is None):
+            if not (self._open and not self._has_sources):
                 continue
             if isinstance(source := task.operator, SourceOperator) and source.becomes_idle(self.job.clock.now()):
                 task.send_status(task.vertex.uid, idle=True)
         self.check_timeouts()
+        if self._reader is not None:
+            self._reader.waits = False
 
     def flush(self) -> None:
         """Sends all records that wait for a full buffer."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence, Set
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -250,6 +251,7 @@ class OperatorTask:
             watermark=watermark,
             epoch=first,
             state=OperatorStateHandler(vertex, subtask, job),
+            send_status=partial(self.send_status, vertex.uid),
             event_times=self._event_times,
         )
         self.outputs: list[Output] = []

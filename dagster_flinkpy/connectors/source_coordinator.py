@@ -1,0 +1,317 @@
+"""Lets sources in Flink's shape take part in epochs: the driver's side."""
+
+from __future__ import annotations
+
+import reprlib
+import time
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any
+
+from dagster_flinkpy.datastream.connectors import base
+from dagster_flinkpy.datastream.connectors.base import Json, SourceSplit, position_field
+from dagster_flinkpy.datastream.connectors.source import (
+    InputStatus,
+    ReaderInfo,
+    SimpleVersionedSerializer,
+    Source,
+    SplitEnumerator,
+    SplitEnumeratorContext,
+)
+
+__all__ = ["SourceCoordinator", "Tell", "packed", "unpacked"]
+
+
+class Tell(StrEnum):
+    """What a reader is told, in the splits of an epoch."""
+
+    SPLIT = "split"
+    NO_MORE_SPLITS = "no more splits"
+    EVENT = "event"
+    POLL = "poll"
+    """Read what is there, up to the barrier. In an open epoch, a reader does that anyway."""
+    END = "end"
+    """Read to the end, which it has said to have reached: if the epoch runs again, it has not."""
+    ANSWER = "answer"
+    """Is not told, but returned at the barrier of an epoch that is not open."""
+
+
+def packed(serializer: SimpleVersionedSerializer, value: Any) -> Json:
+    """Returns a value as JSON."""
+    return {"version": serializer.get_version(), "data": b64encode(serializer.serialize(value)).decode()}
+
+
+def unpacked(serializer: SimpleVersionedSerializer, stored: Json) -> Any:
+    """Returns the value that `packed` has stored.
+
+    Raises:
+        ValueError: It is not stored like that.
+    """
+    data = b64decode(position_field(stored, "data", str))
+    return serializer.deserialize(position_field(stored, "version", int), data)
+
+
+@dataclass
+class _Call:
+    callable: Callable[[], Any]
+    handler: Callable[[Any, Exception | None], None]
+    due: float
+    period: timedelta | None
+
+
+class SourceCoordinator(base.SplitEnumerator):
+    """Calls an enumerator, and keeps what readers are to be told (Flink: ``SourceCoordinator``).
+
+    In an epoch that is open, readers speak to it while they read. Otherwise they are heard at the barrier, and the
+    coordinator asks for splits in their place.
+
+    Args:
+        source: The source.
+        restored: What `snapshot_state` returned, or None.
+        now: Tells the time in seconds. Default: a clock that never goes back.
+    """
+
+    def __init__(self, source: Source, restored: Json | None, now: Callable[[], float] = time.monotonic) -> None:
+        self._source, self._now = source, now
+        self._splits, self._checkpoints = source.get_split_serializer(), source.get_enumerator_checkpoint_serializer()
+        self.context = _Context(self)
+        self.calls: list[_Call] = []
+        self.parallelism = 1
+        self.readers: dict[int, ReaderInfo] = {}
+        self._tries: str | None = None
+        """The deployment of the readers that speak, if tasks live."""
+        self._statuses: dict[int, InputStatus] = {}
+        self._no_more: set[int] = set()
+        self._inbox: list[tuple[int, Json]] = []
+        self._outbox: list[tuple[int, Tell, Any]] = []
+        self._given: list[tuple[int, Tell, Any]] = []
+        """What the readers were told, until it is certain that they have taken it."""
+        self._answered = True
+        self._rests = False
+        """Whether the last epoch was given nothing, because there was nothing."""
+        self._back: list[tuple[int, Any]] = []
+        """Splits of the checkpoint that no reader has."""
+        self._finished = self._ends = self._ended = False
+        """All readers have read all; the epoch that was planned ends with it; it was read."""
+        self._checkpoint: Any = None
+        self._restored = restored is not None
+        self._enumerator: SplitEnumerator
+        if restored is None:
+            return
+        self._finished = position_field(restored, "finished", bool)
+        self._ended = self._ends = position_field(restored, "ended", bool)
+        stored = position_field(restored, "splits", list)
+        self._back = [(position_field(s, "subtask", int), unpacked(self._splits, s)) for s in stored]
+        self._checkpoint = unpacked(self._checkpoints, position_field(restored, "enumerator", dict))
+
+    def start(self, context: base.SplitEnumeratorContext) -> None:
+        self.parallelism, source = context.parallelism, self._source
+        if self._restored:
+            self._enumerator = source.restore_enumerator(self.context, self._checkpoint)
+        else:
+            self._enumerator = source.create_enumerator(self.context)
+        self._enumerator.start()
+        back, self._back = self._back, []
+        self._give_back(back)
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        self._enumerator.notify_checkpoint_complete(checkpoint_id)
+
+    def close(self) -> None:
+        self._enumerator.close()
+
+    # --- what readers say --------------------------------------------------------------------------------------------
+
+    def receive(self, tries: str, messages: Sequence[tuple[int, Json]]) -> None:
+        """Takes what readers of live tasks have said. They are heard when the next part of the epoch is planned.
+
+        Args:
+            tries: Their deployment. Those of another one are gone.
+            messages: By number of the reader, what it says.
+        """
+        if tries != self._tries:
+            self._tries = tries
+            self.readers, self._statuses, self._inbox = {}, {}, []
+        self._inbox += messages
+
+    def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
+        answers = [split.properties for split in splits if split.properties["tell"] == Tell.ANSWER]
+        for answer in answers:
+            subtask = answer["subtask"]
+            self._statuses[subtask] = InputStatus(answer["status"])
+            self._inbox += [(subtask, {"event": event}) for event in answer["events"]]
+        self._answered |= bool(answers)
+        self._ended |= any(tell is Tell.END for _, tell, _ in self._given)
+        self._given = []
+        if answers:
+            self._look_if_finished()
+
+    def _hear(self) -> None:
+        inbox, self._inbox = self._inbox, []
+        for subtask, message in inbox:
+            if "host" in message:
+                self._register(subtask, message["host"])
+            elif "status" in message:
+                self._statuses[subtask] = InputStatus(message["status"])
+            elif "event" in message:
+                self._enumerator.handle_source_event(subtask, message["event"])
+            else:
+                reader = self.readers.get(subtask, ReaderInfo(subtask))
+                self._enumerator.handle_split_request(subtask, reader.location)
+
+    def _register(self, subtask: int, host: str | None) -> None:
+        self.readers[subtask] = ReaderInfo(subtask, host)
+        if subtask in self._no_more:
+            self._outbox.append((subtask, Tell.NO_MORE_SPLITS, None))
+        self._enumerator.add_reader(subtask)
+
+    def _look_if_finished(self) -> None:
+        ends = [self._statuses.get(i) is InputStatus.END_OF_INPUT for i in range(self.parallelism)]
+        self._finished |= all(ends) and not any(tell is Tell.SPLIT for _, tell, _ in self._outbox)
+
+    # --- what they are told ------------------------------------------------------------------------------------------
+
+    @property
+    def assigns_late(self) -> bool:
+        return True
+
+    @property
+    def exhausted(self) -> bool:
+        return self._ends
+
+    def plan_part(self, parallelism: int) -> list[list[SourceSplit]]:
+        self._turn(parallelism)
+        self._look_if_finished()
+        return self._end() if self._finished else self._tell()
+
+    def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
+        if self._finished:
+            return self._end()
+        for subtask in range(parallelism):
+            if subtask not in self.readers:
+                self._register(subtask, None)
+        self._turn(parallelism)
+        for subtask in range(parallelism):
+            if subtask not in self._no_more:
+                self._enumerator.handle_split_request(subtask, None)
+        more = InputStatus.MORE_AVAILABLE
+        waiting = all(self._statuses.get(i, more) is not more for i in range(parallelism))
+        if waiting and not self._outbox and not self._rests:
+            self._rests = True
+            return self._tell()
+        self._rests = False
+        self._outbox += [(i, Tell.NO_MORE_SPLITS, None) for i in sorted(self._no_more)]
+        self._outbox += [(i, Tell.POLL, self._answered) for i in range(parallelism)]
+        self._answered = False
+        return self._tell()
+
+    def _turn(self, parallelism: int) -> None:
+        """Lets the enumerator do what is to be done."""
+        self.parallelism = parallelism
+        lost, self._given = self._given, []  # an epoch that nobody has read
+        self._give_back([(subtask, value) for subtask, tell, value in lost if tell is Tell.SPLIT])
+        self._hear()
+        now = self._now()
+        due = [call for call in self.calls if call.due <= now]
+        self.calls = [call for call in self.calls if call.due > now]
+        for call in due:
+            if call.period is not None:
+                self.calls.append(_Call(call.callable, call.handler, now + call.period.total_seconds(), call.period))
+            try:
+                result = call.callable()
+            except Exception as error:
+                call.handler(None, error)
+            else:
+                call.handler(result, None)
+
+    def _give_back(self, splits: Sequence[tuple[int, Any]]) -> None:
+        by_reader: dict[int, list[Any]] = {}
+        for subtask, split in splits:
+            by_reader.setdefault(subtask, []).append(split)
+        for subtask, own in by_reader.items():
+            self._enumerator.add_splits_back(own, subtask)
+
+    def _end(self) -> list[list[SourceSplit]]:
+        self._ends = True
+        if self._ended:
+            return [[] for _ in range(self.parallelism)]
+        self._outbox = [(i, tell, None) for i in range(self.parallelism) for tell in (Tell.NO_MORE_SPLITS, Tell.END)]
+        return self._tell()
+
+    def _tell(self) -> list[list[SourceSplit]]:
+        self._given, self._outbox = self._outbox, []
+        told = list[list[SourceSplit]]([] for _ in range(self.parallelism))
+        for subtask, tell, value in self._given:
+            name, properties = str(tell), dict[str, Any](tell=tell)
+            if tell is Tell.SPLIT:
+                name = reprlib.repr(value)
+                properties |= packed(self._splits, value)
+            elif value is not None:
+                properties["value"] = value
+            told[subtask].append(SourceSplit(name, properties))
+        return told
+
+    def add(self, subtask: int, tell: Tell, value: Any = None) -> None:
+        """Takes something that a reader is to be told.
+
+        Raises:
+            ValueError: There is no such reader.
+        """
+        if not 0 <= subtask < self.parallelism:
+            raise ValueError(f"there is no reader {subtask!r}, only {self.parallelism} of them")
+        if tell is Tell.NO_MORE_SPLITS:
+            if subtask in self._no_more:
+                return
+            self._no_more.add(subtask)
+        self._outbox.append((subtask, tell, value))
+
+    def call_later(self, call: _Call, delay: timedelta) -> None:
+        """Calls something when it is due."""
+        call.due = self._now() + delay.total_seconds()
+        self.calls.append(call)
+
+    # --- checkpoints -------------------------------------------------------------------------------------------------
+
+    def snapshot_state(self) -> Json:
+        told = [*self._given, *self._outbox]
+        unread = [(subtask, value) for subtask, tell, value in told if tell is Tell.SPLIT]
+        return {
+            "enumerator": packed(self._checkpoints, self._enumerator.snapshot_state()),
+            "splits": [{"subtask": subtask, **packed(self._splits, split)} for subtask, split in unread],
+            "finished": self._finished,
+            "ended": self._ended,
+        }
+
+
+class _Context(SplitEnumeratorContext):
+    def __init__(self, coordinator: SourceCoordinator) -> None:
+        self._coordinator = coordinator
+
+    def current_parallelism(self) -> int:
+        return self._coordinator.parallelism
+
+    def registered_readers(self) -> Mapping[int, ReaderInfo]:
+        return dict(self._coordinator.readers)
+
+    def assign_splits(self, assignment: Mapping[int, Sequence[Any]]) -> None:
+        for subtask, splits in assignment.items():
+            for split in splits:
+                self._coordinator.add(subtask, Tell.SPLIT, split)
+
+    def signal_no_more_splits(self, subtask_id: int) -> None:
+        self._coordinator.add(subtask_id, Tell.NO_MORE_SPLITS)
+
+    def send_event_to_source_reader(self, subtask_id: int, event: Any) -> None:
+        self._coordinator.add(subtask_id, Tell.EVENT, event)
+
+    def call_async(
+        self,
+        callable: Callable[[], Any],
+        handler: Callable[[Any, Exception | None], None],
+        initial_delay: timedelta = timedelta(0),
+        period: timedelta | None = None,
+    ) -> None:
+        self._coordinator.call_later(_Call(callable, handler, 0.0, period), initial_delay)

@@ -1,0 +1,243 @@
+"""The operator of a source in Flink's shape: a reader that is polled."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from dagster_flinkpy.common.typeinfo import Types
+from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
+from dagster_flinkpy.connectors.source_coordinator import Tell, packed, unpacked
+from dagster_flinkpy.datastream.checkpoint_listener import CheckpointListener
+from dagster_flinkpy.datastream.checkpointed_function import (
+    CheckpointedFunction,
+    FunctionInitializationContext,
+    FunctionSnapshotContext,
+)
+from dagster_flinkpy.datastream.connectors.base import SourceSplit
+from dagster_flinkpy.datastream.connectors.reader_source import ReaderSource
+from dagster_flinkpy.datastream.connectors.source import InputStatus, ReaderOutput, SourceReaderContext
+from dagster_flinkpy.datastream.operator_specs import SourceSpec
+from dagster_flinkpy.datastream.state import ListStateDescriptor
+from dagster_flinkpy.errors import TypeMismatchError
+from dagster_flinkpy.runtime.epoch import Epoch
+from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
+from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
+from dagster_flinkpy.runtime.operators.source_operator import SourceOperator
+from dagster_flinkpy.runtime.operators.stream_operator import OperatorSnapshot
+from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
+
+__all__ = ["SourceReaderOperator", "create_source_operator"]
+
+_BATCH_RECORDS = 4096
+_BATCH_SECONDS = 0.02
+"""How long a reader is polled before its records are sent, and barriers may pass."""
+_EPOCH_SECONDS = 1.0
+"""How long it is polled in an epoch whose end nobody else says, if it always has more."""
+
+
+def create_source_operator(context: OperatorContext, spec: SourceSpec) -> SourceOperator:
+    """Creates the operator of a source."""
+    kind = SourceReaderOperator if isinstance(spec.source, ReaderSource) else SourceOperator
+    return kind(context, spec)
+
+
+class SourceReaderOperator(SourceOperator):
+    """Polls a reader (Flink: ``SourceOperator``). The splits of the reader are operator state."""
+
+    def __init__(self, context: OperatorContext, spec: SourceSpec) -> None:
+        super().__init__(context, spec)
+        assert isinstance(spec.source, ReaderSource)
+        self._reader_source = spec.source.source
+        self._serializer = self._reader_source.get_split_serializer()
+        self._output = _Output()
+        self._messages: list[dict[str, Any]] = [{"host": socket.gethostname()}]
+        self._events: list[Any] = []
+        self._status: InputStatus | None = None
+        self._answers = False
+        self.waits = False
+        """Whether there is nothing to read, so that it is polled again later."""
+        self.is_called: Callable[[], bool] = lambda: False
+        """Returns whether the next part of an open epoch is there."""
+
+    def open(self) -> None:
+        self.reader = self._call("create_reader()", self._reader_source.create_reader, _ReaderContext(self))
+        self.context.state.initialize(_ReaderState(self))
+        self._call("start()", self.reader.start)
+
+    def _call(self, what: str, method: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return method(*args)
+        except USER_EXCEPTIONS as error:
+            raise self.user_error(error, what) from error
+
+    # --- the enumerator ----------------------------------------------------------------------------------------------
+
+    def say(self, message: dict[str, Any]) -> None:
+        """Keeps what the coordinator is to hear."""
+        self._messages.append(message)
+        if "event" in message:
+            self._events.append(message["event"])
+
+    def take_messages(self) -> list[dict[str, Any]]:
+        """Returns what the coordinator is to hear, if it can while the reader reads."""
+        messages, self._messages = self._messages, []
+        return messages
+
+    def _take(self, told: tuple[SourceSplit, ...]) -> set[Tell]:
+        for tell, group in groupby(told, lambda each: Tell(each.properties["tell"])):
+            values = [each.properties for each in group]
+            if tell is Tell.SPLIT:
+                self.add_splits([unpacked(self._serializer, value) for value in values])
+            elif tell is Tell.NO_MORE_SPLITS:
+                self._call("notify_no_more_splits()", self.reader.notify_no_more_splits)
+            elif tell is Tell.EVENT:
+                for value in values:
+                    self._call("handle_source_events()", self.reader.handle_source_events, value.get("value"))
+            elif tell is Tell.POLL and values[0]["value"]:
+                self._events.clear()  # the coordinator has them
+        self.waits = self.waits and not told
+        return {Tell(each.properties["tell"]) for each in told}
+
+    def add_splits(self, splits: list[Any]) -> None:
+        """Gives splits to the reader."""
+        self._call("add_splits()", self.reader.add_splits, splits)
+        if self._status is InputStatus.END_OF_INPUT:
+            self.say({"status": InputStatus.MORE_AVAILABLE.value})
+        self._status = None
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def run(self, epoch: Epoch) -> Iterator[int]:
+        vertex = self.context.vertex
+        new, self._epoch = epoch.checkpoint_id != self._epoch, epoch.checkpoint_id
+        told = self._take(epoch.splits.get((vertex.uid, self.context.subtask), ()))
+        self._answers = Tell.POLL in told
+        self._read_any, self._idle_from = self._read_any and not new, None
+        if self._status is InputStatus.END_OF_INPUT:
+            self.context.send_status(True)
+        if epoch.open:
+            while not self.is_called():
+                self._poll()
+                yield self._time.watermark
+        elif Tell.END in told:
+            while self._status is not InputStatus.END_OF_INPUT:
+                self._poll()
+                yield self._time.watermark
+        elif Tell.POLL in told:
+            ends = time.monotonic() + _EPOCH_SECONDS
+            while True:
+                self._poll()
+                yield self._time.watermark
+                if self.waits or time.monotonic() >= ends:
+                    break
+            if not self._read_any and self._idle_timeout is not None:
+                self.context.send_status(True)
+        if vertex.uid in epoch.ended_sources:
+            self.context.send_status(False)
+            yield MAX_WATERMARK
+
+    def _poll(self) -> None:
+        """Polls the reader for a while, and emits what it has read."""
+        if self._status is InputStatus.END_OF_INPUT:
+            self.waits = True
+            return
+        ends, output = time.monotonic() + _BATCH_SECONDS, self._output
+        status = InputStatus.MORE_AVAILABLE
+        try:
+            while status is InputStatus.MORE_AVAILABLE and len(output.records) < _BATCH_RECORDS:
+                status = self.reader.poll_next(output)
+                if time.monotonic() >= ends:
+                    break
+        except USER_EXCEPTIONS as error:
+            raise self.user_error(error, "poll_next()") from error
+        if not isinstance(status, InputStatus):
+            where = f"poll_next() of operator {self.context.vertex.uid!r} ({self.context.vertex.name})"
+            raise TypeMismatchError(f"{where} returned {status!r:.100}, but must return an InputStatus")
+        self._status, self.waits = status, status is not InputStatus.MORE_AVAILABLE
+        self._emit()
+        if status is InputStatus.END_OF_INPUT:
+            self.say({"status": status.value})
+            self.context.send_status(True)  # event time does not wait for it
+
+    def _emit(self) -> None:
+        records, times = self._output.take()
+        if not records:
+            return
+        vertex = self.context.vertex
+        self._read_any, self._idle_from = True, None
+        self.context.send_status(False)
+        batch = StreamBatch(vertex.output_type, np.array(times, dtype=np.int64), values=records, producer=vertex.uid)
+        self._time.assign(batch)
+        self.context.emit(None, batch)
+
+    def knows_idleness(self, epoch: Epoch) -> bool:
+        return False  # it says so itself
+
+    def snapshot(self) -> OperatorSnapshot:
+        if not self._answers:
+            return OperatorSnapshot()
+        status = (self._status or InputStatus.MORE_AVAILABLE).value
+        answer = {"tell": Tell.ANSWER, "subtask": self.context.subtask, "status": status, "events": self._events}
+        return OperatorSnapshot(splits=(SourceSplit(f"reader {self.context.subtask}", answer),))
+
+    def close(self) -> None:
+        self._call("close()", self.reader.close)
+
+
+class _Output(ReaderOutput):
+    def __init__(self) -> None:
+        self.records: list[Any] = []
+        self._times: list[int] = []
+
+    def collect(self, record: Any, timestamp: int | None = None) -> None:
+        self.records.append(record)
+        self._times.append(NO_TIMESTAMP if timestamp is None else timestamp)
+
+    def take(self) -> tuple[list[Any], list[int]]:
+        taken = self.records, self._times
+        self.records, self._times = [], []
+        return taken
+
+
+class _ReaderContext(SourceReaderContext):
+    def __init__(self, operator: SourceReaderOperator) -> None:
+        self._operator = operator
+
+    def get_index_of_subtask(self) -> int:
+        return self._operator.context.subtask
+
+    def current_parallelism(self) -> int:
+        return self._operator.context.vertex.parallelism
+
+    def send_split_request(self) -> None:
+        self._operator.say({})
+
+    def send_source_event_to_coordinator(self, event: Any) -> None:
+        self._operator.say({"event": event})
+
+
+class _ReaderState(CheckpointedFunction, CheckpointListener):
+    def __init__(self, operator: SourceReaderOperator) -> None:
+        self._operator = operator
+        self._serializer = operator._serializer
+
+    def initialize_state(self, context: FunctionInitializationContext) -> None:
+        descriptor = ListStateDescriptor("SourceReaderState", Types.STRING())
+        self._state = context.get_operator_state_store().get_list_state(descriptor)
+        splits = [unpacked(self._serializer, json.loads(stored)) for stored in self._state.get()]
+        if splits:
+            self._operator.add_splits(splits)
+
+    def snapshot_state(self, context: FunctionSnapshotContext) -> None:
+        splits = self._operator.reader.snapshot_state(context.get_checkpoint_id())
+        self._state.update([json.dumps(packed(self._serializer, split)) for split in splits])
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        self._operator.reader.notify_checkpoint_complete(checkpoint_id)

@@ -1,0 +1,171 @@
+"""Sources in Flink's shape in live tasks: readers ask for splits, and a barrier passes between two records."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.checkpoint.requests import JobRequests, Order, RequestKind
+from dagster_flinkpy.common import Types, WatermarkStrategy
+from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
+from dagster_flinkpy.connectors import ParquetSink
+from dagster_flinkpy.datastream import KeyedProcessFunction, StreamExecutionEnvironment
+from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.runtime.master.failover import FailoverConfig
+from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
+from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
+from dagster_flinkpy.spark.sessions import SparkSettings
+from dagster_flinkpy.storage import StorageLocation
+from tests.ranges import Ranges
+from tests.waiting import LIMIT, until
+
+
+class Note(KeyedProcessFunction):
+    """Notes each number in a file. A file ``fail-N`` makes N raise, ``kill-N`` makes it end the process, once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def process_element(self, value: int, ctx: KeyedProcessFunction.Context) -> Any:
+        for what in ("fail", "kill"):
+            if (wish := self._folder / f"{what}-{value}").exists():
+                wish.unlink()
+                if what == "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                raise ValueError("as wished")
+        (self._folder / f"seen-{value}").touch()
+        yield value, value % 7
+
+
+def program(folder: Path, parallelism: int, ranges: int) -> JobGraph:
+    env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(parallelism).set_max_parallelism(128)
+    numbers = env.from_source(Ranges(folder, ranges), WatermarkStrategy.for_monotonous_timestamps(), "numbers")
+    row_type = Types.ROW_NAMED(["n", "rest"], [Types.LONG(), Types.LONG()])
+    noted = numbers.uid("numbers").key_by(lambda n: n % 7, Types.LONG()).process(Note(folder), row_type).uid("note")
+    noted.sink_to(ParquetSink(str(folder / "out"))).uid("sink")
+    return env.get_job_graph()
+
+
+def rows(folder: Path) -> list[int]:
+    import pyarrow.dataset as ds
+
+    files = [str(file) for file in (folder / "out").rglob("*.parquet") if not file.name.startswith("_")]
+    return sorted(ds.dataset(files).to_table().column("n").to_pylist()) if files else []
+
+
+class Run:
+    """A run of a job in a thread, until its input ends or it is stopped."""
+
+    def __init__(self, folder: Path, spark: SparkSettings | None, *, parallelism: int = 2, ranges: int = 5) -> None:
+        self.folder = folder
+        self._config = JobConfig(
+            "job",
+            StorageLocation(str(folder / "store")),
+            exchange=ExchangeOptions(ExchangeMode.PIPELINED),
+            checkpointing=CoordinatorConfig(interval=timedelta(days=1)),
+            failover=FailoverConfig(FixedDelayRestart(3, timedelta(0))),
+            **({"in_process": True} if spark is None else {"spark": spark}),
+        )
+        self._begun, self.errors = threading.Event(), list[BaseException]()
+        self._graph = program(folder, parallelism, ranges)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        self._begun.wait(LIMIT)
+
+    def _run(self) -> None:
+        try:
+            with JobAttempt(self._graph, self._config, owner="test") as attempt:
+                self._begun.set()
+                list(attempt.run_epochs(periodic=True))
+        except BaseException as error:
+            self.errors.append(error)
+        self._begun.set()
+
+    def seen(self, *numbers: int) -> None:
+        """Waits until numbers were seen."""
+        for n in numbers:
+            until(lambda n=n: self.errors or (self.folder / f"seen-{n}").exists(), f"{n} was not seen")  # type: ignore[misc]
+        assert self.errors == []
+
+    def ask(self, kind: RequestKind) -> Any:
+        """Asks for something, and waits until it is done."""
+        asker = JobRequests(self._config.storage.child("job"), "test")
+        return asker.wait(asker.submit(Order(kind)))
+
+    def end(self) -> None:
+        """Waits until it has ended."""
+        self._thread.join(LIMIT)
+        assert not self._thread.is_alive()
+        assert self.errors == []
+
+
+@pytest.fixture(params=["here", pytest.param("spark", marks=pytest.mark.spark)])
+def spark(request: pytest.FixtureRequest) -> SparkSettings | None:
+    return None if request.param == "here" else request.getfixturevalue("spark_settings")
+
+
+def hold(folder: Path, *numbers: int) -> Callable[[], None]:
+    files = [folder / f"hold-{n}" for n in numbers]
+    for file in files:
+        file.touch()
+
+    def release() -> None:
+        for file in files:
+            file.unlink()
+
+    return release
+
+
+def test_a_barrier_passes_inside_a_split_and_a_failed_reader_goes_on_from_there(
+    tmp_path: Path, spark: SparkSettings | None
+) -> None:
+    release, last = hold(tmp_path, 5, 15), hold(tmp_path, 49)
+    run = Run(tmp_path, spark)
+    run.seen(4, 14)
+    assert run.ask(RequestKind.CHECKPOINT).checkpoint_id == 1
+    until(lambda: rows(tmp_path), "the first checkpoint was not committed")
+    assert rows(tmp_path) == [*range(5), *range(10, 15)]
+    (tmp_path / ("fail-7" if spark is None else "kill-7")).touch()
+    release()
+    run.seen(7, 29, 39, 48)
+    last()
+    run.end()
+    assert rows(tmp_path) == list(range(50))
+    said = (tmp_path / "enumerator").read_text().split("\n")
+    assert said.count("reader 0") == said.count("reader 1") == 2, "they have started twice"
+    assert "back" not in " ".join(said)
+    assert said[0] == "start 2" and said[-2:] == ["close", ""]
+    assert {"read 10", "read 50", "complete 1"} <= set(said)
+    assert (tmp_path / "thanks-10").exists() and (tmp_path / "reader-0-complete-1").exists()
+    assert (tmp_path / "reader-0-closed").exists() and (tmp_path / "reader-1-closed").exists()
+
+
+def test_a_slow_reader_does_not_hold_back_the_splits_of_another(tmp_path: Path, spark: SparkSettings | None) -> None:
+    release = hold(tmp_path, 0)
+    run = Run(tmp_path, spark)
+    run.seen(*range(10, 50))
+    release()
+    run.end()
+    assert rows(tmp_path) == list(range(50))
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_a_run_at_another_parallelism_reads_on(tmp_path: Path, spark: SparkSettings | None, parallelism: int) -> None:
+    release = hold(tmp_path, 5, 15)
+    run = Run(tmp_path, spark)
+    run.seen(4, 14)
+    run.ask(RequestKind.STOP)
+    run.end()
+    assert rows(tmp_path) == [*range(5), *range(10, 15)]
+    release()
+    run = Run(tmp_path, spark, parallelism=parallelism)
+    run.end()
+    assert rows(tmp_path) == list(range(50))
