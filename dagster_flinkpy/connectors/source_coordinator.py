@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import reprlib
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ from dagster_flinkpy.datastream.connectors import base
 from dagster_flinkpy.datastream.connectors.base import Json, SourceSplit, position_field
 from dagster_flinkpy.datastream.connectors.source import (
     InputStatus,
+    JsonSerializer,
     ReaderInfo,
     SimpleVersionedSerializer,
     Source,
@@ -147,7 +147,7 @@ class SourceCoordinator(base.SplitEnumerator):
         self._ended |= any(tell is Tell.END for _, tell, _ in self._given)
         self._given = []
         if answers:
-            self._look_if_finished()
+            self._settle_end()
 
     def _hear(self) -> None:
         inbox, self._inbox = self._inbox, []
@@ -168,9 +168,9 @@ class SourceCoordinator(base.SplitEnumerator):
             self._outbox.append((subtask, Tell.NO_MORE_SPLITS, None))
         self._enumerator.add_reader(subtask)
 
-    def _look_if_finished(self) -> None:
+    def _settle_end(self) -> None:
         ends = [self._statuses.get(i) is InputStatus.END_OF_INPUT for i in range(self.parallelism)]
-        self._finished |= all(ends) and not any(tell is Tell.SPLIT for _, tell, _ in self._outbox)
+        self._finished = (self._finished or all(ends)) and not _splits_in(self._outbox)
 
     # --- what they are told ------------------------------------------------------------------------------------------
 
@@ -184,16 +184,15 @@ class SourceCoordinator(base.SplitEnumerator):
 
     def plan_part(self, parallelism: int) -> list[list[SourceSplit]]:
         self._turn(parallelism)
-        self._look_if_finished()
         return self._end() if self._finished else self._tell()
 
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
+        self._turn(parallelism)
         if self._finished:
             return self._end()
         for subtask in range(parallelism):
             if subtask not in self.readers:
                 self._register(subtask, None)
-        self._turn(parallelism)
         for subtask in range(parallelism):
             if subtask not in self._no_more:
                 self._enumerator.handle_split_request(subtask, None)
@@ -212,7 +211,7 @@ class SourceCoordinator(base.SplitEnumerator):
         """Lets the enumerator do what is to be done."""
         self.parallelism = parallelism
         lost, self._given = self._given, []  # an epoch that nobody has read
-        self._give_back([(subtask, value) for subtask, tell, value in lost if tell is Tell.SPLIT])
+        self._give_back([(subtask, unpacked(self._splits, value)) for subtask, value in _splits_in(lost)])
         self._hear()
         now = self._now()
         due = [call for call in self.calls if call.due <= now]
@@ -226,6 +225,7 @@ class SourceCoordinator(base.SplitEnumerator):
                 call.handler(None, error)
             else:
                 call.handler(result, None)
+        self._settle_end()
 
     def _give_back(self, splits: Sequence[tuple[int, Any]]) -> None:
         by_reader: dict[int, list[Any]] = {}
@@ -245,13 +245,7 @@ class SourceCoordinator(base.SplitEnumerator):
         self._given, self._outbox = self._outbox, []
         told = list[list[SourceSplit]]([] for _ in range(self.parallelism))
         for subtask, tell, value in self._given:
-            name, properties = str(tell), dict[str, Any](tell=tell)
-            if tell is Tell.SPLIT:
-                name = reprlib.repr(value)
-                properties |= packed(self._splits, value)
-            elif value is not None:
-                properties["value"] = value
-            told[subtask].append(SourceSplit(name, properties))
+            told[subtask].append(SourceSplit(str(tell), {"tell": tell, "value": value}))
         return told
 
     def add(self, subtask: int, tell: Tell, value: Any = None) -> None:
@@ -266,7 +260,9 @@ class SourceCoordinator(base.SplitEnumerator):
             if subtask in self._no_more:
                 return
             self._no_more.add(subtask)
-        self._outbox.append((subtask, tell, value))
+        if tell is Tell.EVENT:
+            JsonSerializer().serialize(value)
+        self._outbox.append((subtask, tell, packed(self._splits, value) if tell is Tell.SPLIT else value))
 
     def call_later(self, call: _Call, delay: timedelta) -> None:
         """Calls something when it is due."""
@@ -276,14 +272,16 @@ class SourceCoordinator(base.SplitEnumerator):
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
     def snapshot_state(self) -> Json:
-        told = [*self._given, *self._outbox]
-        unread = [(subtask, value) for subtask, tell, value in told if tell is Tell.SPLIT]
         return {
             "enumerator": packed(self._checkpoints, self._enumerator.snapshot_state()),
-            "splits": [{"subtask": subtask, **packed(self._splits, split)} for subtask, split in unread],
+            "splits": [{"subtask": subtask, **split} for subtask, split in _splits_in([*self._given, *self._outbox])],
             "finished": self._finished,
             "ended": self._ended,
         }
+
+
+def _splits_in(told: Sequence[tuple[int, Tell, Any]]) -> list[tuple[int, Json]]:
+    return [(subtask, value) for subtask, tell, value in told if tell is Tell.SPLIT]
 
 
 class _Context(SplitEnumeratorContext):

@@ -16,6 +16,7 @@ from enum import Enum
 from typing import Any
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.errors import ConfigurationError
 
 __all__ = [
     "InputStatus",
@@ -65,7 +66,19 @@ class JsonSerializer(SimpleVersionedSerializer):
         return 1
 
     def serialize(self, value: Any) -> bytes:
-        return json.dumps(value).encode()
+        """Returns the text of a value.
+
+        Raises:
+            ConfigurationError: It is no value of JSON.
+        """
+        try:
+            return json.dumps(value).encode()
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f"a source keeps or sends {value!r:.100}, which is no value of JSON: {error}. For splits and the state "
+                "of the enumerator, the source may return a serializer of its own from get_split_serializer() and "
+                "get_enumerator_checkpoint_serializer()"
+            ) from error
 
     def deserialize(self, version: int, serialized: bytes) -> Any:
         return json.loads(serialized)
@@ -194,7 +207,7 @@ class SplitEnumeratorContext(ABC):
     ) -> None:
         """Calls something, such as a look for new splits, and a handler with its result.
 
-        Unlike in Flink, both run on the thread of the enumerator, when it is its turn: see `Source.discovery_interval`.
+        Unlike in Flink, both run like the other methods, when it is their turn: see `Source.discovery_interval`.
 
         Args:
             callable: What to call.
@@ -207,7 +220,7 @@ class SplitEnumeratorContext(ABC):
 class SplitEnumerator(ABC):
     """Finds splits and assigns them to readers, on the driver (Flink: ``SplitEnumerator``).
 
-    One thread calls all methods. They may use the context at any time.
+    No two of its methods are called at once. They may use the context at any time.
     """
 
     def start(self) -> None:  # noqa: B027 - most of these methods need not be there

@@ -22,7 +22,7 @@ from dagster_flinkpy.datastream.checkpointed_function import (
 )
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.datastream.connectors.reader_source import ReaderSource
-from dagster_flinkpy.datastream.connectors.source import InputStatus, ReaderOutput, SourceReaderContext
+from dagster_flinkpy.datastream.connectors.source import InputStatus, JsonSerializer, ReaderOutput, SourceReaderContext
 from dagster_flinkpy.datastream.operator_specs import SourceSpec
 from dagster_flinkpy.datastream.state import ListStateDescriptor
 from dagster_flinkpy.errors import TypeMismatchError
@@ -92,15 +92,15 @@ class SourceReaderOperator(SourceOperator):
 
     def _take(self, told: tuple[SourceSplit, ...]) -> set[Tell]:
         for tell, group in groupby(told, lambda each: Tell(each.properties["tell"])):
-            values = [each.properties for each in group]
+            values = [each.properties["value"] for each in group]
             if tell is Tell.SPLIT:
                 self.add_splits([unpacked(self._serializer, value) for value in values])
             elif tell is Tell.NO_MORE_SPLITS:
                 self._call("notify_no_more_splits()", self.reader.notify_no_more_splits)
             elif tell is Tell.EVENT:
                 for value in values:
-                    self._call("handle_source_events()", self.reader.handle_source_events, value.get("value"))
-            elif tell is Tell.POLL and values[0]["value"]:
+                    self._call("handle_source_events()", self.reader.handle_source_events, value)
+            elif tell is Tell.POLL and values[0]:
                 self._events.clear()  # the coordinator has them
         self.waits = self.waits and not told
         return {Tell(each.properties["tell"]) for each in told}
@@ -220,6 +220,7 @@ class _ReaderContext(SourceReaderContext):
         self._operator.say({})
 
     def send_source_event_to_coordinator(self, event: Any) -> None:
+        JsonSerializer().serialize(event)
         self._operator.say({"event": event})
 
 

@@ -1,4 +1,4 @@
-"""Sources in Flink's shape in live tasks: readers ask for splits, and a barrier passes between two records."""
+"""Jobs with sources in Flink's shape. If tasks live, readers ask for splits, and barriers pass between two records."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 
 from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.checkpoint.requests import JobRequests, Order, RequestKind
-from dagster_flinkpy.common import Types, WatermarkStrategy
+from dagster_flinkpy.common import Duration, Types, WatermarkStrategy
 from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
 from dagster_flinkpy.connectors import ParquetSink
 from dagster_flinkpy.datastream import KeyedProcessFunction, StreamExecutionEnvironment
@@ -45,7 +46,7 @@ class Note(KeyedProcessFunction):
         yield value, value % 7
 
 
-def program(folder: Path, parallelism: int, ranges: int) -> JobGraph:
+def program(folder: Path, parallelism: int = 2, ranges: int = 5) -> JobGraph:
     env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(parallelism).set_max_parallelism(128)
     numbers = env.from_source(Ranges(folder, ranges), WatermarkStrategy.for_monotonous_timestamps(), "numbers")
     row_type = Types.ROW_NAMED(["n", "rest"], [Types.LONG(), Types.LONG()])
@@ -61,21 +62,26 @@ def rows(folder: Path) -> list[int]:
     return sorted(ds.dataset(files).to_table().column("n").to_pylist()) if files else []
 
 
+def config_of(folder: Path, spark: SparkSettings | None, exchange: ExchangeMode) -> JobConfig:
+    config = JobConfig(
+        "job",
+        StorageLocation(str(folder / "store")),
+        exchange=ExchangeOptions(exchange),
+        checkpointing=CoordinatorConfig(interval=timedelta(days=1)),
+        failover=FailoverConfig(FixedDelayRestart(3, timedelta(0))),
+        in_process=spark is None,
+    )
+    return config if spark is None else replace(config, spark=spark)
+
+
 class Run:
     """A run of a job in a thread, until its input ends or it is stopped."""
 
-    def __init__(self, folder: Path, spark: SparkSettings | None, *, parallelism: int = 2, ranges: int = 5) -> None:
+    def __init__(self, folder: Path, spark: SparkSettings | None, graph: JobGraph | None = None) -> None:
         self.folder = folder
-        self._config = JobConfig(
-            "job",
-            StorageLocation(str(folder / "store")),
-            exchange=ExchangeOptions(ExchangeMode.PIPELINED),
-            checkpointing=CoordinatorConfig(interval=timedelta(days=1)),
-            failover=FailoverConfig(FixedDelayRestart(3, timedelta(0))),
-            **({"in_process": True} if spark is None else {"spark": spark}),
-        )
+        self._config = config_of(folder, spark, ExchangeMode.PIPELINED)
         self._begun, self.errors = threading.Event(), list[BaseException]()
-        self._graph = program(folder, parallelism, ranges)
+        self._graph = graph or program(folder)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         self._begun.wait(LIMIT)
@@ -166,6 +172,67 @@ def test_a_run_at_another_parallelism_reads_on(tmp_path: Path, spark: SparkSetti
     run.end()
     assert rows(tmp_path) == [*range(5), *range(10, 15)]
     release()
-    run = Run(tmp_path, spark, parallelism=parallelism)
+    run = Run(tmp_path, spark, program(tmp_path, parallelism))
     run.end()
     assert rows(tmp_path) == list(range(50))
+
+
+SPARK = ExchangeMode.SPARK
+
+
+@pytest.mark.parametrize("exchange", [SPARK, ExchangeMode.PIPELINED])
+def test_an_epoch_that_is_not_open_reads_what_is_there(
+    tmp_path: Path, spark: SparkSettings | None, exchange: ExchangeMode
+) -> None:
+    release = hold(tmp_path, 5, 15)
+    with JobAttempt(program(tmp_path), config_of(tmp_path, spark, exchange), owner="test") as attempt:
+        assert list(attempt.run_epochs())
+        assert not attempt.finished, "readers may have more later"
+    assert rows(tmp_path) == [*range(5), *range(10, 15)]
+    (tmp_path / "fail-7").touch()
+    release()
+    with JobAttempt(program(tmp_path, 3), config_of(tmp_path, spark, exchange), owner="test") as attempt:
+        assert list(attempt.run_epochs(barriers=2))
+        assert attempt.finished
+    assert rows(tmp_path) == list(range(50))
+    said = (tmp_path / "enumerator").read_text().split("\n")
+    assert {f"read {10 * (i + 1)}" for i in range(5)} <= set(said)
+    assert said.count("close") == 2
+    with JobAttempt(program(tmp_path, 3), config_of(tmp_path, spark, exchange), owner="test") as attempt:
+        assert attempt.finished
+        list(attempt.run_epochs())
+    assert rows(tmp_path) == list(range(50)), "what has ended stays so"
+
+
+class Timers(KeyedProcessFunction):
+    """Notes the event time in files."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def process_element(self, value: int, ctx: KeyedProcessFunction.Context) -> Any:
+        ctx.timer_service().register_event_time_timer(value)
+        return ()
+
+    def on_timer(self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext) -> Any:
+        (self._folder / f"seen-{timestamp}").touch()
+        yield timestamp, 0
+
+
+@pytest.mark.parametrize("idle", [False, True])
+def test_event_time_does_not_wait_for_readers_that_have_ended_or_are_idle(tmp_path: Path, idle: bool) -> None:
+    release = hold(tmp_path, *([1] if idle else []), 18 if idle else 8)
+    strategy = WatermarkStrategy.for_monotonous_timestamps()
+    if idle:
+        strategy = strategy.with_idleness(Duration.of_millis(1))
+    env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(2)
+    numbers = env.from_source(Ranges(tmp_path, 2 if idle else 1), strategy, "numbers").uid("numbers")
+    row_type = Types.ROW_NAMED(["n", "rest"], [Types.LONG(), Types.LONG()])
+    timers = numbers.key_by(lambda n: 0, Types.LONG()).process(Timers(tmp_path), row_type).uid("timers")
+    timers.sink_to(ParquetSink(str(tmp_path / "out"))).uid("sink")
+    run = Run(tmp_path, None, env.get_job_graph())
+    run.seen(16 if idle else 6)
+    assert not (tmp_path / ("seen-17" if idle else "seen-7")).exists(), "later records may still have this time"
+    release()
+    run.end()
+    assert {0, 8, 9} <= set(rows(tmp_path)), "all timers fire at the end"
