@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 REFERENCE = (
     *("common", "connectors", "datastream", "datastream.state", "datastream.connectors.base"),
+    "datastream.connectors.source",
     *("datastream.connectors.file_system", "datastream.connectors.kafka"),
     *("orchestration", "state_processor", "storage"),
 )
