@@ -81,10 +81,10 @@ class _Reader(SourceReader):
 
     def poll_next(self, output: ReaderOutput) -> InputStatus:
         if not self._splits:
-            return InputStatus.END_OF_INPUT if self._no_more else InputStatus.NOTHING_AVAILABLE
+            return InputStatus.END_OF_INPUT if self._no_more else self._nothing()
         split = self._splits[0]
         if (self._folder / f"hold-{split['next']}").exists():
-            return InputStatus.NOTHING_AVAILABLE
+            return self._nothing()
         output.collect(split["next"], split["next"])
         split["next"] += 1
         if split["next"] == split["end"]:
@@ -93,6 +93,11 @@ class _Reader(SourceReader):
             if not self._splits:
                 self._context.send_split_request()
         return InputStatus.MORE_AVAILABLE
+
+    def _nothing(self) -> InputStatus:
+        with (self._folder / f"reader-{self._context.get_index_of_subtask()}-nothing").open("a") as file:
+            file.write("\n")
+        return InputStatus.NOTHING_AVAILABLE
 
     def snapshot_state(self, checkpoint_id: int) -> Sequence[Any]:
         return self._splits

@@ -62,7 +62,7 @@ class SourceReaderOperator(SourceOperator):
         self._status: InputStatus | None = None
         self._answers = False
         self.waits = False
-        """Whether there is nothing to read, so that it is polled again later."""
+        """Whether there is nothing to read in an open epoch, so that it is polled again later."""
         self.is_called: Callable[[], bool] = lambda: False
         """Returns whether the next part of an open epoch is there."""
 
@@ -102,7 +102,7 @@ class SourceReaderOperator(SourceOperator):
                     self._call("handle_source_events()", self.reader.handle_source_events, value)
             elif tell is Tell.POLL and values[0]:
                 self._events.clear()  # the coordinator has them
-        self.waits = self.waits and not told
+        self.waits = False
         return {Tell(each.properties["tell"]) for each in told}
 
     def add_splits(self, splits: list[Any]) -> None:
@@ -125,6 +125,7 @@ class SourceReaderOperator(SourceOperator):
         if epoch.open:
             while not self.is_called():
                 self._poll()
+                self.waits = self._status is not InputStatus.MORE_AVAILABLE
                 yield self._time.watermark
         elif Tell.END in told:
             while self._status is not InputStatus.END_OF_INPUT:
@@ -132,11 +133,11 @@ class SourceReaderOperator(SourceOperator):
                 yield self._time.watermark
         elif Tell.POLL in told:
             ends = time.monotonic() + _EPOCH_SECONDS
-            while True:
+            reads = True
+            while reads:
                 self._poll()
+                reads = self._status is InputStatus.MORE_AVAILABLE and time.monotonic() < ends
                 yield self._time.watermark
-                if self.waits or time.monotonic() >= ends:
-                    break
             if not self._read_any and self._idle_timeout is not None:
                 self.context.send_status(True)
         if vertex.uid in epoch.ended_sources:
@@ -146,7 +147,6 @@ class SourceReaderOperator(SourceOperator):
     def _poll(self) -> None:
         """Polls the reader for a while, and emits what it has read."""
         if self._status is InputStatus.END_OF_INPUT:
-            self.waits = True
             return
         ends, output = time.monotonic() + _BATCH_SECONDS, self._output
         status = InputStatus.MORE_AVAILABLE
@@ -160,7 +160,7 @@ class SourceReaderOperator(SourceOperator):
         if not isinstance(status, InputStatus):
             where = f"poll_next() of operator {self.context.vertex.uid!r} ({self.context.vertex.name})"
             raise TypeMismatchError(f"{where} returned {status!r:.100}, but must return an InputStatus")
-        self._status, self.waits = status, status is not InputStatus.MORE_AVAILABLE
+        self._status = status
         self._emit()
         if status is InputStatus.END_OF_INPUT:
             self.say({"status": status.value})
