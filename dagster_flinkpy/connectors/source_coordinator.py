@@ -25,6 +25,10 @@ from dagster_flinkpy.datastream.connectors.source import (
 __all__ = ["SourceCoordinator", "Tell", "packed", "unpacked"]
 
 
+_MOST_SPLITS = 1000
+"""How many splits a reader gets at most for an epoch that is not open, in case an enumerator always has another one."""
+
+
 class Tell(StrEnum):
     """What a reader is told, in the splits of an epoch."""
 
@@ -89,6 +93,7 @@ class SourceCoordinator(base.SplitEnumerator):
         self._outbox: list[tuple[int, Tell, Any]] = []
         self._given: list[tuple[int, Tell, Any]] = []
         """What the readers were told, until it is certain that they have taken it."""
+        self._assigned = 0
         self._answered = True
         self._rests = False
         """Whether the last epoch was given nothing, because there was nothing."""
@@ -193,19 +198,28 @@ class SourceCoordinator(base.SplitEnumerator):
         for subtask in range(parallelism):
             if subtask not in self.readers:
                 self._register(subtask, None)
-        for subtask in range(parallelism):
-            if subtask not in self._no_more:
-                self._enumerator.handle_split_request(subtask, None)
         more = InputStatus.MORE_AVAILABLE
+        self._ask([i for i in range(parallelism) if self._statuses.get(i) is not more])
         waiting = all(self._statuses.get(i, more) is not more for i in range(parallelism))
         if waiting and not self._outbox and not self._rests:
             self._rests = True
             return self._tell()
         self._rests = False
+        self._outbox = [each for each in self._outbox if each[1] is not Tell.NO_MORE_SPLITS]
         self._outbox += [(i, Tell.NO_MORE_SPLITS, None) for i in sorted(self._no_more)]
         self._outbox += [(i, Tell.POLL, self._answered) for i in range(parallelism)]
         self._answered = False
         return self._tell()
+
+    def _ask(self, readers: Sequence[int]) -> None:
+        """Asks for splits in the place of readers, in turn, until there are none."""
+        for _ in range(_MOST_SPLITS):
+            before = self._assigned
+            for subtask in readers:
+                if subtask not in self._no_more:
+                    self._enumerator.handle_split_request(subtask, None)
+            if self._assigned == before:
+                break
 
     def _turn(self, parallelism: int) -> None:
         """Lets the enumerator do what is to be done."""
@@ -260,6 +274,7 @@ class SourceCoordinator(base.SplitEnumerator):
             if subtask in self._no_more:
                 return
             self._no_more.add(subtask)
+        self._assigned += tell is Tell.SPLIT
         if tell is Tell.EVENT:
             JsonSerializer().serialize(value)
         self._outbox.append((subtask, tell, packed(self._splits, value) if tell is Tell.SPLIT else value))

@@ -132,9 +132,10 @@ class World:
         self.tell(told)
         self.reads()
         answers = [
-            SourceSplit("", {"tell": Tell.ANSWER, "subtask": i, "status": InputStatus.MORE_AVAILABLE, "events": [i]})
+            SourceSplit("", {"tell": Tell.ANSWER, "subtask": i, "status": status.value, "events": [i]})
             for i, each in enumerate(told)
             if each
+            for status in [InputStatus.MORE_AVAILABLE if self.held.get(i) else InputStatus.NOTHING_AVAILABLE]
         ]
         self.coordinator.on_epoch_read(answers)
         self.store()
@@ -207,7 +208,7 @@ def test_the_end_of_readers_that_have_failed_does_not_count() -> None:
     assert made.snapshot_state()["ended"]
 
 
-def test_an_epoch_that_is_not_open_asks_once_for_each_reader_and_hears_them_at_its_end() -> None:
+def test_an_epoch_that_is_not_open_asks_for_all_splits_and_hears_readers_at_its_end() -> None:
     made, enumerator = coordinator([0.0])
 
     def tells() -> list[list[str]]:
@@ -216,14 +217,12 @@ def test_an_epoch_that_is_not_open_asks_once_for_each_reader_and_hears_them_at_i
     def answer(subtask: int, status: InputStatus, *events: Any) -> SourceSplit:
         return SourceSplit("", {"tell": "answer", "subtask": subtask, "status": status.value, "events": list(events)})
 
-    assert tells() == [["split", "poll"], ["split", "poll"]]
+    assert tells() == [["split", "split", "split", "no more splits", "poll"]] * 2
     nothing, end = InputStatus.NOTHING_AVAILABLE, InputStatus.END_OF_INPUT
     made.on_epoch_read([answer(0, nothing, "x"), answer(1, nothing)])
-    assert tells() == [["split", "poll"], ["split", "poll"]]
+    enumerator.context.assign_split(7, 1)
+    assert tells() == [["no more splits", "poll"], ["split", "no more splits", "poll"]]
     assert enumerator.heard == [("reader", 0), ("reader", 1), (0, "x")]
-    enumerator.left.clear()
-    made.on_epoch_read([answer(0, nothing), answer(1, nothing)])
-    assert tells() == [["no more splits", "no more splits", "poll"]] * 2
     made.on_epoch_read([answer(0, nothing), answer(1, end)])
     assert tells() == [[], []], "nobody has anything, so a run that reads what is there can end"
     made.on_epoch_read([])
@@ -232,6 +231,16 @@ def test_an_epoch_that_is_not_open_asks_once_for_each_reader_and_hears_them_at_i
     assert not made.exhausted
     assert tells() == [["no more splits", "end"]] * 2
     assert made.exhausted
+
+
+def test_a_reader_that_has_more_is_given_nothing_and_others_not_too_much() -> None:
+    made, enumerator = coordinator([0.0])
+    enumerator.left = list(range(10_000))
+    assert [len(told) for told in made.plan_epoch(2)] == [1001, 1001]
+    more, nothing = InputStatus.MORE_AVAILABLE.value, InputStatus.NOTHING_AVAILABLE.value
+    said = [{"tell": "answer", "subtask": i, "status": each, "events": []} for i, each in enumerate([more, nothing])]
+    made.on_epoch_read([SourceSplit("", each) for each in said])
+    assert [len(told) for told in made.plan_epoch(2)] == [1, 1001]
 
 
 def test_a_reader_that_starts_again_hears_again_that_there_are_no_more_splits() -> None:

@@ -228,7 +228,7 @@ class SplitEnumerator(ABC):
 
     @abstractmethod
     def handle_split_request(self, subtask_id: int, requester_hostname: str | None) -> None:
-        """A reader asks for a split. If an epoch is a Spark job, each reader asks once for each epoch.
+        """A reader asks for a split. If an epoch is a Spark job, all readers ask before it until there are no splits.
 
         Args:
             subtask_id: The number of the reader.

@@ -38,7 +38,7 @@ __all__ = ["SourceReaderOperator", "create_source_operator"]
 _BATCH_RECORDS = 4096
 _BATCH_SECONDS = 0.02
 """How long a reader is polled before its records are sent, and barriers may pass."""
-_EPOCH_SECONDS = 1.0
+_EPOCH_SECONDS = 60.0
 """How long it is polled in an epoch whose end nobody else says, if it always has more."""
 
 
