@@ -17,9 +17,10 @@ from dagster_flinkpy.datastream.connectors.source import (
     SplitEnumeratorContext,
 )
 
-__all__ = ["Ranges"]
+__all__ = ["SIZE", "Ranges"]
 
 SIZE = 10
+"""How many numbers a range has."""
 
 
 class _Enumerator(SplitEnumerator):

@@ -6,13 +6,17 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import groupby
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
+from dagster_flinkpy.connectors.column_casts import fit_column
 from dagster_flinkpy.connectors.source_coordinator import Tell, packed, unpacked
 from dagster_flinkpy.datastream.checkpoint_listener import CheckpointListener
 from dagster_flinkpy.datastream.checkpointed_function import (
@@ -23,6 +27,7 @@ from dagster_flinkpy.datastream.checkpointed_function import (
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.datastream.connectors.reader_source import ReaderSource
 from dagster_flinkpy.datastream.connectors.source import InputStatus, JsonSerializer, ReaderOutput, SourceReaderContext
+from dagster_flinkpy.datastream.job_graph import JobVertex
 from dagster_flinkpy.datastream.operator_specs import SourceSpec
 from dagster_flinkpy.datastream.state import ListStateDescriptor
 from dagster_flinkpy.errors import TypeMismatchError
@@ -56,7 +61,7 @@ class SourceReaderOperator(SourceOperator):
         assert isinstance(spec.source, ReaderSource)
         self._reader_source = spec.source.source
         self._serializer = self._reader_source.get_split_serializer()
-        self._output = _Output()
+        self._output = _Output(context.vertex)
         self._messages: list[dict[str, Any]] = [{"host": socket.gethostname()}]
         self._events: list[Any] = []
         self._status: InputStatus | None = None
@@ -151,7 +156,7 @@ class SourceReaderOperator(SourceOperator):
         ends, output = time.monotonic() + _BATCH_SECONDS, self._output
         status = InputStatus.MORE_AVAILABLE
         try:
-            while status is InputStatus.MORE_AVAILABLE and len(output.records) < _BATCH_RECORDS:
+            while status is InputStatus.MORE_AVAILABLE and output.size < _BATCH_RECORDS:
                 status = self.reader.poll_next(output)
                 if time.monotonic() >= ends:
                     break
@@ -167,15 +172,11 @@ class SourceReaderOperator(SourceOperator):
             self.context.send_status(True)  # event time does not wait for it
 
     def _emit(self) -> None:
-        records, times = self._output.take()
-        if not records:
-            return
-        vertex = self.context.vertex
-        self._read_any, self._idle_from = True, None
-        self.context.send_status(False)
-        batch = StreamBatch(vertex.output_type, np.array(times, dtype=np.int64), values=records, producer=vertex.uid)
-        self._time.assign(batch)
-        self.context.emit(None, batch)
+        for batch in self._output.take():
+            self._read_any, self._idle_from = True, None
+            self.context.send_status(False)
+            self._time.assign(batch)
+            self.context.emit(None, batch)
 
     def knows_idleness(self, epoch: Epoch) -> bool:
         return False  # it says so itself
@@ -192,17 +193,42 @@ class SourceReaderOperator(SourceOperator):
 
 
 class _Output(ReaderOutput):
-    def __init__(self) -> None:
-        self.records: list[Any] = []
+    """Keeps what a reader emits."""
+
+    def __init__(self, vertex: JobVertex) -> None:
+        self._vertex = vertex
+        self._batch = partial(StreamBatch, vertex.output_type, producer=vertex.uid)
+        self._batches: list[StreamBatch] = []
+        self._values: list[Any] = []
         self._times: list[int] = []
+        self.size = 0
+        """How many records it has."""
 
     def collect(self, record: Any, timestamp: int | None = None) -> None:
-        self.records.append(record)
+        self._values.append(record)
         self._times.append(NO_TIMESTAMP if timestamp is None else timestamp)
+        self.size += 1
 
-    def take(self) -> tuple[list[Any], list[int]]:
-        taken = self.records, self._times
-        self.records, self._times = [], []
+    def collect_column(self, records: pa.Array, timestamps: pa.Array | None = None) -> None:
+        what = f"operator {self._vertex.uid!r}: collect_column()"
+        column = fit_column(records, self._vertex.output_type, what)
+        times = pa.nulls(len(column), pa.int64()) if timestamps is None else timestamps
+        if len(times) != len(column):
+            raise TypeMismatchError(f"{what} got {len(column)} records and {len(times)} timestamps")
+        self._end_batch()
+        numbers = pc.fill_null(times.cast(pa.int64()), NO_TIMESTAMP).to_numpy(zero_copy_only=False)
+        self._batches.append(self._batch(numbers, column=column))
+        self.size += len(column)
+
+    def _end_batch(self) -> None:
+        if self._values:
+            self._batches.append(self._batch(np.array(self._times, dtype=np.int64), values=self._values))
+            self._values, self._times = [], []
+
+    def take(self) -> list[StreamBatch]:
+        """Returns all, and forgets it."""
+        self._end_batch()
+        taken, self._batches, self.size = self._batches, [], 0
         return taken
 
 

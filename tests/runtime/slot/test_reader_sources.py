@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
@@ -18,14 +20,23 @@ from dagster_flinkpy.checkpoint.requests import JobRequests, Order, RequestKind
 from dagster_flinkpy.common import Duration, Types, WatermarkStrategy
 from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
 from dagster_flinkpy.connectors import ParquetSink
-from dagster_flinkpy.datastream import KeyedProcessFunction, StreamExecutionEnvironment
+from dagster_flinkpy.datastream import KeyedProcessFunction, ProcessFunction, StreamExecutionEnvironment
+from dagster_flinkpy.datastream.connectors.source import (
+    InputStatus,
+    ReaderOutput,
+    Source,
+    SourceReader,
+    SourceReaderContext,
+)
 from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.errors import TypeMismatchError, UserFunctionError
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.spark.sessions import SparkSettings
 from dagster_flinkpy.storage import StorageLocation
-from tests.ranges import Ranges
+from dagster_flinkpy.testing import run_local
+from tests.ranges import SIZE, Ranges
 from tests.waiting import LIMIT, until
 
 
@@ -238,3 +249,86 @@ def test_event_time_does_not_wait_for_readers_that_have_ended_or_are_idle(tmp_pa
     release()
     run.end()
     assert {0, 8, 9} <= set(rows(tmp_path)), "all timers fire at the end"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_failures_anywhere_between_periodic_checkpoints(tmp_path: Path, seed: int) -> None:
+    chance, ranges = random.Random(seed), 12
+    for n in chance.sample(range(SIZE * ranges), 4):
+        (tmp_path / f"fail-{n}").touch()
+    interval, tries = timedelta(milliseconds=chance.choice([10, 60])), 0
+    config = replace(
+        config_of(tmp_path, None, ExchangeMode.PIPELINED),
+        checkpointing=CoordinatorConfig(interval=interval, unaligned=seed == 2),  # then its epochs are not open
+        failover=FailoverConfig(FixedDelayRestart(1, timedelta(0))),
+    )
+    finished = False
+    while not finished:
+        tries += 1
+        assert tries < 6
+        graph = program(tmp_path, chance.randint(1, 3), ranges)
+        try:
+            with JobAttempt(graph, config, owner="test") as attempt:
+                list(attempt.run_epochs(periodic=True))
+                finished = attempt.finished
+        except UserFunctionError:
+            pass  # as wished, twice without a checkpoint between
+    assert rows(tmp_path) == list(range(SIZE * ranges))
+
+
+class _Columns(SourceReader):
+    """Emits single records and columns for a split, in turn."""
+
+    def __init__(self, last: pa.Array) -> None:
+        self._last = last
+        self._splits: list[Any] = []
+
+    def poll_next(self, output: ReaderOutput) -> InputStatus:
+        if self._splits:
+            self._splits.clear()
+            output.collect("a", 1)
+            output.collect_column(pa.array(["b", "c"]), pa.array([2, 3]))
+            output.collect_column(pa.array([], pa.string()))
+            output.collect("d", 4)
+            output.collect_column(self._last, pa.array([5]))
+        return InputStatus.END_OF_INPUT
+
+    def add_splits(self, splits: Sequence[Any]) -> None:
+        self._splits += splits
+
+    def snapshot_state(self, checkpoint_id: int) -> Sequence[Any]:
+        return self._splits
+
+
+class _ColumnSource(Ranges):
+    produced_type = Types.STRING()
+
+    def __init__(self, folder: Path, last: pa.Array) -> None:
+        super().__init__(folder, 1)
+        self._last = last
+
+    def create_reader(self, context: SourceReaderContext) -> SourceReader:
+        return _Columns(self._last)
+
+
+class _Times(ProcessFunction):
+    def process_element(self, value: Any, ctx: ProcessFunction.Context) -> Any:
+        yield value, ctx.timestamp()
+
+
+def collected(source: Source) -> list[Any]:
+    env = StreamExecutionEnvironment.get_execution_environment()
+    stream = env.from_source(source, WatermarkStrategy.no_watermarks(), "columns").uid("columns")
+    [found] = run_local(env, stream.process(_Times()).uid("times"))
+    return found
+
+
+def test_a_reader_emits_columns_and_single_records_in_their_order(tmp_path: Path) -> None:
+    assert collected(_ColumnSource(tmp_path, pa.array(["e"]))) == [("a", 1), ("b", 2), ("c", 3), ("d", 4), ("e", 5)]
+
+
+def test_a_column_of_another_type_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeMismatchError, match=r"operator 'columns': collect_column\(\)"):
+        collected(_ColumnSource(tmp_path, pa.array([1])))
+    with pytest.raises(TypeMismatchError, match="2 records and 1 timestamps"):
+        collected(_ColumnSource(tmp_path, pa.array(["x", "y"])))
