@@ -39,11 +39,11 @@ from dagster_flinkpy.state.layout import (
     merge_runs,
 )
 from dagster_flinkpy.state.operator_state import INLINE_BELOW
+from dagster_flinkpy.state.pane_states import PaneState, make_panes
 from dagster_flinkpy.state.runs import RunFiles
 from dagster_flinkpy.state.schema_evolution import ALLOWED, can_evolve, stored_key_type
 from dagster_flinkpy.state.session_table import SessionTable
 from dagster_flinkpy.state.session_timers import SessionTimers
-from dagster_flinkpy.state.session_values import SessionValues
 from dagster_flinkpy.state.tables import OverlayTable
 from dagster_flinkpy.state.timers import TimerQueue
 from dagster_flinkpy.storage import ObjectStore
@@ -56,7 +56,6 @@ OVERLAY_ROWS = 1_000_000
 """If the overlay has more keys and rows than this, it is written and emptied before more keys are touched."""
 
 T = TypeVar("T", bound=OverlayTable)
-V = TypeVar("V", bound=SessionValues)
 
 _TableId = tuple[bool, str]
 """Whether the table holds timers, and its name."""
@@ -220,20 +219,12 @@ class ColumnarKeyedStateBackend:
         self.touch([key], column, hash_keys(self._key_type, column))
         self._keys.set_current(key)
 
-    def get_state(
-        self,
-        descriptor: StateDescriptor,
-        namespace_type: TypeInformation | None = None,
-        *,
-        shared_namespaces: bool = False,
-    ) -> InternalState:
+    def get_state(self, descriptor: StateDescriptor, namespace_type: TypeInformation | None = None) -> InternalState:
         """Returns the state with the descriptor's name, always the same object for the same name.
 
         Args:
             descriptor: The name, kind and types of the state.
             namespace_type: The type of the namespace, or None for state without one.
-            shared_namespaces: Whether many keys share each namespace; values are added to many keys at once then.
-                Default: False.
 
         Raises:
             ConfigurationError: The same operator uses the state by column.
@@ -246,9 +237,7 @@ class ColumnarKeyedStateBackend:
         if restored is not None and restored.map_key_type is not None and isinstance(descriptor, MapStateDescriptor):
             descriptor = copy.copy(descriptor)
             descriptor.key_type_info = stored_key_type(type_from_json(restored.map_key_type), descriptor.key_type_info)
-        state = make_state(
-            descriptor, namespace_type, self._keys, self._files, handles, shared_namespaces=shared_namespaces
-        )
+        state = make_state(descriptor, namespace_type, self._keys, self._files, handles)
         self._check((False, descriptor.name), state.table)
         if descriptor.name not in self._states:
             if (False, descriptor.name) in self._tables:
@@ -321,8 +310,34 @@ class ColumnarKeyedStateBackend:
             self._add((True, name), timers)
         return self._timers[name]
 
+    def get_panes(
+        self, descriptor: StateDescriptor, namespace_type: TypeInformation, sessions: SessionTable | None = None
+    ) -> PaneState:
+        """Returns the list, reducing or aggregating state of windows, to which values are added many cells at a time.
+
+        Args:
+            descriptor: The name, kind and types of the state.
+            namespace_type: The type of the windows.
+            sessions: The windows in flight, if they merge. Default: many keys have the same windows.
+
+        Raises:
+            ConfigurationError: The same operator uses the state in another way.
+            StateSchemaError: The state was stored, or requested earlier, with another kind or type. The message names
+                both.
+        """
+        identity = (False, descriptor.name)
+        where = self._keys, self._files, self._handles(identity), descriptor.name
+        types = {"namespace_type": namespace_type, "value_type": descriptor.type_info, "sessions": sessions}
+        state = make_panes(descriptor, *where, **types)
+        state.table = self._declare(identity, state.table)
+        return state
+
     def get_columns(
-        self, descriptor: StateDescriptor, kind: StateKind, namespace_type: TypeInformation | None = None
+        self,
+        descriptor: StateDescriptor,
+        kind: StateKind,
+        namespace_type: TypeInformation | None = None,
+        sessions: SessionTable | None = None,
     ) -> ColumnTable:
         """Returns the state with the descriptor's name for use by column, always the same object for the same name.
 
@@ -330,6 +345,7 @@ class ColumnarKeyedStateBackend:
             descriptor: The name and type of the state.
             kind: The kind of the state: one with a single value per cell.
             namespace_type: The type of the namespace, or None for state without one.
+            sessions: The namespaces, if they are windows that merge. Default: None.
 
         Raises:
             ConfigurationError: The state has a time to live, or the same operator uses it record by record.
@@ -350,6 +366,7 @@ class ColumnarKeyedStateBackend:
             kind,
             namespace_type=namespace_type,
             value_type=descriptor.type_info,
+            sessions=sessions,
         )
         return self._declare(identity, table)
 
@@ -402,32 +419,6 @@ class ColumnarKeyedStateBackend:
             touch=self._touch_column,
         )
         return sessions, self._declare((True, timers), queue)
-
-    def get_session_values(
-        self,
-        table: type[V],
-        sessions: SessionTable,
-        name: str,
-        kind: StateKind,
-        window_type: TypeInformation,
-        value_type: Any,
-    ) -> V:
-        """Returns the values of windows that merge. Nothing else may use the state with this name.
-
-        Args:
-            table: How they are kept in memory.
-            sessions: The windows.
-            name: The name of the state.
-            kind: The kind of the state: one with a single value per cell.
-            window_type: The type of the windows.
-            value_type: The type of the values.
-
-        Raises:
-            StateSchemaError: They were stored, or requested earlier, with another type. The message names both.
-        """
-        where = self._keys, self._files, self._handles((False, name)), name, kind
-        types = {"namespace_type": window_type, "value_type": value_type}
-        return self._declare((False, name), table(*where, **types, sessions=sessions))
 
     def _declare(self, identity: _TableId, table: T) -> T:
         self._check(identity, table)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,9 @@ from dagster_flinkpy.state.cell_columns import CellColumn, Cells, grown, make_co
 from dagster_flinkpy.state.cell_grid import CellGrid
 from dagster_flinkpy.state.int_index import IntIndex
 from dagster_flinkpy.state.keys import KeyCodec, KeySlots
-from dagster_flinkpy.state.layout import APPEND, distinct_rows
+from dagster_flinkpy.state.layout import distinct_rows
+from dagster_flinkpy.state.runs import Match
+from dagster_flinkpy.state.session_table import SessionTable
 from dagster_flinkpy.state.tables import OverlayTable
 
 __all__ = ["ColumnTable", "NamespacedCells"]
@@ -136,24 +138,33 @@ class NamespacedCells:
         """Returns the namespace of each cell."""
         return self._type.to_arrow(self.namespaces()).take(pa.array(self.ids(cells)))
 
-    def ids_of(self, column: pa.Array[Any]) -> Cells:
-        """Returns the numbers of a column of namespaces."""
+    def stored_at(self, slots: Cells, column: pa.Array[Any]) -> Cells:
+        """Returns the cells of stored rows, given the slots and the column of their namespaces."""
         first, codes = distinct_rows(column)
         ids = self.namespace_ids(self._type.from_arrow(column.take(pa.array(first))))
-        return np.array(ids, dtype=np.int64)[codes]
+        return self.of(slots, np.array(ids, dtype=np.int64)[codes])[0]
 
 
 class ColumnTable(OverlayTable):
     """VALUE, REDUCING and AGGREGATING state in columns. It is stored in the same form as :class:`CellTable`.
 
-    A cell is a number: the slot of the key, or the number of slot and namespace in :attr:`cells`. Null means no value.
+    A cell is a number: the slot of the key, or the number of slot and namespace in :attr:`cells`, or of a session. Null
+    means no value.
+
+    Args:
+        sessions: The windows in flight, of which each is a cell. Their table must be declared before this one.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, sessions: SessionTable | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.cells = None if self.namespace_type is None else NamespacedCells(self.namespace_type)
-        """The cells of state with a namespace."""
+        self.cells: NamespacedCells | None = None
+        """The cells of state with a namespace, unless they are sessions."""
+        if self.namespace_type is not None and sessions is None:
+            self.cells = NamespacedCells(self.namespace_type)
+        self._sessions, self._numbers = sessions, self.cells if sessions is None else sessions
         self._reset()
+        if sessions is not None:
+            sessions.follow(self)
 
     def _reset(self) -> None:
         self.column: CellColumn = self._make_column()
@@ -169,16 +180,41 @@ class ColumnTable(OverlayTable):
 
     @property
     def size(self) -> int:
+        if self._sessions is not None:
+            return 0  # They are counted themselves.
         return len(self.keys) if self.cells is None else len(self.cells)
 
     def reserve(self) -> None:
         """Makes room for all cells. Call it after keys were touched or cells were added."""
-        size = len(self.keys) if self.cells is None else len(self.cells)
+        size = len(self.keys) if self._numbers is None else len(self._numbers)
         if size > len(self._present):
             self._present = grown(self._present, size, 0)
             self._changed = grown(self._changed, size, 0)
             self._stored = grown(self._stored, size, 0)
             self.column.grow(len(self._present))
+
+    def find(self, slots: Cells, namespaces: Sequence[Any], codes: Cells) -> Cells:
+        """Returns the cells of slots and namespaces; see ``NamespacedCells.find``. They are valid until the next call.
+
+        Args:
+            slots: The slot of each cell.
+            namespaces: Some namespaces.
+            codes: The index of each cell's namespace in ``namespaces``.
+        """
+        assert self.cells is not None
+        self.compact()
+        cells = self.cells.find(slots, namespaces, codes)
+        self.reserve()
+        return cells
+
+    def first_missing(self, cells: Cells) -> Cells:
+        """Returns the first position of each cell that has no value, in order; cells may repeat."""
+        missing = np.flatnonzero(~self.contains(cells))
+        places = cells[missing] - cells[missing].min(initial=2**62)
+        owners = np.empty(int(places.max(initial=-1)) + 1, dtype=np.int64)
+        owners[places[::-1]] = missing[::-1]  # The last write wins.
+        first: Cells = missing[owners[places] == missing]
+        return first
 
     def contains(self, cells: Cells) -> Mask:
         """Returns which cells have a value."""
@@ -216,9 +252,10 @@ class ColumnTable(OverlayTable):
         self._present[cells] = False
         self._changed[cells] = True
 
-    def release(self, namespace_id: int) -> None:
+    def release(self, namespace: Any) -> None:
         """Forgets a namespace whose cells have no values, in memory or in storage. Another one reuses the cells."""
         assert self.cells is not None
+        (namespace_id,) = self.cells.namespace_ids([namespace])
         cells = self.cells.of_namespace(namespace_id)
         if cells is None:
             return
@@ -233,29 +270,39 @@ class ColumnTable(OverlayTable):
         self.reserve()
         used = np.flatnonzero(self._present | self._stored)
         if 2 * len(used) < len(self.cells):
-            self._keep(used)
+            self.cells.keep(used)
+            self.keep(used)
         self._compacted = len(used)
 
-    def _keep(self, used: Cells) -> None:
-        """Drops all cells but some."""
-        assert self.cells is not None
-        self.cells.keep(used)
+    def in_storage(self, cells: Cells) -> Mask:
+        """Returns for which cells storage has a value, perhaps a former one."""
+        self.reserve()
+        return self._stored[cells]
+
+    def keep(self, used: Cells, numbers: Cells | None = None) -> None:
+        """Drops what all cells have but some distinct ones, which are numbered anew in this order."""
+        self.reserve()
         self.column.keep(used)
         self._present, self._changed, self._stored = self._present[used], self._changed[used], self._stored[used]
 
     def load(self, keys: KeySlots) -> None:
-        for match in self._matches(keys):
-            slots = match.wanted + keys.first
-            if self.cells is None:
-                cells = slots
-            else:
-                cells, _ = self.cells.of(slots, self.cells.ids_of(match.run.take("namespace", match.rows)))
-            self.reserve()
+        for match, cells in self._loaded(keys):
             live = ~match.run.take("deleted", match.rows).to_numpy(zero_copy_only=False)
             self.column.put(cells[live], match.run.take("value", match.rows[live]))
             self.column.drop(cells[~live])
             self._present[cells] = live
             self._stored[cells] = live
+
+    def _loaded(self, keys: KeySlots) -> Iterator[tuple[Match, Cells]]:
+        """Yields the stored rows of some keys with their cells, oldest run first."""
+        for match in self._matches(keys):
+            cells = match.wanted + keys.first
+            if self._numbers is not None:
+                cells = self._numbers.stored_at(cells, match.run.take("namespace", match.rows))
+                known = np.flatnonzero(cells >= 0)
+                match, cells = Match(match.run, match.wanted[known], match.rows[known]), cells[known]
+            self.reserve()
+            yield match, cells
 
     def clear(self) -> None:
         if self.cells is not None:
@@ -263,25 +310,34 @@ class ColumnTable(OverlayTable):
         self._reset()
 
     def _changes(self) -> pa.Table | None:
-        keys = self.keys.all()
         # A value that was set and deleted since the last write needs no tombstone.
         cells = np.flatnonzero(self._changed & (self._present | self._stored))
-        if not len(cells) or keys is None:
+        if not len(cells):
             return None
-        slots = cells if self.cells is None else self.cells.slots(cells)
-        sort_keys = keys.sort_keys[slots]
-        order = np.argsort(sort_keys)  # Values are read in the order of the run, so that they are copied once.
+        if self._sessions is not None:
+            cells = self._without_former(self._sessions, cells)
+        slots = cells if self._numbers is None else self._numbers.slots(cells)
+        # Values are read in the order of the run, so that they are copied once.
+        order = np.argsort(self.keys.sort_keys[slots])
         cells, slots = cells[order], slots[order]
-        arrays: dict[str, pa.Array[Any]] = {
-            "sort_key": pa.array(sort_keys[order]),
-            "key": keys.column.take(pa.array(slots)),
-            "deleted": pa.array(~self._present[cells]),
-            **self._value_columns(cells),
-        }
-        if self.cells is not None:
-            arrays["namespace"] = self.cells.column(cells)
-        schema = self.layout.append_schema if APPEND in arrays else self.layout.local_schema
-        return pa.table([arrays[name] for name in schema.names], schema=schema)
+        columns = self._value_columns(cells)
+        if self._numbers is not None:
+            columns["namespace"] = self._numbers.column(cells)
+        return self._rows(slots, columns, ~self._present[cells])
+
+    def _without_former(self, sessions: SessionTable, cells: Cells) -> Cells:
+        """Leaves out what has been dropped of sessions if later ones have the same key and state window."""
+        present = self._present[cells]
+        put, gone = cells[present], cells[~present]
+        if not len(put) or not len(gone):
+            return cells
+        ordered = np.concatenate([put, gone])
+        first, codes = distinct_rows(sessions.identities(ordered))
+        self._replace(ordered[first[np.unique(codes[len(put) :])]])
+        return ordered[first]
+
+    def _replace(self, cells: Cells) -> None:
+        """Notes that storage may have other values for cells."""
 
     def _value_columns(self, cells: Cells) -> dict[str, pa.Array[Any]]:
         """Returns what is to be stored of the values of cells."""

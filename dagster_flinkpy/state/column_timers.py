@@ -200,7 +200,8 @@ class ColumnTimers(TimerTable[tuple[int, Any, Cells]]):
             self._codec.decode_all([namespace for (_, namespace), _ in self._logs.values()])
         )
         times = np.array([time for (time, _), _ in self._logs.values()], dtype=np.int64)[moments]
-        return self._table(slots[changed], times, namespaces.take(pa.array(moments)), status[changed] == _DELETED)
+        columns = {"namespace": namespaces.take(pa.array(moments)), "time": pa.array(times)}
+        return self._rows(slots[changed], columns, status[changed] == _DELETED)
 
     def _fill(self, table: pa.Table) -> None:
         columns = {name: table.column(name).combine_chunks() for name in ("key", "namespace", "time")}

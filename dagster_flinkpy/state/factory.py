@@ -19,8 +19,6 @@ from dagster_flinkpy.state.handles import RunHandle, StateKind
 from dagster_flinkpy.state.keys import TouchedKeys
 from dagster_flinkpy.state.list_table import ListTable, TtlListTable
 from dagster_flinkpy.state.map_table import MapTable
-from dagster_flinkpy.state.pane_states import PaneAggregatingState, PaneListState, PaneReducingState
-from dagster_flinkpy.state.pane_table import PaneListTable, PaneTable
 from dagster_flinkpy.state.runs import RunFiles
 from dagster_flinkpy.state.slot_table import KeyedSlotState, SlotTable, make_slot_state
 from dagster_flinkpy.state.states import (
@@ -54,9 +52,6 @@ InternalState = (
     | KeyedReducingState
     | KeyedAggregatingState
     | KeyedMapState
-    | PaneReducingState
-    | PaneAggregatingState
-    | PaneListState
     | TtlValueState
     | TtlListState
     | TtlReducingState
@@ -78,8 +73,6 @@ def make_state(
     keys: TouchedKeys,
     files: RunFiles,
     handles: Sequence[RunHandle],
-    *,
-    shared_namespaces: bool = False,
 ) -> InternalState:
     """Returns the state of a descriptor, with its table.
 
@@ -89,8 +82,6 @@ def make_state(
         keys: The touched keys of the backend.
         files: Where runs are kept.
         handles: The restored runs.
-        shared_namespaces: Whether many keys share each namespace, as with windows that are the same for all keys.
-            List, reducing and aggregating state is changed many cells at a time then. Default: False.
 
     Raises:
         ConfigurationError: The descriptor is not for keyed state.
@@ -115,8 +106,6 @@ def make_state(
     if isinstance(descriptor, ListStateDescriptor):
         if rules is not None:
             return TtlListState(TtlListTable(*where, kind, **types), rules)
-        if shared_namespaces:
-            return PaneListState(PaneListTable(*where, kind, **types))
         return KeyedListState(ListTable(*where, kind, **types))
     if rules is not None:
         if kind == "VALUE" and namespace_type is None:
@@ -124,10 +113,6 @@ def make_state(
         return _with_ttl(descriptor, TtlCellTable(*where, kind, **types), rules)
     if kind == "VALUE" and namespace_type is None:
         return make_slot_state(SlotTable(*where, kind, **types))
-    if shared_namespaces and isinstance(descriptor, ReducingStateDescriptor):
-        return PaneReducingState(PaneTable(*where, kind, **types), descriptor.reduce_function)
-    if shared_namespaces and isinstance(descriptor, AggregatingStateDescriptor):
-        return PaneAggregatingState(PaneTable(*where, kind, **types), descriptor.agg_function)
     table = CellTable(*where, kind, **types)
     if isinstance(descriptor, ReducingStateDescriptor):
         return KeyedReducingState(table, descriptor.reduce_function)

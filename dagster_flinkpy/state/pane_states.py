@@ -1,4 +1,4 @@
-"""State of windows that many keys share, which is read and changed many cells at a time."""
+"""State of windows, which is read and changed many cells at a time."""
 
 from __future__ import annotations
 
@@ -6,12 +6,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from dagster_flinkpy.common.copies import keeping, taking
 from dagster_flinkpy.datastream.base_functions import BaseAggregateFunction, BaseReduceFunction
+from dagster_flinkpy.datastream.state import (
+    AggregatingStateDescriptor,
+    ListStateDescriptor,
+    ReducingStateDescriptor,
+    StateDescriptor,
+)
 from dagster_flinkpy.state.cell_columns import Cells
-from dagster_flinkpy.state.pane_table import PaneTable
+from dagster_flinkpy.state.pane_table import PaneListTable, PaneTable
 
-__all__ = ["PaneAggregatingState", "PaneListState", "PaneReducingState", "PaneState"]
+__all__ = ["PaneState", "make_panes"]
 
 
 class PaneState(ABC):
@@ -20,10 +28,12 @@ class PaneState(ABC):
     Args:
         table: The table.
         result: Returns the result of what a cell holds.
+        merge: Merges what two cells hold.
     """
 
-    def __init__(self, table: PaneTable, result: Callable[[Any], Any]) -> None:
-        self.table = table
+    def __init__(self, table: PaneTable, result: Callable[[Any], Any], merge: Callable[[Any, Any], Any]) -> None:
+        assert table.value_type is not None
+        self.table, self._merge = table, keeping(merge, table.value_type)
         self._last_result, self._result, own = result, result, table.own
         """The result of what is dropped afterwards, and of what stays, which functions must not change."""
         if own is not None:
@@ -33,26 +43,6 @@ class PaneState(ABC):
         """Returns a copy of what a cell holds."""
         return held if self.table.own is None else self.table.own(held)
 
-    def _keeping(self, function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        assert self.table.value_type is not None
-        return keeping(function, self.table.value_type)
-
-    def set_current_namespace(self, namespace: Any) -> None:
-        """Sets the namespace for later accesses."""
-        self.table.set_current_namespace(namespace)
-
-    def get(self) -> Any:
-        """Returns the result of the current key, or None."""
-        return self.get_of(int(self.table.current()[0]))
-
-    def add(self, value: Any) -> None:
-        """Adds a value for the current key."""
-        self.add_each([self.table.require_key()], self.table.current(), (value,))
-
-    def clear(self) -> None:
-        """Forgets the value of the current key."""
-        self.clear_each(self.table.current())
-
     def add_each(self, slots: Sequence[int], cells: Cells, values: Iterable[Any]) -> None:
         """Adds values to cells, in order.
 
@@ -61,11 +51,12 @@ class PaneState(ABC):
             cells: The cells; may repeat.
             values: A value for each cell, which nobody else has.
         """
+        self.table.reserve()
         self._add_each(self.table.column.values, slots, cells.tolist(), values)
         self.table.mark(cells)
 
     def get_each(self, slots: Sequence[int], cells: Cells, *, last: bool = False) -> Iterator[Any]:
-        """Yields the result of each cell that has one, while its slot is the current key.
+        """Yields the result of each cell, or None, while its slot is the current key.
 
         Args:
             slots: The slot of each cell.
@@ -73,9 +64,9 @@ class PaneState(ABC):
             last: Whether what they hold is dropped afterwards. Default: False.
         """
         keys, result = self.table.keys, self._last_result if last else self._result
+        self.table.reserve()
         for keys.slot, value in zip(slots, self.table.column.get(cells), strict=True):
-            if value is not None:
-                yield result(value)  # not a local variable: the receiver need not copy what only it holds
+            yield None if value is None else result(value)  # No local variable: what only it holds need not be copied.
 
     def get_of(self, cell: int, *, last: bool = False) -> Any:
         """Returns the result of a cell of the current key, or None; ``last`` as for :meth:`get_each`."""
@@ -84,9 +75,14 @@ class PaneState(ABC):
             return None
         return self._last_result(value) if last else self._result(value)
 
-    def clear_each(self, cells: Cells) -> None:
-        """Forgets the values of cells."""
-        self.table.delete(cells)
+    def merge(self, cell: int, other: int) -> None:
+        """Moves what another cell of the key holds to a cell."""
+        self.table.reserve()
+        held = self.table.column.values
+        if held[other] is not None:
+            held[cell] = held[other] if held[cell] is None else self._merge(held[cell], held[other])
+            self.table.mark(np.array([cell]))
+        self.table.delete(np.array([other]))
 
     @abstractmethod
     def _add_each(self, held: list[Any], slots: Sequence[int], cells: Sequence[int], values: Iterable[Any]) -> None:
@@ -97,24 +93,25 @@ class PaneReducingState(PaneState):
     """A value per key and namespace, with which each added value is reduced."""
 
     def __init__(self, table: PaneTable, reduce_function: BaseReduceFunction) -> None:
-        super().__init__(table, lambda value: value)
-        self._reduce = self._keeping(reduce_function.reduce)
+        super().__init__(table, lambda value: value, reduce_function.reduce)
+        assert table.value_type is not None
+        self._name_fields = table.value_type.name_fields
 
     def _add_each(self, held: list[Any], slots: Sequence[int], cells: Sequence[int], values: Iterable[Any]) -> None:
-        keys, reduce = self.table.keys, self._reduce
+        keys, reduce, name_fields = self.table.keys, self._merge, self._name_fields
         for keys.slot, cell, value in zip(slots, cells, values, strict=True):
             stored = held[cell]
-            held[cell] = value if stored is None else reduce(stored, value)
+            held[cell] = name_fields(value) if stored is None else reduce(stored, value)
 
 
 class PaneAggregatingState(PaneState):
     """An accumulator per key and namespace."""
 
     def __init__(self, table: PaneTable, function: BaseAggregateFunction) -> None:
-        super().__init__(table, function.get_result)
+        super().__init__(table, function.get_result, function.merge)
         assert table.value_type is not None
         self._create = taking(function.create_accumulator, table.value_type)
-        self._add = self._keeping(function.add)
+        self._add = keeping(function.add, table.value_type)
 
     def _add_each(self, held: list[Any], slots: Sequence[int], cells: Sequence[int], values: Iterable[Any]) -> None:
         keys, add, create = self.table.keys, self._add, self._create
@@ -127,7 +124,7 @@ class PaneListState(PaneState):
     """A list per key and namespace."""
 
     def __init__(self, table: PaneTable) -> None:
-        super().__init__(table, list)
+        super().__init__(table, list, _extended)
 
     def _own(self, held: Any) -> Any:
         own = self.table.own
@@ -141,3 +138,18 @@ class PaneListState(PaneState):
                 held[cell] = [value]
             else:
                 elements.append(value)
+
+
+def _extended(one: list[Any], other: list[Any]) -> list[Any]:
+    one.extend(other)
+    return one
+
+
+def make_panes(descriptor: StateDescriptor, *where: Any, **types: Any) -> PaneState:
+    """Returns the list, reducing or aggregating state of a descriptor, with its table; see ``make_state``."""
+    if isinstance(descriptor, ReducingStateDescriptor):
+        return PaneReducingState(PaneTable(*where, "REDUCING", **types), descriptor.reduce_function)
+    if isinstance(descriptor, AggregatingStateDescriptor):
+        return PaneAggregatingState(PaneTable(*where, "AGGREGATING", **types), descriptor.agg_function)
+    assert isinstance(descriptor, ListStateDescriptor)
+    return PaneListState(PaneListTable(*where, "LIST", **types))

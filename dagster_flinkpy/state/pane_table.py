@@ -32,35 +32,11 @@ class PaneTable(ColumnTable):
 
     @property
     def size(self) -> int:
-        return len(self.cells) // _CELLS_PER_ROW
-
-    def find(self, slots: Cells, namespaces: list[Any], codes: Cells) -> Cells:
-        """Returns the cells of slots and namespaces, with room for their values; see ``NamespacedCells.find``.
-
-        They are valid until the next call.
-        """
-        self.compact()
-        cells = self.cells.find(slots, namespaces, codes)
-        self.reserve()
-        return cells
-
-    def current(self) -> Cells:
-        """Returns the cell of the current key and namespace."""
-        return self.find(np.array([self.require_key()]), [self._namespace], np.zeros(1, dtype=np.int64))
-
-    def empty(self, cells: Cells) -> Cells:
-        """Returns the first position of each cell that has no value."""
-        missing = np.flatnonzero(~self._present[cells])
-        _, first = np.unique(cells[missing], return_index=True)
-        return missing[np.sort(first)]
+        return super().size // _CELLS_PER_ROW
 
     def forget(self, cell: int) -> None:
         """Drops the value of a cell, which must be marked later."""
         self.column.values[cell] = None
-
-    def release_namespace(self, namespace: Any) -> None:
-        """Forgets a namespace if all its values have been dropped."""
-        self.release(self.cells.namespace_ids([namespace])[0])
 
     def _changes(self) -> pa.Table | None:
         changed = np.flatnonzero(self._changed)
@@ -70,8 +46,12 @@ class PaneTable(ColumnTable):
 
     def _value_columns(self, cells: Cells) -> dict[str, pa.Array[Any]]:
         assert self.value_type is not None
-        slots = self.cells.slots(cells).tolist()
-        return {"value": self._to_arrow(self.value_type, self.column.get(cells), slots)}
+        return {"value": self._to_arrow(self.value_type, self.column.get(cells), self._slots(cells))}
+
+    def _slots(self, cells: Cells) -> list[int]:
+        assert self._numbers is not None
+        slots: list[int] = self._numbers.slots(cells).tolist()
+        return slots
 
 
 class PaneListTable(PaneTable):
@@ -87,8 +67,8 @@ class PaneListTable(PaneTable):
         self._kept = grown(self._kept, len(self._present), 0)
         self._replaced = grown(self._replaced, len(self._present), 0)
 
-    def _keep(self, used: Cells) -> None:
-        super()._keep(used)
+    def keep(self, used: Cells, numbers: Cells | None = None) -> None:
+        super().keep(used)
         self._kept, self._replaced = self._kept[used], self._replaced[used]
 
     def forget(self, cell: int) -> None:
@@ -100,12 +80,11 @@ class PaneListTable(PaneTable):
         self._kept[cells] = 0
         self._replaced[cells] = True
 
+    def _replace(self, cells: Cells) -> None:
+        self._kept[cells], self._replaced[cells] = 0, True
+
     def load(self, keys: KeySlots) -> None:
-        for match in self._matches(keys):
-            cells = self.cells.of(
-                match.wanted + keys.first, self.cells.ids_of(match.run.take("namespace", match.rows))
-            )[0]
-            self.reserve()
+        for match, cells in self._loaded(keys):
             held, deleted = self.column.values, match.run.take("deleted", match.rows).to_pylist()
             rows = zip(cells.tolist(), deleted, match.appends().tolist(), self._stored_values(match), strict=True)
             for cell, gone, append, elements in rows:
@@ -122,9 +101,8 @@ class PaneListTable(PaneTable):
         assert self.value_type is not None
         lists = zip(self.column.get(cells), self._kept[cells].tolist(), strict=True)
         added = [elements[kept:] if kept else elements for elements, kept in lists]
-        slots = self.cells.slots(cells).tolist()
         return {
-            "value": self._to_arrow(self.value_type, added, slots),
+            "value": self._to_arrow(self.value_type, added, self._slots(cells)),
             APPEND: pa.array(~self._replaced[cells]),
         }
 

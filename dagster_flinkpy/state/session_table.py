@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import chain
 from typing import Any, Protocol
 
@@ -17,7 +16,7 @@ from dagster_flinkpy.state.layout import distinct_rows
 from dagster_flinkpy.state.tables import OverlayTable
 from dagster_flinkpy.state.time_order import MAX_TIME, MIN_TIME
 
-__all__ = ["SessionTable", "delta_of_sessions", "stored_windows", "window_column"]
+__all__ = ["SessionTable", "delta_of_sessions", "window_column"]
 
 Mask = npt.NDArray[np.bool_]
 
@@ -31,15 +30,15 @@ _NUMBERS = (
 )
 _FLAGS = (
     *("live", "fired", "changed", "stored"),
-    *("timers_changed", "timers_stored", "timers_fired", "value_changed", "value_stored"),
+    *("timers_changed", "timers_stored", "timers_fired"),
 )
 
 
 class _Follower(Protocol):
     """Has something for each session."""
 
-    def grow(self, size: int) -> None:
-        """Makes room for so many sessions."""
+    def in_storage(self, cells: Cells) -> Mask:
+        """Returns for which sessions storage has something."""
 
     def keep(self, cells: Cells, numbers: Cells) -> None:
         """Keeps some sessions only. ``numbers`` are the new numbers by the former ones, or -1."""
@@ -79,21 +78,45 @@ class SessionTable(OverlayTable):
     """Whether the timer at the last millisecond is not among the stored ones."""
     timers_start: Cells
     timers_end: Cells
-    value_changed: Mask
-    value_stored: Mask
-    """Whether storage has a value, perhaps a former one."""
 
     def __init__(self, *args: Any, lateness: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.lateness = lateness
         """Allowed lateness in milliseconds."""
-        self.followers: list[_Follower] = []
-        """The timers and values."""
+        self._followers: list[_Follower] = []
         self.clear()
+
+    def follow(self, follower: _Follower) -> None:
+        """Adds what has something for each session: timers, values."""
+        self._followers.append(follower)
+
+    def __len__(self) -> int:
+        return self._size
 
     @property
     def size(self) -> int:
         return self._size
+
+    def slots(self, cells: Cells) -> Cells:
+        """Returns the slots of sessions."""
+        return self.slot[cells]
+
+    def column(self, cells: Cells) -> pa.Array[Any]:
+        """Returns the state windows of sessions."""
+        kind: Any = self.map_key_type
+        return window_column(kind, self.state_start[cells], self.state_end[cells])
+
+    def identities(self, cells: Cells) -> pa.Array[Any]:
+        """Returns slots and state windows, by which storage tells sessions apart."""
+        columns = [pa.array(each[cells]) for each in (self.slot, self.state_start, self.state_end)]
+        return pa.StructArray.from_arrays(columns, names=["slot", "start", "end"])
+
+    def stored_at(self, slots: Cells, state_windows: pa.Array[Any]) -> Cells:
+        """Returns the sessions with some state windows; -1 for those that are not in flight."""
+        starts, ends = _bounds(state_windows)
+        cells = self.at(slots, starts)  # A state window lies in the window of its session.
+        found = (cells >= 0) & (self.state_start[cells] == starts) & (self.state_end[cells] == ends)
+        return np.where(found, cells, -1)
 
     def clear(self) -> None:
         self._size = self._compacted = 0
@@ -140,8 +163,6 @@ class SessionTable(OverlayTable):
         if self._size > len(self.live):
             for name in (*_NUMBERS, *_FLAGS):
                 setattr(self, name, grown(getattr(self, name), self._size, 0))
-            for follower in self.followers:
-                follower.grow(len(self.live))
         return first
 
     def end_all(self, cells: Cells) -> None:
@@ -158,7 +179,7 @@ class SessionTable(OverlayTable):
 
     def mark(self, cells: Cells) -> None:
         """Marks sessions as changed."""
-        self.changed[cells] = self.timers_changed[cells] = self.value_changed[cells] = True
+        self.changed[cells] = self.timers_changed[cells] = True
 
     def join(self, slots: Cells, starts: Cells, ends: Cells, passed: float) -> tuple[Cells, Cells]:
         """Adds windows to the newest sessions of their keys, in order, or begins newer ones.
@@ -317,7 +338,10 @@ class SessionTable(OverlayTable):
         """Numbers the sessions anew if most of them have ended."""
         if self._size < 2 * self._compacted + _SPARE_SESSIONS:
             return
-        used = self.live | self.stored | self.timers_stored | self.value_stored
+        used = self.live | self.stored
+        everything = np.arange(self._size)
+        for follower in self._followers:
+            used[: self._size] |= follower.in_storage(everything)
         cells = np.flatnonzero(used)
         self._compacted = len(cells)
         if 2 * len(cells) >= self._size:
@@ -329,16 +353,15 @@ class SessionTable(OverlayTable):
         self.older = np.where(self.older >= 0, numbers[self.older], -1)
         self.newest = np.where(self.newest >= 0, numbers[self.newest], -1)
         self._size = len(cells)
-        for follower in self.followers:
+        for follower in self._followers:
             follower.keep(cells, numbers)
-            follower.grow(len(self.live))
 
     # --- storage -----------------------------------------------------------------------------------------------------
 
     def load(self, keys: KeySlots) -> None:
         assert self.map_key_type is not None
         self.newest = grown(self.newest, keys.first + len(keys.column), -1)
-        slots, starts, ends, state_windows = stored_windows(self, keys, "map_key")
+        slots, starts, ends, state_windows = self._in_flight(keys)
         cells = self.begin(slots, starts, ends)
         self.state_start[cells], self.state_end[cells] = _bounds(state_windows)
         self.due[cells] = self.stored_end[cells] = self.timers_end[cells] = ends
@@ -346,6 +369,24 @@ class SessionTable(OverlayTable):
         self.stored[cells] = self.timers_stored[cells] = True
         self.older[cells[1:]] = np.where(slots[1:] == slots[:-1], cells[:-1], -1)
         self.newest[slots] = cells  # The last one of each key counts.
+
+    def _in_flight(self, keys: KeySlots) -> tuple[Cells, Cells, Cells, pa.Array[Any]]:
+        """Returns slots, starts, ends and state windows of the stored sessions of some keys, in order."""
+        matches = list(self._matches(keys))
+        if not matches:
+            none = np.zeros(0, dtype=np.int64)
+            return none, none, none, self.layout.local_schema.empty_table().column("value").combine_chunks()
+        slots = np.concatenate([match.wanted for match in matches]) + keys.first
+        windows = [_bounds(match.run.take("map_key", match.rows)) for match in matches]
+        starts, ends = (np.concatenate([window[i] for window in windows]) for i in (0, 1))
+        deleted = [match.run.take("deleted", match.rows).to_numpy(zero_copy_only=False) for match in matches]
+        values = pa.concat_arrays([match.run.take("value", match.rows) for match in matches])
+        order = np.lexsort((ends, starts, slots))  # Stable, so that of equal rows that of the newest run is last.
+        ordered = [column[order] for column in (slots, starts, ends)]
+        last = np.ones(len(order), dtype=np.bool_)
+        last[:-1] = np.any([column[1:] != column[:-1] for column in ordered], axis=0)
+        kept = order[last & ~np.concatenate(deleted)[order]]
+        return slots[kept], starts[kept], ends[kept], values.take(pa.array(kept))
 
     def _changes(self) -> pa.Table | None:
         changed = np.flatnonzero(self.changed & (self.live | self.stored))
@@ -362,7 +403,7 @@ class SessionTable(OverlayTable):
             "map_key": window_column(kind, starts, ends),
             "value": window_column(kind, self.state_start[cells], self.state_end[cells]),
         }
-        return delta_of_sessions(self, self.slot[cells], columns, len(put), ("map_key",))
+        return self._rows(*delta_of_sessions(self.slot[cells], columns, len(put)))
 
     def _written(self) -> None:
         changed = np.flatnonzero(self.changed)
@@ -371,60 +412,25 @@ class SessionTable(OverlayTable):
         self.changed[changed] = False
 
 
-def stored_windows(table: OverlayTable, keys: KeySlots, name: str) -> tuple[Cells, Cells, Cells, pa.Array[Any]]:
-    """Returns the stored rows of some keys that have a window in a column.
-
-    Returns:
-        Slots, starts, ends and values, in order of slot and start.
-    """
-    matches = list(table._matches(keys))
-    if not matches:
-        none = np.zeros(0, dtype=np.int64)
-        return none, none, none, table.layout.local_schema.empty_table().column("value").combine_chunks()
-    slots = np.concatenate([match.wanted for match in matches]) + keys.first
-    windows = [_bounds(match.run.take(name, match.rows)) for match in matches]
-    starts, ends = (np.concatenate([window[i] for window in windows]) for i in (0, 1))
-    deleted = [match.run.take("deleted", match.rows).to_numpy(zero_copy_only=False) for match in matches]
-    values = pa.concat_arrays([match.run.take("value", match.rows) for match in matches])
-    order = np.lexsort((ends, starts, slots))  # Stable, so that the row of the newest run is the last of its equals.
-    ordered = [column[order] for column in (slots, starts, ends)]
-    last = np.ones(len(order), dtype=np.bool_)
-    last[:-1] = np.any([column[1:] != column[:-1] for column in ordered], axis=0)
-    kept = order[last & ~np.concatenate(deleted)[order]]
-    return slots[kept], starts[kept], ends[kept], values.take(pa.array(kept))
-
-
 def delta_of_sessions(
-    table: OverlayTable, slots: Cells, columns: dict[str, pa.Array[Any]], put: int, identity: Sequence[str]
-) -> pa.Table | None:
-    """Builds the table of changed rows.
+    slots: Cells, columns: dict[str, pa.Array[Any]], put: int
+) -> tuple[Cells, dict[str, pa.Array[Any]], Mask]:
+    """Returns the changed rows, and which of them are tombstones.
 
     Args:
-        table: The table that is written.
         slots: The slot of each row.
-        columns: The other columns.
+        columns: The other columns; all but ``value`` identify a row, with the key.
         put: How many rows are put. The rows after them are tombstones; a tombstone of a row that is put is left out.
-        identity: The columns that, with the key, identify a row.
     """
-    keys = table.keys.all()
-    if not len(slots) or keys is None:
-        return None
     rows = np.arange(len(slots))
     if 0 < put < len(rows):
-        parts = [pa.array(slots), *(columns[name] for name in identity)]
-        rows, _ = distinct_rows(pa.StructArray.from_arrays(parts, names=["slot", *identity]))
-        slots = slots[rows]
+        identity = {"slot": pa.array(slots), **{name: each for name, each in columns.items() if name != "value"}}
+        rows, _ = distinct_rows(pa.StructArray.from_arrays(list(identity.values()), names=list(identity)))
     deleted = rows >= put
     arrays = {name: column.take(pa.array(rows)) for name, column in columns.items()}
     if "value" in arrays:
         arrays["value"] = arrays["value"].take(pa.array(np.arange(len(rows)), mask=deleted))
-    arrays |= {
-        "sort_key": pa.array(keys.sort_keys[slots]),
-        "key": keys.column.take(pa.array(slots)),
-        "deleted": pa.array(deleted),
-    }
-    schema = table.layout.local_schema
-    return pa.table([arrays[name] for name in schema.names], schema=schema)
+    return slots[rows], arrays, deleted
 
 
 def window_column(kind: TypeInformation, starts: Cells, ends: Cells) -> pa.Array[Any]:

@@ -56,7 +56,7 @@ class SessionTimers(TimerTable[tuple[Times, Cells]]):
         super().__init__(keys, files, handles, name, namespace_type=namespace_type, make_room=make_room)
         self._type = namespace_type
         self._sessions, self._touch = sessions, touch
-        sessions.followers.append(self)
+        sessions.follow(self)
 
     def register(self, cells: Cells) -> None:
         """Registers the timers of sessions with a new end. The timers of their former windows are deleted.
@@ -89,8 +89,9 @@ class SessionTimers(TimerTable[tuple[Times, Cells]]):
     def size(self) -> int:
         return len(self._due)
 
-    def grow(self, size: int) -> None:
-        """Makes room for so many sessions, which takes nothing."""
+    def in_storage(self, cells: Cells) -> npt.NDArray[np.bool_]:
+        """Returns for which sessions storage has timers."""
+        return self._sessions.timers_stored[cells]
 
     def keep(self, cells: Cells, numbers: Cells) -> None:
         """Keeps the timers of some sessions only. ``numbers`` are their new numbers by the former ones, or -1."""
@@ -133,14 +134,14 @@ class SessionTimers(TimerTable[tuple[Times, Cells]]):
         same &= ~fired
         put, gone = changed[live & ~same], changed[stored & ~same]
         rows = [
-            self._rows(put, sessions.start[put], sessions.end[put], sessions.fired[put]),
-            self._rows(gone, sessions.timers_start[gone], sessions.timers_end[gone], sessions.timers_fired[gone]),
+            self._timers_of(put, sessions.start[put], sessions.end[put], sessions.fired[put]),
+            self._timers_of(gone, sessions.timers_start[gone], sessions.timers_end[gone], sessions.timers_fired[gone]),
         ]
         slots, starts, ends, times = (np.concatenate(pair) for pair in zip(*rows, strict=True))
         columns = {"namespace": window_column(self._type, starts, ends), "time": pa.array(times)}
-        return delta_of_sessions(self, slots, columns, len(rows[0][0]), ("namespace", "time"))
+        return self._rows(*delta_of_sessions(slots, columns, len(rows[0][0])))
 
-    def _rows(self, cells: Cells, starts: Cells, ends: Cells, fired: npt.NDArray[np.bool_]) -> tuple[Cells, ...]:
+    def _timers_of(self, cells: Cells, starts: Cells, ends: Cells, fired: npt.NDArray[np.bool_]) -> tuple[Cells, ...]:
         """Returns slots, starts, ends and times of the timers of sessions with some windows."""
         over = self._sessions.over(ends)
         at_end = np.flatnonzero(~fired)

@@ -206,26 +206,40 @@ class OverlayTable(ABC):
             columns: Columns such as map keys, times, values and expiry times, with one item per row.
             deleted: Whether each row is a tombstone.
         """
-        keys = self.keys.all()
-        if not len(cells) or keys is None:
+        if not len(cells):
             return None
         slots: list[int] | Indices = cells
         if self._namespace_codec is not None:
             slots = [slot for slot, _ in cells]
             columns["namespace"] = list(self._namespace_codec.decode_all([namespace for _, namespace in cells]))
-        taken = np.asarray(slots)
-        arrays: dict[str, pa.Array[Any]] = {
-            "sort_key": pa.array(keys.sort_keys[taken]),
-            "key": keys.column.take(pa.array(taken)),
-            "deleted": pa.array(deleted, type=pa.bool_()),
-        }
+        arrays: dict[str, pa.Array[Any]] = {}
         types = {"namespace": self.namespace_type, "map_key": self.map_key_type, "value": self.value_type}
         schema = self.layout.append_schema if APPEND in columns else self.layout.local_schema
         for name, values in columns.items():
             kind = types.get(name)
             plain = schema.field(name).type
             arrays[name] = pa.array(values, type=plain) if kind is None else self._to_arrow(kind, values, slots)
-        return pa.table([arrays[name] for name in schema.names], schema=schema)
+        return self._rows(np.asarray(slots), arrays, deleted)
+
+    def _rows(self, slots: Indices, columns: dict[str, pa.Array[Any]], deleted: Any) -> pa.Table | None:
+        """Builds the table of changed rows.
+
+        Args:
+            slots: The slot of the key of each row.
+            columns: The other columns.
+            deleted: Whether each row is a tombstone.
+        """
+        keys = self.keys.all()
+        if not len(slots) or keys is None:
+            return None
+        columns = {
+            "sort_key": pa.array(keys.sort_keys[slots]),
+            "key": keys.column.take(pa.array(slots)),
+            "deleted": pa.array(deleted, type=pa.bool_()),
+            **columns,
+        }
+        schema = self.layout.append_schema if APPEND in columns else self.layout.local_schema
+        return pa.table([columns[name] for name in schema.names], schema=schema)
 
     def _to_arrow(self, kind: TypeInformation, values: list[Any], slots: Iterable[int]) -> pa.Array[Any]:
         try:

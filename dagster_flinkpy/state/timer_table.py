@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
@@ -96,30 +95,6 @@ class TimerTable(OverlayTable, Generic[Due]):
     @abstractmethod
     def _fill(self, table: pa.Table) -> None:
         """Loads stored timers into memory, and touches their keys."""
-
-    def _table(
-        self, slots: Indices, times: Indices, namespaces: pa.Array[Any] | None, deleted: npt.NDArray[np.bool_]
-    ) -> pa.Table | None:
-        """Builds the table of changed timers.
-
-        Args:
-            slots: The slot of the key of each timer.
-            times: The times, in milliseconds.
-            namespaces: The namespaces, or None for timers without one.
-            deleted: Whether each timer is a tombstone.
-        """
-        keys = self.keys.all()
-        if not len(slots) or keys is None:
-            return None
-        arrays: dict[str, pa.Array[Any] | None] = {
-            "sort_key": pa.array(keys.sort_keys[slots]),
-            "key": keys.column.take(pa.array(slots)),
-            "namespace": namespaces,
-            "time": pa.array(times),
-            "deleted": pa.array(deleted),
-        }
-        schema = self.layout.local_schema
-        return pa.table([arrays[name] for name in schema.names], schema=schema)
 
     def _order(self, times: Indices, slots: Indices, namespace_of: Callable[[int], Any]) -> tuple[Indices, bool]:
         """Returns the order in which timers fire, and whether the hashes of the keys leave it open.

@@ -228,12 +228,12 @@ class TimerQueue(TimerTable[tuple[int, Any, Any]]):
         if not len(self.runs):  # There is nothing to delete.
             times, cells = times[cells >= 0], cells[cells >= 0]
         deleted, cells = cells < 0, np.maximum(cells, ~cells)
-        namespaces = None
+        columns: dict[str, pa.Array[Any]] = {"time": pa.array(times)}
         if self.namespace_type is not None and self._namespace_codec is not None:
             used, codes = np.unique(cells >> _SLOT_BITS, return_inverse=True)
             known = self._namespace_codec.decode_all([self._namespaces[number] for number in used.tolist()])
-            namespaces = self.namespace_type.to_arrow(list(known)).take(pa.array(codes))
-        return self._table(cells & _SLOT, times, namespaces, deleted)
+            columns["namespace"] = self.namespace_type.to_arrow(list(known)).take(pa.array(codes))
+        return self._rows(cells & _SLOT, columns, deleted)
 
     def _rejected(self, timestamp: Any) -> ConfigurationError:
         """Takes back half of a change, and returns the error to raise."""

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -30,6 +31,7 @@ from dagster_flinkpy.state.cache import RunCache
 from dagster_flinkpy.state.handles import KeyedSnapshot
 from dagster_flinkpy.state.heap_backend import HeapKeyedStateBackend
 from dagster_flinkpy.state.keys import hash_keys
+from dagster_flinkpy.state.pane_states import PaneState
 from dagster_flinkpy.state.reader import read_table
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.examples import examples
@@ -79,6 +81,37 @@ class Mean(AggregateFunction):
         return (acc_a[0] + acc_b[0], acc_a[1] + acc_b[1])
 
 
+class ByKey:
+    """The state of windows, used like that of a program: by the current key."""
+
+    def __init__(self, panes: PaneState) -> None:
+        self._panes = panes
+
+    def set_current_namespace(self, namespace: Any) -> None:
+        self._namespace = namespace
+
+    def _cell(self) -> Any:
+        table = self._panes.table
+        return table.find(np.array([table.require_key()]), [self._namespace], np.zeros(1, dtype=np.int64))
+
+    def add(self, value: Any) -> None:
+        self._panes.add_each([self._panes.table.require_key()], self._cell(), (value,))
+
+    def get(self) -> Any:
+        (cell,) = self._cell().tolist()
+        return self._panes.get_of(cell)
+
+    def clear(self) -> None:
+        self._panes.table.delete(self._cell())
+
+    def merge_namespaces(self, target: Any, sources: list[Any]) -> None:
+        for source in sources:
+            self.set_current_namespace(source)
+            (other,) = self._cell().tolist()
+            self.set_current_namespace(target)
+            self._panes.merge(self._cell().item(), other)
+
+
 class Subtask:
     """A backend with the states of the program."""
 
@@ -91,9 +124,11 @@ class Subtask:
         self.list = backend.get_state(ListStateDescriptor("list", Types.LONG()))
         self.map = backend.get_state(MapStateDescriptor("map", Types.DOUBLE(), Types.LONG()))
         panes = ListStateDescriptor("panes", Types.STRING())
-        self.panes = backend.get_state(panes, namespace, shared_namespaces=late)
+        self.panes: Any = ByKey(backend.get_panes(panes, namespace)) if late else backend.get_state(panes, namespace)
         windows = ReducingStateDescriptor("windows", Longest(), Types.LONG())
-        self.windows = backend.get_state(windows, namespace, shared_namespaces=late)
+        self.windows: Any = (
+            ByKey(backend.get_panes(windows, namespace)) if late else backend.get_state(windows, namespace)
+        )
         self.mean = backend.get_state(
             AggregatingStateDescriptor("mean", Mean(), Types.TUPLE([Types.LONG(), Types.LONG()]))
         )

@@ -23,11 +23,11 @@ class Sum(BaseReduceFunction):
 
 
 def sums(backend: Any) -> Any:
-    return backend.get_state(ReducingStateDescriptor("sums", Sum(), LONG), WINDOWS, shared_namespaces=True)
+    return backend.get_panes(ReducingStateDescriptor("sums", Sum(), LONG), WINDOWS)
 
 
 def lists(backend: Any) -> Any:
-    return backend.get_state(ListStateDescriptor("lists", LONG), WINDOWS, shared_namespaces=True)
+    return backend.get_panes(ListStateDescriptor("lists", LONG), WINDOWS)
 
 
 def cells_of(state: Any, slots: list[int], window: tuple[int, int] = WINDOW) -> Any:
@@ -37,7 +37,7 @@ def cells_of(state: Any, slots: list[int], window: tuple[int, int] = WINDOW) -> 
 def add(state: Any, slots: list[int], values: list[int], window: tuple[int, int] = WINDOW) -> list[int]:
     """Adds values; returns the positions in which a slot had no value."""
     cells = cells_of(state, slots, window)
-    new = state.table.empty(cells).tolist()
+    new = state.table.first_missing(cells).tolist()
     state.add_each(slots, cells, values)
     return new
 
@@ -53,9 +53,9 @@ def test_a_window_that_never_was_in_storage_leaves_nothing(make_backend: Any) ->
     assert add(state, [0, 1, 0], [1, 2, 3]) == [0, 1]
     assert add(state, [1], [4]) == []
     assert contents(state, [1, 0]) == [6, 4]
-    state.clear_each(cells_of(state, [0, 1]))
-    state.table.release_namespace(WINDOW)
-    assert contents(state, [0, 1]) == []
+    state.table.delete(cells_of(state, [0, 1]))
+    state.table.release(WINDOW)
+    assert contents(state, [0, 1]) == [None, None]
     assert backend.snapshot().tables[0].runs == ()
 
 
@@ -75,8 +75,8 @@ def test_the_next_window_takes_the_place_of_one_that_has_ended(
         assert len(add(state, slots, slots, window)) == keys
         if stored:
             backend.snapshot()  # storage knows this window until it learns that the window has ended
-        state.clear_each(cells_of(state, slots, window))
-        state.table.release_namespace(window)
+        state.table.delete(cells_of(state, slots, window))
+        state.table.release(window)
     assert len(state.table.cells) <= (5 if stored else 2) * keys
     expected = [[i] for i in slots] if make is lists else slots
     assert contents(state, slots, last) == expected
@@ -86,7 +86,7 @@ def test_the_next_window_takes_the_place_of_one_that_has_ended(
     state = make(restored)
     touch(restored, LONG, slots)
     assert contents(state, slots, last) == expected
-    assert contents(state, slots, window) == []
+    assert contents(state, slots, window) == [None] * keys
 
 
 @pytest.mark.parametrize(("make", "first", "both"), [(sums, 1, 6), (lists, [1], [1, 5])])
@@ -96,14 +96,14 @@ def test_a_stored_window_that_ends_does_not_come_back(make_backend: Any, make: A
     touch(backend, LONG, slots)
     add(state, slots, [1] * len(slots))
     backend.snapshot()
-    state.clear_each(cells_of(state, [0]))
+    state.table.delete(cells_of(state, [0]))
     snapshot = backend.snapshot()
     assert len(snapshot.tables[0].runs) == 2
 
     restored = make_backend(snapshot, key_type=LONG)
     state = make(restored)
     touch(restored, LONG, slots)
-    assert contents(state, [0, 1]) == [first]
+    assert contents(state, [0, 1]) == [None, first]
     assert add(state, [0, 1], [1, 5]) == [0]
     assert contents(state, [0, 1]) == [first, both]
 
@@ -118,7 +118,7 @@ def test_lists_are_stored_by_what_was_added(make_backend: Any) -> None:
     runs = backend.snapshot().tables[0].runs
     assert [run.appends for run in runs] == [0, 1]
 
-    state.clear_each(cells_of(state, [0]))
+    state.table.delete(cells_of(state, [0]))
     add(state, [0], [4])
     snapshot = backend.snapshot()
     restored = make_backend(snapshot, key_type=LONG)

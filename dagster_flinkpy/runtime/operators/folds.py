@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +18,12 @@ from dagster_flinkpy.datastream.adapters import Accumulation
 from dagster_flinkpy.datastream.aggregations import Aggregations, CountAggregate, MeanAggregate, field_of
 from dagster_flinkpy.errors import TypeMismatchError
 from dagster_flinkpy.runtime.operators.grouped_rows import FoldKind, IntegerOverflowError, Segments, accumulate, fits
-from dagster_flinkpy.state.cell_columns import CellColumn, FixedColumn, StructColumn
+from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
+from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
+from dagster_flinkpy.state.cell_columns import FixedColumn, StructColumn
+from dagster_flinkpy.state.column_table import ColumnTable
 
-__all__ = ["ColumnFold", "fold_of"]
+__all__ = ["ColumnFold", "aggregation_error", "fields_of", "fold_of", "spread"]
 
 Cells = npt.NDArray[np.int64]
 Numbers = npt.NDArray[Any]
@@ -95,26 +98,6 @@ def _naming(rows: Cells) -> Iterator[None]:
         raise IntegerOverflowError(int(rows[error.row])) from None
 
 
-class Accumulators(Protocol):
-    """The table of the accumulators."""
-
-    @property
-    def column(self) -> CellColumn:
-        """The accumulators, which are written in place."""
-
-    def contains(self, cells: Cells) -> npt.NDArray[np.bool_]:
-        """Returns which cells have one."""
-
-    def lookup(self, cells: Cells) -> pa.Array[Any]:
-        """Returns the accumulators of cells."""
-
-    def update(self, cells: Cells, values: pa.Array[Any]) -> None:
-        """Sets the accumulators of cells."""
-
-    def mark(self, cells: Cells) -> None:
-        """Notes which cells were written in place."""
-
-
 class ColumnFold(ABC):
     """A vectorised aggregation; its accumulators are the values of a table."""
 
@@ -131,7 +114,14 @@ class ColumnFold(ABC):
     initial: float | None = 0
     """What the numbers of a new accumulator start from; None stands for its first value."""
 
-    def add(self, table: Accumulators, cells: Cells, accumulators: pa.Array[Any], rows: Cells) -> Cells:
+    def add(
+        self,
+        table: ColumnTable,
+        cells: Cells,
+        accumulators: pa.Array[Any],
+        rows: Cells,
+        new: Cells | None = None,
+    ) -> None:
         """Merges accumulators into cells of state.
 
         Args:
@@ -139,27 +129,20 @@ class ColumnFold(ABC):
             cells: The cell of each row; may repeat.
             accumulators: Those of single records (:meth:`lift`), or of records that were combined earlier.
             rows: The indices of the accumulators to merge, in order; may repeat.
-
-        Returns:
-            The first position of each cell that had no accumulator.
+            new: The first position of each cell that has no accumulator, if the caller knows.
 
         Raises:
             IntegerOverflowError: A sum is out of range.
         """
-        missing = np.flatnonzero(~table.contains(cells))
-        places = cells[missing] - cells[missing].min(initial=2**62)
-        owners = np.empty(int(places.max(initial=-1)) + 1, dtype=np.int64)
-        owners[places[::-1]] = missing[::-1]  # the last write wins
-        first: Cells = missing[owners[places] == missing]
+        first = table.first_missing(cells) if new is None else new
         fresh = cells[first]
         self._start(table, fresh, rows[first], accumulators)
         with _naming(rows):
             for part in self._parts(table, accumulators, rows):
                 part.add(cells, fresh, first)
         table.mark(cells)
-        return first
 
-    def running(self, table: Accumulators, cells: Cells, accumulators: pa.Array[Any], rows: Cells) -> pa.Array[Any]:
+    def running(self, table: ColumnTable, cells: Cells, accumulators: pa.Array[Any], rows: Cells) -> pa.Array[Any]:
         """Merges like :meth:`add`, and returns the result of each row's cell after that row."""
         segments = Segments.of(cells)
         fresh = ~table.contains(segments.groups)
@@ -226,14 +209,14 @@ class ColumnFold(ABC):
         return read
 
     @abstractmethod
-    def results(self, table: Accumulators, cells: Cells) -> pa.Array[Any]:
+    def results(self, table: ColumnTable, cells: Cells) -> pa.Array[Any]:
         """Returns the results of cells that have an accumulator."""
 
     @abstractmethod
-    def _start(self, table: Accumulators, cells: Cells, first: Cells, accumulators: pa.Array[Any]) -> None:
+    def _start(self, table: ColumnTable, cells: Cells, first: Cells, accumulators: pa.Array[Any]) -> None:
         """Creates the accumulators of new cells from their first rows, without the numbers of the parts."""
 
-    def _parts(self, table: Accumulators, accumulators: pa.Array[Any], rows: Cells) -> list[_Part]:
+    def _parts(self, table: ColumnTable, accumulators: pa.Array[Any], rows: Cells) -> list[_Part]:
         """Returns the parts of the accumulators, with the values to fold."""
         column: Any = table.column
         return [
@@ -247,7 +230,7 @@ class ColumnFold(ABC):
         ]
 
     @abstractmethod
-    def _result(self, table: Accumulators, cells: Cells, parts: list[Numbers]) -> pa.Array[Any]:
+    def _result(self, table: ColumnTable, cells: Cells, parts: list[Numbers]) -> pa.Array[Any]:
         """Returns the results for the given numbers of the parts."""
 
 
@@ -280,14 +263,14 @@ class _RecordFold(ColumnFold):
         _check_numbers(records, self._field, self._kind)
         return records
 
-    def results(self, table: Accumulators, cells: Cells) -> pa.Array[Any]:
+    def results(self, table: ColumnTable, cells: Cells) -> pa.Array[Any]:
         return table.lookup(cells)
 
-    def _start(self, table: Accumulators, cells: Cells, first: Cells, accumulators: pa.Array[Any]) -> None:
+    def _start(self, table: ColumnTable, cells: Cells, first: Cells, accumulators: pa.Array[Any]) -> None:
         if len(cells):
             table.update(cells, accumulators.take(pa.array(first)))
 
-    def _result(self, table: Accumulators, cells: Cells, parts: list[Numbers]) -> pa.Array[Any]:
+    def _result(self, table: ColumnTable, cells: Cells, parts: list[Numbers]) -> pa.Array[Any]:
         folded = pa.array(parts[0])
         if self._field is None:
             return folded
@@ -310,13 +293,13 @@ class _CountFold(ColumnFold):
     def accumulators(self, read: pa.Array[Any]) -> pa.Array[Any]:
         return pa.array(np.ones(len(read), dtype=np.int64))
 
-    def results(self, table: Accumulators, cells: Cells) -> pa.Array[Any]:
+    def results(self, table: ColumnTable, cells: Cells) -> pa.Array[Any]:
         return table.lookup(cells)
 
-    def _start(self, table: Accumulators, cells: Cells, first: Cells, accumulators: pa.Array[Any]) -> None:
+    def _start(self, table: ColumnTable, cells: Cells, first: Cells, accumulators: pa.Array[Any]) -> None:
         """Does nothing: the accumulator of a count has no other part."""
 
-    def _result(self, table: Accumulators, cells: Cells, parts: list[Numbers]) -> pa.Array[Any]:
+    def _result(self, table: ColumnTable, cells: Cells, parts: list[Numbers]) -> pa.Array[Any]:
         return pa.array(parts[0])
 
 
@@ -334,16 +317,16 @@ class _MeanFold(ColumnFold):
         columns = [pa.array(values), pa.array(np.ones(len(records), dtype=np.int64))]
         return pa.StructArray.from_arrays(columns, fields=list(self.state_type.arrow_type))
 
-    def results(self, table: Accumulators, cells: Cells) -> pa.Array[Any]:
+    def results(self, table: ColumnTable, cells: Cells) -> pa.Array[Any]:
         struct: Any = table.column
         return self._result(table, cells, [leaf.values[cells] for leaf in struct.children])
 
-    def _start(self, table: Accumulators, cells: Cells, first: Cells, accumulators: pa.Array[Any]) -> None:
+    def _start(self, table: ColumnTable, cells: Cells, first: Cells, accumulators: pa.Array[Any]) -> None:
         struct = table.column
         assert isinstance(struct, StructColumn)
         struct.valid[cells] = True
 
-    def _result(self, table: Accumulators, cells: Cells, parts: list[Numbers]) -> pa.Array[Any]:
+    def _result(self, table: ColumnTable, cells: Cells, parts: list[Numbers]) -> pa.Array[Any]:
         with np.errstate(invalid="ignore"):
             return pa.array(parts[0] / parts[1])
 
@@ -401,16 +384,16 @@ class _SeveralFold(ColumnFold):
                     columns.append(values)
         return pa.StructArray.from_arrays(columns, fields=list(self.state_type.arrow_type))
 
-    def results(self, table: Accumulators, cells: Cells) -> pa.Array[Any]:
+    def results(self, table: ColumnTable, cells: Cells) -> pa.Array[Any]:
         struct: Any = table.column
         return self._named([leaf.take(cells) for leaf in struct.children])
 
-    def _start(self, table: Accumulators, cells: Cells, first: Cells, accumulators: pa.Array[Any]) -> None:
+    def _start(self, table: ColumnTable, cells: Cells, first: Cells, accumulators: pa.Array[Any]) -> None:
         struct = table.column
         assert isinstance(struct, StructColumn)
         struct.valid[cells] = True
 
-    def _result(self, table: Accumulators, cells: Cells, parts: list[Numbers]) -> pa.Array[Any]:
+    def _result(self, table: ColumnTable, cells: Cells, parts: list[Numbers]) -> pa.Array[Any]:
         return self._named([pa.array(part) for part in parts])
 
     def _named(self, parts: list[pa.Array[Any]]) -> pa.Array[Any]:
@@ -462,3 +445,29 @@ def fold_of(function: object, record_type: TypeInformation, state_type: TypeInfo
         if kind is not None and kind.arrow_type in _SUMMED and state_type == record_type:
             return _RecordFold(function.fold, record_type, field)
     return None
+
+
+def aggregation_error(context: OperatorContext, error: Exception, batch: StreamBatch) -> Exception:
+    """Returns an error that names the operator and, for an overflow, the record."""
+    uid = context.vertex.uid
+    if isinstance(error, IntegerOverflowError):
+        assert batch.keys is not None
+        record, key = batch.column[error.row].as_py(), batch.keys.column[error.row].as_py()
+        what = "records combined to" if batch.combined else "record"
+        return TypeMismatchError(
+            f"operator {uid!r}: with {what} {record!r}, the sum of key {key!r} is out of range for its type; sum "
+            "a wider type, such as Types.LONG() or Types.DOUBLE()"
+        )
+    return TypeMismatchError(f"operator {uid!r}: {error}")
+
+
+def spread(keys: pa.Array[Any], fields: int) -> list[pa.Array[Any]]:
+    """Returns the columns of a key in a result; the column of a key with several fields is a struct."""
+    structs: Any = keys
+    return list(structs.flatten()) if fields > 1 else [keys] * fields
+
+
+def fields_of(results: pa.Array[Any]) -> list[pa.Array[Any]]:
+    """Returns the columns of results; those of several aggregations are structs."""
+    structs: Any = results
+    return list(structs.flatten()) if pa.types.is_struct(results.type) else [results]

@@ -206,25 +206,24 @@ class KeyedOperator(KeyedStateOperator):
 
     Args:
         context: The context in which the operator runs.
-        namespace_type: Type of the timers' namespace, such as the window, or None.
+        has_timers: Whether to open the timers now; otherwise call :meth:`open_timers` if it uses them. Default: True.
     """
 
-    def __init__(self, context: OperatorContext, namespace_type: TypeInformation | None = None) -> None:
+    def __init__(self, context: OperatorContext, *, has_timers: bool = True) -> None:
         super().__init__(context)
-        self._namespace_type = namespace_type
         self._processing_timers: TimerQueue | None = None
-        self._open_timers()
+        if has_timers:
+            self.open_timers(None)
         self.collector = Collector(context)
 
-    def _open_timers(self) -> None:
-        self.timers = self.backend.get_timers(EVENT_TIMERS, self._namespace_type)
-        self._restore_processing_timers()
-
-    def _restore_processing_timers(self) -> None:
-        """Opens the processing-time timers if there are stored ones, which may be due before one is registered."""
+    def open_timers(self, namespace_type: TypeInformation | None) -> None:
+        """Opens the timers, with the type of their namespace, such as the window, or None."""
+        self._namespace_type = namespace_type
+        self.timers = self.backend.get_timers(EVENT_TIMERS, namespace_type)
+        # There may be stored processing-time timers, which may be due before one is registered.
         restored = self.context.input.keyed
         if restored is not None and any(t.name == PROCESSING_TIMERS and t.kind == "TIMER" for t in restored.tables):
-            self._processing_timers = self.backend.get_timers(PROCESSING_TIMERS, self._namespace_type)
+            self._processing_timers = self.backend.get_timers(PROCESSING_TIMERS, namespace_type)
 
     def touch(self, batch: StreamBatch) -> Iterator[tuple[int, Any, int]]:
         """Loads the state of the keys of a batch, and yields the slot, value and timestamp of each record."""

@@ -19,9 +19,9 @@ from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
 from dagster_flinkpy.datastream.aggregations import WithKeyAndWindow
 from dagster_flinkpy.datastream.operator_specs import OperatorSpec, ReduceSpec, RollingAggregateSpec, WindowSpec
 from dagster_flinkpy.datastream.window import EventTimeSessionWindows, ProcessingTimeSessionWindows
-from dagster_flinkpy.runtime.operators.aligned_windows import AlignedWindows
 from dagster_flinkpy.runtime.operators.folds import ColumnFold, fold_of
-from dagster_flinkpy.runtime.operators.session_windows import SessionWindowOperator
+from dagster_flinkpy.runtime.operators.windows.aligned_windower import is_aligned
+from dagster_flinkpy.runtime.operators.windows.session_windower import is_session
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, KeyColumn, StreamBatch
 from dagster_flinkpy.state.keys import hash_keys
 from dagster_flinkpy.state.layout import distinct_rows
@@ -47,10 +47,10 @@ def window_fold_of(spec: WindowSpec) -> ColumnFold | None:
     if not (function is None or type(function) is WithKeyAndWindow):
         return None
     fold = fold_of(spec.reduce or spec.aggregate, spec.element_type, spec.accumulator_type)
-    if AlignedWindows.has(spec):
+    if is_aligned(spec):
         return fold
     fixed = type(spec.assigner) in (EventTimeSessionWindows, ProcessingTimeSessionWindows)
-    if fold is None or not fixed or not SessionWindowOperator.has(spec):
+    if fold is None or not fixed or not is_session(spec):
         return None
     return fold if fold.combines and not fold.carries else None
 
@@ -67,7 +67,7 @@ def local_aggregate_of(spec: OperatorSpec) -> LocalAggregate | None:
         return None
     if fold is None or not fold.combines:
         return None
-    if isinstance(spec, WindowSpec) and not AlignedWindows.has(spec):
+    if isinstance(spec, WindowSpec) and not is_aligned(spec):
         assigner: Any = spec.assigner
         return LocalAggregate(fold, None, assigner.session_gap) if assigner.is_event_time() else None
     if not isinstance(spec, WindowSpec) or not spec.assigner.is_event_time():

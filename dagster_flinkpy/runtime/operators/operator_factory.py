@@ -20,6 +20,7 @@ from dagster_flinkpy.runtime.operators import (
 )
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.stream_operator import StreamOperator
+from dagster_flinkpy.runtime.operators.windows import factory as window_factory
 
 __all__ = ["create_operator"]
 
@@ -44,7 +45,7 @@ _OPERATORS: dict[type[specs.OperatorSpec], Callable[[OperatorContext, Any], Stre
     specs.KeyedMultipleInputBatchSpec: batch_operators.KeyedBatchOperator,
     specs.ReduceSpec: aggregate_operators.create_reduce_operator,
     specs.RollingAggregateSpec: aggregate_operators.create_rolling_operator,
-    specs.WindowSpec: aggregate_operators.create_window_operator_or_aggregate,
+    specs.WindowSpec: window_factory.create_window_operator,
     specs.SinkSpec: sink_operators.SinkOperator,
     specs.BlockingEdgeSinkSpec: blocking_edge_operators.BlockingEdgeSinkOperator,
     specs.BlockingEdgeSourceSpec: blocking_edge_operators.BlockingEdgeSourceOperator,

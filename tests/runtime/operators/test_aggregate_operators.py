@@ -24,9 +24,10 @@ from dagster_flinkpy.datastream.state import AggregatingStateDescriptor
 from dagster_flinkpy.datastream.window import EventTimeSessionWindows, SlidingEventTimeWindows, TumblingEventTimeWindows
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 from dagster_flinkpy.runtime.operators import operator_factory
-from dagster_flinkpy.runtime.operators.aggregate_operators import RollingAggregateOperator, WindowAggregateOperator
-from dagster_flinkpy.runtime.operators.aligned_windows import create_window_operator
+from dagster_flinkpy.runtime.operators.aggregate_operators import RollingAggregateOperator
 from dagster_flinkpy.runtime.operators.keyed_operators import ReduceOperator
+from dagster_flinkpy.runtime.operators.windows.factory import windower_of
+from dagster_flinkpy.runtime.operators.windows.window_operator import WindowOperator
 from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt, collect_all, collect_graph, collected, random_order
 from tests.runtime.programs import environment
@@ -55,11 +56,16 @@ def one_phase():
         yield
 
 
+def in_python(context: Any, spec: WindowSpec) -> WindowOperator:
+    """Creates an operator that calls the functions of the windows for each record."""
+    return WindowOperator(context, spec, windower_of(spec))
+
+
 @contextmanager
 def per_record():
     with one_phase(), pytest.MonkeyPatch.context() as patch:
         patch.setitem(operator_factory._OPERATORS, ReduceSpec, ReduceOperator)
-        patch.setitem(operator_factory._OPERATORS, WindowSpec, create_window_operator)
+        patch.setitem(operator_factory._OPERATORS, WindowSpec, in_python)
         yield
 
 
@@ -261,7 +267,7 @@ def operator_of(stream: Any, folder: Path) -> type:
 
             patch.setitem(operator_factory._OPERATORS, spec, make)
         collect_all(stream, folder)
-    return next(type(o) for o in made if o.context.vertex.uid == "op")
+    return next(o for o in made if o.context.vertex.uid == "op")
 
 
 ONE = [("a", 1, 2, 0.5, "x")]
@@ -269,9 +275,9 @@ ONE = [("a", 1, 2, 0.5, "x")]
 
 def test_what_runs_in_columns(tmp_path):
     keyed = source(ONE, None, 0).key_by("key")
-    assert operator_of(keyed.sum("value").uid("op"), tmp_path / "1") is RollingAggregateOperator
+    assert type(operator_of(keyed.sum("value").uid("op"), tmp_path / "1")) is RollingAggregateOperator
     windows = source(ONE, None, 0).key_by("key").window(TumblingEventTimeWindows(10))
-    assert operator_of(windows.max("value").uid("op"), tmp_path / "2") is WindowAggregateOperator
+    assert operator_of(windows.max("value").uid("op"), tmp_path / "2").fold is not None
 
 
 def test_windows_of_all_records_are_counted_in_columns(tmp_path):
@@ -280,16 +286,16 @@ def test_windows_of_all_records_are_counted_in_columns(tmp_path):
     assert counts.get_type().get_field_names() == ["window_start", "window_end", "count"]
     assert [tuple(row) for row in collect_all(counts, tmp_path / "1")] == [(0, 10, 2), (50, 60, 1)]
     sums = source(records, None, 0).window_all(TumblingEventTimeWindows(10)).sum("amount").uid("op")
-    assert operator_of(sums, tmp_path / "2") is WindowAggregateOperator
+    assert operator_of(sums, tmp_path / "2").fold is not None
     sessions = source(records, None, 0).window_all(EventTimeSessionWindows(10)).mean("amount").uid("op")
     assert [tuple(row) for row in collect_all(sessions, tmp_path / "3")] == [(1, 15, 1.0), (50, 60, 0.5)]
 
 
 def test_what_does_not(tmp_path):
     keyed = source(ONE, None, 0).key_by("key")
-    assert operator_of(keyed.min("note").uid("op"), tmp_path / "1") is ReduceOperator
-    sessions = source(ONE, None, 0).key_by("key").window(EventTimeSessionWindows(10)).count().uid("op")
-    assert operator_of(sessions, tmp_path / "2") is not WindowAggregateOperator
+    assert type(operator_of(keyed.min("note").uid("op"), tmp_path / "1")) is ReduceOperator
+    sessions = source(ONE, None, 0).key_by("key").window(EventTimeSessionWindows(10)).sum("value").uid("op")
+    assert operator_of(sessions, tmp_path / "2").fold is None  # it shows which record came first
 
 
 def test_sessions_count_with_key_and_window(tmp_path):

@@ -27,6 +27,7 @@ from dagster_flinkpy.datastream.window import (
 from dagster_flinkpy.errors import TypeMismatchError
 from dagster_flinkpy.runtime.operators import local_aggregate
 from dagster_flinkpy.runtime.operators.local_aggregate import LocalAggregate, local_aggregate_of
+from dagster_flinkpy.runtime.operators.windows.window_operator import WindowOperator
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
 from tests.examples import examples
 from tests.runtime.harness import collect_all, random_order
@@ -286,11 +287,8 @@ def test_fewer_rows_are_sent(tmp_path):
     counted = stream.uid("events").key_by("key").window(TumblingEventTimeWindows(1000)).count().uid("op")
     with pytest.MonkeyPatch.context() as patch:
         sent = []
-        process = "dagster_flinkpy.runtime.operators.aggregate_operators.WindowAggregateOperator.process"
-        from dagster_flinkpy.runtime.operators.aggregate_operators import WindowAggregateOperator
-
-        real = WindowAggregateOperator.process
-        patch.setattr(process, lambda self, i, b: (sent.append(len(b)), real(self, i, b))[1])
+        real = WindowOperator.process
+        patch.setattr(WindowOperator, "process", lambda self, i, b: (sent.append(len(b)), real(self, i, b))[1])
         rows = collect_all(counted, tmp_path)
     assert sorted((row.key, row.count) for row in rows) == [("a", 500), ("b", 500)]
     assert sum(sent) <= 4

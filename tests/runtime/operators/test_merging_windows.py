@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_flinkpy.datastream.window import EventTimeSessionWindows, MergingWindowAssigner, TimeWindow
-from dagster_flinkpy.runtime.operators.merging_windows import MergingWindowSet
+from dagster_flinkpy.runtime.operators.windows.merging_window_set import MergingWindowSet
 from tests.examples import examples
 
 

@@ -21,20 +21,25 @@ from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.operator_specs import WindowSpec
 from dagster_flinkpy.datastream.window import SlidingProcessingTimeWindows, TumblingProcessingTimeWindows
 from dagster_flinkpy.runtime.operators import operator_factory
-from dagster_flinkpy.runtime.operators.aggregate_operators import (
-    WindowAggregateOperator,
-    create_window_operator_or_aggregate,
-)
-from dagster_flinkpy.runtime.operators.aligned_windows import AlignedWindowOperator, create_window_operator
-from dagster_flinkpy.runtime.operators.window_operator import WindowOperator
+from dagster_flinkpy.runtime.operators.windows.aligned_windower import AlignedWindower
+from dagster_flinkpy.runtime.operators.windows.factory import create_window_operator
+from dagster_flinkpy.runtime.operators.windows.general_windower import GeneralWindower
+from dagster_flinkpy.runtime.operators.windows.window_operator import WindowOperator
 from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt, ManualClock, collect_graph, collected
-from tests.runtime.operators.test_aggregate_operators import one_phase, operator_of, stamped
+from tests.runtime.operators.test_aggregate_operators import in_python, one_phase, operator_of, stamped
 from tests.runtime.programs import environment
 
 EVENT = Types.ROW_NAMED(["key", "value"], [Types.STRING(), Types.LONG()])
 PER_EPOCH = 4
-OPERATORS: list[Callable[..., Any]] = [create_window_operator_or_aggregate, create_window_operator, WindowOperator]
+
+
+def general(context: Any, spec: WindowSpec) -> WindowOperator:
+    """Creates an operator that takes windows of any kind."""
+    return WindowOperator(context, spec, GeneralWindower)
+
+
+OPERATORS: list[Callable[..., Any]] = [create_window_operator, in_python, general]
 
 
 class Contents(ProcessWindowFunction):
@@ -101,11 +106,12 @@ def program(windowed_by: Any, fold: str, records: list[Any]) -> Any:
 def test_operators_are_equal(epochs: list[Epoch], records: list[Any], assigner: Any, fold: str) -> None:
     epochs = epochs[: -(-len(records) // PER_EPOCH)]
     graph = collect_graph(stamped(program(assigner, fold, records)))
-    by_record = [Epoch(each.time, each.parallelism, WindowOperator) for each in epochs]
+    by_record = [Epoch(each.time, each.parallelism, general) for each in epochs]
     assert [sorted(each) for each in run(graph, epochs)] == [sorted(each) for each in run(graph, by_record)]
 
 
 def test_what_runs_in_columns(tmp_path: Path) -> None:
-    for fold, kind in (("count", WindowAggregateOperator), ("reduce", AlignedWindowOperator)):
+    for fold, in_columns in (("count", True), ("reduce", False)):
         made = operator_of(program(TumblingProcessingTimeWindows(10), fold, [("a", 1)]), tmp_path / fold)
-        assert made is kind
+        assert type(made._windower) is AlignedWindower
+        assert (made.fold is not None) is in_columns

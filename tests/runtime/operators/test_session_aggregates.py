@@ -18,7 +18,7 @@ from dagster_flinkpy.datastream.window import EventTimeSessionWindows, Processin
 from dagster_flinkpy.errors import TypeMismatchError
 from dagster_flinkpy.runtime.operators import local_aggregate
 from dagster_flinkpy.runtime.operators.local_aggregate import LocalAggregate, local_aggregate_of
-from dagster_flinkpy.runtime.operators.session_aggregates import SessionAggregateOperator
+from dagster_flinkpy.runtime.operators.windows.window_operator import WindowOperator
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
 from tests.examples import examples
 from tests.runtime.harness import collect_all, random_order
@@ -205,11 +205,9 @@ def test_fewer_rows_are_sent(tmp_path):
     records = [("ab"[i % 2], i, 1, 0.5, "") for i in range(100)]
     stream = source(records, None, 1000).key_by("key").window(EventTimeSessionWindows(5)).count().uid("op")
     sent = []
-    real = SessionAggregateOperator.process
+    real = WindowOperator.process
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            SessionAggregateOperator, "process", lambda self, i, b: (sent.append(len(b)), real(self, i, b))[1]
-        )
+        patch.setattr(WindowOperator, "process", lambda self, i, b: (sent.append(len(b)), real(self, i, b))[1])
         rows = collect_all(stream, tmp_path)
     assert sorted(tuple(row) for row in rows) == [("a", 0, 103, 50), ("b", 1, 104, 50)]
     assert sum(sent) == 2

@@ -42,7 +42,7 @@ from dagster_flinkpy.datastream.window import (
 )
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.metrics import MetricGroup
-from dagster_flinkpy.runtime.operators.keyed_operators import KeyedOperator
+from dagster_flinkpy.runtime.operators.keyed_operators import KeyedOperator, KeyedTimerService
 from dagster_flinkpy.state.timers import TimerQueue
 
 __all__ = ["AssignerContext", "TriggerContext", "WindowCodec", "WindowContext", "WindowStates", "evaluator"]
@@ -185,23 +185,14 @@ class TriggerContext(Trigger.OnMergeContext):
     """Timers and state of a window of the current key.
 
     Args:
-        operator: The window operator.
-        timer_service: Returns the time.
+        operator: The window operator, with timers.
         codec: Converts windows to namespaces.
         states: State by window.
-        runtime: Provides the metrics.
     """
 
-    def __init__(
-        self,
-        operator: KeyedOperator,
-        timer_service: TimerService,
-        codec: WindowCodec,
-        states: WindowStates,
-        runtime: RuntimeContext,
-    ) -> None:
-        self._operator, self._timer_service = operator, timer_service
-        self._codec, self._states, self._runtime = codec, states, runtime
+    def __init__(self, operator: KeyedOperator, codec: WindowCodec, states: WindowStates) -> None:
+        self._operator, self._timer_service = operator, KeyedTimerService(operator)
+        self._codec, self._states, self._runtime = codec, states, operator.runtime_context()
         self._namespace: Any = None
         self._merged: Sequence[Any] = ()
 

@@ -1,13 +1,10 @@
 """Windows by count with the default trigger: positions and counts are in columns.
 
-For each record, Python only adds it to the contents of its windows. State and results are those of
-:class:`WindowOperator` with the assigner and the trigger.
+State and results are those of the general windower with the assigner and the trigger.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from operator import length_hint
 from typing import Any
 
 import numpy as np
@@ -19,74 +16,58 @@ from dagster_flinkpy.datastream.window import (
     CountSlidingWindowAssigner,
     CountTrigger,
     CountTumblingWindowAssigner,
-    CountWindow,
     PurgingTrigger,
 )
-from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
 from dagster_flinkpy.runtime.operators.grouped_rows import Segments
-from dagster_flinkpy.runtime.operators.keyed_operators import touch_keys
-from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
-from dagster_flinkpy.runtime.operators.window_operator import WindowOperator
+from dagster_flinkpy.runtime.operators.windows.contents import CountWindows, make_contents
+from dagster_flinkpy.runtime.operators.windows.window_operator import Ints, Windower, WindowOperator
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 from dagster_flinkpy.state.column_table import ColumnTable
 
-__all__ = ["CountWindowOperator"]
+__all__ = ["CountWindower", "is_by_count"]
 
-Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 
-class CountWindowOperator(WindowOperator):
+def is_by_count(spec: WindowSpec) -> bool:
+    """Returns whether windows are those by count, with the default trigger."""
+    counting = type(spec.assigner) in (CountTumblingWindowAssigner, CountSlidingWindowAssigner)
+    trigger = spec.trigger
+    return counting and type(trigger) is PurgingTrigger and type(trigger.nested_trigger) is CountTrigger
+
+
+class CountWindower(Windower):
     """Tumbling and sliding windows by count, which fire and end when they are full.
 
     Args:
-        context: The context in which the operator runs.
-        spec: A window spec for which :meth:`has` is true.
+        operator: The operator of windows for which :func:`is_by_count` is true.
     """
 
-    shared_windows = True
-
-    def __init__(self, context: OperatorContext, spec: WindowSpec) -> None:
-        super().__init__(context, spec)
-        assigner: Any = spec.assigner
-        trigger: Any = spec.trigger
+    def __init__(self, operator: WindowOperator) -> None:
+        assigner: Any = operator.spec.assigner
+        trigger: Any = operator.spec.trigger
         self._count, self._size = trigger.nested_trigger.window_size, assigner.window_size
         self._slide = assigner.window_slide if isinstance(assigner, CountSlidingWindowAssigner) else self._size
-        self._positions = self.backend.get_columns(assigner.position_state, "VALUE")
-        self._counts = self.backend.get_columns(
-            trigger.nested_trigger.count_state, "REDUCING", self._codec.namespace_type
-        )
+        backend, namespace_type = operator.backend, operator.codec.namespace_type
+        self._positions = backend.get_columns(assigner.position_state, "VALUE")
+        self._counts = backend.get_columns(trigger.nested_trigger.count_state, "REDUCING", namespace_type)
+        self._contents = make_contents(operator)
 
-    @staticmethod
-    def has(spec: WindowSpec) -> bool:
-        """Returns whether windows are those by count, with the default trigger."""
-        counting = type(spec.assigner) in (CountTumblingWindowAssigner, CountSlidingWindowAssigner)
-        trigger = spec.trigger
-        return counting and type(trigger) is PurgingTrigger and type(trigger.nested_trigger) is CountTrigger
-
-    def process(self, input_index: int, batch: StreamBatch) -> None:
-        keys = self.bind(batch)
-        slots = touch_keys(self.backend, keys)
-        self.backend.key_context.slot = None  # an error before the first record has no key
-        if not len(slots):
-            return
+    def process(self, batch: StreamBatch, slots: Ints) -> None:
         rows, windows = self._windows_of(_take_next(self._positions, slots))
         slots, (ids, codes) = slots[rows], np.unique(windows, return_inverse=True)
-        cells = self._contents.table.find(slots, ids.tolist(), codes)
+        contents = self._contents
+        cells = contents.table.find(slots, ids.tolist(), codes)
         full, left_empty = self._count_each(slots, ids.tolist(), codes)
-        values, times = batch.values_at(rows), batch.timestamps[rows]
-        left = iter(values)
-        try:
-            if full.any():
-                rounds = zip(left, full.tolist(), cells.tolist(), windows.tolist(), times.tolist(), strict=True)
-                self._contents.add_each(slots.tolist(), cells, self._fire_full(rounds))
-            else:
-                self._contents.add_each(slots.tolist(), cells, left)
-        except USER_EXCEPTIONS as e:
-            value = values[len(values) - length_hint(left) - 1]
-            raise self.user_error(e, "window", key=self.backend.key_context.current_key(), value=value) from e
-        self._contents.clear_each(cells[left_empty])
-        self.collector.flush()
+        contents.take(batch)
+        if full.any():
+            contents.add_firing(slots, cells, rows, CountWindows(windows), fires=full, purge=True)
+        else:
+            contents.add(slots, cells, rows)
+        contents.drop(cells[left_empty])
+
+    def advance(self, until: int, *, event_time: bool) -> None:
+        """Does nothing: windows by count have no timers."""
 
     def _windows_of(self, positions: Ints) -> tuple[Ints, Ints]:
         """Returns rows and the numbers of their windows, the newest window of a row first."""
@@ -102,9 +83,7 @@ class CountWindowOperator(WindowOperator):
         Returns:
             Whether the window is full after each record, and whether it is empty after the last one.
         """
-        self._counts.compact()
-        assert self._counts.cells is not None
-        cells = self._counts.cells.find(slots, windows, codes)
+        cells = self._counts.find(slots, windows, codes)
         segments = Segments.of(cells)
         # A count from a job with larger windows fires with the next record.
         before = np.minimum(_numbers(self._counts, segments.groups), self._count - 1)
@@ -115,14 +94,6 @@ class CountWindowOperator(WindowOperator):
         self._counts.update(segments.groups, pa.array(counts))
         self._counts.delete(segments.groups[counts == 0])
         return full, left_empty
-
-    def _fire_full(self, rounds: Iterator[tuple[Any, bool, int, int, int]]) -> Iterator[Any]:
-        """Yields each value, and fires its window when the value was added: before the next one is requested."""
-        for value, full, cell, window, timestamp in rounds:
-            yield value
-            if full:
-                self._fire_with(CountWindow(window), self._contents.get_of(cell, last=True), timestamp)
-                self._contents.table.forget(cell)
 
 
 def _numbers(table: ColumnTable, cells: Ints) -> Ints:

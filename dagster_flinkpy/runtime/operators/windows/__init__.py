@@ -1,0 +1,1 @@
+"""Windows: one operator, for windows of four kinds with any contents."""

@@ -1,0 +1,141 @@
+"""Tumbling and sliding windows with the default trigger, which many keys share: their timers are in columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
+from dagster_flinkpy.datastream.operator_specs import WindowSpec
+from dagster_flinkpy.datastream.window import (
+    EventTimeTrigger,
+    ProcessingTimeTrigger,
+    SlidingEventTimeWindows,
+    SlidingProcessingTimeWindows,
+    TumblingEventTimeWindows,
+    TumblingProcessingTimeWindows,
+)
+from dagster_flinkpy.runtime.operators.keyed_operators import EVENT_TIMERS, PROCESSING_TIMERS
+from dagster_flinkpy.runtime.operators.windows.contents import Due, TimeWindows, make_contents
+from dagster_flinkpy.runtime.operators.windows.window_operator import Ints, Windower, WindowOperator
+from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
+
+__all__ = ["AlignedWindower", "is_aligned"]
+
+_ASSIGNERS: dict[type, type] = {
+    TumblingEventTimeWindows: EventTimeTrigger,
+    SlidingEventTimeWindows: EventTimeTrigger,
+    TumblingProcessingTimeWindows: ProcessingTimeTrigger,
+    SlidingProcessingTimeWindows: ProcessingTimeTrigger,
+}
+"""The assigners, and their default triggers."""
+
+
+def is_aligned(spec: WindowSpec) -> bool:
+    """Returns whether windows are tumbling or sliding ones with the default trigger."""
+    return type(spec.trigger) is _ASSIGNERS.get(type(spec.assigner))
+
+
+class AlignedWindower(Windower):
+    """Adds all records of a batch to all their windows at once.
+
+    Args:
+        operator: The operator of windows for which :func:`is_aligned` is true.
+    """
+
+    def __init__(self, operator: WindowOperator) -> None:
+        assigner: Any = operator.spec.assigner
+        self._operator, self._lateness = operator, operator.lateness
+        self._size, self._offset = assigner.size, assigner.offset
+        self._slide = getattr(assigner, "slide", self._size)
+        timers = EVENT_TIMERS if operator.event_time else PROCESSING_TIMERS
+        self._timers = operator.backend.get_column_timers(timers, operator.codec.namespace_type)
+        self._contents = make_contents(operator)
+
+    def process(self, batch: StreamBatch, slots: Ints) -> None:
+        operator, contents = self._operator, self._contents
+        times = batch.timestamps
+        if operator.event_time:
+            operator.check_times(batch, slots)
+        else:  # All records come at one time, and no window is over before its timer fires.
+            times = np.full(len(batch), operator.context.job.clock.now())
+        rows, starts = self._windows_of(times)
+        watermark = operator.context.watermark
+        some_fired = operator.event_time and len(starts) > 0 and int(starts.min()) + self._size - 1 <= watermark
+        if some_fired:
+            is_open = self._over_at(starts) > watermark
+            rows, starts = rows[is_open], starts[is_open]
+        skipped = np.ones(len(times), dtype=np.bool_)
+        skipped[rows] = False
+        operator.skip(batch, np.flatnonzero(skipped))
+        if not len(rows):
+            return
+        contents.take(batch)
+        slots = slots[rows]
+        cells = contents.table.find(slots, *self._distinct(starts))
+        if some_fired:
+            # They fire again, once for each record (Flink: EventTimeTrigger).
+            fired = starts + (self._size - 1) <= watermark
+            if fired.any():
+                again, firsts, held = slots[fired], starts[fired], cells[fired]
+                new = contents.table.first_missing(held)
+                contents.add_firing(again, held, rows[fired], TimeWindows(firsts, firsts + self._size))
+                self._register(again[new], firsts[new], fires=False)
+                rows, slots, starts, cells = (column[~fired] for column in (rows, slots, starts, cells))
+        new = contents.table.first_missing(cells)
+        contents.add(slots, cells, rows, new)
+        self._register(slots[new], starts[new], fires=True)
+
+    def _windows_of(self, times: Ints) -> tuple[Ints, Ints]:
+        """Returns rows and the starts of their windows, the newest window of a row first."""
+        first, last = (time - (time - self._offset) % self._slide for time in (int(times.min()), int(times.max())))
+        newest = np.full(len(times), first) if first == last else times - (times - self._offset) % self._slide
+        if self._slide == self._size:
+            return np.arange(len(times)), newest
+        counts = -((times - newest - self._size) // self._slide)
+        rows = np.repeat(np.arange(len(times)), counts)
+        before = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return rows, newest[rows] - before * self._slide
+
+    def _over_at(self, starts: Ints) -> Ints:
+        """Returns the times at which windows are over, at most the greatest possible watermark."""
+        lasts = starts + (self._size - 1)
+        return np.where(lasts > MAX_WATERMARK - self._lateness, MAX_WATERMARK, lasts + self._lateness)
+
+    def _distinct(self, starts: Ints) -> tuple[list[tuple[int, int]], Ints]:
+        """Returns the distinct windows of some starts, and the index of the window of each."""
+        if len(starts) and starts.min() == starts.max():
+            first, codes = starts[:1], np.zeros(len(starts), dtype=np.int64)
+        else:
+            encoded = pa.array(starts).dictionary_encode()
+            first, codes = encoded.dictionary.to_numpy(), encoded.indices.to_numpy()
+        return [(start, start + self._size) for start in first.tolist()], codes
+
+    def _register(self, slots: Ints, starts: Ints, *, fires: bool) -> None:
+        """Registers the timers of new windows, of which those that have fired need no timer for that."""
+        if not len(slots):
+            return
+        windows, codes = self._distinct(starts)
+        due = [[end - 1 for _, end in windows]] if fires else []
+        if self._lateness:
+            due.append(self._over_at(np.array([start for start, _ in windows])).tolist())
+        for times in due:
+            self._timers.register(slots, np.array(self._timers.moments(times, windows), dtype=np.int64)[codes])
+
+    def advance(self, until: int, *, event_time: bool) -> None:
+        if event_time is not self._operator.event_time:
+            return
+        contents = self._contents
+        for time, (start, end), slots in self._timers.advance_to(until):
+            cells = contents.table.find(slots, [(start, end)], np.zeros(len(slots), dtype=np.int64))
+            # With an allowed lateness, windows end later than they fire.
+            over = time == min(end - 1 + self._lateness, MAX_WATERMARK)
+            first, last, times, fires, ends = (
+                np.full(len(slots), each) for each in (start, end, time, time == end - 1, over)
+            )
+            contents.fire(Due(slots, cells, TimeWindows(first, last), times, fires, ends))
+            if over:
+                contents.drop(cells)
+                contents.table.release((start, end))

@@ -1,0 +1,321 @@
+"""What windows hold, cell by cell: values that Python functions make of records, or accumulators in columns."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from itertools import repeat, starmap
+from operator import length_hint
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dagster_flinkpy.datastream.aggregations import WithKeyAndWindow
+from dagster_flinkpy.datastream.window import CountWindow, TimeWindow
+from dagster_flinkpy.errors import TypeMismatchError
+from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
+from dagster_flinkpy.runtime.operators.folds import ColumnFold, aggregation_error, fields_of, spread
+from dagster_flinkpy.runtime.operators.grouped_rows import IntegerOverflowError
+from dagster_flinkpy.runtime.operators.windows.window_operator import Ints, WindowOperator
+from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
+from dagster_flinkpy.state.column_table import ColumnTable
+from dagster_flinkpy.state.session_table import SessionTable
+
+__all__ = ["Contents", "CountWindows", "Due", "TimeWindows", "make_contents"]
+
+Mask = npt.NDArray[np.bool_]
+
+
+class Windows(Protocol):
+    """A column of windows."""
+
+    def each(self) -> Iterator[Any]:
+        """Yields the windows for functions."""
+
+    def at(self, rows: Mask) -> Windows:
+        """Returns some of them."""
+
+
+class TimeWindows(NamedTuple):
+    """Windows in time."""
+
+    starts: Ints
+    ends: Ints
+
+    def each(self) -> Iterator[Any]:
+        starts, ends = self
+        if len(starts) and (starts == starts[0]).all() and (ends == ends[0]).all():
+            return repeat(TimeWindow(int(starts[0]), int(ends[0])), len(starts))
+        return starmap(TimeWindow, zip(starts.tolist(), ends.tolist(), strict=True))
+
+    def at(self, rows: Ints | Mask) -> TimeWindows:
+        """Returns some of them."""
+        return TimeWindows(self.starts[rows], self.ends[rows])
+
+
+class CountWindows(NamedTuple):
+    """Windows by count."""
+
+    numbers: Ints
+
+    def each(self) -> Iterator[Any]:
+        return map(CountWindow, self.numbers.tolist())
+
+    def at(self, rows: Mask) -> CountWindows:
+        """Returns some of them."""
+        return CountWindows(self.numbers[rows])
+
+
+class Due(NamedTuple):
+    """Windows in time of which each fires, or ends, or both."""
+
+    slots: Ints
+    cells: Ints
+    windows: TimeWindows
+    times: Ints
+    fires: Mask
+    ends: Mask
+
+
+class Contents(ABC):
+    """What windows hold.
+
+    Args:
+        operator: The operator.
+        table: The table of its cells.
+    """
+
+    any_order = False
+    """Whether it makes no difference in which order records are added and cells merged."""
+
+    def __init__(self, operator: WindowOperator, table: ColumnTable) -> None:
+        self._operator, self.table = operator, table
+
+    @abstractmethod
+    def take(self, batch: StreamBatch) -> Ints:
+        """Takes the records to be added next, and returns the time of the last one of which each was combined."""
+
+    @abstractmethod
+    def add(self, slots: Ints, cells: Ints, rows: Ints, new: Ints | None = None) -> None:
+        """Adds records to cells, in order.
+
+        Args:
+            slots: The slot of each cell.
+            cells: The cells; may repeat.
+            rows: The position of a record for each.
+            new: The first position of each cell that holds nothing, if the caller knows.
+        """
+
+    @abstractmethod
+    def add_firing(
+        self, slots: Ints, cells: Ints, rows: Ints, windows: Windows, *, fires: Mask | None = None, purge: bool = False
+    ) -> None:
+        """Adds records like :meth:`add`, and fires windows as soon as a record was added.
+
+        Args:
+            slots: The slot of each cell.
+            cells: The cells; may repeat.
+            rows: The position of a record for each.
+            windows: Their windows.
+            fires: After which records the window fires. Default: after each.
+            purge: Whether a window is empty after it has fired. Default: False.
+        """
+
+    @abstractmethod
+    def fire(self, due: Due) -> None:
+        """Evaluates windows that fire, and tells the window function which ones end."""
+
+    @abstractmethod
+    def merge(self, slots: Ints, cells: Ints, others: Ints, rows: Ints) -> None:
+        """Moves what other cells hold to cells.
+
+        Args:
+            slots: The slot of each cell.
+            cells: The cells; may repeat.
+            others: The other cell for each.
+            rows: The record because of which they merge, for errors.
+        """
+
+    def drop(self, cells: Ints) -> None:
+        """Forgets what cells hold."""
+        self.table.delete(cells)
+
+
+class RecordContents(Contents):
+    """What functions make of records; or all records, as a list.
+
+    Args:
+        operator: The operator.
+        sessions: The windows in flight, if they merge. A record is in one of them only.
+    """
+
+    def __init__(self, operator: WindowOperator, sessions: SessionTable | None) -> None:
+        self._state = operator.backend.get_panes(operator.descriptor(), operator.codec.namespace_type, sessions)
+        super().__init__(operator, self._state.table)
+        self._once, self._keys = sessions is not None, operator.backend.key_context
+
+    def take(self, batch: StreamBatch) -> Ints:
+        self._batch = batch
+        self.values: list[Any] | None = list(batch.each_value()) if self._once else None
+        """The records, if each is in one window only."""
+        return batch.timestamps
+
+    def add(self, slots: Ints, cells: Ints, rows: Ints, new: Ints | None = None) -> None:
+        values = self._values(rows)
+        self._add(slots, cells, values, left := iter(values), left)
+
+    def _values(self, rows: Ints) -> list[Any]:
+        if self.values is None:
+            return self._batch.values_at(rows)
+        return self.values if len(rows) == len(self.values) else list(map(self.values.__getitem__, rows.tolist()))
+
+    def _add(self, slots: Ints, cells: Ints, values: list[Any], left: Iterator[Any], each: Iterator[Any]) -> None:
+        """Adds ``each``, which takes them from ``left``, of which ``values`` are all."""
+        try:
+            self._state.add_each(slots.tolist(), cells, each)
+        except USER_EXCEPTIONS as e:
+            raise self._operator.failed(e, values[len(values) - length_hint(left) - 1]) from e
+
+    def add_firing(
+        self, slots: Ints, cells: Ints, rows: Ints, windows: Windows, *, fires: Mask | None = None, purge: bool = False
+    ) -> None:
+        values = self._values(rows)
+        left = iter(values)
+        fires = np.ones(len(rows), dtype=np.bool_) if fires is None else fires
+        times = self._batch.timestamps[rows][fires].tolist()
+        firing = self._firing(
+            zip(left, fires.tolist(), cells.tolist(), strict=True),
+            zip(windows.at(fires).each(), times, strict=True),
+            purge,
+        )
+        self._add(slots, cells, values, left, firing)
+
+    def _firing(
+        self, records: Iterator[tuple[Any, bool, int]], windows: Iterator[tuple[Any, int]], purge: bool
+    ) -> Iterator[Any]:
+        """Yields each value, and fires its window when the value was added: before the next one is requested."""
+        for value, fires, cell in records:
+            yield value
+            if fires:
+                window, timestamp = next(windows)
+                self._operator.fire(window, self._state.get_of(cell, last=purge), timestamp)
+                if purge:
+                    self.table.forget(cell)  # type: ignore[attr-defined]
+
+    def fire(self, due: Due) -> None:
+        operator, fires = self._operator, due.fires
+        last = not operator.lateness  # Otherwise they end later than they fire.
+        try:
+            results = self._state.get_each(due.slots[fires].tolist(), due.cells[fires], last=last)
+            if operator.spec.window_function is None:
+                operator.collector.collect_each(results, due.times[fires].tolist())
+                return
+            chosen = fires | due.ends if operator.clears else fires
+            columns = (column[chosen].tolist() for column in (due.slots, due.times, due.fires, due.ends))
+            for window, slot, time, fire, end in zip(due.windows.at(chosen).each(), *columns, strict=True):
+                if fire:
+                    operator.fire(window, next(results), time)
+                if end and operator.clears:
+                    self._keys.slot = slot
+                    operator.end(window)
+        except USER_EXCEPTIONS as e:
+            raise operator.user_error(e, "window function", key=self._keys.current_key()) from e
+
+    def merge(self, slots: Ints, cells: Ints, others: Ints, rows: Ints) -> None:
+        for self._keys.slot, cell, other, row in zip(
+            slots.tolist(), cells.tolist(), others.tolist(), rows.tolist(), strict=True
+        ):
+            try:
+                self._state.merge(cell, other)
+            except USER_EXCEPTIONS as e:
+                raise self._operator.failed(e, self._values(np.array([row]))[0]) from e
+
+
+class ColumnContents(Contents):
+    """The accumulators of an aggregation in columns.
+
+    Args:
+        operator: The operator.
+        fold: The aggregation.
+        sessions: The windows in flight, if they merge.
+    """
+
+    any_order = True
+
+    def __init__(self, operator: WindowOperator, fold: ColumnFold, sessions: SessionTable | None) -> None:
+        spec, windows = operator.spec, operator.codec.namespace_type
+        kind: Any = "REDUCING" if spec.aggregate is None else "AGGREGATING"
+        super().__init__(operator, operator.backend.get_columns(operator.descriptor(), kind, windows, sessions))
+        self._fold, self._merges, function = fold, sessions is not None, spec.window_function
+        self._key_fields = function.key_fields if isinstance(function, WithKeyAndWindow) else None
+
+    def take(self, batch: StreamBatch) -> Ints:
+        self._batch = batch
+        if not batch.combined:
+            try:
+                self._accumulators = self._fold.lift(batch.column)
+            except TypeMismatchError as e:
+                raise aggregation_error(self._operator.context, e, batch) from e
+            return batch.timestamps
+        self._accumulators = batch.column
+        if not self._merges:
+            return batch.timestamps
+        structs: Any = batch.column
+        self._accumulators, lasts = structs.flatten()
+        times: Ints = lasts.to_numpy()
+        return times
+
+    def add(self, slots: Ints, cells: Ints, rows: Ints, new: Ints | None = None) -> None:
+        if not len(rows):
+            return
+        try:
+            self._fold.add(self.table, cells, self._accumulators, rows, new)
+        except IntegerOverflowError as e:
+            raise aggregation_error(self._operator.context, e, self._batch) from e
+
+    def add_firing(
+        self, slots: Ints, cells: Ints, rows: Ints, windows: Any, *, fires: Mask | None = None, purge: bool = False
+    ) -> None:
+        assert fires is None and not purge and not self._batch.combined
+        try:
+            results = self._fold.running(self.table, cells, self._accumulators, rows)
+        except IntegerOverflowError as e:
+            raise aggregation_error(self._operator.context, e, self._batch) from e
+        self._emit(results, slots, windows, self._batch.timestamps[rows])
+
+    def fire(self, due: Due) -> None:
+        rows = np.flatnonzero(due.fires)
+        rows = rows[self.table.contains(due.cells[rows])]
+        if len(rows):
+            results = self._fold.results(self.table, due.cells[rows])
+            self._emit(results, due.slots[rows], due.windows.at(rows), due.times[rows])
+
+    def merge(self, slots: Ints, cells: Ints, others: Ints, rows: Ints) -> None:
+        held = self.table.contains(others)
+        cells, others, rows = cells[held], others[held], rows[held]
+        if not len(cells):
+            return
+        try:
+            self._fold.add(self.table, cells, self.table.lookup(others), np.arange(len(others)))
+        except IntegerOverflowError as e:
+            error = IntegerOverflowError(int(rows[e.row]))
+            raise aggregation_error(self._operator.context, error, self._batch) from e
+        self.table.delete(others)
+
+    def _emit(self, results: pa.Array[Any], slots: Ints, windows: TimeWindows, times: Ints) -> None:
+        context = self._operator.context
+        kind: Any = context.vertex.output_type
+        if self._key_fields is not None:
+            keys = spread(self._operator.backend.key_context.column(slots), self._key_fields)
+            columns = [*keys, pa.array(windows.starts), pa.array(windows.ends), *fields_of(results)]
+            results = pa.StructArray.from_arrays(columns, fields=list(kind.arrow_type))
+        context.emit(None, StreamBatch(kind, times, column=results, producer=context.vertex.uid))
+
+
+def make_contents(operator: WindowOperator, sessions: SessionTable | None = None) -> RecordContents | ColumnContents:
+    """Returns what the windows of an operator hold."""
+    if operator.fold is None:
+        return RecordContents(operator, sessions)
+    return ColumnContents(operator, operator.fold, sessions)

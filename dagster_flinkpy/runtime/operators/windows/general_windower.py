@@ -1,0 +1,192 @@
+"""Windows of any assigner with any trigger, record by record. The state of a window is one value, or all elements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from dagster_flinkpy.common.copies import copied
+from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
+from dagster_flinkpy.datastream.state import MapStateDescriptor
+from dagster_flinkpy.datastream.window import TriggerResult
+from dagster_flinkpy.runtime.failure import UNKNOWN, USER_EXCEPTIONS
+from dagster_flinkpy.runtime.operators.windows.contexts import TriggerContext
+from dagster_flinkpy.runtime.operators.windows.merging_window_set import MergingWindowSet
+from dagster_flinkpy.runtime.operators.windows.window_operator import (
+    MERGING_WINDOWS,
+    Ints,
+    Windower,
+    WindowOperator,
+)
+from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
+
+__all__ = ["GeneralWindower", "MergingWindower"]
+
+
+class GeneralWindower(Windower):
+    """Windows that do not merge.
+
+    Args:
+        operator: The operator.
+    """
+
+    def __init__(self, operator: WindowOperator) -> None:
+        self._operator, self._codec = operator, operator.codec
+        self._spec, self._event_time = operator.spec, operator.event_time
+        operator.open_timers(self._codec.namespace_type)
+        self._contents: Any = operator.backend.get_state(operator.descriptor(), self._codec.namespace_type)
+        self._trigger = TriggerContext(operator, self._codec, operator.window_states)
+
+    def process(self, batch: StreamBatch, slots: Ints) -> None:
+        operator, add = self._operator, self._add
+        keys, context = operator.backend.key_context, operator.assigner_context
+        assign = self._spec.assigner.assign_windows
+        skipped = []
+        value: Any = UNKNOWN
+        records = zip(slots.tolist(), batch.each_value(), batch.each_timestamp(), strict=True)
+        try:
+            for row, (keys.slot, value, timestamp) in enumerate(records):
+                late = True
+                for window in assign(value, timestamp, context):
+                    late &= not add(window, value, timestamp)
+                if late:
+                    skipped.append(row)
+        except USER_EXCEPTIONS as e:
+            raise operator.failed(e, value) from e
+        operator.skip(batch, np.array(skipped, dtype=np.int64))
+
+    def _add(self, window: Any, value: Any, timestamp: int) -> bool:
+        """Adds a record to a window; returns False if the window is over."""
+        if self._is_late(window):
+            return False
+        self._add_to(self._codec.encode(window), window, value, timestamp)
+        return True
+
+    def _add_to(self, namespace: Any, window: Any, value: Any, timestamp: int) -> None:
+        """Adds a record to a window whose contents are in a namespace, and asks the trigger."""
+        self._contents.set_current_namespace(namespace)
+        # An aggregation may change the record, which may be in other windows; other contents take a copy anyway.
+        self._contents.add(value if self._spec.aggregate is None else copied(value))
+        self._trigger.select(window)
+        self._act(self._spec.trigger.on_element(value, timestamp, window, self._trigger), window, timestamp)
+        cleanup = self._cleanup_time(window)
+        if cleanup == MAX_WATERMARK:
+            return
+        if self._event_time:
+            self._trigger.register_event_time_timer(cleanup)
+        else:
+            self._trigger.register_processing_time_timer(cleanup)
+
+    def advance(self, until: int, *, event_time: bool) -> None:
+        operator, trigger = self._operator, self._spec.trigger
+        if event_time:
+            timers, on_time = operator.due_timers(until), trigger.on_event_time
+        else:
+            timers, on_time = operator.due_processing_timers(until + 1), trigger.on_processing_time
+        for timestamp, key, namespace in timers:
+            try:
+                self._on_timer(timestamp, self._codec.decode(namespace), on_time, event_time is self._event_time)
+            except USER_EXCEPTIONS as e:
+                raise operator.user_error(e, "window function", key=key) from e
+
+    def _on_timer(self, timestamp: int, window: Any, on_time: Callable[..., Any], cleans: bool) -> None:
+        """Asks the trigger when a timer fires. ``cleans`` is whether timers of this kind end windows."""
+        namespace = self._namespace(window)
+        if namespace is None:
+            return
+        self._contents.set_current_namespace(namespace)
+        self._trigger.select(window)
+        self._act(on_time(timestamp, window, self._trigger), window, timestamp)
+        if cleans and timestamp == self._cleanup_time(window):
+            self._contents.clear()
+            self._trigger.select(window)
+            self._spec.trigger.clear(window, self._trigger)
+            self._operator.end(window)
+            self._forget(window)
+
+    def _namespace(self, window: Any) -> Any:
+        """Returns the namespace of what a window holds; None if it is not in flight."""
+        return self._codec.encode(window)
+
+    def _forget(self, window: Any) -> None:
+        """Forgets a window that has ended."""
+
+    def _is_late(self, window: Any) -> bool:
+        return self._event_time and self._cleanup_time(window) <= self._operator.context.watermark
+
+    def _cleanup_time(self, window: Any) -> int:
+        """Returns the time at which a window is over and its state is dropped."""
+        end: int = window.max_timestamp()
+        return min(end + self._operator.lateness, MAX_WATERMARK) if self._event_time else end
+
+    def _act(self, result: TriggerResult, window: Any, timestamp: int) -> None:
+        """Carries out the decision of the trigger."""
+        if result is TriggerResult.CONTINUE:
+            return
+        if result.is_fire():
+            self._operator.fire(window, self._contents.get(), timestamp)
+        if result.is_purge():
+            self._contents.clear()
+
+
+class MergingWindower(GeneralWindower):
+    """Windows that merge, such as sessions."""
+
+    def __init__(self, operator: WindowOperator) -> None:
+        super().__init__(operator)
+        self._mapping: Any = operator.backend.get_state(
+            MapStateDescriptor(MERGING_WINDOWS, self._codec.namespace_type, self._codec.namespace_type)
+        )
+        self._sets: dict[int, MergingWindowSet] = {}
+        """The windows of the batch's keys, by slot."""
+
+    def process(self, batch: StreamBatch, slots: Ints) -> None:
+        self._sets.clear()
+        super().process(batch, slots)
+
+    def _windows(self) -> MergingWindowSet:
+        """Returns the windows of the current key."""
+        slot = self._operator.backend.key_context.slot
+        windows = self._sets.get(slot)
+        if windows is None:
+            assigner: Any = self._spec.assigner
+            windows = MergingWindowSet(assigner, self._mapping, self._codec.encode, self._codec.decode)
+            self._sets[slot] = windows
+        return windows
+
+    def _add(self, window: Any, value: Any, timestamp: int) -> bool:
+        windows = self._windows()
+        window = windows.add(window, self._merge)
+        late = self._is_late(window)
+        if late:
+            windows.retire(window)
+        else:
+            self._add_to(self._codec.encode(windows.state_window(window)), window, value, timestamp)
+        windows.persist()
+        return not late
+
+    def _merge(self, result: Any, merged: list[Any], state_window: Any, state_windows: list[Any]) -> None:
+        """Moves trigger, timers and contents to the merged window (Flink: ``WindowOperator.processElement``)."""
+        operator, trigger = self._operator, self._trigger
+        now = operator.context.watermark if self._event_time else trigger.get_current_processing_time()
+        if self._cleanup_time(result) <= now:
+            raise ValueError(f"windows cannot merge into {result}, which was over at {now}")
+        trigger.select(result, merged)
+        self._spec.trigger.on_merge(result, trigger)
+        for window in merged:
+            trigger.select(window)
+            self._spec.trigger.clear(window, trigger)
+            if self._event_time:
+                trigger.delete_event_time_timer(self._cleanup_time(window))
+            else:
+                trigger.delete_processing_time_timer(self._cleanup_time(window))
+        encode = self._codec.encode
+        self._contents.merge_namespaces(encode(state_window), [encode(window) for window in state_windows])
+
+    def _namespace(self, window: Any) -> Any:
+        return self._mapping.get(self._codec.encode(window))  # A trigger may keep a timer of a merged window.
+
+    def _forget(self, window: Any) -> None:
+        self._mapping.remove(self._codec.encode(window))

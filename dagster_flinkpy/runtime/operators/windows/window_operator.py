@@ -1,0 +1,234 @@
+"""Windows: the records of a key are gathered by window; a window is evaluated when it fires, and dropped when it ends.
+
+Mirrors Flink's ``WindowOperator``. As in PyFlink, a result has the timestamp of the record or timer that fired the
+window. Which windows there are, and when they fire, is up to a :class:`Windower`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dagster_flinkpy.datastream.functions import (
+    ProcessAllWindowFunction,
+    ProcessWindowFunction,
+    ReduceFunction,
+    RuntimeContext,
+)
+from dagster_flinkpy.datastream.operator_specs import WindowSpec
+from dagster_flinkpy.datastream.state import (
+    AggregatingStateDescriptor,
+    ListStateDescriptor,
+    ReducingStateDescriptor,
+    StateDescriptor,
+)
+from dagster_flinkpy.datastream.window import MergingWindowAssigner
+from dagster_flinkpy.metrics import LATE_RECORDS_DROPPED
+from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
+from dagster_flinkpy.runtime.operators.folds import ColumnFold
+from dagster_flinkpy.runtime.operators.keyed_operators import KeyedOperator, KeyedTimerService, touch_keys
+from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
+from dagster_flinkpy.runtime.operators.runtime_context import TaskRuntimeContext
+from dagster_flinkpy.runtime.operators.stream_operator import OperatorSnapshot
+from dagster_flinkpy.runtime.operators.windows.contexts import (
+    AssignerContext,
+    WindowCodec,
+    WindowContext,
+    WindowStates,
+    evaluator,
+)
+from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
+
+__all__ = ["MERGING_WINDOWS", "Ints", "WindowOperator", "Windower"]
+
+MERGING_WINDOWS = "merging-window-set"
+"""The name of the state in which windows that merge are stored."""
+
+Ints = npt.NDArray[np.int64]
+
+
+class Windower(ABC):
+    """Adds records to windows of one kind, fires them, and ends them."""
+
+    @abstractmethod
+    def process(self, batch: StreamBatch, slots: Ints) -> None:
+        """Adds records, at least one, to their windows.
+
+        Args:
+            batch: The records.
+            slots: The slot of the key of each.
+        """
+
+    @abstractmethod
+    def advance(self, until: int, *, event_time: bool) -> None:
+        """Fires and ends the windows that are due.
+
+        Args:
+            until: The time, in milliseconds, inclusive.
+            event_time: Whether event time or processing time has advanced.
+        """
+
+
+class _ReduceCallable(ReduceFunction):
+    """Wraps a plain callable as a ReduceFunction."""
+
+    def __init__(self, function: Callable[[Any, Any], Any]) -> None:
+        self._function = function
+
+    @property
+    def reduce(self) -> Callable[[Any, Any], Any]:
+        """The callable itself, because a method that calls it would double the cost of a call."""
+        return self._function
+
+
+class WindowOperator(KeyedOperator):
+    """Windows of keyed records.
+
+    Args:
+        context: The context in which the operator runs.
+        spec: The windows.
+        kind: Makes the windower, given this operator.
+        fold: The aggregation in columns. Default: the functions of the spec are called for each record.
+    """
+
+    def __init__(
+        self,
+        context: OperatorContext,
+        spec: WindowSpec,
+        kind: Callable[[WindowOperator], Windower],
+        fold: ColumnFold | None = None,
+    ) -> None:
+        super().__init__(context, has_timers=False)  # The windower opens those that it needs.
+        self.spec, self.fold = spec, fold
+        self.event_time = spec.assigner.is_event_time()
+        self.lateness = spec.allowed_lateness if self.event_time else 0
+        """How long the state of a window is kept after its end, in milliseconds."""
+        self.codec = WindowCodec(spec.assigner.get_window_serializer())
+        self.window_states = WindowStates(lambda d: self.backend.get_state(d, self.codec.namespace_type))
+        self._states = WindowStates(self.backend.get_state)
+        timer_service, runtime = KeyedTimerService(self), self.runtime_context()
+        merging = isinstance(spec.assigner, MergingWindowAssigner)
+        window_states = None if merging else self.window_states
+        self._window = WindowContext(timer_service, self.codec, window_states, runtime)
+        self.assigner_context = AssignerContext(timer_service, runtime)
+        self._evaluate = evaluator(spec.window_function, self._window)
+        self.clears = _clears(spec.window_function)
+        """Whether the window function drops state when a window ends."""
+        self._late = 0
+        self._windower = kind(self)
+
+    def descriptor(self) -> StateDescriptor:
+        """Returns the state of what windows hold: one value, or all elements."""
+        name, spec = "window-contents", self.spec  # as in Flink's WindowOperatorBuilder
+        if spec.aggregate is not None:
+            return AggregatingStateDescriptor(name, spec.aggregate, spec.accumulator_type)
+        if spec.reduce is not None:
+            reduce = spec.reduce if isinstance(spec.reduce, ReduceFunction) else _ReduceCallable(spec.reduce)
+            return ReducingStateDescriptor(name, reduce, spec.accumulator_type)
+        return ListStateDescriptor(name, spec.element_type)
+
+    def runtime_context(self) -> RuntimeContext:
+        return TaskRuntimeContext(self.context, self._states.get)
+
+    def _functions(self) -> Iterable[Any]:
+        return (self.spec.aggregate, self.spec.reduce, self.spec.window_function)
+
+    def open(self) -> None:
+        for function in self._functions():
+            self.open_function(function)
+
+    def close(self) -> None:
+        for function in self._functions():
+            self.close_function(function)
+
+    def process(self, input_index: int, batch: StreamBatch) -> None:
+        slots = touch_keys(self.backend, self.bind(batch))
+        self.backend.key_context.slot = None  # an error before the first record has no key
+        if len(slots):
+            self._windower.process(batch, slots)
+            self.collector.flush()
+
+    def on_watermark(self, watermark: int) -> None:
+        self._advance(watermark, event_time=True)
+
+    def on_processing_time(self, now: int) -> None:
+        self._advance(now - 1, event_time=False)
+
+    def _advance(self, until: int, *, event_time: bool) -> None:
+        if self._has_keys:
+            self._windower.advance(until, event_time=event_time)
+            self.collector.flush()
+
+    def check_times(self, batch: StreamBatch, slots: Ints) -> None:
+        """Raises the assigner's error about a record without event time, if there is one."""
+        timeless = np.flatnonzero(batch.timestamps == NO_TIMESTAMP)
+        if len(timeless):
+            row = int(timeless[0])
+            self.backend.key_context.slot, value = int(slots[row]), batch.value_at(row)
+            try:
+                self.spec.assigner.assign_windows(value, NO_TIMESTAMP, self.assigner_context)
+            except USER_EXCEPTIONS as e:
+                raise self.failed(e, value) from e
+
+    def failed(self, error: BaseException, value: Any) -> Exception:
+        """Returns the error to raise for an exception of a user function that got a record of the current key."""
+        return self.user_error(error, "window", key=self.backend.key_context.current_key(), value=value)
+
+    def skip(self, batch: StreamBatch, rows: Ints) -> None:
+        """Counts or emits records that are in no open window. One between two sliding windows is not late."""
+        if not self.event_time or not len(rows):
+            return
+        late = np.zeros(len(batch), dtype=np.bool_)
+        late[rows] = batch.timestamps[rows] <= self.context.watermark - self.spec.allowed_lateness
+        assert not (batch.combined and late.any()), "a record that might be late was combined with others"
+        if self.spec.late_tag is None:
+            self._late += int(late.sum())
+        elif dict(self.context.vertex.side_outputs).get(self.spec.late_tag) == batch.type_info:
+            if late.any():
+                self.context.emit(self.spec.late_tag, batch.filter(late))
+        else:
+            rows = np.flatnonzero(late)
+            for value, timestamp in zip(batch.values_at(rows), batch.timestamps[rows].tolist(), strict=True):
+                self.collector.collect_side(self.spec.late_tag, value, timestamp)
+
+    def fire(self, window: Any, contents: Any, timestamp: int) -> None:
+        """Evaluates a window of the current key.
+
+        Args:
+            window: The window.
+            contents: What it holds: None, a result, or a list of elements.
+            timestamp: The timestamp of the results.
+        """
+        if self.spec.aggregate is None and self.spec.reduce is None:
+            if not contents:
+                return
+        elif contents is None:
+            return
+        else:
+            contents = (contents,)
+        self._window.current = window
+        key = self.backend.key_context.current_key()
+        self.collector.collect(self._evaluate(key, window, contents), timestamp)
+
+    def end(self, window: Any) -> None:
+        """Lets the window function drop its state of a window of the current key."""
+        if self.clears:
+            self._window.current = window
+            self.spec.window_function.clear(self._window)  # type: ignore[union-attr]
+
+    def snapshot(self) -> OperatorSnapshot:
+        snapshot = super().snapshot()
+        snapshot.metrics[LATE_RECORDS_DROPPED] = self._late
+        self._late = 0
+        return snapshot
+
+
+def _clears(function: Any) -> bool:
+    return any(
+        isinstance(function, kind) and type(function).clear is not kind.clear
+        for kind in (ProcessWindowFunction, ProcessAllWindowFunction)
+    )
