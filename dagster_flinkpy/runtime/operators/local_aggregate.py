@@ -16,18 +16,16 @@ import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import TypeInformation, Types
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
-from dagster_flinkpy.datastream.aggregations import WithKeyAndWindow
 from dagster_flinkpy.datastream.operator_specs import OperatorSpec, ReduceSpec, RollingAggregateSpec, WindowSpec
-from dagster_flinkpy.datastream.window import EventTimeSessionWindows, ProcessingTimeSessionWindows
 from dagster_flinkpy.runtime.operators.folds import ColumnFold, fold_of
 from dagster_flinkpy.runtime.operators.windows.aligned_windower import is_aligned
-from dagster_flinkpy.runtime.operators.windows.session_windower import is_session
+from dagster_flinkpy.runtime.operators.windows.factory import window_fold_of
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, KeyColumn, StreamBatch
 from dagster_flinkpy.state.keys import hash_keys
 from dagster_flinkpy.state.layout import distinct_rows
 from dagster_flinkpy.state.word_rows import has_words, words_of
 
-__all__ = ["LocalAggregate", "local_aggregate_of", "window_fold_of"]
+__all__ = ["LocalAggregate", "local_aggregate_of"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -35,24 +33,6 @@ ROWS, BYTES = 1 << 18, 16 << 20
 """What a sender holds before it combines. It goes on holding what is left of it, if that is at most half."""
 TRIED, WORTH = 4096, 0.7
 """If combining this many rows or more leaves more than this share, it does not pay."""
-
-
-def window_fold_of(spec: WindowSpec) -> ColumnFold | None:
-    """Returns the aggregation in columns of windows, or None if it needs each record as a Python value.
-
-    Windows are aligned, or sessions. If sessions merge, it shows in which order their records came, unless there are
-    only numbers that are merged in any order.
-    """
-    function = spec.window_function
-    if not (function is None or type(function) is WithKeyAndWindow):
-        return None
-    fold = fold_of(spec.reduce or spec.aggregate, spec.element_type, spec.accumulator_type)
-    if is_aligned(spec):
-        return fold
-    fixed = type(spec.assigner) in (EventTimeSessionWindows, ProcessingTimeSessionWindows)
-    if fold is None or not fixed or not is_session(spec):
-        return None
-    return fold if fold.combines and not fold.carries else None
 
 
 def local_aggregate_of(spec: OperatorSpec) -> LocalAggregate | None:

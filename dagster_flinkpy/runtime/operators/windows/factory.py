@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dagster_flinkpy.datastream.aggregations import WithKeyAndWindow
 from dagster_flinkpy.datastream.operator_specs import WindowSpec
-from dagster_flinkpy.datastream.window import MergingWindowAssigner
-from dagster_flinkpy.runtime.operators.local_aggregate import window_fold_of
+from dagster_flinkpy.datastream.window import (
+    EventTimeSessionWindows,
+    MergingWindowAssigner,
+    ProcessingTimeSessionWindows,
+)
+from dagster_flinkpy.runtime.operators.folds import ColumnFold, fold_of
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.windows.aligned_windower import AlignedWindower, is_aligned
 from dagster_flinkpy.runtime.operators.windows.count_windower import CountWindower, is_by_count
@@ -12,7 +17,7 @@ from dagster_flinkpy.runtime.operators.windows.general_windower import GeneralWi
 from dagster_flinkpy.runtime.operators.windows.session_windower import SessionWindower, is_session
 from dagster_flinkpy.runtime.operators.windows.window_operator import Windower, WindowOperator
 
-__all__ = ["create_window_operator", "windower_of"]
+__all__ = ["create_window_operator", "window_fold_of", "windower_of"]
 
 
 def create_window_operator(context: OperatorContext, spec: WindowSpec) -> WindowOperator:
@@ -29,3 +34,21 @@ def windower_of(spec: WindowSpec) -> type[Windower]:
     if isinstance(spec.assigner, MergingWindowAssigner):
         return MergingWindower
     return AlignedWindower if is_aligned(spec) else GeneralWindower
+
+
+def window_fold_of(spec: WindowSpec) -> ColumnFold | None:
+    """Returns the aggregation in columns of windows, or None if it needs each record as a Python value.
+
+    Windows are aligned, or sessions. If sessions merge, it shows in which order their records came, unless there are
+    only numbers that are merged in any order.
+    """
+    function = spec.window_function
+    if not (function is None or type(function) is WithKeyAndWindow):
+        return None
+    fold = fold_of(spec.reduce or spec.aggregate, spec.element_type, spec.accumulator_type)
+    if is_aligned(spec):
+        return fold
+    fixed = type(spec.assigner) in (EventTimeSessionWindows, ProcessingTimeSessionWindows)
+    if fold is None or not fixed or not is_session(spec):
+        return None
+    return fold if fold.combines and not fold.carries else None
