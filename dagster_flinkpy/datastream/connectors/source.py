@@ -28,6 +28,7 @@ __all__ = [
     "ReaderOutput",
     "SimpleVersionedSerializer",
     "Source",
+    "SourceOutput",
     "SourceReader",
     "SourceReaderContext",
     "SplitEnumerator",
@@ -87,8 +88,8 @@ class JsonSerializer(SimpleVersionedSerializer):
         return json.loads(serialized)
 
 
-class ReaderOutput(ABC):
-    """Takes the records of a reader (Flink: ``ReaderOutput``)."""
+class SourceOutput(ABC):
+    """Takes records (Flink: ``SourceOutput``)."""
 
     @abstractmethod
     def collect(self, record: Any, timestamp: int | None = None) -> None:
@@ -107,6 +108,25 @@ class ReaderOutput(ABC):
             records: A column of the Arrow type of the type that the source produces.
             timestamps: 64-bit integers, as many as records: when each happened. Default: the watermark strategy says.
         """
+
+
+class ReaderOutput(SourceOutput):
+    """Takes the records of a reader (Flink: ``ReaderOutput``).
+
+    Records of an output of a split have watermarks of their own. The reader's watermark is the least over these.
+    """
+
+    @abstractmethod
+    def create_output_for_split(self, split_id: str) -> SourceOutput:
+        """Returns the output of a split. It is the same one until it is released.
+
+        Args:
+            split_id: Any name. Until it has records, the reader's watermark waits for the split.
+        """
+
+    @abstractmethod
+    def release_output_for_split(self, split_id: str) -> None:
+        """The split has no more records, so that the reader's watermark does not wait for it."""
 
 
 class SourceReaderContext(ABC):
@@ -273,7 +293,7 @@ class SplitEnumerator(ABC):
         """Takes an event of a reader, a value of JSON."""
 
     def close(self) -> None:  # noqa: B027
-        """Is called when the attempt ends."""
+        """Is called when the attempt ends, or when it goes on at another parallelism, with another enumerator."""
 
 
 class Source(ABC):

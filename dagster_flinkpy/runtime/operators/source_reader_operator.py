@@ -6,17 +6,11 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import groupby
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
-from dagster_flinkpy.connectors.column_casts import fit_column
 from dagster_flinkpy.connectors.source_coordinator import Tell, packed, unpacked
 from dagster_flinkpy.datastream.checkpoint_listener import CheckpointListener
 from dagster_flinkpy.datastream.checkpointed_function import (
@@ -26,17 +20,16 @@ from dagster_flinkpy.datastream.checkpointed_function import (
 )
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.datastream.connectors.reader_source import ReaderSource
-from dagster_flinkpy.datastream.connectors.source import InputStatus, JsonSerializer, ReaderOutput, SourceReaderContext
-from dagster_flinkpy.datastream.job_graph import JobVertex
+from dagster_flinkpy.datastream.connectors.source import InputStatus, JsonSerializer, SourceReaderContext
 from dagster_flinkpy.datastream.operator_specs import SourceSpec
 from dagster_flinkpy.datastream.state import ListStateDescriptor
 from dagster_flinkpy.errors import TypeMismatchError
 from dagster_flinkpy.runtime.epoch import Epoch
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
+from dagster_flinkpy.runtime.operators.reader_output import BatchingOutput
 from dagster_flinkpy.runtime.operators.source_operator import SourceOperator
 from dagster_flinkpy.runtime.operators.stream_operator import OperatorSnapshot
-from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
 
 __all__ = ["SourceReaderOperator", "create_source_operator"]
 
@@ -61,7 +54,7 @@ class SourceReaderOperator(SourceOperator):
         assert isinstance(spec.source, ReaderSource)
         self._reader_source = spec.source.source
         self._serializer = self._reader_source.get_split_serializer()
-        self._output = _Output(context.vertex)
+        self._output = BatchingOutput(self, spec.watermark_strategy)
         self._messages: list[dict[str, Any]] = [{"host": socket.gethostname()}]
         self._events: list[Any] = []
         self._status: InputStatus | None = None
@@ -175,8 +168,8 @@ class SourceReaderOperator(SourceOperator):
         for batch in self._output.take():
             self._read_any, self._idle_from = True, None
             self.context.send_status(False)
-            self._time.assign(batch)
             self.context.emit(None, batch)
+        self._time.watermark = max(self._time.watermark, self._output.watermark)
 
     def knows_idleness(self, epoch: Epoch) -> bool:
         return False  # it says so itself
@@ -190,46 +183,6 @@ class SourceReaderOperator(SourceOperator):
 
     def close(self) -> None:
         self._call("close()", self.reader.close)
-
-
-class _Output(ReaderOutput):
-    """Keeps what a reader emits."""
-
-    def __init__(self, vertex: JobVertex) -> None:
-        self._vertex = vertex
-        self._batch = partial(StreamBatch, vertex.output_type, producer=vertex.uid)
-        self._batches: list[StreamBatch] = []
-        self._values: list[Any] = []
-        self._times: list[int] = []
-        self.size = 0
-        """How many records it has."""
-
-    def collect(self, record: Any, timestamp: int | None = None) -> None:
-        self._values.append(record)
-        self._times.append(NO_TIMESTAMP if timestamp is None else timestamp)
-        self.size += 1
-
-    def collect_column(self, records: pa.Array, timestamps: pa.Array | None = None) -> None:
-        what = f"operator {self._vertex.uid!r}: collect_column()"
-        column = fit_column(records, self._vertex.output_type, what)
-        times = pa.nulls(len(column), pa.int64()) if timestamps is None else timestamps
-        if len(times) != len(column):
-            raise TypeMismatchError(f"{what} got {len(column)} records and {len(times)} timestamps")
-        self._end_batch()
-        numbers = pc.fill_null(times.cast(pa.int64()), NO_TIMESTAMP).to_numpy(zero_copy_only=False)
-        self._batches.append(self._batch(numbers, column=column))
-        self.size += len(column)
-
-    def _end_batch(self) -> None:
-        if self._values:
-            self._batches.append(self._batch(np.array(self._times, dtype=np.int64), values=self._values))
-            self._values, self._times = [], []
-
-    def take(self) -> list[StreamBatch]:
-        """Returns all, and forgets it."""
-        self._end_batch()
-        taken, self._batches, self.size = self._batches, [], 0
-        return taken
 
 
 class _ReaderContext(SourceReaderContext):

@@ -112,10 +112,10 @@ class Run:
             until(lambda n=n: self.errors or (self.folder / f"seen-{n}").exists(), f"{n} was not seen")  # type: ignore[misc]
         assert self.errors == []
 
-    def ask(self, kind: RequestKind) -> Any:
+    def ask(self, kind: RequestKind, **how: Any) -> Any:
         """Asks for something, and waits until it is done."""
         asker = JobRequests(self._config.storage.child("job"), "test")
-        return asker.wait(asker.submit(Order(kind)))
+        return asker.wait(asker.submit(Order(kind, **how)))
 
     def end(self) -> None:
         """Waits until it has ended."""
@@ -186,6 +186,28 @@ def test_a_run_at_another_parallelism_reads_on(tmp_path: Path, spark: SparkSetti
     run = Run(tmp_path, spark, program(tmp_path, parallelism))
     run.end()
     assert rows(tmp_path) == list(range(50))
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_a_job_that_is_rescaled_reads_on_in_the_same_run(tmp_path: Path, parallelism: int) -> None:
+    release = hold(tmp_path, 5, 15)
+    run = Run(tmp_path, None)
+    run.seen(4, 14)
+    run.ask(RequestKind.RESCALE, parallelism=parallelism)
+    release()
+    run.end()
+    assert rows(tmp_path) == list(range(50))
+    said = (tmp_path / "enumerator").read_text().split("\n")
+    assert said.count("close") == 2 and {"start 2", f"start {parallelism}"} <= set(said)
+
+
+def test_draining_ends_the_source_where_it_is(tmp_path: Path) -> None:
+    hold(tmp_path, 5, 15)
+    run = Run(tmp_path, None)
+    run.seen(4, 14)
+    run.ask(RequestKind.STOP, drain=True)
+    run.end()
+    assert rows(tmp_path) == [*range(5), *range(10, 15)]
 
 
 SPARK = ExchangeMode.SPARK
