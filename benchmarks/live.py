@@ -18,7 +18,8 @@ import itertools
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,15 @@ from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.common import Types, WatermarkStrategy
 from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
 from dagster_flinkpy.datastream import KeyedProcessFunction, MapFunction, RuntimeContext, StreamExecutionEnvironment
-from dagster_flinkpy.datastream.connectors.base import SplitEnumerator
+from dagster_flinkpy.datastream.connectors.source import (
+    InputStatus,
+    ReaderOutput,
+    Source,
+    SourceReader,
+    SourceReaderContext,
+    SplitEnumerator,
+    SplitEnumeratorContext,
+)
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.spark.sessions import SparkSettings, get_session
@@ -99,19 +108,61 @@ def latency() -> list[dict[str, Any]]:
     return lines
 
 
-class Steady(continuous.Arrivals):
-    """Records that arrive steadily, and are read as they come."""
+class Steady(Source):
+    """Records that arrive steadily, half of them at each of two readers, and are read as they come.
 
-    discovery_interval = timedelta(milliseconds=1)
+    Args:
+        rate: Records per second.
+        began: When the first one comes, in seconds since 1970.
+    """
 
-    def create_enumerator(self, restored: Any) -> SplitEnumerator:
-        return _Steady(self._rate, restored)
+    produced_type = continuous.PAIR
+
+    def __init__(self, rate: float, began: float) -> None:
+        self._rate, self._began = rate, began
+
+    def create_enumerator(self, context: SplitEnumeratorContext) -> SplitEnumerator:
+        return _NoSplits()
+
+    def restore_enumerator(self, context: SplitEnumeratorContext, checkpoint: Any) -> SplitEnumerator:
+        return _NoSplits()
+
+    def create_reader(self, context: SourceReaderContext) -> SourceReader:
+        return _Reader(self._rate, self._began, context)
 
 
-class _Steady(continuous._Arrived):
-    @property
-    def assigns_late(self) -> bool:
-        return True
+class _NoSplits(SplitEnumerator):
+    def handle_split_request(self, subtask_id: int, requester_hostname: str | None) -> None: ...
+
+    def add_splits_back(self, splits: Sequence[Any], subtask_id: int) -> None: ...
+
+    def snapshot_state(self) -> None: ...
+
+
+class _Reader(SourceReader):
+    def __init__(self, rate: float, began: float, context: SourceReaderContext) -> None:
+        self._rate, self._began, self._step = rate, began, context.current_parallelism()
+        self._next = context.get_index_of_subtask()
+        self._clock = ThreadPoolExecutor(1)
+
+    def poll_next(self, output: ReaderOutput) -> InputStatus:
+        come = (time.time() - self._began) * self._rate
+        while self._next < come:
+            output.collect((self._next % continuous.KEYS, self._next))
+            self._next += self._step
+        return InputStatus.NOTHING_AVAILABLE
+
+    def is_available(self) -> Future[None]:
+        due = self._began + self._next / self._rate
+        return self._clock.submit(lambda: time.sleep(max(due - time.time(), 0.0)))
+
+    def add_splits(self, splits: Sequence[Any]) -> None: ...
+
+    def snapshot_state(self, checkpoint_id: int) -> Sequence[Any]:
+        return []
+
+    def close(self) -> None:
+        self._clock.shutdown()
 
 
 class Count(continuous.Count):
@@ -140,12 +191,14 @@ class Note(MapFunction):
 
 
 def function_latencies(rate: float, checkpoints: int = 10) -> np.ndarray[Any, Any]:
-    """Returns the latencies of records in seconds, after those that had to wait until the slots were there."""
+    """Returns the latencies of records in seconds, but for those before and at the first checkpoints."""
     with tempfile.TemporaryDirectory() as folder:
         notes = Path(folder, "notes")
         notes.mkdir()
         env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(continuous.PARALLELISM)
-        numbers = env.from_source(Steady(rate), WatermarkStrategy.no_watermarks(), "numbers").uid("numbers")
+        began = time.time()
+        source = Steady(rate, began)
+        numbers = env.from_source(source, WatermarkStrategy.no_watermarks(), "numbers").uid("numbers")
         counted = numbers.key_by(lambda pair: pair[0], Types.LONG()).process(Count(), continuous.PAIR).uid("count")
         counted.map(Note(str(notes)), continuous.PAIR).uid("note")
         config = JobConfig(
@@ -155,15 +208,10 @@ def function_latencies(rate: float, checkpoints: int = 10) -> np.ndarray[Any, An
             exchange=ExchangeOptions(ExchangeMode.PIPELINED, buffer_timeout=timedelta(0)),
         )
         with JobAttempt(env.get_job_graph(), config, owner="benchmark") as attempt:
-            ends = [
-                (state["next"], state["began"])
-                for epoch in itertools.islice(attempt.run_epochs(periodic=True), checkpoints)
-                for state in [epoch.metadata.operator("numbers").coordinator_state]
-            ]
-        (first, began), (last, _) = ends[continuous.WARM_UP], ends[-1]
+            ends = [time.time() for _ in itertools.islice(attempt.run_epochs(periodic=True), checkpoints)]
         lines = [line.split() for file in notes.iterdir() for line in file.read_text().splitlines()]
-    came = {int(number): float(at) for number, at in lines}
-    return np.array([came[number] - began - number / rate for number in range(first, last)])
+    arrivals = ((began + int(number) / rate, float(at)) for number, at in lines)
+    return np.array([at - due for due, at in arrivals if ends[continuous.WARM_UP] <= due < ends[-1]])
 
 
 def latency_to_function() -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
@@ -42,7 +43,7 @@ class InputStatus(Enum):
     MORE_AVAILABLE = "more available"
     """It is called again at once."""
     NOTHING_AVAILABLE = "nothing available"
-    """It is called again later: after 20 milliseconds if tasks live, otherwise in the next epoch."""
+    """It is called again later: see `SourceReader.is_available` if tasks live, otherwise in the next epoch."""
     END_OF_INPUT = "end of input"
     """It is not called again. The source ends when all readers have said so."""
 
@@ -166,6 +167,16 @@ class SourceReader(ABC):
         Args:
             output: Takes the records.
         """
+
+    def is_available(self) -> Future[Any] | None:
+        """Is called after `NOTHING_AVAILABLE`: returns what is done when there may be something again.
+
+        Any thread may complete it. If tasks live, `poll_next` is then called at once, and each 20 milliseconds anyway.
+
+        Returns:
+            A future, or None if nobody can tell. Default: None.
+        """
+        return None
 
     @abstractmethod
     def add_splits(self, splits: Sequence[Any]) -> None:

@@ -6,6 +6,7 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from itertools import groupby
 from typing import Any
 
@@ -63,6 +64,9 @@ class SourceReaderOperator(SourceOperator):
         """Whether there is nothing to read in an open epoch, so that it is polled again later."""
         self.is_called: Callable[[], bool] = lambda: False
         """Returns whether the next part of an open epoch is there."""
+        self.on_available: Callable[[], object] = lambda: None
+        """Is called by any thread when the reader may have something again."""
+        self._awaited: Future[Any] | None = None
 
     def open(self) -> None:
         self.reader = self._call("create_reader()", self._reader_source.create_reader, _ReaderContext(self))
@@ -163,6 +167,14 @@ class SourceReaderOperator(SourceOperator):
         if status is InputStatus.END_OF_INPUT:
             self.say({"status": status.value})
             self.context.send_status(True)  # event time does not wait for it
+        elif status is InputStatus.NOTHING_AVAILABLE:
+            self._await_more()
+
+    def _await_more(self) -> None:
+        more: Future[Any] | None = self._call("is_available()", self.reader.is_available)
+        if more is not None and more is not self._awaited:  # otherwise one that is done would be asked without end
+            self._awaited = more
+            more.add_done_callback(lambda _: self.on_available())
 
     def _emit(self) -> None:
         for batch in self._output.take():

@@ -80,6 +80,7 @@ class PipelinedTask(StreamTask):
             if isinstance(task.operator, SourceReaderOperator):
                 self._reader = task.operator
                 self._reader.is_called = lambda: bool(self._to_read)
+                self._reader.on_available = lambda: self._later(self._poll_again)
 
     @property
     def epoch(self) -> int:
@@ -130,6 +131,10 @@ class PipelinedTask(StreamTask):
         self._was_available = self.partition.is_available
         self.times.pause()
 
+    def _poll_again(self) -> None:
+        if self._reader is not None:
+            self._reader.waits = False
+
     def _step_of_source(self) -> None:
         if self._reading is None:
             epoch = self._to_read.popleft()
@@ -178,8 +183,7 @@ class PipelinedTask(StreamTask):
             if isinstance(source := task.operator, SourceOperator) and source.becomes_idle(self.job.clock.now()):
                 task.send_status(task.vertex.uid, idle=True)
         self.check_timeouts()
-        if self._reader is not None:
-            self._reader.waits = False
+        self._poll_again()
 
     def flush(self) -> None:
         """Sends all records that wait for a full buffer."""

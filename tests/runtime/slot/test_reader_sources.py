@@ -7,6 +7,7 @@ import random
 import signal
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -354,3 +355,58 @@ def test_a_column_of_another_type_is_refused(tmp_path: Path) -> None:
         collected(_ColumnSource(tmp_path, pa.array([1])))
     with pytest.raises(TypeMismatchError, match="2 records and 1 timestamps"):
         collected(_ColumnSource(tmp_path, pa.array(["x", "y"])))
+
+
+class _Doorbell(SourceReader):
+    """Has a number each time that its bell has rung: a file ``bell-N``. It ends after three."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._next, self._threads = folder, 0, ThreadPoolExecutor(1)
+        self._bell = self._listen()
+
+    def _listen(self) -> Future[None]:
+        (self._folder / f"waits-{self._next}").touch()
+        bell = self._folder / f"bell-{self._next}"
+        return self._threads.submit(lambda: until(bell.exists, "nobody has rung"))
+
+    def poll_next(self, output: ReaderOutput) -> InputStatus:
+        if not self._bell.done():
+            return InputStatus.NOTHING_AVAILABLE
+        output.collect(self._next, self._next)
+        self._next += 1
+        if self._next == 3:
+            return InputStatus.END_OF_INPUT
+        self._bell = self._listen()
+        return InputStatus.NOTHING_AVAILABLE
+
+    def is_available(self) -> Future[None]:
+        return self._bell
+
+    def add_splits(self, splits: Sequence[Any]) -> None: ...
+
+    def snapshot_state(self, checkpoint_id: int) -> Sequence[Any]:
+        return []
+
+    def close(self) -> None:
+        self._threads.shutdown()
+
+
+class _Doorbells(Ranges):
+    def create_reader(self, context: SourceReaderContext) -> SourceReader:
+        return _Doorbell(self._folder)
+
+
+def test_a_reader_says_when_it_has_something(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dagster_flinkpy.runtime.slot.deployment._TIMER_SECONDS", 1e6)
+    env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(1)
+    numbers = env.from_source(_Doorbells(tmp_path, 0), WatermarkStrategy.no_watermarks(), "numbers").uid("numbers")
+    row_type = Types.ROW_NAMED(["n", "rest"], [Types.LONG(), Types.LONG()])
+    noted = numbers.key_by(lambda n: n % 7, Types.LONG()).process(Note(tmp_path), row_type).uid("note")
+    noted.sink_to(ParquetSink(str(tmp_path / "out"))).uid("sink")
+    run = Run(tmp_path, None, env.get_job_graph())
+    for n in range(3):
+        until((tmp_path / f"waits-{n}").exists, "the reader does not wait")
+        (tmp_path / f"bell-{n}").touch()
+        run.seen(n)
+    run.end()
+    assert rows(tmp_path) == [0, 1, 2]
