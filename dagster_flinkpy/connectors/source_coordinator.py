@@ -85,7 +85,7 @@ class SourceCoordinator(base.SplitEnumerator):
         self.calls: list[_Call] = []
         self.parallelism = 1
         self.readers: dict[int, ReaderInfo] = {}
-        self._tries: str | None = None
+        self._deployment: str | None = None
         """The deployment of the readers that speak, if tasks live."""
         self._statuses: dict[int, InputStatus] = {}
         self._no_more: set[int] = set()
@@ -94,7 +94,9 @@ class SourceCoordinator(base.SplitEnumerator):
         self._given: list[tuple[int, Tell, Any]] = []
         """What the readers were told, until it is certain that they have taken it."""
         self._assigned = 0
+        """How many splits it has assigned."""
         self._answered = True
+        """Whether readers have answered since an epoch was planned that is not open."""
         self._rests = False
         """Whether the last epoch was given nothing, because there was nothing."""
         self._back: list[tuple[int, Any]] = []
@@ -130,15 +132,15 @@ class SourceCoordinator(base.SplitEnumerator):
 
     # --- what readers say --------------------------------------------------------------------------------------------
 
-    def receive(self, tries: str, messages: Sequence[tuple[int, Json]]) -> None:
+    def receive(self, deployment: str, messages: Sequence[tuple[int, Json]]) -> None:
         """Takes what readers of live tasks have said. They are heard when the next part of the epoch is planned.
 
         Args:
-            tries: Their deployment. Those of another one are gone.
+            deployment: The tasks that they are in. Those of another one are gone.
             messages: By number of the reader, what it says.
         """
-        if tries != self._tries:
-            self._tries = tries
+        if deployment != self._deployment:
+            self._deployment = deployment
             self.readers, self._statuses, self._inbox = {}, {}, []
         self._inbox += messages
 

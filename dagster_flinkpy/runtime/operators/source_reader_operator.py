@@ -57,7 +57,6 @@ class SourceReaderOperator(SourceOperator):
         self._serializer = self._reader_source.get_split_serializer()
         self._output = BatchingOutput(self, spec.watermark_strategy)
         self._messages: list[dict[str, Any]] = [{"host": socket.gethostname()}]
-        self._events: list[Any] = []
         self._status: InputStatus | None = None
         self._answers = False
         self.waits = False
@@ -84,8 +83,6 @@ class SourceReaderOperator(SourceOperator):
     def say(self, message: dict[str, Any]) -> None:
         """Keeps what the coordinator is to hear."""
         self._messages.append(message)
-        if "event" in message:
-            self._events.append(message["event"])
 
     def take_messages(self) -> list[dict[str, Any]]:
         """Returns what the coordinator is to hear, if it can while the reader reads."""
@@ -102,8 +99,9 @@ class SourceReaderOperator(SourceOperator):
             elif tell is Tell.EVENT:
                 for value in values:
                     self._call("handle_source_events()", self.reader.handle_source_events, value)
-            elif tell is Tell.POLL and values[0]:
-                self._events.clear()  # the coordinator has them
+            elif tell is Tell.POLL:  # the coordinator has asked for splits itself, and may have the events
+                kept = ("host", "status") if values[0] else ("host", "status", "event")
+                self._messages = [each for each in self._messages if any(name in each for name in kept)]
         self.waits = False
         return {Tell(each.properties["tell"]) for each in told}
 
@@ -190,7 +188,8 @@ class SourceReaderOperator(SourceOperator):
         if not self._answers:
             return OperatorSnapshot()
         status = (self._status or InputStatus.MORE_AVAILABLE).value
-        answer = {"tell": Tell.ANSWER, "subtask": self.context.subtask, "status": status, "events": self._events}
+        events = [each["event"] for each in self._messages if "event" in each]
+        answer = {"tell": Tell.ANSWER, "subtask": self.context.subtask, "status": status, "events": events}
         return OperatorSnapshot(splits=(SourceSplit(f"reader {self.context.subtask}", answer),))
 
     def close(self) -> None:
