@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
@@ -261,8 +262,14 @@ class SourceCoordinator(base.SplitEnumerator):
         self._given, self._outbox = self._outbox, []
         told = list[list[SourceSplit]]([] for _ in range(self.parallelism))
         for subtask, tell, value in self._given:
-            told[subtask].append(SourceSplit(str(tell), {"tell": tell, "value": value}))
+            told[subtask].append(SourceSplit(self._name(subtask, tell, value), {"tell": tell, "value": value}))
         return told
+
+    def _name(self, subtask: int, tell: Tell, value: Any) -> str:
+        """Returns what progress messages say, if anything."""
+        if tell is Tell.SPLIT:
+            return reprlib.repr(unpacked(self._splits, value))
+        return f"reader {subtask}" if tell in (Tell.POLL, Tell.END) else ""
 
     def add(self, subtask: int, tell: Tell, value: Any = None) -> None:
         """Takes something that a reader is to be told.

@@ -212,7 +212,7 @@ def test_an_epoch_that_is_not_open_asks_for_all_splits_and_hears_readers_at_its_
     made, enumerator = coordinator([0.0])
 
     def tells() -> list[list[str]]:
-        return [[s.split_id for s in told] for told in made.plan_epoch(2)]
+        return [[s.properties["tell"] for s in told] for told in made.plan_epoch(2)]
 
     def answer(subtask: int, status: InputStatus, *events: Any) -> SourceSplit:
         return SourceSplit("", {"tell": "answer", "subtask": subtask, "status": status.value, "events": list(events)})
@@ -246,9 +246,9 @@ def test_a_reader_that_has_more_is_given_nothing_and_others_not_too_much() -> No
 def test_a_reader_that_starts_again_hears_again_that_there_are_no_more_splits() -> None:
     made, enumerator = coordinator([0.0])
     enumerator.context.signal_no_more_splits(1)
-    assert [[s.split_id for s in told] for told in made.plan_part(2)] == [[], [Tell.NO_MORE_SPLITS]]
+    assert [[s.properties["tell"] for s in told] for told in made.plan_part(2)] == [[], [Tell.NO_MORE_SPLITS]]
     made.receive("again", [(1, {"host": "somewhere"}), (0, {"host": "there"})])
-    assert [[s.split_id for s in told] for told in made.plan_part(2)] == [[], [Tell.NO_MORE_SPLITS]]
+    assert [[s.properties["tell"] for s in told] for told in made.plan_part(2)] == [[], [Tell.NO_MORE_SPLITS]]
     assert enumerator.heard == [("reader", 1), ("reader", 0)]
     assert enumerator.context.registered_readers()[0].location == "there"
 

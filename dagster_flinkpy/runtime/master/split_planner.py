@@ -279,6 +279,7 @@ class SplitPlanner:
             names = [
                 s.split_id for (source, _), splits in sorted(epoch.splits.items()) if source == uid for s in splits
             ]
+            names = [name for name in names if name]
             shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             parts.append(f"{uid}: {shown or 'nothing to read'}")
         return "; ".join(parts)
