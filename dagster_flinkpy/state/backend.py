@@ -26,7 +26,7 @@ from dagster_flinkpy.key_hashes import key_groups_of_hashes
 from dagster_flinkpy.state.cache import RunCache
 from dagster_flinkpy.state.column_table import ColumnTable
 from dagster_flinkpy.state.column_timers import ColumnTimers
-from dagster_flinkpy.state.factory import InternalState, make_state
+from dagster_flinkpy.state.factory import InternalState, make_panes, make_state
 from dagster_flinkpy.state.handles import Json, KeyedSnapshot, RunHandle, StateKind, TableSnapshot, describe_schema
 from dagster_flinkpy.state.keys import KeySlots, TouchedKeys, hash_keys
 from dagster_flinkpy.state.layout import (
@@ -39,7 +39,7 @@ from dagster_flinkpy.state.layout import (
     merge_runs,
 )
 from dagster_flinkpy.state.operator_state import INLINE_BELOW
-from dagster_flinkpy.state.pane_states import PaneState, make_panes
+from dagster_flinkpy.state.pane_states import PaneState
 from dagster_flinkpy.state.runs import RunFiles
 from dagster_flinkpy.state.schema_evolution import ALLOWED, can_evolve, stored_key_type
 from dagster_flinkpy.state.session_table import SessionTable

@@ -19,43 +19,42 @@ from dagster_flinkpy.state.handles import RunHandle, StateKind
 from dagster_flinkpy.state.keys import TouchedKeys
 from dagster_flinkpy.state.list_table import ListTable, TtlListTable
 from dagster_flinkpy.state.map_table import MapTable
+from dagster_flinkpy.state.pane_states import PaneState
+from dagster_flinkpy.state.pane_table import PaneListTable, PaneTable
 from dagster_flinkpy.state.runs import RunFiles
 from dagster_flinkpy.state.slot_table import KeyedSlotState, SlotTable, make_slot_state
 from dagster_flinkpy.state.states import (
-    KeyedAggregatingState,
+    KeyedFoldState,
     KeyedListState,
     KeyedMapState,
-    KeyedReducingState,
     KeyedValueState,
     make_map_state,
 )
 from dagster_flinkpy.state.tables import CellTable
 from dagster_flinkpy.state.ttl import (
-    TtlAggregatingState,
     TtlCellTable,
+    TtlFoldState,
     TtlListState,
     TtlMapState,
     TtlMapTable,
-    TtlReducingState,
     TtlRules,
     TtlSlotState,
     TtlSlotTable,
     TtlValueState,
 )
+from dagster_flinkpy.state.value_folds import fold_values
 
-__all__ = ["InternalState", "make_state"]
+__all__ = ["InternalState", "make_panes", "make_state"]
 
 InternalState = (
     KeyedSlotState
     | KeyedValueState
     | KeyedListState
-    | KeyedReducingState
-    | KeyedAggregatingState
+    | KeyedFoldState
     | KeyedMapState
     | TtlValueState
     | TtlListState
-    | TtlReducingState
-    | TtlAggregatingState
+    | TtlFoldState
 )
 """Every state object has a ``table`` and ``set_current_namespace``."""
 
@@ -110,20 +109,18 @@ def make_state(
     if rules is not None:
         if kind == "VALUE" and namespace_type is None:
             return TtlSlotState(TtlSlotTable(*where, kind, **types), rules)
-        return _with_ttl(descriptor, TtlCellTable(*where, kind, **types), rules)
+        stamped = TtlCellTable(*where, kind, **types)
+        return (
+            TtlValueState(stamped, rules) if kind == "VALUE" else TtlFoldState(stamped, rules, fold_values(descriptor))
+        )
     if kind == "VALUE" and namespace_type is None:
         return make_slot_state(SlotTable(*where, kind, **types))
     table = CellTable(*where, kind, **types)
-    if isinstance(descriptor, ReducingStateDescriptor):
-        return KeyedReducingState(table, descriptor.reduce_function)
-    if isinstance(descriptor, AggregatingStateDescriptor):
-        return KeyedAggregatingState(table, descriptor.agg_function)
-    return KeyedValueState(table)
+    return KeyedValueState(table) if kind == "VALUE" else KeyedFoldState(table, fold_values(descriptor))
 
 
-def _with_ttl(descriptor: StateDescriptor, table: TtlCellTable, rules: TtlRules) -> InternalState:
-    if isinstance(descriptor, ReducingStateDescriptor):
-        return TtlReducingState(table, rules, descriptor.reduce_function)
-    if isinstance(descriptor, AggregatingStateDescriptor):
-        return TtlAggregatingState(table, rules, descriptor.agg_function)
-    return TtlValueState(table, rules)
+def make_panes(descriptor: StateDescriptor, *where: Any, **types: Any) -> PaneState:
+    """Returns the list, reducing or aggregating state of windows, with its table; see :func:`make_state`."""
+    kind = next(kind for known, kind in _KINDS.items() if isinstance(descriptor, known))
+    table = (PaneListTable if kind == "LIST" else PaneTable)(*where, kind, **types)
+    return PaneState(table, fold_values(descriptor))

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import chain
 from typing import Any
 
-from dagster_flinkpy.common.copies import copied, keeping, taking
-from dagster_flinkpy.datastream.base_functions import BaseAggregateFunction, BaseReduceFunction
 from dagster_flinkpy.datastream.state import AggregatingState, ListState, MapState, ReducingState, ValueState
 from dagster_flinkpy.errors import UnsupportedKeyTypeError
 from dagster_flinkpy.state.list_table import ListTable
 from dagster_flinkpy.state.map_table import MapTable
 from dagster_flinkpy.state.tables import CellTable
+from dagster_flinkpy.state.value_folds import ValueFold
 
 __all__ = [
-    "KeyedAggregatingState",
+    "KeyedFoldState",
     "KeyedListState",
     "KeyedMapState",
-    "KeyedReducingState",
     "KeyedValueState",
     "make_map_state",
 ]
@@ -52,18 +50,26 @@ class KeyedValueState(_CellState, ValueState[Any]):
             self.table.put(value)
 
 
-class _MergingState(_CellState):
-    """State to which values are added, and whose namespaces can merge (Flink: ``InternalMergingState``).
+class KeyedFoldState(_CellState, ReducingState[Any], AggregatingState[Any, Any]):
+    """A value per cell, which is made of all that are added, and whose namespaces can merge.
+
+    (Flink: ``InternalMergingState``.)
 
     Args:
         table: The table.
-        merge: Merges two stored values.
+        fold: What is made of the values.
     """
 
-    def __init__(self, table: CellTable, merge: Callable[[Any, Any], Any]) -> None:
+    def __init__(self, table: CellTable, fold: ValueFold) -> None:
         super().__init__(table)
-        assert table.value_type is not None
-        self._merge = keeping(merge, table.value_type)
+        self._fold = fold
+
+    def get(self) -> Any:
+        stored = self.table.get()
+        return None if stored is None else self._fold.result(stored)
+
+    def add(self, value: Any) -> None:
+        self.table.hold(self._fold.add(self.table.lend(), value))
 
     def merge_namespaces(self, target: Any, sources: Iterable[Any]) -> None:
         """Moves the values of the current key from some namespaces to another one."""
@@ -74,7 +80,7 @@ class _MergingState(_CellState):
                 self.table.remove()
                 self.set_current_namespace(target)
                 stored = self.table.values.get(self.table.cell)
-                self.table.hold(value if stored is None else self._merge(stored, value))
+                self.table.hold(value if stored is None else self._fold.merge(stored, value))
 
 
 class KeyedListState(ListState[Any]):
@@ -153,44 +159,6 @@ class KeyedListState(ListState[Any]):
                 self.clear()
                 self.set_current_namespace(target)
                 self.table.extend(self.table.cell, elements)
-
-
-class KeyedReducingState(_MergingState, ReducingState[Any]):
-    """A value per key, with which each added value is reduced."""
-
-    def __init__(self, table: CellTable, reduce_function: BaseReduceFunction) -> None:
-        super().__init__(table, reduce_function.reduce)
-
-    def get(self) -> Any:
-        return self.table.get()
-
-    def add(self, value: Any) -> None:
-        if self.table.take is not None:
-            value = self.table.take(value)
-        stored = self.table.lend()
-        self.table.hold(value if stored is None else self._merge(stored, value))
-
-
-class KeyedAggregatingState(_MergingState, AggregatingState[Any, Any]):
-    """An accumulator per key."""
-
-    def __init__(self, table: CellTable, function: BaseAggregateFunction) -> None:
-        super().__init__(table, function.merge)
-        assert table.value_type is not None
-        self._get_result, self._add = function.get_result, keeping(function.add, table.value_type)
-        self._create = taking(function.create_accumulator, table.value_type)
-
-    def get(self) -> Any:
-        stored = self.table.get()
-        return None if stored is None else self._get_result(stored)
-
-    def add(self, value: Any) -> None:
-        table, accumulator = self.table, self.table.lend()
-        if accumulator is None:
-            accumulator = self._create()
-        if table.take is not None:
-            value = copied(value)
-        table.hold(self._add(value, accumulator))
 
 
 class KeyedMapState(MapState[Any, Any]):

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from dagster_flinkpy.common.copies import copied, keeping, taking
-from dagster_flinkpy.datastream.base_functions import BaseAggregateFunction, BaseReduceFunction
 from dagster_flinkpy.datastream.state import AggregatingState, ListState, ReducingState, ValueState
 from dagster_flinkpy.datastream.state_ttl import StateTtlConfig
 from dagster_flinkpy.state.keys import KeySlots
@@ -20,14 +18,14 @@ from dagster_flinkpy.state.runs import Match
 from dagster_flinkpy.state.slot_table import KeyedSlotState, SlotTable
 from dagster_flinkpy.state.states import KeyedMapState
 from dagster_flinkpy.state.tables import CellTable
+from dagster_flinkpy.state.value_folds import ValueFold
 
 __all__ = [
-    "TtlAggregatingState",
     "TtlCellTable",
+    "TtlFoldState",
     "TtlListState",
     "TtlMapState",
     "TtlMapTable",
-    "TtlReducingState",
     "TtlRules",
     "TtlSlotState",
     "TtlSlotTable",
@@ -227,44 +225,19 @@ class TtlSlotState(KeyedSlotState):
         self._expires[self._keys.slot] = None
 
 
-class TtlReducingState(_TtlCellState, ReducingState[Any]):
-    """A reduced value per key; an expired value is ignored."""
+class TtlFoldState(_TtlCellState, ReducingState[Any], AggregatingState[Any, Any]):
+    """A value per key, which is made of all that are added; an expired one is ignored."""
 
-    def __init__(self, table: TtlCellTable, rules: TtlRules, reduce_function: BaseReduceFunction) -> None:
+    def __init__(self, table: TtlCellTable, rules: TtlRules, fold: ValueFold) -> None:
         super().__init__(table, rules)
-        assert table.value_type is not None
-        self._reduce = keeping(reduce_function.reduce, table.value_type)
+        self._fold = fold
 
     def get(self) -> Any:
-        return self._get()
+        stored = self._get()
+        return None if stored is None else self._fold.result(stored)
 
     def add(self, value: Any) -> None:
-        if self.table.take is not None:
-            value = self.table.take(value)
-        stored = self._unexpired()
-        self._put(value if stored is None else self._reduce(stored, value))
-
-
-class TtlAggregatingState(_TtlCellState, AggregatingState[Any, Any]):
-    """An accumulator per key; an expired accumulator is ignored."""
-
-    def __init__(self, table: TtlCellTable, rules: TtlRules, function: BaseAggregateFunction) -> None:
-        super().__init__(table, rules)
-        assert table.value_type is not None
-        self._get_result, self._add = function.get_result, keeping(function.add, table.value_type)
-        self._create = taking(function.create_accumulator, table.value_type)
-
-    def get(self) -> Any:
-        accumulator = self._get()
-        return None if accumulator is None else self._get_result(accumulator)
-
-    def add(self, value: Any) -> None:
-        accumulator = self._unexpired()
-        if accumulator is None:
-            accumulator = self._create()
-        if self.table.take is not None:
-            value = copied(value)
-        self._put(self._add(value, accumulator))
+        self._put(self._fold.add(self._unexpired(), value))
 
 
 class TtlListState(ListState[Any]):
