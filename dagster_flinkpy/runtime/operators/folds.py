@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -99,20 +99,27 @@ def _naming(rows: Cells) -> Iterator[None]:
 
 
 class ColumnFold(ABC):
-    """A vectorised aggregation; its accumulators are the values of a table."""
+    """A vectorised aggregation; its accumulators are the values of a table.
 
-    state_type: TypeInformation
-    """Type of the accumulators."""
+    Args:
+        state_type: Type of the accumulators.
+        leaves: The numbers of an accumulator, each with the operation that merges two: the index of its field, or None
+            if the accumulator is a number.
+        numbers: The fields of a record that must have a number; None is the record itself.
+    """
 
-    leaves: tuple[tuple[int | None, FoldKind], ...]
-    """The numbers of an accumulator, each with the operation that merges two: the index of its field, or None if the
-    accumulator is a number."""
-    numbers: tuple[int | None, ...] = ()
-    """The fields of a record that must have a number."""
     carries = False
     """Whether an accumulator has more than numbers: what its first record has in other fields."""
-    initial: float | None = 0
+    initial: float | None = None
     """What the numbers of a new accumulator start from; None stands for its first value."""
+
+    def __init__(
+        self,
+        state_type: TypeInformation,
+        leaves: Sequence[tuple[int | None, FoldKind]],
+        numbers: Sequence[int | None],
+    ) -> None:
+        self.state_type, self.leaves, self.numbers = state_type, leaves, numbers
 
     def add(
         self,
@@ -150,12 +157,21 @@ class ColumnFold(ABC):
         with _naming(rows):
             parts = [part.running(segments, fresh) for part in self._parts(table, accumulators, rows)]
         table.mark(segments.groups)
-        return self._result(table, cells, parts)
+        folded = {field: pa.array(part) for (field, _), part in zip(self.leaves, parts, strict=True)}
+        if None in folded:
+            return self.results_of(folded[None])
+        column = table.column
+        assert isinstance(column, StructColumn)
+        fields = [folded[i] if i in folded else child.take(cells) for i, child in enumerate(column.children)]
+        return self.results_of(column.with_children(cells, fields))
 
     @property
     def combines(self) -> bool:
         """Whether accumulators of parts of a cell's records can be merged to that of all of them."""
-        return True
+        # The first NaN of a minimum decides, so it matters which values come before it.
+        kind = self.state_type.arrow_type
+        types = {field: kind if field is None else kind[field].type for field, _ in self.leaves}
+        return not any(fold != "sum" and pa.types.is_floating(types[field]) for field, fold in self.leaves)
 
     def combine(self, accumulators: pa.Array[Any], groups: Cells, first: Cells) -> pa.Array[Any] | None:
         """Merges the accumulators of each group, in order.
@@ -208,13 +224,20 @@ class ColumnFold(ABC):
         """Returns the accumulator of each record alone, given what :meth:`reads` returned."""
         return read
 
-    @abstractmethod
     def results(self, table: ColumnTable, cells: Cells) -> pa.Array[Any]:
         """Returns the results of cells that have an accumulator."""
+        return self.results_of(table.column.take(cells))
 
     @abstractmethod
+    def results_of(self, accumulators: pa.Array[Any]) -> pa.Array[Any]:
+        """Returns the results of accumulators."""
+
     def _start(self, table: ColumnTable, cells: Cells, first: Cells, accumulators: pa.Array[Any]) -> None:
-        """Creates the accumulators of new cells from their first rows, without the numbers of the parts."""
+        """Creates the accumulators of new cells from their first rows, without their numbers."""
+        if self.carries and len(cells):
+            table.update(cells, accumulators.take(pa.array(first)))
+        elif isinstance(table.column, StructColumn):
+            table.column.valid[cells] = True
 
     def _parts(self, table: ColumnTable, accumulators: pa.Array[Any], rows: Cells) -> list[_Part]:
         """Returns the parts of the accumulators, with the values to fold."""
@@ -229,10 +252,6 @@ class ColumnFold(ABC):
             for field, kind in self.leaves
         ]
 
-    @abstractmethod
-    def _result(self, table: ColumnTable, cells: Cells, parts: list[Numbers]) -> pa.Array[Any]:
-        """Returns the results for the given numbers of the parts."""
-
 
 class _RecordFold(ColumnFold):
     """Folds one field of the records; the other fields have the values of the cell's first record.
@@ -240,122 +259,45 @@ class _RecordFold(ColumnFold):
     An accumulator is a record.
     """
 
-    initial = None
-
     def __init__(self, kind: FoldKind, record_type: TypeInformation, field: int | None) -> None:
-        self.state_type = record_type
-        self._kind = kind
-        self._field = field
-        self.leaves, self.numbers = ((field, kind),), (field,)
+        super().__init__(record_type, [(field, kind)], [field])
+        self._kind, self._field = kind, field
         self.carries = field is not None
-
-    @property
-    def combines(self) -> bool:
-        # The first NaN of a minimum decides, so it matters which values come before it.
-        return self._kind == "sum" or not pa.types.is_floating(self._type)
-
-    @property
-    def _type(self) -> pa.DataType:
-        kind = self.state_type.arrow_type
-        return kind if self._field is None else kind[self._field].type
 
     def reads(self, records: pa.Array[Any]) -> pa.Array[Any]:
         _check_numbers(records, self._field, self._kind)
         return records
 
-    def results(self, table: ColumnTable, cells: Cells) -> pa.Array[Any]:
-        return table.lookup(cells)
-
-    def _start(self, table: ColumnTable, cells: Cells, first: Cells, accumulators: pa.Array[Any]) -> None:
-        if len(cells):
-            table.update(cells, accumulators.take(pa.array(first)))
-
-    def _result(self, table: ColumnTable, cells: Cells, parts: list[Numbers]) -> pa.Array[Any]:
-        folded = pa.array(parts[0])
-        if self._field is None:
-            return folded
-        struct: Any = table.column
-        children = [folded if i == self._field else child.take(cells) for i, child in enumerate(struct.children)]
-        return struct.with_children(cells, children)
+    def results_of(self, accumulators: pa.Array[Any]) -> pa.Array[Any]:
+        return accumulators
 
 
-class _CountFold(ColumnFold):
-    """Counts records."""
+class _NumbersFold(ColumnFold):
+    """One or several aggregations; an accumulator has their numbers.
 
-    leaves = ((None, "sum"),)
+    Args:
+        each: The aggregations: what they compute, and of which field of the records; for ``count``, a field of booleans
+            if there is one. The field None is the record itself.
+        kinds: How their numbers are merged.
+        state_type: Type of the accumulators: a row with a field for each number, or a number.
+        result_type: Type of the results: structs, or one column if there is one aggregation.
+    """
 
-    def __init__(self, state_type: TypeInformation) -> None:
-        self.state_type = state_type
-
-    def reads(self, records: pa.Array[Any]) -> pa.Array[Any]:
-        return pa.nulls(len(records))
-
-    def accumulators(self, read: pa.Array[Any]) -> pa.Array[Any]:
-        return pa.array(np.ones(len(read), dtype=np.int64))
-
-    def results(self, table: ColumnTable, cells: Cells) -> pa.Array[Any]:
-        return table.lookup(cells)
-
-    def _start(self, table: ColumnTable, cells: Cells, first: Cells, accumulators: pa.Array[Any]) -> None:
-        """Does nothing: the accumulator of a count has no other part."""
-
-    def _result(self, table: ColumnTable, cells: Cells, parts: list[Numbers]) -> pa.Array[Any]:
-        return pa.array(parts[0])
-
-
-class _MeanFold(ColumnFold):
-    """Sum and count of a field."""
-
-    leaves = ((0, "sum"), (1, "sum"))
-
-    def __init__(self, state_type: TypeInformation, field: int | None) -> None:
-        self.state_type = state_type
-        self._field, self.numbers = field, (field,)
-
-    def reads(self, records: pa.Array[Any]) -> pa.Array[Any]:
-        values = _check_numbers(records, self._field, "mean").to_numpy(zero_copy_only=False).astype(np.float64)
-        columns = [pa.array(values), pa.array(np.ones(len(records), dtype=np.int64))]
-        return pa.StructArray.from_arrays(columns, fields=list(self.state_type.arrow_type))
-
-    def results(self, table: ColumnTable, cells: Cells) -> pa.Array[Any]:
-        struct: Any = table.column
-        return self._result(table, cells, [leaf.values[cells] for leaf in struct.children])
-
-    def _start(self, table: ColumnTable, cells: Cells, first: Cells, accumulators: pa.Array[Any]) -> None:
-        struct = table.column
-        assert isinstance(struct, StructColumn)
-        struct.valid[cells] = True
-
-    def _result(self, table: ColumnTable, cells: Cells, parts: list[Numbers]) -> pa.Array[Any]:
-        with np.errstate(invalid="ignore"):
-            return pa.array(parts[0] / parts[1])
-
-
-class _SeveralFold(ColumnFold):
-    """Several aggregations; an accumulator has a field for each of their numbers."""
-
-    initial = None
-
-    def __init__(self, function: Aggregations, record_type: TypeInformation) -> None:
-        self.state_type = function.accumulator_type
-        self._each = [
-            (one.kind, one.field is not None, field_of(record_type, one.field or 0)[0])
-            for one in function.each.values()
-        ]
-        self._read = {field: kind for kind, of_field, field in self._each if of_field}
+    def __init__(
+        self,
+        each: Sequence[tuple[str, bool, int | None]],
+        kinds: Sequence[FoldKind],
+        state_type: TypeInformation,
+        result_type: pa.DataType | None = None,
+    ) -> None:
+        self._structs = pa.types.is_struct(state_type.arrow_type)
+        places = range(len(kinds)) if self._structs else [None]
+        numbers = dict.fromkeys(field for kind, _, field in each if kind != "count")
+        super().__init__(state_type, list(zip(places, kinds, strict=True)), list(numbers))
+        self._each, self._result_type = each, result_type
+        self._read = {field: kind for kind, of_field, field in each if of_field}
         """The fields that are read; those that are counted are booleans, and no others are."""
         self._places = {field: i for i, field in enumerate(self._read)}
-        self._result_type = pa.struct([(name, kind.arrow_type) for name, kind in function.results.items()])
-        self.leaves = tuple(enumerate(function.kinds))
-        self.numbers = tuple({field: None for kind, _, field in self._each if kind != "count"})
-
-    @property
-    def combines(self) -> bool:
-        # The first NaN of a minimum decides, so it matters which values come before it.
-        fields = list(self.state_type.arrow_type)
-        return not any(
-            kind != "sum" and pa.types.is_floating(fields[i].type) for i, kind in self.leaves if i is not None
-        )
 
     def reads(self, records: pa.Array[Any]) -> pa.Array[Any]:
         columns = []
@@ -382,27 +324,26 @@ class _SeveralFold(ColumnFold):
                     columns.append(values.cast(pa.int64()))
                 case _:
                     columns.append(values)
+        if not self._structs:
+            return columns[0]
         return pa.StructArray.from_arrays(columns, fields=list(self.state_type.arrow_type))
 
-    def results(self, table: ColumnTable, cells: Cells) -> pa.Array[Any]:
-        struct: Any = table.column
-        return self._named([leaf.take(cells) for leaf in struct.children])
-
-    def _start(self, table: ColumnTable, cells: Cells, first: Cells, accumulators: pa.Array[Any]) -> None:
-        struct = table.column
-        assert isinstance(struct, StructColumn)
-        struct.valid[cells] = True
-
-    def _result(self, table: ColumnTable, cells: Cells, parts: list[Numbers]) -> pa.Array[Any]:
-        return self._named([pa.array(part) for part in parts])
-
-    def _named(self, parts: list[pa.Array[Any]]) -> pa.Array[Any]:
-        numbers = iter(parts)
+    def results_of(self, accumulators: pa.Array[Any]) -> pa.Array[Any]:
+        structs: Any = accumulators
+        numbers = iter(structs.flatten() if self._structs else [accumulators])
         columns = []
         for kind, _, _ in self._each:
             number = next(numbers)
             columns.append(pc.divide(number, next(numbers).cast(pa.float64())) if kind == "mean" else number)
+        if self._result_type is None:
+            return columns[0]
         return pa.StructArray.from_arrays(columns, fields=list(self._result_type))
+
+
+class _PlainFold(_NumbersFold):
+    """A count or mean, whose accumulators start from zero."""
+
+    initial = 0
 
 
 def _field(records: pa.Array[Any], field: int | None) -> pa.Array[Any]:
@@ -434,12 +375,17 @@ def fold_of(function: object, record_type: TypeInformation, state_type: TypeInfo
         state_type: Type of the accumulators.
     """
     if isinstance(function, CountAggregate):
-        return _CountFold(state_type)
+        return _PlainFold([("count", False, None)], ["sum"], state_type)
     if isinstance(function, MeanAggregate):
         field, _ = field_of(record_type, function.position)
-        return _MeanFold(state_type, field)
+        return _PlainFold([("mean", True, field)], ["sum", "sum"], state_type)
     if isinstance(function, Aggregations):
-        return _SeveralFold(function, record_type)
+        each = [
+            (one.kind, one.field is not None, field_of(record_type, one.field or 0)[0])
+            for one in function.each.values()
+        ]
+        result_type = pa.struct([(name, kind.arrow_type) for name, kind in function.results.items()])
+        return _NumbersFold(each, function.kinds, function.accumulator_type, result_type)
     if isinstance(function, Accumulation) and function.fold in ("sum", "min", "max"):
         field, kind = field_of(record_type, function.position)
         if kind is not None and kind.arrow_type in _SUMMED and state_type == record_type:
