@@ -155,6 +155,9 @@ class ColumnTable(OverlayTable):
         sessions: The windows in flight, of which each is a cell. Their table must be declared before this one.
     """
 
+    cells_per_row = 4
+    """So many cells take about the memory of a row of other overlays, which have dicts."""
+
     def __init__(self, *args: Any, sessions: SessionTable | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.cells: NamespacedCells | None = None
@@ -182,7 +185,7 @@ class ColumnTable(OverlayTable):
     def size(self) -> int:
         if self._sessions is not None:
             return 0  # They are counted themselves.
-        return len(self.keys) if self.cells is None else len(self.cells)
+        return (len(self.keys) if self.cells is None else len(self.cells)) // self.cells_per_row
 
     def reserve(self) -> None:
         """Makes room for all cells. Call it after keys were touched or cells were added."""

@@ -15,9 +15,6 @@ from dagster_flinkpy.state.layout import APPEND
 
 __all__ = ["PaneListTable", "PaneTable"]
 
-_CELLS_PER_ROW = 2
-"""A cell takes about half the memory of a row in other overlays, which have dicts."""
-
 
 class PaneTable(ColumnTable):
     """One value per key and namespace: REDUCING and AGGREGATING state. It is stored in the same form as a CellTable."""
@@ -25,14 +22,11 @@ class PaneTable(ColumnTable):
     column: ObjectColumn
     """The values. Those of changed cells must be marked with :meth:`mark`."""
     cells: NamespacedCells
+    cells_per_row = 2
 
     def _make_column(self) -> ObjectColumn:
         assert self.value_type is not None
         return ObjectColumn(self.value_type)
-
-    @property
-    def size(self) -> int:
-        return super().size // _CELLS_PER_ROW
 
     def forget(self, cell: int) -> None:
         """Drops the value of a cell, which must be marked later."""

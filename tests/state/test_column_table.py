@@ -75,7 +75,7 @@ def test_windows_that_came_and_went_leave_their_cells_to_the_next_ones(make_back
         if window < 49:
             table.delete(cells)
             table.release((window, window + 1))
-    assert table.size == 100
+    assert len(table.cells) == 100
     (snapshot,) = backend.snapshot().tables
     rows = read_table(snapshot, store).to_pylist()
     assert {(row["namespace"]["f0"], row["value"]["f0"]) for row in rows} == {(49, 49)}
