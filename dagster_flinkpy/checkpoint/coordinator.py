@@ -597,6 +597,7 @@ class CheckpointCoordinator:
                 tasks=len(self._plan.tasks_to_wait_for),
                 state_bytes=pending.state_bytes,
                 alignment_ms=pending.alignment_ms,
+                start_delay_ms=pending.start_delay_ms,
                 reason=reason,
             )
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -78,6 +78,8 @@ class PendingCheckpoint:
         """Size of the keyed state acknowledged so far."""
         self.alignment_ms = 0
         """The longest time that a gate has waited for its last barrier so far, in milliseconds."""
+        self.start_delay_ms = 0
+        """The longest time until the first barrier has come to a task so far, in milliseconds."""
 
     @property
     def can_abort(self) -> bool:
@@ -106,6 +108,11 @@ class PendingCheckpoint:
         if task not in self._missing_tasks:
             return AcknowledgeResult.UNKNOWN
         self._missing_tasks.remove(task)
+        metrics = dict(state.metrics)
+        if (barrier_ms := metrics.pop("barrier_ms", None)) is not None:
+            delay = max(int(barrier_ms) - self.trigger_ms, 0)  # another machine may have another clock
+            state = replace(state, metrics={**metrics, "start_delay_ms": delay})
+            self.start_delay_ms = max(self.start_delay_ms, delay)
         self._states[task] = state
         self.state_bytes += state.state_bytes
         self.alignment_ms = max(self.alignment_ms, int(state.metrics.get("alignment_ms", 0)))

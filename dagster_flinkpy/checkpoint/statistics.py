@@ -47,6 +47,8 @@ class CheckpointStats:
     """Size of the acknowledged keyed state, in bytes."""
     alignment_ms: int = 0
     """The longest time that a gate waited for its last barrier."""
+    start_delay_ms: int = 0
+    """The longest time from the trigger until a task saw the barrier (Flink: the start delay)."""
     reason: CheckpointFailureReason | None = None
     """Why it failed; None if it did not."""
     phases: CheckpointPhases | None = None
@@ -72,6 +74,7 @@ class CheckpointStats:
             json_fields.integer(data, name)
         json_fields.integer(data, "trigger_ms", most=json_fields.MAX_TIMESTAMP_MS)
         json_fields.optional_integer(data, "alignment_ms")
+        json_fields.optional_integer(data, "start_delay_ms")
         return CheckpointStats(
             **{
                 **data,
@@ -195,7 +198,7 @@ class CheckpointStatistics:
         """Summarises a number over the last completed checkpoints.
 
         Args:
-            number: ``duration_ms``, ``state_bytes`` or ``alignment_ms``.
+            number: ``duration_ms``, ``state_bytes``, ``alignment_ms`` or ``start_delay_ms``.
 
         Returns:
             The summary, or None before the first completed checkpoint.

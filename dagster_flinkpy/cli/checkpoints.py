@@ -151,7 +151,7 @@ def checkpoint_statistics(directory: str, endpoint_url: str | None, as_json: boo
         f"{counts.completed} completed, {counts.failed} failed, {counts.restored} restored, {counts.restarts} restarts"
     )
     numbers = plain_table("", "#last", "#min", "#p50", "#p99", "#max")
-    for number in ("duration_ms", "state_bytes", "alignment_ms"):
+    for number in ("duration_ms", "state_bytes", "start_delay_ms", "alignment_ms"):
         if (s := statistics.summary(number)) is not None:
             numbers.add_row(number, *(f"{value:,}" for value in (s.last, s.minimum, s.p50, s.p99, s.maximum)))
     console.print(numbers)
@@ -167,7 +167,7 @@ def checkpoint_statistics(directory: str, endpoint_url: str | None, as_json: boo
         console.print(metrics_table(metrics.operators))
     table = plain_table(
         *("#checkpoint", "triggered", "kind", "status", "#duration ms"),
-        *("#state bytes", "#growth", "#alignment ms", "acknowledged"),
+        *("#state bytes", "#growth", "#start delay ms", "#alignment ms", "acknowledged"),
     )
     for each, growth in statistics.with_growth():
         status = each.status.value if each.reason is None else f"{each.status.value} ({each.reason.name})"
@@ -178,6 +178,7 @@ def checkpoint_statistics(directory: str, endpoint_url: str | None, as_json: boo
             status,
             *(f"{value:,}" for value in (each.duration_ms, each.state_bytes)),
             "-" if growth is None else f"{growth:+,}",
+            f"{each.start_delay_ms:,}",
             f"{each.alignment_ms:,}",
             f"{each.acknowledged}/{each.tasks}",
         )

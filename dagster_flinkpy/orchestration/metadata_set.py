@@ -103,6 +103,8 @@ class FlinkCheckpointMetadataSet(NamespacedMetadataSet):
     """Unaligned checkpoints: the segments of the job's blocking edges that the checkpoint names. As the next two."""
     records_in_flight: int | None = None
     bytes_in_flight: int | None = None
+    start_delay_ms: int | None = None
+    """The longest time from the trigger of the checkpoint until a task saw its barrier."""
     alignment_ms: int | None = None
     """The longest time that an input gate waited for its last barrier."""
     subtasks: TableMetadataValue | None = None
@@ -110,7 +112,7 @@ class FlinkCheckpointMetadataSet(NamespacedMetadataSet):
     operators: TableMetadataValue | None = None
     """The hidden operators whose numbers the asset shows."""
     statistics: TableMetadataValue | None = None
-    """Duration, state size and alignment of the last 100 completed checkpoints: last, min, p50, p99 and max."""
+    """Numbers of the last 100 completed checkpoints: last, min, p50, p99 and max."""
     history: TableMetadataValue | None = None
     """The job's last checkpoints and their outcome."""
     execution: TableMetadataValue | None = None

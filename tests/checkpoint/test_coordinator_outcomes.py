@@ -26,6 +26,7 @@ from dagster_flinkpy.checkpoint.messages import (
 )
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind
 from dagster_flinkpy.checkpoint.operator_states import SubtaskState
+from dagster_flinkpy.checkpoint.pending import CheckpointPlan
 from dagster_flinkpy.checkpoint.statistics import CheckpointStatus
 from dagster_flinkpy.checkpoint.stimuli import (
     Acknowledge,
@@ -448,6 +449,25 @@ def test_statistics() -> None:
     coordinator.handle(decline(160, 1))
     stats = coordinator.statistics.history[0]
     assert (stats.status, stats.reason, stats.duration_ms) == (CheckpointStatus.FAILED, REASON.CHECKPOINT_DECLINED, 60)
+
+
+@pytest.mark.parametrize(("barriers", "delays"), [((130, 120), [30, 20]), ((130, 90), [30, 0])])
+def test_the_start_delay_is_the_time_until_a_task_sees_the_barrier(
+    barriers: tuple[int, int], delays: list[int]
+) -> None:
+    """The clock of another machine may be late."""
+    coordinator = running(CheckpointPlan((SOURCE,), COUNTS, COUNTS))
+    trigger(coordinator, 100, 1)
+    told = list[Any]()
+    for task, barrier_ms in zip(COUNTS, barriers, strict=True):
+        state = SubtaskState(task.subtask, metrics={"records_in": 1, "barrier_ms": barrier_ms})
+        told += coordinator.handle(
+            Acknowledge(150, AcknowledgeCheckpoint(JOB, 1, TOKEN, task.uid, task.subtask, state))
+        )
+    [written] = told
+    metrics = [each.metrics for each in written.states[COUNTS[0].uid]]
+    assert metrics == [{"records_in": 1, "start_delay_ms": delay} for delay in delays]
+    assert coordinator.statistics.history[0].start_delay_ms == max(delays)
 
 
 def test_story_and_history_are_bounded() -> None:

@@ -30,7 +30,17 @@ def subtask(index: int, watermark: int | None = None, **metrics: float) -> Subta
 
 def test_an_operator_has_the_sum_the_slowest_event_time_and_the_longest_wait_of_its_subtasks() -> None:
     slow = subtask(0, 70, records_in=3, bytes_in=10, busy_us=900, idle_us=100, input_watermark=80, watermark_lag_ms=9)
-    fast = subtask(1, 90, records_in=4, bytes_in=20, busy_us=100, idle_us=600, back_pressured_us=300, alignment_ms=2)
+    fast = subtask(
+        1,
+        90,
+        records_in=4,
+        bytes_in=20,
+        busy_us=100,
+        idle_us=600,
+        back_pressured_us=300,
+        alignment_ms=2,
+        start_delay_ms=5,
+    )
     found = operator_metrics(OperatorState("count", "Count", 2, 16, subtasks=(slow, fast)))
     assert found.total == {
         "numRecordsIn": 7,
@@ -41,6 +51,7 @@ def test_an_operator_has_the_sum_the_slowest_event_time_and_the_longest_wait_of_
         "currentOutputWatermark": 70,
         "watermarkLag": 9,
         "checkpointAlignmentTime": 2_000_000,
+        "checkpointStartDelayNanos": 5_000_000,
         **dict(zip(TIMES, (500, 350, 150), strict=True)),
     }
     assert [[each[name] for name in TIMES] for each in found.subtasks] == [[900, 100, 0], [100, 600, 300]]

@@ -133,6 +133,7 @@ def operator_metadata(epoch: CompletedEpoch, report: OperatorReport, attempt: in
         segments_in_flight=sum(each.segments for each in waiting) if waiting else None,
         records_in_flight=sum(each.records for each in waiting) if waiting else None,
         bytes_in_flight=sum(each.bytes for each in waiting) if waiting else None,
+        start_delay_ms=_last(epoch.statistics, "start_delay_ms"),
         alignment_ms=_last(epoch.statistics, "alignment_ms"),
         statistics=_summary_table(epoch.statistics),
         history=_history_table(epoch.statistics),
@@ -203,7 +204,7 @@ def _last_growth(statistics: CheckpointStatistics) -> int | None:
 def _summary_table(statistics: CheckpointStatistics) -> TableMetadataValue | None:
     """Returns a summary of the last 100 completed checkpoints, or None before the first one."""
     records = []
-    for number in ("duration_ms", "state_bytes", "alignment_ms"):
+    for number in ("duration_ms", "state_bytes", "start_delay_ms", "alignment_ms"):
         if (s := statistics.summary(number)) is not None:
             values = {"last": s.last, "min": s.minimum, "p50": s.p50, "p99": s.p99, "max": s.maximum}
             records.append(TableRecord({"of": number, **values}))
@@ -232,6 +233,7 @@ def _history_table(statistics: CheckpointStatistics) -> TableMetadataValue | Non
                 "duration_ms": s.duration_ms,
                 "state_bytes": s.state_bytes,
                 "growth_bytes": growth,
+                "start_delay_ms": s.start_delay_ms,
                 "alignment_ms": s.alignment_ms,
                 "acknowledged": f"{s.acknowledged}/{s.tasks}",
                 "kind": s.kind.value,
@@ -240,7 +242,7 @@ def _history_table(statistics: CheckpointStatistics) -> TableMetadataValue | Non
         )
         for s, growth in reversed(statistics.with_growth()[-_HISTORY_SHOWN:])
     ]
-    numbers = ("duration_ms", "state_bytes", "growth_bytes", "alignment_ms")
+    numbers = ("duration_ms", "state_bytes", "growth_bytes", "start_delay_ms", "alignment_ms")
     columns = ["checkpoint", "status", "triggered", *numbers, "acknowledged", "kind", "reason"]
     schema = TableSchema([TableColumn(c, "int" if c in ("checkpoint", *numbers) else "string") for c in columns])
     return MetadataValue.table(records, schema) if records else None

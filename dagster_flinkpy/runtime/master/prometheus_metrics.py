@@ -25,7 +25,12 @@ _TASK = "flink_taskmanager_job_task_"
 _LATENCY = "flink_taskmanager_job_latency_operator_id_operator_subtask_index_"
 """Before ``latency``. Flink's name with ``metrics.latency.granularity: single``."""
 
-_DURATIONS = ("checkpointAlignmentTime", "checkpointSyncDuration", "checkpointAsyncDuration")
+_DURATIONS = (
+    "checkpointStartDelayNanos",
+    "checkpointAlignmentTime",
+    "checkpointSyncDuration",
+    "checkpointAsyncDuration",
+)
 _OF_TASK = frozenset(("numBytesIn", "numBytesOut", *TIMES, *_DURATIONS))
 """Metrics that Flink has in the scope of a task. All others have that of an operator."""
 _COUNTERS = frozenset(

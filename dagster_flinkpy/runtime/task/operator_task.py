@@ -639,8 +639,9 @@ class OperatorTask:
         taken = self._taken.pop(checkpoint_id)
         state = replace(taken.state, channel_state=taken.channel_state.parts())
         now = self._job.clock.now()
-        if (waited := now - self._first_barrier.pop(checkpoint_id, now)) > 0:
-            state = replace(state, metrics={**state.metrics, "alignment_ms": waited})
+        first = self._first_barrier.pop(checkpoint_id, now)
+        times = {"barrier_ms": first} | ({"alignment_ms": now - first} if now > first else {})
+        state = replace(state, metrics={**state.metrics, **times})
         self._task.acknowledge(
             {
                 "checkpoint_id": checkpoint_id,

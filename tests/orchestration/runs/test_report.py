@@ -89,6 +89,7 @@ def test_statistics_are_metadata(tmp_path: Path) -> None:
         "duration_ms": 19,
         "state_bytes": 1900,
         "growth_bytes": 100,
+        "start_delay_ms": 0,
         "alignment_ms": 4,
         "acknowledged": "3/3",
     }

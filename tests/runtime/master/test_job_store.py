@@ -206,6 +206,8 @@ def test_how_long_gates_have_waited_is_in_the_statistics(tmp_path: Path) -> None
     summary = epoch.statistics.summary("alignment_ms")
     assert summary is not None
     assert summary.last == max(waited)
+    metrics = [subtask.metrics for each in epoch.metadata.operators for subtask in each.subtasks]
+    assert all("start_delay_ms" in each and "barrier_ms" not in each for each in metrics)
 
 
 # --- what tasks leave open --------------------------------------------------------------------------------------------
