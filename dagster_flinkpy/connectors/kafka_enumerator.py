@@ -58,6 +58,8 @@ class KafkaEnumerator(SplitEnumerator):
         """None until the first epoch is planned."""
         self._stops: _Offsets = {}
         self._open: dict[KafkaTopicPartition, SourceSplit] = {}
+        self._rest = False
+        """Whether one of them was not planned last, or was not read."""
         self._ended = False
         self._looked: float | None = None
         self._left: int | None = None
@@ -74,6 +76,7 @@ class KafkaEnumerator(SplitEnumerator):
         self._ended = position_field(restored, "ended", bool)
         for split in map(SourceSplit.from_json, position_field(restored, "open", list)):
             self._open[_partition(split)] = split
+        self._rest = bool(self._open)
 
     def start(self, context: SplitEnumeratorContext) -> None:
         self._progress = context.progress
@@ -83,6 +86,7 @@ class KafkaEnumerator(SplitEnumerator):
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
         if not self._ended:
             self._assign()
+        self._rest = False
         shares: list[list[SourceSplit]] = [[] for _ in range(parallelism)]
         for each, split in sorted(self._open.items()):
             # As in Flink (KafkaSourceEnumerator), the partitions of a topic are dealt out from a subtask on.
@@ -200,7 +204,7 @@ class KafkaEnumerator(SplitEnumerator):
             if split.finished:
                 self._open.pop(_partition(split), None)
             else:
-                self._open[_partition(split)] = split
+                self._open[_partition(split)], self._rest = split, True
 
     @property
     def assigns_late(self) -> bool:
@@ -208,7 +212,7 @@ class KafkaEnumerator(SplitEnumerator):
 
     @property
     def exhausted(self) -> bool:
-        return self._ended
+        return self._ended and not self._rest
 
     def lag(self) -> SourceLag | None:
         return None if self._left is None else SourceLag(records=self._left)

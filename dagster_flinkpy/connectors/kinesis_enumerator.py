@@ -68,6 +68,8 @@ class KinesisEnumerator(SplitEnumerator):
         self._stream = KinesisStream(source)
         self._shards: dict[str, _Progress] = {}
         self._open: dict[str, SourceSplit] = {}
+        self._rest = False
+        """Whether one of them was not planned last, or was not read."""
         self._began_ms: int | None = None
         """When the first epoch was planned."""
         self._ended = False
@@ -80,12 +82,14 @@ class KinesisEnumerator(SplitEnumerator):
             self._ended = position_field(restored, "ended", bool)
             for split in map(SourceSplit.from_json, position_field(restored, "open", list)):
                 self._open[_shard_of(split)] = split
+            self._rest = bool(self._open)
 
     # --- planning ----------------------------------------------------------------------------------------------------
 
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
         if not self._ended:
             self._assign()
+        self._rest = False
         shares: list[list[SourceSplit]] = [[] for _ in range(parallelism)]
         for name, split in sorted(self._open.items()):
             shares[int(name.rpartition("-")[2]) % parallelism].append(split)
@@ -220,7 +224,7 @@ class KinesisEnumerator(SplitEnumerator):
             if split.finished:
                 self._open.pop(_shard_of(split), None)
             else:
-                self._open[_shard_of(split)] = split
+                self._open[_shard_of(split)], self._rest = split, True
 
     @property
     def assigns_late(self) -> bool:
@@ -228,7 +232,7 @@ class KinesisEnumerator(SplitEnumerator):
 
     @property
     def exhausted(self) -> bool:
-        return self._ended
+        return self._ended and not self._rest
 
     def lag(self) -> SourceLag | None:
         return None if self._behind_ms is None else SourceLag(milliseconds=self._behind_ms)

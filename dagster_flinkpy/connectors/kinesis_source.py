@@ -52,6 +52,7 @@ class KinesisSource(Source):
     """
 
     splits_side_by_side = True
+    resumes_splits = True
 
     def __init__(
         self,

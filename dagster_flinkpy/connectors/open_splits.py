@@ -77,7 +77,7 @@ class OpenSplits:
         self._stops: dict[int, int | None] = {}
         """Where the last plan stops in the splits that it reads. None: at the end."""
         self.rest = False
-        """Whether something stays open when all that was planned last is read."""
+        """Whether something is open that was not planned last, or was not read."""
 
     def __len__(self) -> int:
         return len(self._splits)
@@ -190,6 +190,7 @@ class OpenSplits:
             else:
                 properties = {name: value for name, value in split.properties.items() if name != _STOP}
                 self._splits[number] = SourceSplit(split.split_id, properties, stop)
+                self.rest = True
 
     def left(self) -> list[SourceSplit]:
         """Returns what stays open when all that was planned last is read."""

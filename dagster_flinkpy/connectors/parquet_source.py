@@ -101,6 +101,8 @@ class ParquetSource(PartitionedSource):
         ConfigurationError: A number is not positive, or a decimal has no scale.
     """
 
+    resumes_splits = True
+
     def __init__(
         self,
         location: StorageLocation | str,
@@ -415,6 +417,12 @@ class _ParquetEnumerator(SplitEnumerator):
 
     def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
         self._open.take_back(splits)
+
+    @property
+    def assigns_late(self) -> bool:
+        # Looks for files that come would more often find one before the name of the one before it: an error.
+        source = self._source
+        return source.bounded is not False and not source.limits and source.max_files_per_epoch is None
 
     @property
     def exhausted(self) -> bool:

@@ -106,6 +106,7 @@ class TableSource(PartitionedSource):
         batch_rows: Maximum number of records in a batch.
     """
 
+    resumes_splits = True
     log_name: str
     """What is registered to read the log."""
 

@@ -16,7 +16,7 @@ from dagster_flinkpy.runtime.python_environment import PackedPython
 from dagster_flinkpy.state.handles import KeyedSnapshot, OperatorStateHandle
 from dagster_flinkpy.storage import StorageLocation
 
-__all__ = ["Epoch", "EpochJob", "SubtaskInput"]
+__all__ = ["Epoch", "EpochJob", "Stop", "SubtaskInput"]
 
 Json = Any
 
@@ -39,6 +39,18 @@ class SubtaskInput:
 
 
 @dataclass(frozen=True)
+class Stop:
+    """Where a subtask stops amid its splits, because a barrier follows (Flink: ``CheckpointedPosition``)."""
+
+    splits: int
+    """How many splits it reads to their ends."""
+    records: int | None = None
+    """How many records it reads of the split after them. Default: it does not begin that one."""
+    offset: int = 0
+    """The offset after these records."""
+
+
+@dataclass(frozen=True)
 class Epoch:
     """The input between two barriers, and the checkpoint of the second one."""
 
@@ -50,13 +62,29 @@ class Epoch:
     """Uids of sources whose input ends with this epoch."""
     open: bool = False
     """Whether more input may follow before the barrier."""
+    stops: Mapping[tuple[str, int], Stop] = field(default_factory=dict)
+    """Where subtasks stop that do not read all of their splits."""
 
     def followed_by(self, part: Epoch) -> Epoch:
         """Returns the epoch with what else is read before its barrier."""
-        splits = dict(self.splits)
+        splits, stops = dict(self.splits), dict(self.stops)
+        for task, stop in part.stops.items():
+            stops[task] = replace(stop, splits=stop.splits + len(splits.get(task, ())))
         for task, more in part.splits.items():
             splits[task] = (*splits.get(task, ()), *more)
-        return replace(self, splits=splits, ended_sources=self.ended_sources | part.ended_sources, open=part.open)
+        ended = self.ended_sources | part.ended_sources
+        return replace(self, splits=splits, stops=stops, ended_sources=ended, open=part.open)
+
+    def read_splits(self) -> dict[str, list[SourceSplit]]:
+        """Returns all splits by uid, as they are after the epoch: those that are not finished have a rest."""
+        found: dict[str, list[SourceSplit]] = {}
+        for task, splits in self.splits.items():
+            stop = self.stops.get(task, Stop(len(splits)))
+            read, rest = splits[: stop.splits], splits[stop.splits :]
+            if stop.records is not None:
+                rest = (rest[0].advanced(stop.offset, finished=False), *rest[1:])
+            found.setdefault(task[0], []).extend((*(replace(split, finished=True) for split in read), *rest))
+        return found
 
     @property
     def has_input(self) -> bool:

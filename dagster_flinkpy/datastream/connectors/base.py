@@ -187,7 +187,11 @@ class SplitEnumerator(ABC):
 
     @abstractmethod
     def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
-        """Takes back the splits of `plan_epoch`, with the offsets that were reached."""
+        """Takes back the splits of `plan_epoch`, with the offsets that were reached.
+
+        If the source says `Source.resumes_splits`, some may not be finished. The next `plan_epoch` assigns them again,
+        from these offsets on, and until then `exhausted` is False.
+        """
 
     @property
     @abstractmethod
@@ -242,6 +246,9 @@ class Source(ABC):
     """Whether the splits of an epoch have records of the same time, such as the partitions of a topic. Then a subtask's
     watermark is the least over its splits, and advances when all are read (Flink: ``WatermarkOutputMultiplexer``).
     Default: a later split has later records."""
+    resumes_splits: bool = False
+    """Whether a barrier may come amid a split, between two batches, and the rest is read after it, also by a later run.
+    It needs an enumerator that takes back splits which are not finished. Default: splits are read to their ends."""
 
     @property
     @abstractmethod

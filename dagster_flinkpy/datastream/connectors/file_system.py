@@ -155,6 +155,7 @@ class FileSource(Source):
     program, and continues from run to run in Dagster."""
 
     discovery_interval: timedelta = Source.discovery_interval
+    resumes_splits = True
     max_records_per_epoch: int | None = None
     max_bytes_per_epoch: int | None = None
 

@@ -193,6 +193,7 @@ class KafkaSource(Source):
     """
 
     splits_side_by_side = True
+    resumes_splits = True
 
     def __init__(self) -> None:
         self.bootstrap_servers = ""

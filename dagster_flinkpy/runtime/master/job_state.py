@@ -160,8 +160,8 @@ class JobState:
         self.chain = CompletionChain(turn, create_metadata)
         self.requests, self._failover, self._turn = requests, failover, turn
         self._max_ahead, self._owner, self._can_open_epochs = max_ahead, owner, can_open_epochs
-        self._reserving = False
-        """Whether ids were asked for, or there are none."""
+        self._reserving = self._without_ids = False
+        """Whether ids were asked for; whether there were none."""
         self._story: deque[str] = deque(maxlen=_STORY_LENGTH)
         self._read_up_to = 0
         """The last checkpoint for which all sources have been read."""
@@ -387,15 +387,15 @@ class JobState:
                 if (due_ms := self._look_due_ms) is not None and due_ms <= now:
                     for region in self.epochs.readers:
                         region.look()
-            elif not request.periodic or (self.requests.waiting and not self.coordinator.pending):
-                self._trigger(request)
-            elif self._due_ms <= now:
-                self._drive(PeriodicTick(now))
-            elif self._may_open():
+            elif request.periodic and not self._without_ids and self._may_open():
                 if self.epochs.ids:
                     self._open(self.epochs.ids[0])
                 else:
                     self._reserve()
+            elif not request.periodic or (self.requests.waiting and not self.coordinator.pending):
+                self._trigger(request)
+            elif self._due_ms <= now:
+                self._drive(PeriodicTick(now))
         elif self.takes_over and not (self.iterating or self.coordinator.incomplete or self.coordinator.triggering):
             self._trigger(EpochRequest(EpochKind.REPEAT))  # no other checkpoint follows that could take over
 
@@ -442,7 +442,7 @@ class JobState:
     @_on.register
     def _(self, stimulus: CheckpointIdsReserved) -> None:
         self.epochs.ids = stimulus.checkpoint_ids
-        self._reserving = not stimulus.checkpoint_ids  # the next checkpoint asks again
+        self._reserving, self._without_ids = False, not stimulus.checkpoint_ids  # the next checkpoint asks again
 
     @_on.register
     def _(self, stimulus: InputEnded) -> None:
@@ -454,7 +454,7 @@ class JobState:
 
     def _deploy(self, checkpoint_id: int) -> None:
         """Lets the regions run up to the barrier of a checkpoint."""
-        self._reserving = False
+        self._reserving = self._without_ids = False
         if self.epochs.close(checkpoint_id):
             for region in self.regions:
                 region.close(self.epochs.following)

@@ -2,17 +2,20 @@
 
 The input comes in parts. The next one is looked for when the sources have asked for it (Flink: a reader's
 ``RequestSplitEvent``), so that a job that cannot follow is not given more than it is reading. When the checkpoint is
-triggered, a last part follows, with all that is there by then, and then the barrier.
+triggered, the sources stop between two batches, and the barrier follows. What they have not read of the part belongs to
+the next epoch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import ParamSpec, TypeVar
 
 from dagster_flinkpy.datastream.connectors.base import Json
-from dagster_flinkpy.runtime.epoch import Epoch
+from dagster_flinkpy.runtime.epoch import Epoch, Stop
 from dagster_flinkpy.runtime.master.split_planner import SplitPlanner
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 
@@ -34,7 +37,7 @@ class OpenEpoch:
         splits: Asks the enumerators.
         watchdog: Ends a look for input that hangs.
         now: Tells milliseconds since 1970.
-        on_end: Called once when no more input follows before the checkpoint is triggered, because all has ended.
+        on_end: Called when no more input follows before the checkpoint is triggered, because all has ended and is read.
     """
 
     def __init__(
@@ -46,8 +49,9 @@ class OpenEpoch:
         now: Callable[[], int],
         on_end: Callable[[], object],
     ) -> None:
-        self.read = Epoch(checkpoint_id, {}, ended_sources, open=True)
-        """What the sources were given so far. It is open until the last part is given."""
+        self.checkpoint_id = checkpoint_id
+        self.ended_sources = ended_sources
+        """The sources that end with what was given so far, or have ended before."""
         self.interval = splits.discovery_interval.total_seconds()
         """How many seconds to wait before another look if there was nothing."""
         self.closed_ms: int | None = None
@@ -58,20 +62,39 @@ class OpenEpoch:
         """The epoch that the sources read behind the barrier, once that follows."""
         self._splits, self._watchdog, self._now, self._on_end = splits, watchdog, now, on_end
         self._asked = self._finished = False
+        self._taken = Epoch(checkpoint_id, {}, ended_sources, open=True)
+        """What the enumerators have got back."""
         self._unread: Epoch | None = None
         """The part that the sources are reading, which the enumerators wait for."""
+        self._to_give: deque[Epoch] = deque()
+        """What this try has not read yet of what was given before."""
         self._news: list[int] = []
         self._wake: Callable[[], object] = lambda: None
 
     @property
+    def read(self) -> Epoch:
+        """What the sources were given so far. It is open until the last part is given."""
+        return self._taken if self._unread is None else self._taken.followed_by(self._unread)
+
+    @property
     def closed(self) -> bool:
-        """Whether the next part is the last one, or there is none."""
+        """Whether the sources are given no more, and the barrier follows."""
         return self.closed_ms is not None
+
+    @property
+    def complete(self) -> bool:
+        """Whether this try was given all of it, with the barrier."""
+        return not self._to_give and not (self._unread or self._taken).open
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether the sources may stop amid the part that they are reading. Any thread may ask."""
+        return self.closed and not self._to_give and self._unread is not None and self._unread.open
 
     @property
     def ended(self) -> bool:
         """Whether all input has ended."""
-        return self._splits.ends(self.read)
+        return self._splits.ends(self._taken if self._unread is None else self._unread)
 
     def on_close(self, wake: Callable[[], object]) -> None:
         """Sets what is called when the epoch is closed. Any thread may call it."""
@@ -87,10 +110,14 @@ class OpenEpoch:
             self.following, self.closed_ms = following, self._now()
             self._wake()
 
-    def say_if_ended(self) -> None:
-        """Says again that all input has ended, if it has."""
-        if self.ended:
-            self._on_end()
+    def begin(self) -> Epoch:
+        """Begins a try, and returns what it reads first: what was given so far, or a part of that.
+
+        No source stops amid what the enumerators have got back already.
+        """
+        parts = [self.read] if self._unread is None or not self._unread.open else [self._taken, self._unread]
+        self._to_give = deque(parts)
+        return self._to_give.popleft()
 
     def notify_complete(self, checkpoint_id: int) -> None:
         """Tells the enumerators that a checkpoint is complete, once the sources have read what is assigned to them.
@@ -100,14 +127,17 @@ class OpenEpoch:
         """
         self._news.append(checkpoint_id)
         if self._unread is None:
-            self._run(f"telling sources that checkpoint {checkpoint_id} is complete", self._take_back, None)
+            self._run(f"telling sources that checkpoint {checkpoint_id} is complete", self._take_back)
 
     def receive(self, deployment: str, messages: Sequence[Json]) -> None:
         """Takes what readers have said, see :meth:`SplitPlanner.receive`."""
         self._splits.receive(deployment, messages)
 
-    def next(self) -> Epoch | None:
+    def next(self, stops: Mapping[tuple[str, int], Stop] = MappingProxyType({})) -> Epoch | None:
         """Looks for the next part. The sources have read the part before it.
+
+        Args:
+            stops: Where they have stopped amid it. Default: they have read all of it.
 
         Returns:
             The part; not open if the barrier follows. None if there is nothing now.
@@ -116,17 +146,17 @@ class OpenEpoch:
             SourceReadError: The input cannot be listed.
             CheckpointTimeoutError: A source hangs.
         """
-        closed, ended = self.closed, self.ended
-        if ended and not closed:
+        if self._to_give:
+            return self._to_give.popleft()
+        closed = self.closed
+        if self.ended and not closed:
+            self._on_end()
             return None
-        part = self._run("looking for input", self._look)
-        if not closed and not part.has_input and part.ended_sources == self.read.ended_sources:
-            self._run("giving back input", self._take_back, part)
+        part = self._unread = self._run("looking for input", self._look, closed, stops)
+        if not closed and not part.has_input and part.ended_sources == self.ended_sources:
+            self._run("giving back input", self._take_back)
             return None
-        self._unread = part = replace(part, open=not closed)
-        self.read = self.read.followed_by(part)
-        if not ended:
-            self.say_if_ended()
+        self.ended_sources = part.ended_sources
         return part
 
     def finish(self) -> None:
@@ -148,18 +178,20 @@ class OpenEpoch:
             self.error = error
             raise
 
-    def _look(self) -> Epoch:
-        self._take_back(self._unread)
+    def _look(self, closed: bool, stops: Mapping[tuple[str, int], Stop]) -> Epoch:
+        self._take_back(stops)
         first, self._asked = not self._asked, True
-        return self._splits.plan_part(self.read.checkpoint_id, first=first)
+        part = self._splits.plan_part(self.checkpoint_id, first=first, last=closed)
+        return replace(part, open=part.has_input or not closed)
 
     def _keep(self) -> None:
-        self._take_back(self._unread)
-        self._splits.snapshot(self.read.checkpoint_id)
+        self._take_back()
+        self._splits.snapshot(self.checkpoint_id)
 
-    def _take_back(self, part: Epoch | None) -> None:
-        if part is not None:
+    def _take_back(self, stops: Mapping[tuple[str, int], Stop] = MappingProxyType({})) -> None:
+        if self._unread is not None:
+            part, self._unread = replace(self._unread, stops={**self._unread.stops, **stops}), None
+            self._taken = self._taken.followed_by(part)
             self._splits.take_back(part)
-        self._unread = None
         while self._news:
             self._splits.notify_complete(self._news.pop(0))

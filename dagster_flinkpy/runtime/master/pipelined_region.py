@@ -15,7 +15,7 @@ from typing import Any
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.slot_sharing_group import SlotSharingGroup
 from dagster_flinkpy.errors import CheckpointError, FlinkPyError, SlotLostError
-from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
+from dagster_flinkpy.runtime.epoch import Epoch, EpochJob, Stop
 from dagster_flinkpy.runtime.exchange.frames import frame
 from dagster_flinkpy.runtime.exchange.places import Places, chains_of
 from dagster_flinkpy.runtime.failure import error_from_json
@@ -81,6 +81,8 @@ class _Deployment:
         """How many tasks have not read the last part of the epoch that is open, and asked for more."""
         self.messages: list[dict[str, Any]] = []
         """What readers of sources have said to their enumerators."""
+        self.stops: dict[tuple[str, int], Stop] = {}
+        """Where those that have asked have stopped amid the part."""
         self.begun = False
         """Whether they have been told to read."""
         self.reading = 0
@@ -113,8 +115,22 @@ class _Deployment:
         """Tells the tasks to read an epoch, or a part of it."""
         body = pickle.dumps(epoch, protocol=5)
         self.missing_requests, self.reading = self.number_of_sources, epoch.checkpoint_id
+        self.stops = {}
         self.say(frame("begin", body, deployment=self.id, first=not self.begun))
         self.begun = True
+
+    def stop_reading(self) -> None:
+        """Tells the sources to stop amid the part that they are reading, where they can."""
+        self.say(frame("stop_reading", deployment=self.id))
+
+    def hear(self, subtask: int, message: dict[str, Any]) -> None:
+        """Takes a request for the next part, with where the source has stopped; or what a reader says."""
+        if message and "stop" not in message:
+            self.messages.append(message)
+            return
+        if message:
+            self.stops[message["uid"], subtask] = Stop(*message["stop"])
+        self.missing_requests -= 1
 
     def tasks_of(self, slot: Slot) -> str:
         """Returns the subtasks of a slot, in words for people."""
@@ -168,9 +184,11 @@ class PipelinedRegion:
         known = self._deployment
         deployment = self.deploy(job) if known is None or not known.begun or not known.is_broken else known
         if deployment is not known or not known.is_broken:  # otherwise since its last epoch
-            for epoch in job.epochs if open_epoch is None else [open_epoch.read]:
-                if epoch.checkpoint_id != deployment.reading:  # otherwise it has begun behind the one before it
+            if open_epoch is None:
+                for epoch in job.epochs:
                     deployment.begin(epoch)
+            elif open_epoch.checkpoint_id != deployment.reading:  # otherwise it has begun behind the one before it
+                deployment.begin(open_epoch.begin())
         try:
             if open_epoch is not None:
                 self._give_out(open_epoch, deployment)
@@ -195,12 +213,19 @@ class PipelinedRegion:
     def _give_out(self, open_epoch: OpenEpoch, deployment: _Deployment) -> None:
         """Gives the sources what comes, part by part, until the epoch is closed or a task has failed."""
         open_epoch.on_close(self._wake)
-        while open_epoch.read.open and not deployment.failed:
-            self._wait(lambda: deployment.failed or deployment.missing_requests <= 0)
+
+        def asked() -> bool:
+            return deployment.failed or deployment.missing_requests <= 0
+
+        while not open_epoch.complete and not deployment.failed:
+            self._wait(lambda: asked() or open_epoch.may_stop)
+            if not asked():
+                deployment.stop_reading()
+                self._wait(asked)
             if deployment.failed:
                 return
             open_epoch.receive(deployment.id, self._take_messages(deployment))
-            part = open_epoch.next()
+            part = open_epoch.next(deployment.stops)
             if part is None:
                 self._wait(
                     lambda: deployment.failed or open_epoch.closed or bool(deployment.messages),
@@ -218,7 +243,7 @@ class PipelinedRegion:
         def done() -> bool:
             return self._is_done(deployment, epochs)
 
-        deployment.begin(following.read)
+        deployment.begin(following.begin())
         while not done() and following.error is None and open_epoch.error is None:
             self._wait(lambda: done() or deployment.missing_requests <= 0)
             if done():
@@ -417,10 +442,7 @@ class PipelinedRegion:
                 return
             for row in rows:
                 if row.kind is Kind.REQUEST_SPLITS:
-                    if row.payload.size:
-                        known.messages.append(json.loads(row.payload.to_pybytes()))
-                    else:
-                        known.missing_requests -= 1
+                    known.hear(row.target, json.loads(row.payload.to_pybytes()) if row.payload.size else {})
                     continue
                 known.rows.append(row)
                 if row.kind is Kind.FAILURE:

@@ -142,9 +142,8 @@ class JobRunner:
     def open(self, checkpoint_id: int) -> OpenEpoch:
         """Returns an epoch whose input comes in parts: the same one if it was begun before."""
         for known in (self._open, None if self._open is None else self._open.following):
-            if known is not None and known.read.checkpoint_id == checkpoint_id:
+            if known is not None and known.checkpoint_id == checkpoint_id:
                 self._open = known
-                known.say_if_ended()
                 return known
         self._open = self._create(checkpoint_id, frozenset())
         return self._open
@@ -162,7 +161,7 @@ class JobRunner:
             following: The checkpoint of the epoch that the sources read next; None if they wait.
         """
         assert self._open is not None
-        self._open.close(None if following is None else self._create(following, self._open.read.ended_sources))
+        self._open.close(None if following is None else self._create(following, self._open.ended_sources))
 
     def run(
         self,

@@ -71,9 +71,7 @@ class SplitPlanner:
         """The sources that have ended with an epoch."""
         self._ahead: tuple[dict[tuple[str, int], tuple[SourceSplit, ...]], set[str]] | None = None
         """The splits of the next epoch and the sources that end with it, if they are assigned already."""
-        self._intervals = {
-            v.uid: v.spec.source.discovery_interval for v in graph.vertices if isinstance(v.spec, SourceSpec)
-        }
+        self._sources = {v.uid: v.spec.source for v in graph.vertices if isinstance(v.spec, SourceSpec)}
         self._states: dict[int, dict[str, Any]] = {}
 
     @property
@@ -104,12 +102,15 @@ class SplitPlanner:
         """Whether a source may be asked for input again before the barrier."""
         return any(self._enumerators[uid].assigns_late for uid in self.uids)
 
-    def plan_part(self, checkpoint_id: int, *, first: bool) -> Epoch:
+    def plan_part(self, checkpoint_id: int, *, first: bool, last: bool) -> Epoch:
         """Assigns the input that is there now; more may follow before the barrier. What was assigned before is read.
+
+        A source whose splits may have a rest ends when they are read: until then a barrier may come amid one.
 
         Args:
             checkpoint_id: The checkpoint of the barrier.
             first: Whether nothing was assigned for this barrier. Otherwise only sources are asked that allow it.
+            last: Whether the barrier follows. Then no source is asked that was asked before.
 
         Raises:
             SourceReadError: The input cannot be listed.
@@ -117,12 +118,15 @@ class SplitPlanner:
         """
         if self._ahead is None:
             self.refuse_input_after_end()
-            asked = [uid for uid in self.uids if first or self._enumerators[uid].assigns_late]
-            splits, ended = self._assign(asked, part=True)
+            asked = [uid for uid in self.uids if first or (self._enumerators[uid].assigns_late and not last)]
+            splits, _ = self._assign(asked, part=True)
         else:
-            splits, ended = self._ahead
-        self._ahead, self._ended = None, self._ended | ended
-        return Epoch(checkpoint_id, splits, frozenset(self._ended), open=True)
+            splits, _ = self._ahead
+        self._ahead = None
+        part = Epoch(checkpoint_id, splits, open=True)
+        whole = {uid for uid in self.uids if not (part.reads(uid) and self._sources[uid].resumes_splits)}
+        self._ended |= {uid for uid in whole if self._enumerators[uid].exhausted}
+        return replace(part, ended_sources=frozenset(self._ended))
 
     def plan_edges(self, inputs: EdgeInputs) -> dict[tuple[str, int], tuple[SourceSplit, ...]]:
         """Returns the splits of the blocking edges that an epoch reads, by source and subtask.
@@ -157,7 +161,7 @@ class SplitPlanner:
     @property
     def discovery_interval(self) -> timedelta:
         """How long to wait for new input before looking again."""
-        waiting = [self._intervals[uid] for uid in self.uids if uid not in self._ended]
+        waiting = [self._sources[uid].discovery_interval for uid in self.uids if uid not in self._ended]
         return min(waiting, default=Source.discovery_interval)
 
     def _assign_input(self) -> tuple[dict[tuple[str, int], tuple[SourceSplit, ...]], set[str]]:
@@ -225,14 +229,10 @@ class SplitPlanner:
         self.snapshot(epoch.checkpoint_id)
 
     def take_back(self, epoch: Epoch) -> None:
-        """Gives the splits of an epoch, or of a part of it, back to the enumerators, as read to their ends."""
-        asked = {uid for uid, _ in epoch.splits}
-        for uid, enumerator in self._enumerators.items():
-            if uid not in asked:
-                continue
-            given = (s for (source, _), splits in epoch.splits.items() if source == uid for s in splits)
+        """Gives the splits of an epoch, or of a part of it, back to the enumerators, with what was reached."""
+        for uid, splits in epoch.read_splits().items():
             with _asked(uid):
-                enumerator.on_epoch_read([replace(s, finished=True) for s in given])
+                self._enumerators[uid].on_epoch_read(splits)
 
     def was_read(self, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> None:
         """Gives the acknowledged splits of an epoch back to the enumerators."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +14,7 @@ from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK, MIN_WATERMA
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.datastream.operator_specs import SourceSpec
 from dagster_flinkpy.errors import FlinkPyError, SourceReadError
-from dagster_flinkpy.runtime.epoch import Epoch
+from dagster_flinkpy.runtime.epoch import Epoch, Stop
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.stream_operator import OperatorSnapshot, StreamOperator
@@ -36,6 +37,12 @@ class SourceOperator(StreamOperator):
         self._splits: list[SourceSplit] = []
         """What it reads, or has read last, in the current epoch."""
         self._epoch, self._read_any = 0, False
+        self.stops = False
+        """Whether it is to stop amid the part that it reads."""
+        self.stop: Stop | None = None
+        """Where it has stopped, or is to stop, amid the part; None if it reads all of it."""
+        self._kept: tuple[SourceSplit, Iterator[Any]] | None = None
+        """The split amid which it has stopped, and what comes next of it."""
         self._idle_from: int | None = None
         """When it becomes idle if nothing comes, in milliseconds since 1970."""
 
@@ -46,47 +53,87 @@ class SourceOperator(StreamOperator):
         raise AssertionError("a source has no input")
 
     def run(self, epoch: Epoch) -> Iterator[int]:
-        """Reads all splits of an epoch, or of a part of it, and yields the watermark after each batch."""
+        """Reads the splits of an epoch, or of a part of it, and yields the watermark after each batch.
+
+        It stops where the epoch says; or, if `stops` is set, after the current batch. Then `stop` says where that is.
+        """
         vertex = self.context.vertex
+        task = (vertex.uid, self.context.subtask)
         if epoch.checkpoint_id != self._epoch:
             self._epoch, self._splits, self._read_any = epoch.checkpoint_id, [], False
         self._read_any |= epoch.reads(vertex.uid)
         self._idle_from = None
-        given = epoch.splits.get((vertex.uid, self.context.subtask), ())
-        self._splits = list(given) or self._splits  # of several parts, the checkpoint names the last one
+        given, self.stop = epoch.splits.get(task, ()), epoch.stops.get(task)
+        kept = self._kept
+        if given:
+            self._splits, self._kept = [], None  # of several parts, the checkpoint names the last one
         side_by_side = self._source.splits_side_by_side
         watermarks: list[int] = []
         for i, split in enumerate(given):
-            batches = iter(self._source.read(split))
+            if self.stop is not None and i >= self.stop.splits + (self.stop.records is not None):
+                break
             split_time = EventTime(self._strategy, self, MIN_WATERMARK, self._time.unit) if side_by_side else self._time
-            while True:
-                try:
-                    column, offset, *times = next(batches)
-                except StopIteration:
-                    break
-                except FlinkPyError:
-                    raise
-                except OSError as e:
-                    raise SourceReadError(f"source {vertex.uid!r} cannot read split {split.split_id!r}: {e}") from e
-                except USER_EXCEPTIONS as e:
-                    raise self.user_error(e, f"read() of split {split.split_id!r}") from e
-                split = split.advanced(offset, finished=False)
-                batch = self._to_batch(column)
-                if times:
-                    batch.timestamps = pc.fill_null(times[0], NO_TIMESTAMP).to_numpy(zero_copy_only=False)
-                split_time.assign(batch)
-                self.context.emit(None, batch)
-                yield self._time.watermark
-            self._splits[i] = split.advanced(split.offset, finished=True)
-            self._end_split(split)
+            batches = kept[1] if kept is not None and kept[0] == split else iter(self._source.read(split))
+            yield from self._read(i, split, batches, split_time)
             if side_by_side and split_time.watermark != MIN_WATERMARK:
                 watermarks.append(split_time.watermark)
             yield self._time.watermark
-        if watermarks:
+            if self._stops_now and i + 1 < len(given):
+                self.stop = Stop(i + 1)
+        if watermarks and len(self._splits) == len(given):  # otherwise those that wait may have earlier records
             self._time.watermark = max(self._time.watermark, min(watermarks))
             yield self._time.watermark
         if vertex.uid in epoch.ended_sources:
             yield MAX_WATERMARK
+
+    @property
+    def _stops_now(self) -> bool:
+        return self.stops and self.stop is None and self._source.resumes_splits
+
+    def _read(self, index: int, split: SourceSplit, batches: Iterator[Any], time: EventTime) -> Iterator[int]:
+        """Reads a split to its end, or up to a stop."""
+        stop, records = self.stop if self.stop is not None and self.stop.splits == index else None, 0
+        while stop is None or records < (stop.records or 0):
+            found = self._next(batches, split)
+            if found is None:
+                if stop is not None:
+                    raise SourceReadError(
+                        f"read() of split {split.split_id!r} of source {self.context.vertex.uid!r} yields {records} "
+                        f"record(s) up to a checkpoint, where it had yielded {stop.records} before: it must yield the "
+                        "same ones each time"
+                    )
+                self._splits.append(split.advanced(split.offset, finished=True))
+                self._end_split(split)
+                return
+            column, offset, *times = found
+            if stop is not None and stop.records is not None:
+                column, *times = (each[: stop.records - records] for each in (column, *times))
+            records += len(column)
+            split = split.advanced(offset, finished=False)
+            if len(column):
+                batch = self._to_batch(column)
+                if times:
+                    batch.timestamps = pc.fill_null(times[0], NO_TIMESTAMP).to_numpy(zero_copy_only=False)
+                time.assign(batch)
+                self.context.emit(None, batch)
+            yield self._time.watermark
+            if self._stops_now:
+                self.stop = stop = Stop(index, records, offset)
+        if stop is not None and split.offset == stop.offset:
+            self._kept = split, batches  # otherwise this try has got other batches
+        self._splits.append(split if stop is None else split.advanced(stop.offset, finished=False))
+
+    def _next(self, batches: Iterator[Any], split: SourceSplit) -> Any:
+        """Returns the next batch of a split; None after the last one."""
+        uid = self.context.vertex.uid
+        try:
+            return next(batches, None)
+        except FlinkPyError:
+            raise
+        except OSError as e:
+            raise SourceReadError(f"source {uid!r} cannot read split {split.split_id!r}: {e}") from e
+        except USER_EXCEPTIONS as e:
+            raise self.user_error(e, f"read() of split {split.split_id!r}") from e
 
     def _to_batch(self, column: pa.Array) -> StreamBatch:
         vertex = self.context.vertex

@@ -150,6 +150,10 @@ class SlotDeployment:
         """Begins an epoch in all tasks."""
         self._in_all(lambda task: task.begin(epoch, first=first))
 
+    def stop_reading(self) -> None:
+        """Lets the sources stop amid what they are reading, where they can."""
+        self._in_all(lambda task: task.stop_reading(stops=True))
+
     def notify(self, news: str, checkpoint_id: int) -> None:
         """Tells functions how a checkpoint has ended.
 

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import astuple
 from typing import Any
 
 from dagster_flinkpy.datastream.job_graph import JobVertex
@@ -95,11 +96,18 @@ class PipelinedTask(StreamTask):
             first: Whether it is the one with which the task was made.
         """
         self._to_read.append(epoch)
+        self.stop_reading(stops=False)
         new, self._begun = epoch.checkpoint_id != self._begun, epoch.checkpoint_id
         if new and not first:
             for task in self._entered(self._tasks.values()):
                 task.add_epoch(epoch)
             self._block()  # barriers may have come before the epoch
+
+    def stop_reading(self, *, stops: bool) -> None:
+        """Lets the sources stop amid the part that they are reading, once they have read a batch of it; or not."""
+        for task in self._tasks.values():
+            if isinstance(task.operator, SourceOperator):
+                task.operator.stops = stops
 
     @property
     def is_available(self) -> bool:
@@ -146,7 +154,7 @@ class PipelinedTask(StreamTask):
         except StopIteration:
             self._reading = None
             if self._reader is None and self._open:
-                self._request_splits()
+                self._request_splits(self._stop())
         if self._reader is not None and self._open:
             for message in self._reader.take_messages():
                 self._request_splits({"uid": self._reader.context.vertex.uid, "subtask": self.index, **message})
@@ -155,6 +163,12 @@ class PipelinedTask(StreamTask):
         """Asks for the next part of an epoch, or tells the enumerator what a reader says."""
         payload = b"" if message is None else json.dumps(message).encode()
         self._rows_out.add(self.index, NO_EDGE, self.index, 0, Kind.REQUEST_SPLITS, payload)
+
+    def _stop(self) -> dict[str, Any] | None:
+        """Returns where the source of the chain has stopped amid what it was given; None if it has read all."""
+        uid, task = next(iter(self._tasks.items()))
+        stop = task.operator.stop if isinstance(task.operator, SourceOperator) else None
+        return None if stop is None else {"uid": uid, "stop": astuple(stop)}
 
     def _block(self) -> None:
         blocked = {channel for task in self._tasks.values() for channel in task.blocked}

@@ -276,6 +276,8 @@ class TaskExecutor:
         elif kind == "begin":
             epoch: Epoch = pickle.loads(body)  # from the driver of this job
             deployment.begin(epoch, first=bool(fields["first"]))
+        elif kind == "stop_reading":
+            deployment.stop_reading()
         elif kind == "notify":
             deployment.notify(fields["news"], int(fields["checkpoint_id"]))
         elif kind in ("cancel", "finish"):

@@ -159,7 +159,7 @@ class StreamTask:
                 if timer.due(now):
                     task.send_latency_marker(LatencyMarker(uid, self.index, now))
                 yield
-            if source.is_idle_when_read(epoch):
+            if source.stop is None and source.is_idle_when_read(epoch):
                 task.send_status(uid, idle=True)
             self.leave()
         if epoch.open:

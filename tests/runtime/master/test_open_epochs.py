@@ -76,6 +76,11 @@ class World:
         with self._changed:
             assert self._changed.wait_for(lambda: number in self.seen, LIMIT), f"{number} was never processed"
 
+    def wait_for_other(self, number: int) -> None:
+        """Waits until a record is processed again."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.seen.count(number) > 1, LIMIT), f"{number} never came again"
+
 
 class Numbers(Source):
     """The records of a world."""
