@@ -68,6 +68,8 @@ class SlotDeployment:
         self.links: dict[str, SlotLink] = {}
         self.credits: dict[str, dict[tuple[int, int, int], int]] = {}
         """By slot of the senders, the credits that are to be sent."""
+        self._owed: dict[tuple[int, int, int], int] = {}
+        """The credits that are kept until a channel has more of them."""
         self.tasks: dict[tuple[str, int], PipelinedTask] = {}
         """By the first operator of the chain, and index."""
         self._heads: dict[str, str] = {}
@@ -102,6 +104,7 @@ class SlotDeployment:
                 send = self.links[there].add
             subpartitions[edge.id, target] = PipelinedSubpartition(send, credit(graph, to_stage, target))
         grants: dict[tuple[int, int], Callable[[], None]] = {}
+        at_once = max(credit(graph, stage, index) // 2, 1)
         for edge, sender in input_channels(graph, stage, index):
             if edge.target not in uids:
                 continue
@@ -110,7 +113,7 @@ class SlotDeployment:
             if there == self._slot:
                 grants[edge.id, sender] = partial(self._grant_here, (self._heads[edge.source], sender), edge.id, index)
             else:
-                grants[edge.id, sender] = partial(self._grant, there, (edge.id, sender, index))
+                grants[edge.id, sender] = partial(self._grant, there, (edge.id, sender, index), at_once)
         return PipelinedTask(
             self.job,
             stage,
@@ -128,9 +131,14 @@ class SlotDeployment:
     def _grant_here(self, task: tuple[str, int], edge: int, target: int) -> None:
         self.tasks[task].partition.add_credit(edge, target, 1)
 
-    def _grant(self, slot: str, channel: tuple[int, int, int]) -> None:
+    def _grant(self, slot: str, channel: tuple[int, int, int], at_once: int) -> None:
+        """Gives credits back for half of a channel at once: the other half is enough to go on, and messages cost."""
+        owed = self._owed.pop(channel, 0) + 1
+        if owed < at_once:
+            self._owed[channel] = owed
+            return
         credits = self.credits.setdefault(slot, {})
-        credits[channel] = credits.get(channel, 0) + 1
+        credits[channel] = credits.get(channel, 0) + owed
 
     # --- life --------------------------------------------------------------------------------------------------------
 
