@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import threading
 from collections.abc import Callable, Sequence
@@ -22,15 +23,18 @@ from dagster_flinkpy.common import Duration, Types, WatermarkStrategy
 from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
 from dagster_flinkpy.connectors import ParquetSink
 from dagster_flinkpy.datastream import KeyedProcessFunction, ProcessFunction, StreamExecutionEnvironment
+from dagster_flinkpy.datastream.connectors import FileSource, StreamFormat
 from dagster_flinkpy.datastream.connectors.source import (
     InputStatus,
     ReaderOutput,
     Source,
     SourceReader,
     SourceReaderContext,
+    SplitEnumerator,
+    SplitEnumeratorContext,
 )
 from dagster_flinkpy.datastream.job_graph import JobGraph
-from dagster_flinkpy.errors import TypeMismatchError, UserFunctionError
+from dagster_flinkpy.errors import SourceReadError, TypeMismatchError, UserFunctionError
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
@@ -410,3 +414,81 @@ def test_a_reader_says_when_it_has_something(tmp_path: Path, monkeypatch: pytest
         run.seen(n)
     run.end()
     assert rows(tmp_path) == [0, 1, 2]
+
+
+def test_a_job_reads_files_and_a_source_with_readers_side_by_side(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    lines = FileSource.for_record_stream_format(StreamFormat.text_line_format(), str(tmp_path / "in"))
+    lines.monitor_continuously(Duration.of_millis(20))
+    env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(2)
+    numbers = env.from_source(Ranges(tmp_path, 5), WatermarkStrategy.no_watermarks(), "numbers").uid("numbers")
+    others = env.from_source(lines.build(), WatermarkStrategy.no_watermarks(), "lines").uid("lines")
+    both = numbers.union(others.map(int, Types.LONG()).uid("int")).key_by(lambda n: n % 7, Types.LONG())
+    row_type = Types.ROW_NAMED(["n", "rest"], [Types.LONG(), Types.LONG()])
+    both.process(Note(tmp_path), row_type).uid("note").sink_to(ParquetSink(str(tmp_path / "out"))).uid("sink")
+
+    def comes(n: int) -> None:
+        (tmp_path / str(n)).write_text(f"{n}\n")
+        (tmp_path / str(n)).rename(tmp_path / "in" / str(n))
+
+    release = hold(tmp_path, 5, 15)
+    run = Run(tmp_path, None, env.get_job_graph())
+    comes(101)
+    run.seen(4, 14, 101)
+    run.ask(RequestKind.CHECKPOINT)
+    (tmp_path / "fail-102").touch()
+    comes(102)
+    run.seen(102)
+    release()
+    run.seen(49)
+    comes(103)
+    run.seen(103)
+    run.ask(RequestKind.STOP)
+    run.end()
+    assert rows(tmp_path) == [*range(50), 101, 102, 103]
+
+
+class _Broken(Ranges):
+    """Its reader returns or raises something instead of a status."""
+
+    def __init__(self, folder: Path, status: Any) -> None:
+        super().__init__(folder, 1)
+        self._status = status
+
+    def create_reader(self, context: SourceReaderContext) -> SourceReader:
+        reader = super().create_reader(context)
+
+        def poll_next(output: ReaderOutput) -> Any:
+            if isinstance(self._status, Exception):
+                raise self._status
+            return self._status
+
+        reader.poll_next = poll_next  # type: ignore[method-assign]
+        return reader
+
+
+class _BrokenEnumerator(Ranges):
+    def create_enumerator(self, context: SplitEnumeratorContext) -> SplitEnumerator:
+        context.call_async(lambda: 1 / 0, self._on_found)
+        return super().create_enumerator(context)
+
+    def _on_found(self, found: Any, error: Exception | None) -> None:
+        if error is not None:
+            raise error
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "says"),
+    [
+        (None, TypeMismatchError, "poll_next() of operator 'columns' (columns) returned None, but must return an Inp"),
+        (ValueError("no"), UserFunctionError, "poll_next() of operator 'columns' (columns), subtask 0, raised Value"),
+    ],
+)
+def test_errors_of_a_reader_name_it(tmp_path: Path, status: Any, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=re.escape(says)):
+        collected(_Broken(tmp_path, status))
+
+
+def test_errors_of_an_enumerator_name_it(tmp_path: Path) -> None:
+    with pytest.raises(SourceReadError, match="the split enumerator of source 'columns' raised ZeroDivisionError"):
+        collected(_BrokenEnumerator(tmp_path, 1))
