@@ -171,6 +171,13 @@ class EpochJob:
         splits = {task: given.splits for task, given in self.inputs.items()}
         return (Epoch(self.checkpoint_id, splits, self.ended_sources), *self.later)
 
+    def reading(self, epoch: Epoch) -> EpochJob:
+        """Returns the job with what it reads in its first epoch."""
+        inputs = dict(self.inputs)
+        for task, splits in epoch.splits.items():
+            inputs[task] = replace(self.input(*task), splits=splits)
+        return replace(self, checkpoint_id=epoch.checkpoint_id, inputs=inputs, ended_sources=epoch.ended_sources)
+
     def input(self, uid: str, subtask: int) -> SubtaskInput:
         """Returns what a subtask starts from."""
         return self.inputs.get((uid, subtask), SubtaskInput())

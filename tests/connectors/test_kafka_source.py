@@ -108,6 +108,20 @@ def test_what_was_planned_and_not_read_stays_as_it_was_planned(topic: Topic) -> 
     assert plan(restored(source, enumerator)) == {0: (1, 2)}
 
 
+def test_an_input_that_was_read_amid_its_last_range_has_not_ended(topic: Topic) -> None:
+    topic.send(b"a", b"b")
+    source = builder(topic).set_bounded(LATEST).build()
+    enumerator = source.create_enumerator(None)
+    (split,) = enumerator.plan_epoch(1)[0]
+    assert enumerator.exhausted
+    enumerator.on_epoch_read([split.advanced(1, finished=False)])
+    assert not enumerator.exhausted
+    again = restored(source, enumerator)
+    assert not again.exhausted
+    assert plan(again) == {0: (1, 2)}
+    assert again.exhausted
+
+
 def test_the_partitions_of_a_topic_are_dealt_to_subtasks(topic: Topic) -> None:
     for partition in range(4):
         topic.send(b"x", partition=partition)

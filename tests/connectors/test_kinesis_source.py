@@ -255,6 +255,18 @@ def test_a_bounded_source_ends_with_what_has_arrived(stream: FakeKinesis) -> Non
     assert job.epoch() == []
 
 
+def test_an_input_that_was_read_amid_its_last_range_has_not_ended(stream: FakeKinesis) -> None:
+    job = Job(stream, bounded=True)
+    stream.put("a", "b", "c")
+    (split,) = job.plan()
+    assert job.enumerator.exhausted
+    job.enumerator.on_epoch_read([split.advanced(1, finished=False)])
+    assert not job.enumerator.exhausted
+    job.restore()
+    assert not job.enumerator.exhausted
+    assert (job.epoch(), job.enumerator.exhausted) == (["b", "c"], True)
+
+
 def test_records_that_may_be_gone_are_an_error_unless_the_source_goes_on(stream: FakeKinesis) -> None:
     job = Job(stream)
     stream.put("a")

@@ -188,6 +188,8 @@ class HarnessAttempt(JobAttempt):
         settings = {"cache_dir": str(folder / "cache") if isinstance(folder, Path) else None, **(config or {})}
         if live:
             settings |= {"in_process": True, "exchange": ExchangeOptions(mode=ExchangeMode.PIPELINED)}
+        else:
+            settings = {"exchange": ExchangeOptions(mode=ExchangeMode.SPARK), **settings}
         self._threads = threads
         super().__init__(graph, JobConfig(job_id, storage, **settings), **{"owner": "test", **attempt})
         self._order, self._live = order, live

@@ -16,7 +16,7 @@ from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSinkSpec, BlockingEdgeSourceSpec
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeInputs, EdgeOutput
-from dagster_flinkpy.runtime.epoch import Epoch, EpochJob, SubtaskInput
+from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
 from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.runtime.master.partition_input import of_partition
 from dagster_flinkpy.runtime.master.results import EpochResults
@@ -128,21 +128,17 @@ class EpochPlanner:
             restarts: How often the region has restarted in this execution attempt. Default: 0.
         """
         first, last = epochs[0], epochs[-1]
-        inputs = dict(self._inputs)
-        for task, splits in first.splits.items():
-            inputs[task] = replace(inputs.get(task, SubtaskInput()), splits=splits)
         config, checkpointing = self.config, self.config.checkpointing
         # After the end of input no Spark job follows that could process in-flight records, and one of another time
         # partition would write them as its own.
         unaligned = checkpointing.unaligned and self.partition is None and not self.splits.ends(last)
-        return EpochJob(
+        job = EpochJob(
             graph=self._program,
             job_id=config.job_id,
             checkpoint_id=first.checkpoint_id,
             fencing_token=self.fencing_token,
             job_storage=config.storage.child(config.job_id),
-            inputs=inputs,
-            ended_sources=first.ended_sources,
+            inputs=self._inputs,
             later=tuple(epochs[1:]),
             restarts=restarts,
             mode=checkpointing.mode,
@@ -157,6 +153,7 @@ class EpochPlanner:
             region=self.number,
             python=self._python,
         )
+        return job.reading(first)
 
     def advance(self, checkpoint_id: int, states: Mapping[Subtask, SubtaskState], *, ended: bool | None) -> None:
         """Lets the next epoch start from the state that a Spark job has left.

@@ -169,10 +169,14 @@ class EpochSequence:
         self.batch = EpochBatch(EpochKind.READ, [checkpoint_id], closed=True, live=True, open=True)
         return self.batch
 
-    def close(self, checkpoint_id: int) -> bool:
+    def close(self, checkpoint_id: int, *, lives: bool) -> bool:
         """Takes note that a checkpoint was triggered. Returns whether its epoch was open.
 
         If so, and if another epoch follows, the sources read on in that one.
+
+        Args:
+            checkpoint_id: The checkpoint.
+            lives: Whether an epoch that follows can be open, too.
 
         Raises:
             CheckpointError: Another epoch is open.
@@ -185,7 +189,8 @@ class EpochSequence:
             raise CheckpointError(f"checkpoint {checkpoint_id} was triggered while epoch {batch.last} is open")
         batch.open = False
         self._begun.add(checkpoint_id)
-        if self.ids and self.iterating and not self.at_limit and not all(region.at_end for region in self.sources):
+        goes_on = lives and self.iterating and not self.at_limit
+        if self.ids and goes_on and not all(region.at_end for region in self.sources):
             self.following = self.ids[0]
         return True
 

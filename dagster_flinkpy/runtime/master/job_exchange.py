@@ -12,6 +12,7 @@ from dagster_flinkpy.common.exchange_options import ExchangeMode
 from dagster_flinkpy.datastream.checkpoint_listener import CheckpointListener
 from dagster_flinkpy.datastream.operator_specs import SparkSourceSpec, SparkTransformSpec
 from dagster_flinkpy.errors import (
+    CheckpointError,
     ExecutorLostError,
     FlinkPyError,
     NoResourceAvailableError,
@@ -20,7 +21,7 @@ from dagster_flinkpy.errors import (
     message_of,
     shorten,
 )
-from dagster_flinkpy.runtime.epoch import EpochJob
+from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
 from dagster_flinkpy.runtime.master.in_process import run_in_process
 from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.runtime.master.job_session import JobSession, SharedSession
@@ -99,13 +100,14 @@ class JobExchange(CheckpointListener):
         )
 
     def can_open_epochs(self, slots: JobSlots) -> bool:
-        """Returns whether an epoch can be open, because its tasks live.
+        """Returns whether an epoch can be open, because its tasks live, or because that is not decided.
 
         Args:
             slots: The slots of the job.
         """
-        lives = self._decided_for is slots and not self._on_spark_only
-        return lives or self._mode is ExchangeMode.PIPELINED
+        if self._mode is ExchangeMode.AUTO:
+            return not self._on_spark_only if self._decided_for is slots else not self._is_little(slots)
+        return self._mode is ExchangeMode.PIPELINED
 
     @property
     def needs_threads(self) -> bool:
@@ -132,6 +134,8 @@ class JobExchange(CheckpointListener):
                 self._decide(job, session, slots)
         if self._pipelined is not None and self._decided_for is slots and job.region not in self._on_spark_only:
             return self._in_slots(self._pipelined, job, session, slots, open_epoch)
+        if open_epoch is not None:
+            job = job.reading(_whole(open_epoch, session))
         if self._config.in_process:
             return list(run_in_process(job))
         return self._on_spark(job, session, slots)
@@ -279,3 +283,22 @@ class JobExchange(CheckpointListener):
         if self._pipelined is not None:
             self._pipelined.close()
         self._kept.close()
+
+
+def _whole(open_epoch: OpenEpoch, session: JobSession) -> Epoch:
+    """Returns what is there when the checkpoint is triggered, because no tasks live that would read it as it comes.
+
+    Raises:
+        CheckpointError: The epoch was interrupted.
+    """
+    changed = threading.Event()
+    open_epoch.on_close(changed.set)
+    open_epoch.begin()
+    with session.interruptible(changed.set):
+        if not open_epoch.closed:
+            changed.wait()
+    if session.interrupted:
+        raise CheckpointError("the epoch was interrupted")
+    while not open_epoch.complete:
+        open_epoch.next()
+    return open_epoch.read

@@ -455,7 +455,7 @@ class JobState:
     def _deploy(self, checkpoint_id: int) -> None:
         """Lets the regions run up to the barrier of a checkpoint."""
         self._reserving = self._without_ids = False
-        if self.epochs.close(checkpoint_id):
+        if self.epochs.close(checkpoint_id, lives=self._can_open_epochs()):
             for region in self.regions:
                 region.close(self.epochs.following)
             self._reserve()

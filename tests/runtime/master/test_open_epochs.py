@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -19,14 +19,18 @@ from hypothesis import strategies as st
 from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.checkpoint.requests import JobRequests, Order, RequestKind
 from dagster_flinkpy.common import Duration, TimestampAssigner, Types, WatermarkStrategy
+from dagster_flinkpy.common.exchange_options import ExchangeMode
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.datastream import KeyedProcessFunction, RuntimeContext, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import Source, SourceSplit, SplitEnumerator
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
-from dagster_flinkpy.errors import JobCancelledError, SourceReadError, UserFunctionError
-from dagster_flinkpy.runtime.master import taken_requests
+from dagster_flinkpy.errors import JobCancelledError, NoResourceAvailableError, SourceReadError, UserFunctionError
+from dagster_flinkpy.runtime.master import job_exchange, taken_requests
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
+from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
+from dagster_flinkpy.runtime.master.mailbox import Mailbox, ThreadMailbox
+from dagster_flinkpy.runtime.master.pipelined_exchange import PipelinedExchange
 from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.storage import StorageLocation
 from tests.examples import examples
@@ -228,7 +232,7 @@ class Run:
         self.graph = graph or program(world, late=late)
         checkpointing = CoordinatorConfig(interval=interval)
         failover = FailoverConfig(FixedDelayRestart(attempts=100 if restarts else 0, delay=timedelta(0)))
-        self.attempt = HarnessAttempt(
+        self.attempt: JobAttempt = HarnessAttempt(
             self.graph,
             folder,
             live=True,
@@ -396,6 +400,64 @@ def test_event_time_does_not_wait_for_a_source_that_is_idle_for_longer_than_its_
         assert run.checkpoints == []
         idle.ended = True
     assert sorted(key for key, _ in run.rows) == [100, 200]
+
+
+class Auto(JobAttempt):
+    """Decides by itself whether tasks live, in slots of this process. Its lanes are threads."""
+
+    def __init__(self, run: Run, folder: Path, progress: Callable[[str], object] = lambda line: None) -> None:
+        checkpointing = CoordinatorConfig(interval=DAY)
+        config = JobConfig("job", StorageLocation(str(folder)), in_process=True, checkpointing=checkpointing)
+        super().__init__(run.graph, config, owner="test", on_progress=progress)
+        self._exchange._mode = ExchangeMode.AUTO  # otherwise only on a real Spark
+
+    def _create_mailbox(self) -> Mailbox:
+        return ThreadMailbox()
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_auto_decides_in_an_open_epoch_whether_tasks_live(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lives: bool
+) -> None:
+    def deploy(*_: Any) -> None:
+        raise NoResourceAvailableError("2 of 2 slots did not start", needed=2)
+
+    monkeypatch.setattr(job_exchange, "kept_slots", lambda _: 0)
+    if not lives:
+        monkeypatch.setattr(PipelinedExchange, "deploy", deploy)
+    world, lines = World(), list[str]()
+    run = Run(world, tmp_path)
+    run.attempt = Auto(run, tmp_path, lines.append)
+    with run:
+        for number in range(2):
+            world.records.append(number)
+            if lives:
+                world.wait_for(number)
+            assert run.ask(RequestKind.CHECKPOINT).checkpoint_id == number + 1
+            assert sorted(run.rows) == sorted(counts(range(number + 1)))
+        run.ask(RequestKind.STOP)
+    assert run.error is None
+    assert [line for line in lines if "execution.exchange" in line] == [
+        "job 'job': tasks live in slots (execution.exchange: pipelined)"
+        if lives
+        else "job 'job': each epoch is a Spark job (execution.exchange: spark), because 2 of 2 slots did not start"
+    ]
+
+
+def test_a_run_can_be_cancelled_that_waits_for_its_first_checkpoint_without_live_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def deploy(*_: Any) -> None:
+        raise NoResourceAvailableError("2 of 2 slots did not start", needed=2)
+
+    monkeypatch.setattr(PipelinedExchange, "deploy", deploy)
+    world = World()
+    run = Run(world, tmp_path)
+    run.attempt = Auto(run, tmp_path)
+    with run:
+        run.ask(RequestKind.CANCEL)
+    assert isinstance(run.error, JobCancelledError)
+    assert run.checkpoints == world.seen == []
 
 
 @settings(max_examples=examples(40))
