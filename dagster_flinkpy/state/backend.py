@@ -232,12 +232,11 @@ class ColumnarKeyedStateBackend:
                 both.
             UnsupportedKeyTypeError: A namespace or map key cannot have this type.
         """
-        handles = self._handles((False, descriptor.name))
         restored = self._restored.get((False, descriptor.name))
         if restored is not None and restored.map_key_type is not None and isinstance(descriptor, MapStateDescriptor):
             descriptor = copy.copy(descriptor)
             descriptor.key_type_info = stored_key_type(type_from_json(restored.map_key_type), descriptor.key_type_info)
-        state = make_state(descriptor, namespace_type, self._keys, self._files, handles)
+        state = make_state(descriptor, namespace_type, *self._where((False, descriptor.name)))
         self._check((False, descriptor.name), state.table)
         if descriptor.name not in self._states:
             if (False, descriptor.name) in self._tables:
@@ -295,15 +294,7 @@ class ColumnarKeyedStateBackend:
             StateSchemaError: They were stored, or requested earlier, with another namespace type. The message names
                 both.
         """
-        timers = TimerQueue(
-            self._keys,
-            self._files,
-            self._handles((True, name)),
-            name,
-            namespace_type=namespace_type,
-            make_room=self._make_room,
-            touch=self._touch_column,
-        )
+        timers = TimerQueue(*self._where((True, name)), namespace_type=namespace_type, **self._of_timers)
         self._check((True, name), timers)
         if name not in self._timers:
             self._timers[name] = timers
@@ -326,9 +317,8 @@ class ColumnarKeyedStateBackend:
                 both.
         """
         identity = (False, descriptor.name)
-        where = self._keys, self._files, self._handles(identity), descriptor.name
         types = {"namespace_type": namespace_type, "value_type": descriptor.type_info, "sessions": sessions}
-        state = make_panes(descriptor, *where, **types)
+        state = make_panes(descriptor, *self._where(identity), **types)
         state.table = self._declare(identity, state.table)
         return state
 
@@ -359,10 +349,7 @@ class ColumnarKeyedStateBackend:
             )
         identity = (False, name)
         table = ColumnTable(
-            self._keys,
-            self._files,
-            self._handles(identity),
-            name,
+            *self._where(identity),
             kind,
             namespace_type=namespace_type,
             value_type=descriptor.type_info,
@@ -379,15 +366,7 @@ class ColumnarKeyedStateBackend:
                 both.
         """
         identity = (True, name)
-        timers = ColumnTimers(
-            self._keys,
-            self._files,
-            self._handles(identity),
-            name,
-            namespace_type=namespace_type,
-            make_room=self._make_room,
-            touch=self._touch_column,
-        )
+        timers = ColumnTimers(*self._where(identity), namespace_type=namespace_type, **self._of_timers)
         return self._declare(identity, timers)
 
     def get_sessions(
@@ -404,21 +383,23 @@ class ColumnarKeyedStateBackend:
         Raises:
             StateSchemaError: They were stored, or requested earlier, with another type. The message names both.
         """
-        where = self._keys, self._files, self._handles((False, name)), name, "MAP"
-        sessions = self._declare(
-            (False, name), SessionTable(*where, map_key_type=window_type, value_type=window_type, lateness=lateness)
+        table = SessionTable(
+            *self._where((False, name)), "MAP", map_key_type=window_type, value_type=window_type, lateness=lateness
         )
+        sessions = self._declare((False, name), table)
         queue = SessionTimers(
-            self._keys,
-            self._files,
-            self._handles((True, timers)),
-            timers,
-            namespace_type=window_type,
-            sessions=sessions,
-            make_room=self._make_room,
-            touch=self._touch_column,
+            *self._where((True, timers)), namespace_type=window_type, sessions=sessions, **self._of_timers
         )
         return sessions, self._declare((True, timers), queue)
+
+    def _where(self, identity: _TableId) -> tuple[Any, ...]:
+        """Returns the first arguments of a table."""
+        return self._keys, self._files, self._handles(identity), identity[1]
+
+    @property
+    def _of_timers(self) -> dict[str, Any]:
+        """The arguments of timers that other tables do not have."""
+        return {"make_room": self._make_room, "touch": self._touch_column}
 
     def _declare(self, identity: _TableId, table: T) -> T:
         self._check(identity, table)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,8 @@ import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.state.cell_columns import Cells
-from dagster_flinkpy.state.handles import RunHandle
-from dagster_flinkpy.state.keys import KeyCodec, TouchedKeys
+from dagster_flinkpy.state.keys import KeyCodec
 from dagster_flinkpy.state.layout import distinct_rows, hashes_of, sort_order
-from dagster_flinkpy.state.runs import RunFiles
 from dagster_flinkpy.state.timer_table import TimerTable
 
 __all__ = ["ColumnTimers"]
@@ -90,32 +88,13 @@ class ColumnTimers(TimerTable[tuple[int, Any, Cells]]):
 
     It is made for many keys with few times and namespaces. Each pair of time and namespace is a numbered *moment*. The
     timers of a moment fire together: time, namespace, and the slots in the order of their key groups and hashes.
-
-    Args:
-        keys: The touched keys of the backend.
-        files: Where runs are kept.
-        handles: The restored runs.
-        name: The name of the timers.
-        namespace_type: The type of the namespaces.
-        make_room: Frees memory in the backend, if needed, before due keys are touched.
-        touch: Reads the state of keys, given with their hashes, into the overlay and returns their slots.
     """
 
-    def __init__(
-        self,
-        keys: TouchedKeys,
-        files: RunFiles,
-        handles: Sequence[RunHandle],
-        name: str,
-        *,
-        namespace_type: TypeInformation,
-        make_room: Callable[[], None],
-        touch: Callable[[pa.Array[Any], npt.NDArray[np.int32]], Cells],
-    ) -> None:
-        super().__init__(keys, files, handles, name, namespace_type=namespace_type, make_room=make_room)
-        self._type = namespace_type
-        self._codec = KeyCodec(namespace_type)
-        self._touch = touch
+    namespace_type: TypeInformation
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._codec = KeyCodec(self.namespace_type)
 
     def moments(self, times: Sequence[int], namespaces: Sequence[Any]) -> list[int]:
         """Returns a number for each pair of time (milliseconds) and namespace. It is valid until timers fire."""
@@ -196,7 +175,7 @@ class ColumnTimers(TimerTable[tuple[int, Any, Cells]]):
         # If nothing is stored, a timer that was registered and deleted needs no tombstone.
         changed = np.flatnonzero(status != _STORED if len(self.runs) else np.isin(status, (_REGISTERED, _RENEWED)))
         moments = moments[changed]
-        namespaces = self._type.to_arrow(
+        namespaces = self.namespace_type.to_arrow(
             self._codec.decode_all([namespace for (_, namespace), _ in self._logs.values()])
         )
         times = np.array([time for (time, _), _ in self._logs.values()], dtype=np.int64)[moments]
@@ -209,7 +188,7 @@ class ColumnTimers(TimerTable[tuple[int, Any, Cells]]):
         pairs = pa.StructArray.from_arrays([columns["time"], columns["namespace"]], names=["time", "namespace"])
         first, codes = distinct_rows(pairs)
         rows = pa.array(first)
-        namespaces = self._type.from_arrow(columns["namespace"].take(rows))
+        namespaces = self.namespace_type.from_arrow(columns["namespace"].take(rows))
         numbers = self.moments(columns["time"].take(rows).to_pylist(), namespaces)
         # Changes that were made in the meantime take precedence.
         self._set(slots, np.array(numbers, dtype=np.int64)[codes], _STORED, first=True)

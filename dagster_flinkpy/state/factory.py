@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
@@ -15,13 +14,11 @@ from dagster_flinkpy.datastream.state import (
     ValueStateDescriptor,
 )
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.state.handles import RunHandle, StateKind
-from dagster_flinkpy.state.keys import TouchedKeys
+from dagster_flinkpy.state.handles import StateKind
 from dagster_flinkpy.state.list_table import ListTable, TtlListTable
 from dagster_flinkpy.state.map_table import MapTable
 from dagster_flinkpy.state.pane_states import PaneState
 from dagster_flinkpy.state.pane_table import PaneListTable, PaneTable
-from dagster_flinkpy.state.runs import RunFiles
 from dagster_flinkpy.state.slot_table import KeyedSlotState, SlotTable, make_slot_state
 from dagster_flinkpy.state.states import (
     KeyedFoldState,
@@ -66,29 +63,20 @@ _KINDS: dict[type[StateDescriptor], StateKind] = {
 }
 
 
-def make_state(
-    descriptor: StateDescriptor,
-    namespace_type: TypeInformation | None,
-    keys: TouchedKeys,
-    files: RunFiles,
-    handles: Sequence[RunHandle],
-) -> InternalState:
+def make_state(descriptor: StateDescriptor, namespace_type: TypeInformation | None, *where: Any) -> InternalState:
     """Returns the state of a descriptor, with its table.
 
     Args:
         descriptor: The state that the user declared.
         namespace_type: The type of the namespace, or None for state without one.
-        keys: The touched keys of the backend.
-        files: Where runs are kept.
-        handles: The restored runs.
+        where: The first arguments of an ``OverlayTable``.
 
     Raises:
         ConfigurationError: The descriptor is not for keyed state.
         UnsupportedKeyTypeError: The type of the namespace or map key cannot identify rows.
     """
     config = descriptor.ttl_config
-    rules = None if config is None or not config.is_enabled() else TtlRules(config, files.now)
-    where: Any = (keys, files, handles, descriptor.name)
+    rules = None if config is None or not config.is_enabled() else TtlRules(config, where[1].now)
     if isinstance(descriptor, MapStateDescriptor):
         types = {
             "namespace_type": namespace_type,

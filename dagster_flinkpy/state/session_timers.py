@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,10 +10,7 @@ import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.state.cell_columns import Cells
-from dagster_flinkpy.state.handles import RunHandle
-from dagster_flinkpy.state.keys import TouchedKeys
 from dagster_flinkpy.state.layout import hashes_of
-from dagster_flinkpy.state.runs import RunFiles
 from dagster_flinkpy.state.session_table import SessionTable, delta_of_sessions, window_column
 from dagster_flinkpy.state.time_order import MAX_TIME, MIN_TIME
 from dagster_flinkpy.state.time_parts import TimeParts, Times, Values
@@ -30,32 +26,14 @@ class SessionTimers(TimerTable[tuple[Times, Cells]]):
     time: times, and as many sessions. The caller notes in a session that it has fired, and removes those that are over.
 
     Args:
-        keys: The touched keys of the backend.
-        files: Where runs are kept.
-        handles: The restored runs.
-        name: The name of the timers.
-        namespace_type: The type of the windows.
         sessions: The windows in flight.
-        make_room: Frees memory in the backend, if needed, before due keys are touched.
-        touch: Reads the state of keys, given with their hashes, into the overlay and returns their slots.
     """
 
-    def __init__(
-        self,
-        keys: TouchedKeys,
-        files: RunFiles,
-        handles: Sequence[RunHandle],
-        name: str,
-        *,
-        namespace_type: TypeInformation,
-        sessions: SessionTable,
-        make_room: Callable[[], None],
-        touch: Callable[[pa.Array[Any], npt.NDArray[np.int32]], npt.NDArray[np.int64]],
-    ) -> None:
-        self._due = TimeParts(np.int64, _by_time)
-        super().__init__(keys, files, handles, name, namespace_type=namespace_type, make_room=make_room)
-        self._type = namespace_type
-        self._sessions, self._touch = sessions, touch
+    namespace_type: TypeInformation
+
+    def __init__(self, *args: Any, sessions: SessionTable, **kwargs: Any) -> None:
+        self._due, self._sessions = TimeParts(np.int64, _by_time), sessions
+        super().__init__(*args, **kwargs)
         sessions.follow(self)
 
     def register(self, cells: Cells) -> None:
@@ -138,7 +116,7 @@ class SessionTimers(TimerTable[tuple[Times, Cells]]):
             self._timers_of(gone, sessions.timers_start[gone], sessions.timers_end[gone], sessions.timers_fired[gone]),
         ]
         slots, starts, ends, times = (np.concatenate(pair) for pair in zip(*rows, strict=True))
-        columns = {"namespace": window_column(self._type, starts, ends), "time": pa.array(times)}
+        columns = {"namespace": window_column(self.namespace_type, starts, ends), "time": pa.array(times)}
         return self._rows(*delta_of_sessions(slots, columns, len(rows[0][0])))
 
     def _timers_of(self, cells: Cells, starts: Cells, ends: Cells, fired: npt.NDArray[np.bool_]) -> tuple[Cells, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
@@ -39,6 +40,7 @@ class TimerTable(OverlayTable, Generic[Due]):
         name: The name of the timers.
         namespace_type: The type of the namespaces, or None for timers without one.
         make_room: Frees memory in the backend, if needed, before due keys are touched.
+        touch: Reads the state of keys, given with their hashes, into the overlay and returns their slots.
     """
 
     def __init__(
@@ -50,9 +52,10 @@ class TimerTable(OverlayTable, Generic[Due]):
         *,
         namespace_type: TypeInformation | None,
         make_room: Callable[[], None],
+        touch: Callable[[pa.Array[Any], npt.NDArray[np.int32]], Indices],
     ) -> None:
         super().__init__(keys, files, handles, name, "TIMER", namespace_type=namespace_type)
-        self._make_room = make_room
+        self._make_room, self._touch = make_room, touch
         self.clear()
 
     def advance_to(self, timestamp: int) -> Iterator[Due]:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.state.handles import RunHandle
-from dagster_flinkpy.state.keys import TouchedKeys
 from dagster_flinkpy.state.layout import distinct_rows, hashes_of
-from dagster_flinkpy.state.runs import RunFiles
 from dagster_flinkpy.state.time_order import MAX_TIME, MIN_TIME
 from dagster_flinkpy.state.time_parts import TimeParts
 from dagster_flinkpy.state.timer_table import TimerTable
@@ -40,34 +36,14 @@ class TimerQueue(TimerTable[tuple[int, Any, Any]]):
 
     Timers fire one by one: time, key and namespace, in order of time, then key group, key hash, key and namespace. The
     order does not depend on the parallelism or on where epochs end. A timer's key is the current one when it fires.
-
-    Args:
-        keys: The touched keys of the backend.
-        files: Where runs are kept.
-        handles: The restored runs.
-        name: The name of the queue.
-        namespace_type: The type of the namespaces, or None for timers without one.
-        make_room: Frees memory in the backend, if needed, before due keys are touched.
-        touch: Reads the state of keys, given with their hashes, into the overlay and returns their slots.
     """
 
-    def __init__(
-        self,
-        keys: TouchedKeys,
-        files: RunFiles,
-        handles: Sequence[RunHandle],
-        name: str,
-        *,
-        namespace_type: TypeInformation | None,
-        make_room: Callable[[], None],
-        touch: Callable[[pa.Array[Any], npt.NDArray[np.int32]], npt.NDArray[np.int64]],
-    ) -> None:
-        self._touch = touch
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._log_times, self._log_cells = array("q"), array("q")
         """The changes that are not in order yet."""
         self._parts = TimeParts(np.int64, _latest)
         """Earlier changes."""
-        super().__init__(keys, files, handles, name, namespace_type=namespace_type, make_room=make_room)
+        super().__init__(*args, **kwargs)
 
     def set_current_namespace(self, namespace: Any) -> None:
         super().set_current_namespace(namespace)

@@ -17,16 +17,8 @@ from dagster_flinkpy.datastream.functions import (
     WindowFunction,
 )
 from dagster_flinkpy.datastream.state import (
-    AggregatingState,
-    AggregatingStateDescriptor,
-    ListState,
-    ListStateDescriptor,
-    MapState,
     MapStateDescriptor,
-    ReducingState,
-    ReducingStateDescriptor,
     StateDescriptor,
-    ValueState,
     ValueStateDescriptor,
 )
 from dagster_flinkpy.datastream.timerservice import TimerService
@@ -43,6 +35,7 @@ from dagster_flinkpy.datastream.window import (
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.metrics import MetricGroup
 from dagster_flinkpy.runtime.operators.keyed_operators import KeyedOperator, KeyedTimerService
+from dagster_flinkpy.runtime.operators.runtime_context import TaskRuntimeContext
 from dagster_flinkpy.state.timers import TimerQueue
 
 __all__ = ["AssignerContext", "TriggerContext", "WindowCodec", "WindowContext", "WindowStates", "evaluator"]
@@ -104,48 +97,27 @@ class WindowStates:
         return state
 
 
-class _PerWindowStateStore(KeyedStateStore):
-    """State of the current key and one window."""
-
-    def __init__(self, states: WindowStates) -> None:
-        self._states = states
-        self.namespace: Any = None
-
-    def _get(self, descriptor: StateDescriptor) -> Any:
-        state = self._states.get(descriptor)
-        state.set_current_namespace(self.namespace)
-        return state
-
-    def get_state(self, state_descriptor: ValueStateDescriptor) -> ValueState[Any]:
-        state: ValueState[Any] = self._get(state_descriptor)
-        return state
-
-    def get_list_state(self, state_descriptor: ListStateDescriptor) -> ListState[Any]:
-        state: ListState[Any] = self._get(state_descriptor)
-        return state
-
-    def get_map_state(self, state_descriptor: MapStateDescriptor) -> MapState[Any, Any]:
-        state: MapState[Any, Any] = self._get(state_descriptor)
-        return state
-
-    def get_reducing_state(self, state_descriptor: ReducingStateDescriptor) -> ReducingState[Any]:
-        state: ReducingState[Any] = self._get(state_descriptor)
-        return state
-
-    def get_aggregating_state(self, state_descriptor: AggregatingStateDescriptor) -> AggregatingState[Any, Any]:
-        state: AggregatingState[Any, Any] = self._get(state_descriptor)
-        return state
-
-
 class WindowContext(ProcessWindowFunction.Context[Any], ProcessAllWindowFunction.Context[Any]):
-    """The window that fires or ends."""
+    """The window that fires or ends.
 
-    def __init__(
-        self, timer_service: TimerService, codec: WindowCodec, states: WindowStates | None, runtime: RuntimeContext
-    ) -> None:
-        self._timer_service, self._codec, self._runtime = timer_service, codec, runtime
-        self._store = None if states is None else _PerWindowStateStore(states)
+    Args:
+        operator: The window operator.
+        codec: Converts windows to namespaces.
+        states: State by window; None if windows merge.
+    """
+
+    def __init__(self, operator: KeyedOperator, codec: WindowCodec, states: WindowStates | None) -> None:
+        self._timer_service, self._codec = KeyedTimerService(operator), codec
+        self._runtime, self._states = operator.runtime_context(), states
+        self._store = TaskRuntimeContext(operator.context, self._state)
         self.current: Any = None
+
+    def _state(self, descriptor: StateDescriptor) -> Any:
+        """Returns a state of the window."""
+        assert self._states is not None
+        state = self._states.get(descriptor)
+        state.set_current_namespace(self._codec.encode(self.current))
+        return state
 
     def window(self) -> Any:
         return self.current
@@ -157,11 +129,10 @@ class WindowContext(ProcessWindowFunction.Context[Any], ProcessAllWindowFunction
         return self._timer_service.current_watermark()
 
     def window_state(self) -> KeyedStateStore:
-        if self._store is None:
+        if self._states is None:
             raise ConfigurationError(
                 "windows that merge, such as sessions, have no window_state(); use global_state() instead"
             )
-        self._store.namespace = self._codec.encode(self.current)
         return self._store
 
     def global_state(self) -> KeyedStateStore:

@@ -110,11 +110,9 @@ class WindowOperator(KeyedOperator):
         self.codec = WindowCodec(spec.assigner.get_window_serializer())
         self.window_states = WindowStates(lambda d: self.backend.get_state(d, self.codec.namespace_type))
         self._states = WindowStates(self.backend.get_state)
-        timer_service, runtime = KeyedTimerService(self), self.runtime_context()
         merging = isinstance(spec.assigner, MergingWindowAssigner)
-        window_states = None if merging else self.window_states
-        self._window = WindowContext(timer_service, self.codec, window_states, runtime)
-        self.assigner_context = AssignerContext(timer_service, runtime)
+        self._window = WindowContext(self, self.codec, None if merging else self.window_states)
+        self.assigner_context = AssignerContext(KeyedTimerService(self), self.runtime_context())
         self._evaluate = evaluator(spec.window_function, self._window)
         self.clears = _clears(spec.window_function)
         """Whether the window function drops state when a window ends."""
