@@ -62,14 +62,14 @@ class KeyedFoldState(_CellState, ReducingState[Any], AggregatingState[Any, Any])
 
     def __init__(self, table: CellTable, fold: ValueFold) -> None:
         super().__init__(table)
-        self._fold = fold
+        self._fold, self._add = fold, fold.add
 
     def get(self) -> Any:
         stored = self.table.get()
         return None if stored is None else self._fold.result(stored)
 
     def add(self, value: Any) -> None:
-        self.table.hold(self._fold.add(self.table.lend(), value))
+        self.table.hold(self._add(self.table.lend(), value))
 
     def merge_namespaces(self, target: Any, sources: Iterable[Any]) -> None:
         """Moves the values of the current key from some namespaces to another one."""
