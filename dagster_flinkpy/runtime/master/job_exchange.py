@@ -105,8 +105,11 @@ class JobExchange(CheckpointListener):
         Args:
             slots: The slots of the job.
         """
+        if self._mode is ExchangeMode.AUTO and self._decided_for is not slots:
+            # Several regions without live tasks may have to take turns, and one would wait for the barrier of all.
+            return len(slots.regions) == 1 and not self._is_little(slots)
         if self._mode is ExchangeMode.AUTO:
-            return not self._on_spark_only if self._decided_for is slots else not self._is_little(slots)
+            return not self._on_spark_only
         return self._mode is ExchangeMode.PIPELINED
 
     @property
