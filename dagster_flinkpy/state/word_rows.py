@@ -159,11 +159,30 @@ def _factor(position: int) -> np.uint64:
 def distinct_words(words: Words, rows: int) -> tuple[Integers, Integers]:
     """Returns the first row of each distinct value, and for each row the number of its value among these."""
     everything = np.arange(rows)
-    owners = _owners(words, _hashes(words, rows))
-    first = np.flatnonzero(owners == everything)
-    numbers = np.empty(rows, dtype=np.int64)
-    numbers[first] = everything[: len(first)]
-    return first, numbers[owners]
+    codes = _codes(words, rows)
+    if codes is None:
+        codes = _owners(words, _hashes(words, rows))
+        first = np.flatnonzero(codes == everything)
+        numbers = np.empty(rows, dtype=np.int64)
+    else:
+        numbers = np.empty(int(codes.max()) + 1, dtype=np.int64)
+        numbers[codes[::-1]] = everything[::-1]  # The last write wins.
+        first = np.flatnonzero(numbers[codes] == everything)
+    numbers[codes[first]] = everything[: len(first)]
+    return first, numbers[codes]
+
+
+def _codes(words: Words, rows: int) -> Integers | None:
+    """Returns small numbers that are equal where words are, which saves hashing; None if they would not be small."""
+    codes, size = np.zeros(rows, dtype=np.int64), 1
+    for word in words.values() if rows else ():
+        least, most = int(word.min()), int(word.max())
+        size *= most - least + 1
+        if size > 4 * rows:
+            return None
+        if most > least:
+            codes = codes * (most - least + 1) + (word - least)
+    return codes if rows else None
 
 
 def _owners(words: Words, hashes: npt.NDArray[np.uint64]) -> Integers:

@@ -7,7 +7,6 @@ epoch. Otherwise a running aggregation gives a result per record, so its records
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +22,6 @@ from dagster_flinkpy.runtime.operators.windows.factory import window_fold_of
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, KeyColumn, StreamBatch
 from dagster_flinkpy.state.keys import hash_keys
 from dagster_flinkpy.state.layout import distinct_rows
-from dagster_flinkpy.state.word_rows import has_words, words_of
 
 __all__ = ["LocalAggregate", "local_aggregate_of"]
 
@@ -171,14 +169,19 @@ class LocalAggregate:
 
         Then the operator finds out which record was one too many.
         """
-        codes, times, lasts = _codes(rows.keys), rows.times, rows.lasts
+        keys: Any = rows.keys
+        times, lasts = rows.times, rows.lasts
         if self._slices is not None:
             length, offset = self._slices
-            slices = _codes(pa.array((times - offset) // length))
-            codes = _few(codes * (int(slices.max(initial=0)) + 1) + slices)
-        elif self._gap is not None:
-            codes, times, lasts = _runs(codes, times, lasts, self._gap)
-        groups, first = _numbered(codes)
+            columns = [
+                *(keys.flatten() if pa.types.is_struct(keys.type) else [keys]),
+                pa.array((times - offset) // length),
+            ]
+            keys = pa.StructArray.from_arrays(columns, names=list(map(str, range(len(columns)))))
+        first, groups = distinct_rows(keys)
+        if self._gap is not None:
+            runs, times, lasts = _runs(groups, times, lasts, self._gap)
+            first, groups = distinct_rows(pa.array(runs))
         combined = self._fold.combine(rows.values, groups, first)
         if combined is None:
             return rows
@@ -229,39 +232,3 @@ def _runs(codes: Ints, starts: Ints, lasts: Ints, gap: int) -> tuple[Ints, Ints,
     runs[order] = np.cumsum(begins) - 1
     stops = np.append(opens[1:], len(codes)) - 1
     return runs, (at - offsets)[opens][runs], (reach - offsets)[stops][runs]
-
-
-def _codes(column: pa.Array[Any]) -> Ints:
-    """Returns small numbers that are equal where values are; no value is null."""
-    if pa.types.is_integer(column.type):
-        fields: list[Ints] = [column.to_numpy().astype(np.int64, copy=False)]  # a difference of bytes may be no byte
-    elif _has_numbers(column.type):
-        fields = list(words_of(column)[0].values())
-    else:
-        return distinct_rows(column)[1]
-    bounds = [(int(field.min(initial=2**62)), int(field.max(initial=-(2**62)))) for field in fields]
-    if math.prod(most - least + 1 for least, most in bounds) >= 4 * len(column):
-        return distinct_rows(column)[1]
-    codes = fields[0] - bounds[0][0]
-    for field, (least, most) in zip(fields[1:], bounds[1:], strict=True):
-        codes = codes * (most - least + 1) + (field - least) if most > least else codes
-    return codes
-
-
-def _has_numbers(kind: pa.DataType) -> bool:
-    """Returns whether values are rows with a word for each field."""
-    return pa.types.is_struct(kind) and has_words(kind) and not any(pa.types.is_string(field.type) for field in kind)
-
-
-def _few(codes: Ints) -> Ints:
-    return codes if int(codes.max(initial=0)) < 4 * len(codes) else distinct_rows(pa.array(codes))[1]
-
-
-def _numbered(codes: Ints) -> tuple[Ints, Ints]:
-    """Numbers distinct codes in the order in which they come; returns the number of each row, and their first rows."""
-    rows = np.arange(len(codes))
-    owners = np.empty(int(codes.max(initial=-1)) + 1, dtype=np.int64)
-    owners[codes[::-1]] = rows[::-1]  # the last write wins
-    first = np.flatnonzero(owners[codes] == rows)
-    owners[codes[first]] = np.arange(len(first))
-    return owners[codes], first
