@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
@@ -16,9 +20,10 @@ from dagster_flinkpy.checkpoint.requests import JobRequests, Order, RequestKind
 from dagster_flinkpy.common import Types, WatermarkStrategy
 from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
 from dagster_flinkpy.common.time import Duration
-from dagster_flinkpy.connectors import ParquetSink
+from dagster_flinkpy.connectors import ParquetSink, ParquetSource
 from dagster_flinkpy.datastream import KeyedProcessFunction, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors import FileSource, StreamFormat
+from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
@@ -112,3 +117,86 @@ def test_a_slot_that_dies_between_two_checkpoints_reads_again_what_came_since(
     thread.join(LIMIT)
     assert errors == []
     assert rows(tmp_path) == [("a", 1), ("a", 2), ("a", 3), ("b", 1), ("b", 2), ("die", 1)]
+
+
+class Waits(ParquetSource):
+    """Yields nothing for now after 50,000 records, until a file is there."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(str(folder / "in"), row_type=Types.ROW_NAMED(["n"], [Types.LONG()]), bounded=True)
+        self._go = folder / "go"
+
+    def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
+        read = split.offset
+        for column, offset in super().read(split):
+            while offset > 50_000 and not self._go.exists():
+                yield column[:0], read
+            yield column, offset
+            read = offset
+
+
+class CountNumbers(KeyedProcessFunction):
+    """Counts by key. Record 30,000 kills the process, the first time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def open(self, runtime_context: Any) -> None:
+        self._count = runtime_context.get_state(ValueStateDescriptor("count", Types.LONG()))
+
+    def process_element(self, value: Any, ctx: KeyedProcessFunction.Context) -> Any:
+        if value.n == 30_000 and not (self._folder / "died").exists():
+            (self._folder / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        count = (self._count.value() or 0) + 1
+        self._count.update(count)
+        if value.n == 49_151:
+            (self._folder / "seen").touch()
+        yield str(ctx.get_current_key()), count
+
+
+def test_a_file_is_read_by_a_slot_that_dies_then_up_to_a_savepoint_and_then_by_spark_jobs(
+    tmp_path: Path, spark_settings: SparkSettings
+) -> None:
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"n": pa.array(range(100_000), pa.int64())}), tmp_path / "in" / "a.parquet")
+    config = JobConfig(
+        "job",
+        StorageLocation(str(tmp_path / "store")),
+        spark=spark_settings,
+        exchange=ExchangeOptions(ExchangeMode.PIPELINED),
+        checkpointing=CoordinatorConfig(interval=timedelta(days=1)),
+        failover=FailoverConfig(FixedDelayRestart(3, timedelta(0))),
+    )
+
+    def graph(parallelism: int) -> JobGraph:
+        env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(parallelism)
+        numbers = env.from_source(Waits(tmp_path), WatermarkStrategy.no_watermarks(), "numbers").uid("numbers")
+        counted = numbers.key_by(lambda row: row.n % 10, Types.LONG()).process(CountNumbers(tmp_path), COUNTED)
+        counted.uid("counts").sink_to(ParquetSink(str(tmp_path / "out"))).uid("sink")
+        return env.get_job_graph()
+
+    begun, errors = threading.Event(), list[BaseException]()
+
+    def run() -> None:
+        try:
+            with JobAttempt(graph(1), config, owner="test") as attempt:
+                begun.set()
+                list(attempt.run_epochs(periodic=True))
+        except BaseException as error:
+            errors.append(error)
+        begun.set()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    begun.wait(LIMIT)
+    until((tmp_path / "seen").exists, "the first records were not processed")
+    asker = JobRequests(config.storage.child("job"), "test")
+    asker.wait(asker.submit(Order(RequestKind.STOP)))
+    thread.join(LIMIT)
+    assert errors == []
+    assert 0 < len(rows(tmp_path)) <= 50_000
+    (tmp_path / "go").touch()
+    with JobAttempt(graph(2), replace(config, exchange=ExchangeOptions(ExchangeMode.SPARK)), owner="test") as attempt:
+        list(attempt.run_epochs())
+    assert rows(tmp_path) == sorted((str(key), count) for key in range(10) for count in range(1, 10_001))
