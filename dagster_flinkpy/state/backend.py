@@ -131,7 +131,6 @@ class ColumnarKeyedStateBackend:
         self._keys_touched = 0
         self._tables: dict[_TableId, OverlayTable] = {}
         self._states: dict[str, InternalState] = {}
-        self._timers: dict[str, TimerQueue] = {}
         self._full_cleanup: set[_TableId] = set()
         mine = restored.restrict(key_groups) if restored else None
         self._restored = {_id_of(table): table for table in mine.tables} if mine else {}
@@ -291,15 +290,13 @@ class ColumnarKeyedStateBackend:
         A state may have the same name.
 
         Raises:
+            ConfigurationError: The same operator uses them by column.
             StateSchemaError: They were stored, or requested earlier, with another namespace type. The message names
                 both.
         """
-        timers = TimerQueue(*self._where((True, name)), namespace_type=namespace_type, **self._of_timers)
-        self._check((True, name), timers)
-        if name not in self._timers:
-            self._timers[name] = timers
-            self._add((True, name), timers)
-        return self._timers[name]
+        identity = (True, name)
+        timers = TimerQueue(*self._where(identity), namespace_type=namespace_type, **self._of_timers)
+        return self._declare(identity, timers)
 
     def get_panes(
         self, descriptor: StateDescriptor, namespace_type: TypeInformation, sessions: SessionTable | None = None

@@ -157,6 +157,18 @@ def test_rows_are_as_distinct_as_in_java(few_hashes, fields, data, cut):
         assert index.find(column).tolist() == codes.tolist()
 
 
+@given(st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.none() | st.integers(-2, 0)), min_size=1, max_size=30))
+def test_rows_of_small_numbers_are_told_apart_without_hashes(rows):
+    kind = Types.TUPLE([Types.LONG(), Types.BOOLEAN(), Types.INT()])
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(word_rows, "_hashes", None)
+        # There are many more rows than possible values.
+        first, codes = distinct_rows(kind.to_arrow(rows + 300 * [(0, False, 0)]))
+    distinct = list(dict.fromkeys([*rows, (0, False, 0)]))
+    assert [distinct[code] for code in codes] == rows + 300 * [(0, False, 0)]
+    assert len(first) == len(distinct)
+
+
 def test_many_rows_are_found():
     for texts in ([f"customer-{i:07}" for i in range(20_000)], [f"{i:05}" * (i % 14) + str(i) for i in range(20_000)]):
         column, index = pa.array(texts), RowIndex()
