@@ -20,6 +20,7 @@ NAMES = (
     "sharing",
     "keyed",
     "live",
+    "slots",
     "forms",
     "nexmark",
     "state",
