@@ -121,7 +121,7 @@ def _member(kind: type[E], name: str) -> E:
         return kind[name.strip().upper().replace("-", "_")]
     except KeyError:
         known = ", ".join(member.name for member in kind)
-        raise ConfigurationError(f"{name!r} is no {kind.__name__}: use one of {known}") from None
+        raise ConfigurationError(f"{name!r} is not a valid {kind.__name__}; use one of {known}") from None
 
 
 _CHECKPOINTING = "execution.checkpointing."
