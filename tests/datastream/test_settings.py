@@ -322,7 +322,9 @@ def test_an_option_that_nobody_reads_warns_once(name: str, because: str) -> None
 
 
 def test_a_bad_value_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="not a valid CheckpointingMode; use one of EXACTLY_ONCE, AT_LEAST_ONCE"):
+    with pytest.raises(
+        ConfigurationError, match="not a valid CheckpointingMode; use one of EXACTLY_ONCE, AT_LEAST_ONCE"
+    ):
         configured(**{"execution.checkpointing.mode": "once"})
     with pytest.raises(ConfigurationError, match="not a RuntimeExecutionMode"):
         configured(**{"execution.runtime-mode": "micro-batch"})

@@ -34,13 +34,20 @@ class InputGate:
     Args:
         channels: By channel, what gives a credit back to its producer; called on the thread of the slot.
         wake: Called when there is something to take.
+        room: For how many buffers each channel has room.
     """
 
-    def __init__(self, channels: Mapping[Channel, Callable[[], None]], wake: Callable[[], object]) -> None:
+    def __init__(self, channels: Mapping[Channel, Callable[[], None]], wake: Callable[[], object], room: int) -> None:
         self._channels = {channel: _InputChannel(grant) for channel, grant in channels.items()}
         self._ready: deque[_InputChannel] = deque()
         self._wake = wake
         self._lock = threading.Lock()
+        self._room, self._buffers = room * len(channels), 0
+
+    @property
+    def usage(self) -> float:
+        """The share of its room that is in use (Flink: ``inPoolUsage``)."""
+        return self._buffers / self._room
 
     def put(self, row: WireRow) -> None:
         """Takes a row of a channel.
@@ -52,6 +59,7 @@ class InputGate:
         if channel is None:
             raise CheckpointError(f"a gate received data of channel {(row.edge, row.channel)}, which it does not have")
         with self._lock:
+            self._buffers += row.kind is Kind.BUFFER
             channel.rows.append(row)
             if not channel.listed and not channel.blocked:
                 channel.listed = True
@@ -70,6 +78,7 @@ class InputGate:
                 return None
             channel = self._ready.popleft()
             row = channel.rows.popleft()
+            self._buffers -= row.kind is Kind.BUFFER
             channel.listed = bool(channel.rows)
             if channel.listed:
                 self._ready.append(channel)

@@ -31,7 +31,7 @@ _DURATIONS = (
     "checkpointSyncDuration",
     "checkpointAsyncDuration",
 )
-_OF_TASK = frozenset(("numBytesIn", "numBytesOut", *TIMES, *_DURATIONS))
+_OF_TASK = frozenset(("numBytesIn", "numBytesOut", "inPoolUsage", *TIMES, *_DURATIONS))
 """Metrics that Flink has in the scope of a task. All others have that of an operator."""
 _COUNTERS = frozenset(
     (

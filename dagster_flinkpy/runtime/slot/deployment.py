@@ -104,7 +104,7 @@ class SlotDeployment:
                 send = self.links[there].add
             subpartitions[edge.id, target] = PipelinedSubpartition(send, credit(graph, to_stage, target))
         grants: dict[tuple[int, int], Callable[[], None]] = {}
-        at_once = max(credit(graph, stage, index) // 2, 1)
+        room = credit(graph, stage, index)
         for edge, sender in input_channels(graph, stage, index):
             if edge.target not in uids:
                 continue
@@ -113,14 +113,14 @@ class SlotDeployment:
             if there == self._slot:
                 grants[edge.id, sender] = partial(self._grant_here, (self._heads[edge.source], sender), edge.id, index)
             else:
-                grants[edge.id, sender] = partial(self._grant, there, (edge.id, sender, index), at_once)
+                grants[edge.id, sender] = partial(self._grant, there, (edge.id, sender, index), max(room // 2, 1))
         return PipelinedTask(
             self.job,
             stage,
             chain,
             index,
             ResultPartition(subpartitions, self._to_driver),
-            InputGate(grants, self._wake),
+            InputGate(grants, self._wake, room),
             later=self._later,
             on_error=self.fail,
         )

@@ -70,6 +70,8 @@ class PipelinedTask(StreamTask):
         """Whether the part that is read, or was read last, is of an open epoch."""
         self._blocked: set[tuple[int, int]] = set()
         self._was_available = True
+        self._usage, self._looks = 0.0, 0
+        """The sum over how full its gate was whenever it was looked at."""
         self.unsent = False
         """Whether there may be records that wait until a buffer is full."""
         self._reader: SourceReaderOperator | None = None
@@ -128,6 +130,7 @@ class PipelinedTask(StreamTask):
         if self.stage == 0:
             self._step_of_source()
         else:
+            self._usage, self._looks = self._usage + self.gate.usage, self._looks + 1
             for _ in range(_ROWS_AT_ONCE):
                 if not self.partition.is_available or (row := self.gate.poll()) is None:
                     break
@@ -169,6 +172,13 @@ class PipelinedTask(StreamTask):
         uid, task = next(iter(self._tasks.items()))
         stop = task.operator.stop if isinstance(task.operator, SourceOperator) else None
         return None if stop is None else {"uid": uid, "stop": astuple(stop)}
+
+    def take_queue_metrics(self, uid: str) -> dict[str, float]:
+        if self.stage == 0 or uid != self._vertices[0].uid:
+            return {}
+        usage = self._usage / self._looks if self._looks else self.gate.usage
+        self._usage, self._looks = 0.0, 0
+        return {"in_pool_usage": round(usage, 3)}
 
     def _block(self) -> None:
         blocked = {channel for task in self._tasks.values() for channel in task.blocked}

@@ -95,6 +95,9 @@ class ParentTask(Protocol):
     def collect(self, column: pa.Array, name: str, position: int) -> None:
         """Sends a column to the driver. ``position`` is the number of barriers before it."""
 
+    def take_queue_metrics(self, uid: str) -> dict[str, float]:
+        """Returns how full the queue before an operator was since the last call, if it is the first one of a chain."""
+
 
 class Output(Protocol):
     """Where the records and events of an operator go (Flink: ``Output``)."""
@@ -594,6 +597,7 @@ class OperatorTask:
                     input_watermark=self._valve.watermark,
                     output_watermark=self.watermark,
                 ),
+                **self._task.take_queue_metrics(self.vertex.uid),
                 "sync_us": sync_us,
                 **taken.metrics,
                 **self.context.metrics.take(),

@@ -93,6 +93,10 @@ class StreamTask:
         """Returns a digest of everything that was sent so far."""
         return f"{self._rows_out.digest:08x}"
 
+    def take_queue_metrics(self, uid: str) -> dict[str, float]:
+        """Returns nothing: Spark has the queues."""
+        return {}
+
     # --- life --------------------------------------------------------------------------------------------------------
 
     def open(self) -> None:

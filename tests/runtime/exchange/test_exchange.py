@@ -44,7 +44,7 @@ class Channels:
         self._room = room
         self._network: list[deque[WireRow]] = [deque() for _ in CHANNELS]
         self._credits = Counter[int]()
-        self.gate = InputGate({(EDGE, c): partial(self._grant, c) for _, c in CHANNELS}, lambda: None)
+        self.gate = InputGate({(EDGE, c): partial(self._grant, c) for _, c in CHANNELS}, lambda: None, 2)
         self.partitions = [
             ResultPartition({(EDGE, 0): PipelinedSubpartition(network.append, room)}, lambda row: None)
             for network in self._network
@@ -164,10 +164,21 @@ def test_a_task_that_is_full_still_talks_to_the_driver() -> None:
 
 
 def test_a_gate_refuses_a_channel_that_it_does_not_have() -> None:
-    gate = InputGate({(EDGE, 0): lambda: None}, lambda: None)
+    gate = InputGate({(EDGE, 0): lambda: None}, lambda: None, 2)
     with pytest.raises(CheckpointError, match=r"channel \(0, 7\), which it does not have"):
         gate.put(WireRow(0, EDGE, 7, 0, Kind.BUFFER, pa.py_buffer(b"")))
     assert not gate.is_available
+
+
+def test_how_full_a_gate_is() -> None:
+    gate = InputGate({(EDGE, 0): lambda: None, (EDGE, 1): lambda: None}, lambda: None, 2)
+    assert gate.usage == 0
+    for channel, kind in ((0, Kind.BUFFER), (1, Kind.BUFFER), (1, Kind.BARRIER), (0, Kind.BUFFER)):
+        gate.put(WireRow(0, EDGE, channel, 0, kind, pa.py_buffer(b"")))
+    assert gate.usage == 3 / 4, "events need no room"
+    while gate.poll() is not None:
+        pass
+    assert gate.usage == 0
 
 
 # --- frames -----------------------------------------------------------------------------------------------------------
