@@ -45,7 +45,7 @@ def _live(what: str, owner: Any, name: str, noticed: str, chaos: Mapping[str, An
 
 
 @_live("a buffer that is read gives no credit back", SlotDeployment, "_grant", _WAIT, _ALIGNED)
-def _(real: Wrapped, deployment: SlotDeployment, slot: str, channel: Any) -> None:
+def _(real: Wrapped, deployment: SlotDeployment, slot: str, channel: Any, at_once: int) -> None:
     pass
 
 
