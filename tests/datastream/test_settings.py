@@ -326,7 +326,7 @@ def test_a_bad_value_is_refused() -> None:
         ConfigurationError, match="not a valid CheckpointingMode; use one of EXACTLY_ONCE, AT_LEAST_ONCE"
     ):
         configured(**{"execution.checkpointing.mode": "once"})
-    with pytest.raises(ConfigurationError, match="not a RuntimeExecutionMode"):
+    with pytest.raises(ConfigurationError, match="not a valid RuntimeExecutionMode"):
         configured(**{"execution.runtime-mode": "micro-batch"})
 
 
