@@ -134,7 +134,8 @@ class FileEnumerator(SplitEnumerator):
 
     def unread(self) -> Sequence[str]:
         files = self._files(needed=False, gone=True)  # files that were read may be deleted
-        return [n for n, (_, i) in files.items() if n not in self._names and not self._known.has_read(n, i)]
+        new = [n for n, (_, i) in files.items() if n not in self._names and not self._known.has_read(n, i)]
+        return [*self._open.unread(), *new]
 
     def snapshot_state(self) -> Json:
         position: Json = {

@@ -214,6 +214,9 @@ class KafkaEnumerator(SplitEnumerator):
     def exhausted(self) -> bool:
         return self._ended and not self._rest
 
+    def unread(self) -> Sequence[str]:
+        return [f"the rest of {split.split_id}" for split in self._open.values()] if self._rest else ()
+
     def lag(self) -> SourceLag | None:
         return None if self._left is None else SourceLag(records=self._left)
 

@@ -234,6 +234,9 @@ class KinesisEnumerator(SplitEnumerator):
     def exhausted(self) -> bool:
         return self._ended and not self._rest
 
+    def unread(self) -> Sequence[str]:
+        return [f"the rest of {split.split_id}" for split in self._open.values()] if self._rest else ()
+
     def lag(self) -> SourceLag | None:
         return None if self._behind_ms is None else SourceLag(milliseconds=self._behind_ms)
 

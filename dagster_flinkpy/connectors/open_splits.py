@@ -201,6 +201,10 @@ class OpenSplits:
                 left.append(SourceSplit(split.split_id, split.properties, stop))
         return left
 
+    def unread(self) -> list[str]:
+        """Returns the names of what stays open, if it was not all planned last."""
+        return [f"the rest of {split.split_id}" for split in self.left()] if self.rest else []
+
     def lag(self, files: int, more: Sequence[ObjectInfo] = ()) -> SourceLag:
         """Returns what stays unread.
 

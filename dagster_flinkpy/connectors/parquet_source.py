@@ -429,12 +429,13 @@ class _ParquetEnumerator(SplitEnumerator):
         return self._ended and not self._open.rest
 
     def unread(self) -> Sequence[str]:
+        rest = self._open.unread()
         if not self._store.root_exists():
-            return []  # files that were read may be deleted
+            return rest  # files that were read may be deleted
         files = self._source.files(self._store)
         if self._counted is not None:
-            return [info.key for info in files if self._last is None or info.key > self._last]
-        return [info.key for info in files if not self._known.has_read(info.key, info)]
+            return rest + [info.key for info in files if self._last is None or info.key > self._last]
+        return rest + [info.key for info in files if not self._known.has_read(info.key, info)]
 
     def snapshot_state(self) -> Json:
         position: Json = {

@@ -316,7 +316,7 @@ class _TableEnumerator(SplitEnumerator):
     def unread(self) -> Sequence[str]:
         self._log.refresh()
         after = self._log.latest() if self._version is None else self._log.after(self._version)
-        return [] if after is None else [f"version {after}"]
+        return self._open.unread() + ([] if after is None else [f"version {after}"])
 
     def snapshot_state(self) -> Json:
         return {

@@ -68,6 +68,9 @@ def test_each_record_is_read_once(
         if any(not split.finished for split in back):
             assert not enumerator.exhausted
         enumerator = source.create_enumerator(json.loads(json.dumps(enumerator.snapshot_state())))
+        rest = [f"the rest of {split.split_id}" for split in back if not split.finished]
+        assert list(enumerator.unread()) == rest, "a job that has ended says what it would not read any more"
     assert found == list(range(COUNT))
     assert enumerator.plan_epoch(1) == [[]]
     assert enumerator.exhausted
+    assert list(enumerator.unread()) == []

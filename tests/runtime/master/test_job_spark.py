@@ -11,6 +11,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -270,10 +271,11 @@ class LosesASegment(MapFunction):
 
     def open(self, runtime_context: RuntimeContext) -> None:
         found = sorted((self._folder / "job" / "exchange").glob("*/*-0000000002/*.arrow"))
-        if found and not (self._folder / "lost").exists():
-            (self._folder / "lost").touch()
-            for path in found:
-                path.unlink()
+        if found:
+            with suppress(FileExistsError):  # two subtasks may come at once, and only one deletes
+                (self._folder / "lost").touch(exist_ok=False)
+                for path in found:
+                    path.unlink()
 
     def map(self, value: Any) -> Any:
         return value
