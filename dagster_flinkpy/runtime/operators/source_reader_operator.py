@@ -158,8 +158,7 @@ class SourceReaderOperator(SourceOperator):
         except USER_EXCEPTIONS as error:
             raise self.user_error(error, "poll_next()") from error
         if not isinstance(status, InputStatus):
-            where = f"poll_next() of operator {self.context.vertex.uid!r} ({self.context.vertex.name})"
-            raise TypeMismatchError(f"{where} returned {status!r:.100}, but must return an InputStatus")
+            raise self._wrong("poll_next()", status, "an InputStatus")
         self._status = status
         self._emit()
         if status is InputStatus.END_OF_INPUT:
@@ -168,8 +167,15 @@ class SourceReaderOperator(SourceOperator):
         elif status is InputStatus.NOTHING_AVAILABLE:
             self._await_more()
 
+    def _wrong(self, method: str, returned: object, wanted: str) -> TypeMismatchError:
+        vertex = self.context.vertex
+        where = f"{method} of operator {vertex.uid!r} ({vertex.name})"
+        return TypeMismatchError(f"{where} returned {returned!r:.100}, but must return {wanted}")
+
     def _await_more(self) -> None:
         more: Future[Any] | None = self._call("is_available()", self.reader.is_available)
+        if not isinstance(more, Future | None):
+            raise self._wrong("is_available()", more, "a concurrent.futures.Future or None")
         if more is not None and more is not self._awaited:  # otherwise one that is done would be asked without end
             self._awaited = more
             more.add_done_callback(lambda _: self.on_available())

@@ -492,3 +492,19 @@ def test_errors_of_a_reader_name_it(tmp_path: Path, status: Any, error: type[Exc
 def test_errors_of_an_enumerator_name_it(tmp_path: Path) -> None:
     with pytest.raises(SourceReadError, match="the split enumerator of source 'columns' raised ZeroDivisionError"):
         collected(_BrokenEnumerator(tmp_path, 1))
+
+
+class _SaysYes(_Doorbell):
+    def is_available(self) -> Any:
+        return True
+
+
+class _SaysYesSource(Ranges):
+    def create_reader(self, context: SourceReaderContext) -> SourceReader:
+        return _SaysYes(self._folder)
+
+
+def test_what_tells_when_there_is_more_must_be_a_future(tmp_path: Path) -> None:
+    (tmp_path / "bell-0").touch()
+    with pytest.raises(TypeMismatchError, match=r"is_available\(\) of operator 'columns' .* returned True, but must"):
+        collected(_SaysYesSource(tmp_path, 0))
