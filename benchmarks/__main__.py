@@ -20,6 +20,8 @@ NAMES = (
     "sharing",
     "keyed",
     "live",
+    "latency",
+    "recovery",
     "slots",
     "forms",
     "nexmark",

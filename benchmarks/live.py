@@ -6,41 +6,25 @@
 - Latency to a commit: records arrive steadily, and go through the three stages of ``benchmarks continuous``. An epoch
   begins when the one before it has ended. A record's latency is the time from its arrival until its checkpoint is
   committed.
-- Latency to a function: records arrive steadily, and go through ``key_by``, a ``ValueState`` and a function that notes
-  the time. There is a checkpoint per second.
+- Checkpoints: epochs of 500,000 records, beside one of 5,000,000.
+- Subtasks: the sum with 16 of them, beside 2.
 
 A ratio compares both exchanges in the same round, and is the median over the rounds.
 """
 
 from __future__ import annotations
 
-import itertools
-import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from datetime import timedelta
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from benchmarks import continuous, keyed
 from benchmarks.report import line
-from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
-from dagster_flinkpy.common import Types, WatermarkStrategy
 from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
-from dagster_flinkpy.datastream import KeyedProcessFunction, MapFunction, RuntimeContext, StreamExecutionEnvironment
-from dagster_flinkpy.datastream.connectors.source import (
-    InputStatus,
-    ReaderOutput,
-    Source,
-    SourceReader,
-    SourceReaderContext,
-    SplitEnumerator,
-    SplitEnumeratorContext,
-)
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.spark.sessions import SparkSettings, get_session
@@ -49,6 +33,8 @@ from dagster_flinkpy.storage import StorageLocation
 ROUNDS, EPOCHS, SMALL_EPOCHS = 3, 2, 20
 RATES, LATENCY_EPOCHS = (1_000.0, 50_000.0), 100
 SPARK, PIPELINED = ExchangeOptions(ExchangeMode.SPARK), ExchangeOptions(ExchangeMode.PIPELINED)
+OFTEN, MANY = 500_000, 16
+"""Records between checkpoints; subtasks."""
 TLS = ExchangeOptions(ExchangeMode.PIPELINED, tls=True)
 
 
@@ -84,6 +70,19 @@ def measured(
     return {exchange: np.array(seconds) for exchange, seconds in found.items()}
 
 
+@contextmanager
+def _changed(**values: int) -> Iterator[None]:
+    """Changes the size of the programs for a while."""
+    kept = {name: getattr(keyed, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(keyed, name, value)
+        yield
+    finally:
+        for name, value in kept.items():
+            setattr(keyed, name, value)
+
+
 def latencies_of(exchange: ExchangeOptions, rate: float, epochs: int) -> np.ndarray[Any, Any]:
     """Returns latencies of records in seconds, after the warm-up."""
     with tempfile.TemporaryDirectory() as folder:
@@ -105,125 +104,6 @@ def latency() -> list[dict[str, Any]]:
             both = {**settings, "pipelined_ms": round(ours * 1000, 1), "spark_ms": round(theirs * 1000, 1)}
             metric = f"live.commit_latency_{name}_at_{rate:.0f}_vs_spark_exchange"
             lines.append(line(metric, ours / theirs, "ratio of time", peer="exchange=spark", settings=both))
-    return lines
-
-
-class Steady(Source):
-    """Records that arrive steadily, half of them at each of two readers, and are read as they come.
-
-    Args:
-        rate: Records per second.
-        began: When the first one comes, in seconds since 1970.
-    """
-
-    produced_type = continuous.PAIR
-
-    def __init__(self, rate: float, began: float) -> None:
-        self._rate, self._began = rate, began
-
-    def create_enumerator(self, context: SplitEnumeratorContext) -> SplitEnumerator:
-        return _NoSplits()
-
-    def restore_enumerator(self, context: SplitEnumeratorContext, checkpoint: Any) -> SplitEnumerator:
-        return _NoSplits()
-
-    def create_reader(self, context: SourceReaderContext) -> SourceReader:
-        return _Reader(self._rate, self._began, context)
-
-
-class _NoSplits(SplitEnumerator):
-    def handle_split_request(self, subtask_id: int, requester_hostname: str | None) -> None: ...
-
-    def add_splits_back(self, splits: Sequence[Any], subtask_id: int) -> None: ...
-
-    def snapshot_state(self) -> None: ...
-
-
-class _Reader(SourceReader):
-    def __init__(self, rate: float, began: float, context: SourceReaderContext) -> None:
-        self._rate, self._began, self._step = rate, began, context.current_parallelism()
-        self._next = context.get_index_of_subtask()
-        self._clock = ThreadPoolExecutor(1)
-
-    def poll_next(self, output: ReaderOutput) -> InputStatus:
-        come = (time.time() - self._began) * self._rate
-        while self._next < come:
-            output.collect((self._next % continuous.KEYS, self._next))
-            self._next += self._step
-        return InputStatus.NOTHING_AVAILABLE
-
-    def is_available(self) -> Future[None]:
-        due = self._began + self._next / self._rate
-        return self._clock.submit(lambda: time.sleep(max(due - time.time(), 0.0)))
-
-    def add_splits(self, splits: Sequence[Any]) -> None: ...
-
-    def snapshot_state(self, checkpoint_id: int) -> Sequence[Any]:
-        return []
-
-    def close(self) -> None:
-        self._clock.shutdown()
-
-
-class Count(continuous.Count):
-    """Counts by key, and passes the record on."""
-
-    def process_element(self, value: Any, ctx: KeyedProcessFunction.Context) -> Iterator[Any]:
-        self._count.update((self._count.value() or 0) + 1)
-        yield value
-
-
-class Note(MapFunction):
-    """Notes when each record has come, in a file per subtask."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-
-    def open(self, runtime_context: RuntimeContext) -> None:
-        self._file = Path(self._folder, str(runtime_context.get_index_of_this_subtask())).open("a")  # noqa: SIM115
-
-    def map(self, value: Any) -> Any:
-        self._file.write(f"{value[1]} {time.time()}\n")
-        return value
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def function_latencies(rate: float, checkpoints: int = 10) -> np.ndarray[Any, Any]:
-    """Returns the latencies of records in seconds, but for those before and at the first checkpoints."""
-    with tempfile.TemporaryDirectory() as folder:
-        notes = Path(folder, "notes")
-        notes.mkdir()
-        env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(continuous.PARALLELISM)
-        began = time.time()
-        source = Steady(rate, began)
-        numbers = env.from_source(source, WatermarkStrategy.no_watermarks(), "numbers").uid("numbers")
-        counted = numbers.key_by(lambda pair: pair[0], Types.LONG()).process(Count(), continuous.PAIR).uid("count")
-        counted.map(Note(str(notes)), continuous.PAIR).uid("note")
-        config = JobConfig(
-            "function",
-            StorageLocation(str(Path(folder, "store"))),
-            checkpointing=CoordinatorConfig(interval=timedelta(seconds=1)),
-            exchange=ExchangeOptions(ExchangeMode.PIPELINED, buffer_timeout=timedelta(0)),
-        )
-        with JobAttempt(env.get_job_graph(), config, owner="benchmark") as attempt:
-            ends = [time.time() for _ in itertools.islice(attempt.run_epochs(periodic=True), checkpoints)]
-        lines = [line.split() for file in notes.iterdir() for line in file.read_text().splitlines()]
-    arrivals = ((began + int(number) / rate, float(at)) for number, at in lines)
-    return np.array([at - due for due, at in arrivals if ends[continuous.WARM_UP] <= due < ends[-1]])
-
-
-def latency_to_function() -> list[dict[str, Any]]:
-    """Returns the lines of the latency to a function."""
-    lines = []
-    for rate, bar in zip(RATES, ("<= 5", "<= 25"), strict=True):
-        found = function_latencies(rate)
-        settings = {"records_per_second": rate, "parallelism": continuous.PARALLELISM, "load": os.getloadavg()[0]}
-        for name, share in (("p50", 50), ("p99", 99)):
-            ms = float(np.percentile(found, share)) * 1000
-            metric = f"live.function_latency_{name}_at_{rate:.0f}"
-            lines.append(line(metric, ms, "ms", bar=bar if share == 99 else "", settings=settings))
     return lines
 
 
@@ -250,11 +130,28 @@ def run(peers: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     seconds = measured(keyed.builtin_sum, EPOCHS, ROUNDS, PIPELINED, TLS)
     ratio = float(np.median(seconds[PIPELINED] / seconds[TLS]))
     lines.append(line("live.sum_tls_vs_plain", ratio, "ratio of rate", settings=events))
-    kept, keyed.EVENTS = keyed.EVENTS, 20
-    try:
+    whole, often, many, few = list[float](), list[float](), list[float](), list[float]()
+    for _ in range(ROUNDS):
+        few += measured(keyed.builtin_sum, EPOCHS, 1, PIPELINED)[PIPELINED].tolist()
+        with _changed(PARALLELISM=MANY):
+            many += measured(keyed.builtin_sum, EPOCHS, 1, PIPELINED)[PIPELINED].tolist()
+        whole += measured(keyed.process_function, EPOCHS, 1, PIPELINED)[PIPELINED].tolist()
+        with _changed(EVENTS=OFTEN):
+            often += measured(keyed.process_function, EPOCHS * events["events"] // OFTEN, 1, PIPELINED)[
+                PIPELINED
+            ].tolist()
+    ratio = float(np.median(np.array(many) / np.array(few)))
+    both = {**events, "parallelism": MANY}
+    lines.append(
+        line("live.sum_16_subtasks_vs_2", ratio, "ratio of time", peer="2 subtasks", bar="<= 1.15", settings=both)
+    )
+    ratio = float(np.median(np.array(whole) / np.array(often))) * OFTEN / keyed.EVENTS
+    each = {**events, "events_between_checkpoints": OFTEN}
+    lines.append(
+        line("live.process_checkpoints_vs_none", ratio, "ratio of rate", peer="one epoch", bar=">= 0.95", settings=each)
+    )
+    with _changed(EVENTS=20):
         seconds = measured(small_sum, SMALL_EPOCHS, ROUNDS, SPARK, PIPELINED)
-    finally:
-        keyed.EVENTS = kept
     lines.append(
         line(
             "live.small_epoch_vs_spark_exchange",
@@ -266,6 +163,6 @@ def run(peers: tuple[str, ...] = ()) -> list[dict[str, Any]]:
         )
     )
     lines.append(line("live.small_epoch_ms", float(np.median(seconds[PIPELINED])) * 1000, "ms", settings={}))
-    lines += latency() + latency_to_function()
+    lines += latency()
     spark.stop()
     return lines

@@ -7,8 +7,11 @@ import subprocess
 import sys
 import tempfile
 import venv
+from collections import deque
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from benchmarks import state_programs as programs
 from benchmarks.peers.process import answers
@@ -96,6 +99,29 @@ def sql_events_per_second(events: int, keys: int, parallelism: int, configuratio
     """
     _, once, twice = _run("sql", [events, events, 2 * events], keys, parallelism, configuration)
     return events / (twice - once)
+
+
+def latencies(rate: int, keys: int, parallelism: int, seconds: int = 20) -> np.ndarray[Any, Any]:
+    """Returns the latencies of records in seconds, in the second half of the run.
+
+    It is in thread mode, and has a checkpoint per second.
+    """
+    configuration = {
+        **_COMMON,
+        "state.backend.type": "hashmap",
+        "python.execution-mode": "thread",
+        "execution.buffer-timeout.interval": "0 ms",
+        "execution.checkpointing.interval": "1 s",
+    }
+    with tempfile.TemporaryDirectory(prefix="flinkpy-benchmark-") as folder:
+        configuration["execution.checkpointing.dir"] = f"file://{folder}/checkpoints"
+        noted = Path(folder, "notes")
+        noted.mkdir()
+        order = {"rate": rate, "keys": keys, "parallelism": parallelism, "seconds": seconds}
+        order |= {"configuration": configuration, "folder": str(noted)}
+        deque(answers(python(), Path(__file__).with_name("flink_latency.py"), order), maxlen=0)
+        emitted, at = np.concatenate([np.loadtxt(file, ndmin=2) for file in noted.iterdir()]).T
+    return (at - emitted)[emitted >= (emitted.min() + emitted.max()) / 2]
 
 
 def _run(
