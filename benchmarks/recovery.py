@@ -1,8 +1,7 @@
 """How long no records flow in a job with a million keys: after a slot was killed under load, and when it is rescaled.
 
-Records arrive steadily and are counted by key. A second region has slots of its own, and only passes its records on.
-The time without records is the longest time between two records that come to the last function, in the seconds after
-the kill or the request. One job does both, with a checkpoint per second.
+Records arrive steadily and are counted by key. The time without records is the longest time between two records that come to the last function, in the seconds after the kill or the request. One job does both, with a
+checkpoint per second.
 """
 
 from __future__ import annotations
@@ -36,15 +35,15 @@ from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.spark.sessions import SparkSettings, get_session
 from dagster_flinkpy.storage import StorageLocation
 
-KEYS, RATE, OTHER_RATE = 1_000_000, 20_000, 1_000
+KEYS, RATE = 1_000_000, 20_000
 PARALLELISM, RESCALED = 2, 3
 SECONDS = 10.0
 """For how long records are looked at after the kill, and after the rescale."""
 _PATIENCE_SECONDS = 300.0
 
 
-def program(began: float, noted: Path, other: Path) -> JobGraph:
-    """Returns a job of two regions; the first one begins with a record of each key."""
+def program(began: float, noted: Path) -> JobGraph:
+    """Returns a job that begins with a record of each key."""
     env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(PARALLELISM)
     nothing = WatermarkStrategy.no_watermarks()
     all_keys = env.from_source(NumberSequenceSource(0, KEYS - 1), nothing, "keys").uid("keys")
@@ -52,8 +51,6 @@ def program(began: float, noted: Path, other: Path) -> JobGraph:
     steady = env.from_source(Steady(RATE, began, KEYS), nothing, "numbers").uid("numbers")
     keyed = steady.union(all_keys).key_by(lambda pair: pair[0], Types.LONG())
     keyed.process(Count(), continuous.PAIR).uid("count").map(Note(noted), continuous.PAIR).uid("note")
-    apart = env.from_source(Steady(OTHER_RATE, began), nothing, "others").uid("others").slot_sharing_group("others")
-    apart.map(Note(other), continuous.PAIR).uid("note-others")
     return env.get_job_graph()
 
 
@@ -77,9 +74,8 @@ def run(peers: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     del peers
     spark = get_session(SparkSettings())
     with tempfile.TemporaryDirectory() as folder:
-        noted, other = Path(folder, "noted"), Path(folder, "other")
+        noted = Path(folder, "noted")
         noted.mkdir()
-        other.mkdir()
         store = StorageLocation(str(Path(folder, "store")))
         config = JobConfig(
             "recovery",
@@ -92,7 +88,7 @@ def run(peers: tuple[str, ...] = ()) -> list[dict[str, Any]]:
 
         def work() -> None:
             try:
-                with JobAttempt(program(time.time(), noted, other), config, owner="benchmark") as attempt:
+                with JobAttempt(program(time.time(), noted), config, owner="benchmark") as attempt:
                     for _ in attempt.run_epochs(periodic=True):
                         epochs[0] += 1
             except BaseException as error:
@@ -123,7 +119,6 @@ def run(peers: tuple[str, ...] = ()) -> list[dict[str, Any]]:
         settings = {"keys": KEYS, "records_per_second": RATE, "parallelism": PARALLELISM, "load": os.getloadavg()[0]}
         found = {
             "recovery.slot_killed_s": (_longest_gap(noted, killed), "<= 2"),
-            "recovery.slot_killed_other_region_s": (_longest_gap(other, killed), "<= 0.5"),
             "recovery.rescale_s": (_longest_gap(noted, asked), "<= 3"),
         }
     spark.stop()

@@ -68,25 +68,25 @@ def credit(graph: JobGraph, stage: int, index: int) -> int:
 class Places:
     """Which slot has which subtask of a region."""
 
-    slots: Mapping[tuple[int, int], str]
-    """The name of the slot, by stage and index."""
+    slots: Mapping[tuple[str, int], str]
+    """The name of the slot, by operator and index, inputs first."""
 
-    def slot_of(self, stage: int, index: int) -> str:
+    def slot_of(self, uid: str, index: int) -> str:
         """Returns the name of the slot of a subtask."""
-        return self.slots[stage, index]
+        return self.slots[uid, index]
 
-    def of_slot(self, slot: str) -> list[tuple[int, int]]:
-        """Returns the subtasks of a slot, by stage and index, inputs first."""
-        return sorted(task for task, name in self.slots.items() if name == slot)
+    def of_slot(self, slot: str) -> list[tuple[str, int]]:
+        """Returns the subtasks of a slot, by operator and index, inputs first."""
+        return [task for task, name in self.slots.items() if name == slot]
 
     def to_json(self) -> Sequence[Any]:
         """Returns the places as JSON."""
-        return [[stage, index, slot] for (stage, index), slot in self.slots.items()]
+        return [[uid, index, slot] for (uid, index), slot in self.slots.items()]
 
     @staticmethod
     def from_json(data: Sequence[Any]) -> Places:
         """Reads what :meth:`to_json` returned."""
-        return Places({(stage, index): slot for stage, index, slot in data})
+        return Places({(uid, index): slot for uid, index, slot in data})
 
 
 def address_towards(host: str, port: int) -> str:

@@ -46,20 +46,20 @@ def places_of(graph: JobGraph, region: int = 0) -> Places:
         graph: The region.
         region: Its number.
     """
-    slots, of_region = dict[tuple[int, int], str](), f" of region {region}" if region else ""
-    for stage in range(graph.number_of_stages):
-        group = graph.stage_vertices(stage)[0].slot_sharing_group
-        for index in range(graph.stage_parallelism(stage)):
-            slots[stage, index] = f"{group}-{index}{of_region}"
+    slots, of_region = dict[tuple[str, int], str](), f" of region {region}" if region else ""
+    for chain in (chain for stage in range(graph.number_of_stages) for chain in chains_of(graph, stage)):
+        group = chain[0].slot_sharing_group
+        for vertex in chain:
+            slots.update(((vertex.uid, i), f"{group}-{i}{of_region}") for i in range(vertex.parallelism))
     return Places(slots)
 
 
 def resources_of(graph: JobGraph, places: Places) -> dict[str, tuple[SlotSharingGroup, ...]]:
     """Returns the groups that say what the slots of a region need of an executor, by slot."""
     found: dict[str, tuple[SlotSharingGroup, ...]] = {}
-    for (stage, _), slot in places.slots.items():
-        groups = [v.slot_resources for v in graph.stage_vertices(stage) if v.slot_resources is not None]
-        found[slot] = tuple(dict.fromkeys((*found.get(slot, ()), *groups)))
+    for (uid, _), slot in places.slots.items():
+        group = graph.vertex(uid).slot_resources
+        found[slot] = tuple(dict.fromkeys((*found.get(slot, ()), *([] if group is None else [group]))))
     return found
 
 
@@ -135,9 +135,8 @@ class _Deployment:
     def tasks_of(self, slot: Slot) -> str:
         """Returns the subtasks of a slot, in words for people."""
         indexes = dict[int, list[str]]()
-        for stage, index in self.places.of_slot(slot.name):
-            uids = [repr(v.uid) for v in self.job.graph.stage_vertices(stage) if index < v.parallelism]
-            indexes.setdefault(index, []).extend(uids)
+        for uid, index in self.places.of_slot(slot.name):
+            indexes.setdefault(index, []).append(repr(uid))
         return " and ".join(f"subtask {index} of {', '.join(uids)}" for index, uids in indexes.items())
 
     def say(self, message: bytes) -> None:

@@ -74,14 +74,14 @@ class SlotDeployment:
         """By the first operator of the chain, and index."""
         self._heads: dict[str, str] = {}
         """The first operator of the chain that an operator is in."""
-        graph = job.graph
-        chains = {stage: chains_of(graph, stage) for stage in range(graph.number_of_stages)}
-        for chain in (chain for each in chains.values() for chain in each):
+        stages = range(job.graph.number_of_stages)
+        chains = [(stage, chain) for stage in stages for chain in chains_of(job.graph, stage)]
+        for _, chain in chains:
             self._heads.update((vertex.uid, chain[0].uid) for vertex in chain)
-        for stage, index in places.of_slot(slot):
-            for chain in chains[stage]:
-                if index < chain[0].parallelism:
-                    self.tasks[chain[0].uid, index] = self._create(stage, chain, index)
+        for stage, chain in chains:
+            head = chain[0]
+            here = (index for index in range(head.parallelism) if places.slot_of(head.uid, index) == slot)
+            self.tasks.update(((head.uid, index), self._create(stage, chain, index)) for index in here)
         self._flush_after = job.buffer_timeout
         self._flushed = time.monotonic()
         self._timers_at = time.monotonic()
@@ -94,22 +94,20 @@ class SlotDeployment:
         for edge, target in output_channels(graph, stage, index):
             if edge.source not in uids:
                 continue
-            to_stage = graph.stages[edge.target]
-            there = self._places.slot_of(to_stage, target)
+            there = self._places.slot_of(edge.target, target)
             if there == self._slot:
                 send: Callable[[WireRow], None] = partial(self._pass_on, (self._heads[edge.target], target))
             else:
                 if there not in self.links:
                     self.links[there] = self._link(there, self)
                 send = self.links[there].add
-            subpartitions[edge.id, target] = PipelinedSubpartition(send, credit(graph, to_stage, target))
+            subpartitions[edge.id, target] = PipelinedSubpartition(send, credit(graph, graph.stages[edge.target], target))
         grants: dict[tuple[int, int], Callable[[], None]] = {}
         room = credit(graph, stage, index)
         for edge, sender in input_channels(graph, stage, index):
             if edge.target not in uids:
                 continue
-            from_stage = graph.stages[edge.source]
-            there = self._places.slot_of(from_stage, sender)
+            there = self._places.slot_of(edge.source, sender)
             if there == self._slot:
                 grants[edge.id, sender] = partial(self._grant_here, (self._heads[edge.source], sender), edge.id, index)
             else:

@@ -265,19 +265,38 @@ def test_what_one_task_sends_to_is_what_another_receives_from(readers: int, coun
     stages = graph.stages
     sent = {
         (edge.id, index, target)
-        for stage, index in places.slots
-        for edge, target in output_channels(graph, stage, index)
+        for uid, index in places.slots
+        for edge, target in output_channels(graph, stages[uid], index)
     }
     received = {
         (edge.id, sender, index)
-        for stage, index in places.slots
-        for edge, sender in input_channels(graph, stage, index)
+        for uid, index in places.slots
+        for edge, sender in input_channels(graph, stages[uid], index)
     }
     assert sent == received
     for edge, sender, target in sent:
-        assert (stages[graph.edges[edge].source], sender) in places.slots
-        assert (stages[graph.edges[edge].target], target) in places.slots
+        assert (graph.edges[edge].source, sender) in places.slots
+        assert (graph.edges[edge].target, target) in places.slots
     assert Places.from_json(places.to_json()) == places
     of_slots = [task for name in set(places.slots.values()) for task in places.of_slot(name)]
     assert sorted(of_slots) == sorted(places.slots)
     assert len(set(places.slots.values())) == max(readers, counters)
+
+
+def test_operators_of_different_groups_share_no_slot_whatever_stage_they_are_in() -> None:
+    env = environment(2)
+    counted = (
+        events(env, RECORDS).key_by("key").process(CountPerKey(), COUNTED).uid("count").slot_sharing_group("heavy")
+    )
+    others = events(env, RECORDS, uid="others").slot_sharing_group("others").map(lambda record: record, EVENT)
+    others.uid("copies").key_by("key").process(CountPerKey(), COUNTED).uid("count-others")
+    counted.map(lambda count: count, COUNTED).uid("last")
+    slots = places_of(env.get_job_graph()).slots
+    assert {uid: slot for (uid, index), slot in slots.items() if index == 1} == {
+        "events": "default-1",
+        "count": "heavy-1",
+        "last": "heavy-1",
+        "others": "others-1",
+        "copies": "others-1",
+        "count-others": "others-1",
+    }
