@@ -1,7 +1,8 @@
 """How long no records flow in a job with a million keys: after a slot was killed under load, and when it is rescaled.
 
-Records arrive steadily and are counted by key. The time without records is the longest time between two records that come to the last function, in the seconds after the kill or the request. One job does both, with a
-checkpoint per second.
+Records arrive steadily and are counted by key. The time without records is the longest time between two records that
+come to the last function, in the seconds after the kill or the request. One job does both, with a checkpoint per
+second.
 """
 
 from __future__ import annotations

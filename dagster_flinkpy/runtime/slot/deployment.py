@@ -101,7 +101,8 @@ class SlotDeployment:
                 if there not in self.links:
                     self.links[there] = self._link(there, self)
                 send = self.links[there].add
-            subpartitions[edge.id, target] = PipelinedSubpartition(send, credit(graph, graph.stages[edge.target], target))
+            room = credit(graph, graph.stages[edge.target], target)
+            subpartitions[edge.id, target] = PipelinedSubpartition(send, room)
         grants: dict[tuple[int, int], Callable[[], None]] = {}
         room = credit(graph, stage, index)
         for edge, sender in input_channels(graph, stage, index):
