@@ -288,12 +288,13 @@ class KeyedMultipleInputProcessSpec(_MultipleInputSpec):
     keyed: ClassVar[bool] = True
 
 
-class BroadcastProcessSpec(_FunctionSpec):
+class BroadcastProcessSpec(InputsSpec):
     """A process function of a stream and a broadcast stream, with broadcast state."""
 
     function: BroadcastProcessFunction[Any, Any, Any]
     kind: ClassVar[str] = "broadcast_process"
     stateful: ClassVar[bool] = True
+    methods: ClassVar[tuple[str, ...]] = ("process_element", "process_broadcast_element")
 
 
 class KeyedBroadcastProcessSpec(InputsSpec):

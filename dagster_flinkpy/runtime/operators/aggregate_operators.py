@@ -64,12 +64,11 @@ class RollingAggregateOperator(KeyedStateOperator):
         self._emit_of(keys.column, results, batch.timestamps)
 
     def _emit_of(self, keys: pa.Array[Any], results: pa.Array[Any], timestamps: Cells) -> None:
-        vertex = self.context.vertex
-        kind: Any = vertex.output_type
         if self._with_key:
+            kind: Any = self.context.vertex.output_type
             columns = [*spread(keys, 2 if self._flat else 1), *fields_of(results)]
             results = pa.StructArray.from_arrays(columns, fields=list(kind.arrow_type))
-        self.context.emit(None, StreamBatch(kind, timestamps, column=results, producer=vertex.uid))
+        self.emit(results, timestamps)
 
 
 class MiniBatchAggregateOperator(RollingAggregateOperator):

@@ -92,16 +92,13 @@ class KeyedBatchOperator(KeyedStateOperator):
 
     def __init__(self, context: OperatorContext, spec: InputsSpec) -> None:
         super().__init__(context)
-        self._function, self._spec = spec.function, spec
+        self.functions, self._spec = (spec.function,), spec
         self._inputs: Sequence[Callable[..., Any]] = ()
         self._state = _ColumnState(self.backend, context.vertex.uid)
 
     def open(self) -> None:
-        self.open_function(self._function)
+        super().open()
         self._inputs = self.inputs_of(self._spec)
-
-    def close(self) -> None:
-        self.close_function(self._function)
 
     def runtime_context(self) -> RuntimeContext:
         return TaskRuntimeContext(self.context, self._refuse_state)
@@ -121,11 +118,11 @@ class KeyedBatchOperator(KeyedStateOperator):
                 return
             tables: Iterable[Any] = (results,) if isinstance(results, (pa.RecordBatch, pa.Table)) else results
             for table in tables:
-                self._emit(table, batch, function)
+                self._emit_table(table, batch, function)
         except USER_EXCEPTIONS as e:
             raise self.user_error(e, called(function)) from e
 
-    def _emit(self, table: Any, batch: StreamBatch, function: Callable[..., Any]) -> None:
+    def _emit_table(self, table: Any, batch: StreamBatch, function: Callable[..., Any]) -> None:
         vertex = self.context.vertex
         if not isinstance(table, (pa.RecordBatch, pa.Table)):
             raise TypeMismatchError(
@@ -137,8 +134,7 @@ class KeyedBatchOperator(KeyedStateOperator):
         timestamps = batch.timestamps
         if table.num_rows != len(batch):
             timestamps = np.full(table.num_rows, timestamps.max())
-        column = _as_column(table, vertex.output_type, vertex.uid)
-        self.context.emit(None, StreamBatch(vertex.output_type, timestamps, column=column, producer=vertex.uid))
+        self.emit(_as_column(table, vertex.output_type, vertex.uid), timestamps)
 
 
 class MapBatchOperator(StreamOperator):
@@ -150,10 +146,7 @@ class MapBatchOperator(StreamOperator):
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
         vertex = self.context.vertex
-        try:
-            table = self._map(_record_batch(batch))
-        except USER_EXCEPTIONS as e:
-            raise self.user_error(e, "map_batch()") from e
+        table = self.call("map_batch()", lambda: self._map(_record_batch(batch)))
         if not isinstance(table, (pa.RecordBatch, pa.Table)):
             raise TypeMismatchError(
                 f"operator {vertex.uid!r}: {called(self._map)} returned {_shown(table)}; it must return a record "
@@ -164,8 +157,7 @@ class MapBatchOperator(StreamOperator):
                 f"operator {vertex.uid!r}: {called(self._map)} returned {table.num_rows} rows for {len(batch)} "
                 "records; it must return one for each. To drop records, call filter_batch()"
             )
-        column = _as_column(table, vertex.output_type, vertex.uid)
-        self.context.emit(None, StreamBatch(vertex.output_type, batch.timestamps, column=column, producer=vertex.uid))
+        self.emit(_as_column(table, vertex.output_type, vertex.uid), batch.timestamps)
 
 
 class FilterBatchOperator(StreamOperator):
@@ -176,10 +168,7 @@ class FilterBatchOperator(StreamOperator):
         self._filter = spec.function
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
-        try:
-            mask = self._filter(_record_batch(batch))
-        except USER_EXCEPTIONS as e:
-            raise self.user_error(e, "filter_batch()") from e
+        mask = self.call("filter_batch()", lambda: self._filter(_record_batch(batch)))
         keep = self._checked(mask, len(batch))
         if keep.any():
             self.context.emit(None, batch if keep.all() else batch.filter(keep))

@@ -39,19 +39,17 @@ __all__ = [
     "ProcessOperator",
     "RecordContext",
     "UnkeyedTimerService",
+    "process_each",
 ]
 
 
 class FunctionOperator(StreamOperator):
     """An operator around one user function."""
 
-    function: Any
-
-    def open(self) -> None:
-        self.open_function(self.function)
-
-    def close(self) -> None:
-        self.close_function(self.function)
+    def __init__(self, context: OperatorContext, spec: Any) -> None:
+        super().__init__(context)
+        self.function = spec.function
+        self.functions = (spec.function,)
 
     def check_count(self, results: int, function: str, batch: StreamBatch) -> None:
         """Raises an error if there are not as many results as records: a StopIteration only ends Python's ``map``."""
@@ -64,8 +62,7 @@ class MapOperator(FunctionOperator):
     """Maps each record to another record."""
 
     def __init__(self, context: OperatorContext, spec: MapSpec) -> None:
-        super().__init__(context)
-        self.function = spec.function
+        super().__init__(context, spec)
         self._map = as_callable(spec.function, MapFunction, "map")
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
@@ -89,8 +86,7 @@ class FilterOperator(FunctionOperator):
     """Keeps the records for which a function returns true."""
 
     def __init__(self, context: OperatorContext, spec: FilterSpec) -> None:
-        super().__init__(context)
-        self.function = spec.function
+        super().__init__(context, spec)
         self._filter = as_callable(spec.function, FilterFunction, "filter")
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
@@ -113,8 +109,7 @@ class FlatMapOperator(FunctionOperator):
     """Maps each record to any number of records."""
 
     def __init__(self, context: OperatorContext, spec: FlatMapSpec) -> None:
-        super().__init__(context)
-        self.function = spec.function
+        super().__init__(context, spec)
         self._flat_map = as_callable(spec.function, FlatMapFunction, "flat_map")
         self._collector = Collector(context)
 
@@ -130,35 +125,29 @@ class FlatMapOperator(FunctionOperator):
 
 
 class UnkeyedTimerService(TimerService):
-    """Tells the time on a stream without keys, which has no timers."""
+    """Tells the time on a stream without keys. It has no timers, because they need a key."""
 
     def __init__(self, context: OperatorContext) -> None:
         self._context = context
 
     def current_processing_time(self) -> int:
-        """Returns milliseconds since 1970."""
         return self._context.job.clock.now()
 
     def current_watermark(self) -> int:
-        """Returns event time in milliseconds."""
         return self._context.watermark
 
     def register_processing_time_timer(self, timestamp: int) -> None:
-        """Raises a ConfigurationError, because timers need a key."""
         self.register_event_time_timer(timestamp)
 
     def register_event_time_timer(self, timestamp: int) -> None:
-        """Raises a ConfigurationError, because timers need a key."""
         raise ConfigurationError(
             f"operator {self._context.vertex.uid!r} registers a timer, but its stream has no keys; call key_by() first"
         )
 
     def delete_processing_time_timer(self, timestamp: int) -> None:
-        """Raises a ConfigurationError, because timers need a key."""
         self.register_event_time_timer(timestamp)
 
     def delete_event_time_timer(self, timestamp: int) -> None:
-        """Raises a ConfigurationError, because timers need a key."""
         self.register_event_time_timer(timestamp)
 
 
@@ -184,8 +173,8 @@ class ProcessOperator(FunctionOperator):
     """A process function of one or several inputs, without keyed state."""
 
     def __init__(self, context: OperatorContext, spec: InputsSpec) -> None:
-        super().__init__(context)
-        self.function, self._spec = spec.function, spec
+        super().__init__(context, spec)
+        self._spec = spec
         self._inputs: Sequence[Callable[[Any, Any], Any]] = ()
         self._collector = Collector(context)
         self._record = RecordContext(UnkeyedTimerService(context))
@@ -195,12 +184,23 @@ class ProcessOperator(FunctionOperator):
         self._inputs = self.inputs_of(self._spec)
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
-        function, collect, record = self._inputs[input_index], self._collector.collect, self._record
-        value: Any = UNKNOWN
-        try:
-            for value, timestamp in zip(batch.values, batch.timestamps.tolist(), strict=True):
-                record.time = timestamp
-                collect(function(value, record), timestamp)
-        except USER_EXCEPTIONS as e:
-            raise self.user_error(e, called(function), value=value) from e
-        self._collector.flush()
+        process_each(self, self._inputs[input_index], batch, self._record, self._collector)
+
+
+def process_each(
+    operator: StreamOperator,
+    function: Callable[[Any, Any], Any],
+    batch: StreamBatch,
+    record: RecordContext,
+    collector: Collector,
+) -> None:
+    """Calls a function with each record of a batch and its context, and sends what it returns."""
+    collect = collector.collect
+    value: Any = UNKNOWN
+    try:
+        for value, timestamp in zip(batch.values, batch.timestamps.tolist(), strict=True):
+            record.time = timestamp
+            collect(function(value, record), timestamp)
+    except USER_EXCEPTIONS as e:
+        raise operator.user_error(e, called(function), value=value) from e
+    collector.flush()

@@ -69,19 +69,15 @@ class KeyedTimerService(UnkeyedTimerService):
         self._operator = operator
 
     def register_processing_time_timer(self, timestamp: int) -> None:
-        """Registers a timer that fires when processing time has passed the timestamp."""
         self._operator.processing_timers.register(timestamp)
 
     def register_event_time_timer(self, timestamp: int) -> None:
-        """Registers a timer that fires when the watermark passes the timestamp."""
         self._operator.timers.register(timestamp)
 
     def delete_processing_time_timer(self, timestamp: int) -> None:
-        """Deletes the timer at this time, if there is one."""
         self._operator.processing_timers.delete(timestamp)
 
     def delete_event_time_timer(self, timestamp: int) -> None:
-        """Deletes the timer at this time, if there is one."""
         self._operator.timers.delete(timestamp)
 
 
@@ -259,16 +255,14 @@ class KeyedProcessOperator(KeyedOperator):
     def __init__(self, context: OperatorContext, spec: InputsSpec) -> None:
         super().__init__(context)
         self.function, self._spec = spec.function, spec
+        self.functions = (spec.function,)
         self._inputs: Sequence[Callable[[Any, Any], Any]] = ()
         self._timer_service = (StrictTimerService if context.vertex.strict else KeyedTimerService)(self)
         self._record = KeyedContext(self._timer_service, self.backend.key_context)
 
     def open(self) -> None:
-        self.open_function(self.function)
+        super().open()
         self._inputs = self.inputs_of(self._spec)
-
-    def close(self) -> None:
-        self.close_function(self.function)
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
         function, records = self._inputs[input_index], self.touch(batch)
@@ -322,16 +316,10 @@ class ReduceOperator(KeyedOperator):
 
     def __init__(self, context: OperatorContext, spec: ReduceSpec) -> None:
         super().__init__(context)
-        self._function = spec.function
+        self.functions = (spec.function,)
         self._reduce = keeping(as_callable(spec.function, ReduceFunction, "reduce"), spec.type_info)
         self._final_only = spec.final_only
         self._state: Any = self.backend.get_state(ValueStateDescriptor("_op_state", spec.type_info))
-
-    def open(self) -> None:
-        self.open_function(self._function)
-
-    def close(self) -> None:
-        self.close_function(self._function)
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
         records = zip(self.slots(batch), batch.each_value(), strict=True)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pyarrow as pa
 
 from dagster_flinkpy.common.text import to_printed
@@ -16,7 +13,6 @@ from dagster_flinkpy.datastream.connectors.base import (
 )
 from dagster_flinkpy.datastream.operator_specs import CollectSpec, PrintSpec, SinkSpec
 from dagster_flinkpy.errors import TypeMismatchError
-from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.stream_operator import OperatorSnapshot, StreamOperator
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
@@ -51,7 +47,7 @@ class SinkOperator(StreamOperator):
             partition=context.job.partition,
         )
         context.state.forget(self._writer)
-        writer = self._call("create_writer()", lambda: self._sink.create_writer(init, context.vertex.output_type))
+        writer = self.call("create_writer()", self._sink.create_writer, init, context.vertex.output_type)
         commits = isinstance(self._sink, TwoPhaseCommittingSink) or hasattr(writer, "prepare_commit")
         if commits and not isinstance(writer, CommittingSinkWriter):
             raise TypeMismatchError(
@@ -61,31 +57,24 @@ class SinkOperator(StreamOperator):
         self._writer = writer
         context.state.initialize(self._writer)
 
-    def _call(self, what: str, action: Callable[[], Any]) -> Any:
-        try:
-            return action()
-        except USER_EXCEPTIONS as e:
-            raise self.user_error(e, what) from e
-
     def process(self, input_index: int, batch: StreamBatch) -> None:
         self._write(batch.column)
 
     def _write(self, column: pa.Array) -> None:
-        writer = self._writer
-        assert writer is not None
-        self._call("write()", lambda: writer.write(column))
+        assert self._writer is not None
+        self.call("write()", self._writer.write, column)
 
     def snapshot(self) -> OperatorSnapshot:
         writer = self._writer
         assert writer is not None
-        self._call("flush()", writer.flush)
+        self.call("flush()", writer.flush)
         if not isinstance(writer, CommittingSinkWriter):
             return OperatorSnapshot()
-        return OperatorSnapshot(committables=self._call("prepare_commit()", writer.prepare_commit))
+        return OperatorSnapshot(committables=self.call("prepare_commit()", writer.prepare_commit))
 
     def abort(self) -> None:
         if self._writer is not None:
-            self._call("abort()", self._writer.abort)
+            self.call("abort()", self._writer.abort)
 
 
 class PrintOperator(StreamOperator):

@@ -68,15 +68,9 @@ class SourceReaderOperator(SourceOperator):
         self._awaited: Future[Any] | None = None
 
     def open(self) -> None:
-        self.reader = self._call("create_reader()", self._reader_source.create_reader, _ReaderContext(self))
+        self.reader = self.call("create_reader()", self._reader_source.create_reader, _ReaderContext(self))
         self.context.state.initialize(_ReaderState(self))
-        self._call("start()", self.reader.start)
-
-    def _call(self, what: str, method: Callable[..., Any], *args: Any) -> Any:
-        try:
-            return method(*args)
-        except USER_EXCEPTIONS as error:
-            raise self.user_error(error, what) from error
+        self.call("start()", self.reader.start)
 
     # --- the enumerator ----------------------------------------------------------------------------------------------
 
@@ -95,10 +89,10 @@ class SourceReaderOperator(SourceOperator):
             if tell is Tell.SPLIT:
                 self.add_splits([unpacked(self._serializer, value) for value in values])
             elif tell is Tell.NO_MORE_SPLITS:
-                self._call("notify_no_more_splits()", self.reader.notify_no_more_splits)
+                self.call("notify_no_more_splits()", self.reader.notify_no_more_splits)
             elif tell is Tell.EVENT:
                 for value in values:
-                    self._call("handle_source_events()", self.reader.handle_source_events, value)
+                    self.call("handle_source_events()", self.reader.handle_source_events, value)
             elif tell is Tell.POLL:  # the coordinator has asked for splits itself, and may have the events
                 kept = ("host", "status") if values[0] else ("host", "status", "event")
                 self._messages = [each for each in self._messages if any(name in each for name in kept)]
@@ -107,7 +101,7 @@ class SourceReaderOperator(SourceOperator):
 
     def add_splits(self, splits: list[Any]) -> None:
         """Gives splits to the reader."""
-        self._call("add_splits()", self.reader.add_splits, splits)
+        self.call("add_splits()", self.reader.add_splits, splits)
         if self._status is InputStatus.END_OF_INPUT:
             self.say({"status": InputStatus.MORE_AVAILABLE.value})
         self._status = None
@@ -173,7 +167,7 @@ class SourceReaderOperator(SourceOperator):
         return TypeMismatchError(f"{where} returned {returned!r:.100}, but must return {wanted}")
 
     def _await_more(self) -> None:
-        more: Future[Any] | None = self._call("is_available()", self.reader.is_available)
+        more: Future[Any] | None = self.call("is_available()", self.reader.is_available)
         if not isinstance(more, Future | None):
             raise self._wrong("is_available()", more, "a concurrent.futures.Future or None")
         if more is not None and more is not self._awaited:  # otherwise one that is done would be asked without end
@@ -199,7 +193,7 @@ class SourceReaderOperator(SourceOperator):
         return OperatorSnapshot(splits=(SourceSplit(f"reader {self.context.subtask}", answer),))
 
     def close(self) -> None:
-        self._call("close()", self.reader.close)
+        self.call("close()", self.reader.close)
 
 
 class _ReaderContext(SourceReaderContext):

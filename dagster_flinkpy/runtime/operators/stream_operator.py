@@ -10,7 +10,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.datastream.functions import Function, KeyedStateStore, RuntimeContext
@@ -23,6 +27,9 @@ from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 from dagster_flinkpy.state.handles import KeyedSnapshot
 
 __all__ = ["OperatorSnapshot", "StreamOperator", "called"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def called(function: Callable[..., Any]) -> str:
@@ -46,11 +53,16 @@ class OperatorSnapshot:
 class StreamOperator(ABC):
     """One subtask of an operator."""
 
+    functions: Sequence[Any] = ()
+    """The user functions, which are opened and closed with it."""
+
     def __init__(self, context: OperatorContext) -> None:
         self.context = context
 
-    def open(self) -> None:  # noqa: B027 - most operators have nothing to open
+    def open(self) -> None:
         """Called before the first batch."""
+        for function in self.functions:
+            self.open_function(function)
 
     @abstractmethod
     def process(self, input_index: int, batch: StreamBatch) -> None:
@@ -81,8 +93,11 @@ class StreamOperator(ABC):
     def abort(self) -> None:  # noqa: B027
         """Called instead of `snapshot` when the epoch has failed."""
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Called after the last barrier."""
+        for function in self.functions:
+            if isinstance(function, Function):
+                self.call("close()", function.close)
 
     def uploads(self) -> Sequence[Future[None]]:
         """Returns what must be done before a snapshot is acknowledged; called after each one.
@@ -97,10 +112,7 @@ class StreamOperator(ABC):
 
     def inputs_of(self, spec: InputsSpec) -> Sequence[Callable[..., Any]]:
         """Returns a function for the records or batches of each input. The function of the spec must be open."""
-        try:
-            return spec.inputs()
-        except USER_EXCEPTIONS as e:
-            raise self.user_error(e, "get_inputs()") from e
+        return self.call("get_inputs()", spec.inputs)
 
     def open_function(self, function: Any, keyed: KeyedStateStore | None = None) -> None:
         """Restores the state of a user function and opens it.
@@ -111,18 +123,26 @@ class StreamOperator(ABC):
         """
         self.context.state.initialize(function, keyed)
         if isinstance(function, Function):
-            try:
-                function.open(self.runtime_context())
-            except USER_EXCEPTIONS as e:
-                raise self.user_error(e, "open()") from e
+            self.call("open()", function.open, self.runtime_context())
 
-    def close_function(self, function: Any) -> None:
-        """Closes a user function."""
-        if isinstance(function, Function):
-            try:
-                function.close()
-            except USER_EXCEPTIONS as e:
-                raise self.user_error(e, "close()") from e
+    def call(self, what: str, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Calls something of the user, whose exceptions become errors that name the operator.
+
+        Args:
+            what: Its name, for messages.
+            method: What to call.
+            *args: Its positional arguments.
+            **kwargs: Its keyword arguments.
+        """
+        try:
+            return method(*args, **kwargs)
+        except USER_EXCEPTIONS as e:
+            raise self.user_error(e, what) from e
+
+    def emit(self, column: pa.Array[Any], timestamps: npt.NDArray[np.int64]) -> None:
+        """Sends records, as a column, to the main output."""
+        vertex = self.context.vertex
+        self.context.emit(None, StreamBatch(vertex.output_type, timestamps, column=column, producer=vertex.uid))
 
     def user_error(
         self, error: BaseException, function: str, *, key: Any = UNKNOWN, value: Any = UNKNOWN

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from itertools import repeat, starmap
 from operator import length_hint
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,16 +28,6 @@ __all__ = ["Contents", "CountWindows", "Due", "TimeWindows", "make_contents"]
 Mask = npt.NDArray[np.bool_]
 
 
-class Windows(Protocol):
-    """A column of windows."""
-
-    def each(self) -> Iterator[Any]:
-        """Yields the windows for functions."""
-
-    def at(self, rows: Mask) -> Windows:
-        """Returns some of them."""
-
-
 class TimeWindows(NamedTuple):
     """Windows in time."""
 
@@ -45,6 +35,7 @@ class TimeWindows(NamedTuple):
     ends: Ints
 
     def each(self) -> Iterator[Any]:
+        """Yields the windows for functions."""
         starts, ends = self
         if len(starts) and (starts == starts[0]).all() and (ends == ends[0]).all():
             return repeat(TimeWindow(int(starts[0]), int(ends[0])), len(starts))
@@ -61,11 +52,16 @@ class CountWindows(NamedTuple):
     numbers: Ints
 
     def each(self) -> Iterator[Any]:
+        """Yields the windows for functions."""
         return map(CountWindow, self.numbers.tolist())
 
     def at(self, rows: Mask) -> CountWindows:
         """Returns some of them."""
         return CountWindows(self.numbers[rows])
+
+
+Windows = TimeWindows | CountWindows
+"""A column of windows."""
 
 
 class Due(NamedTuple):
@@ -305,13 +301,12 @@ class ColumnContents(Contents):
         self.table.delete(others)
 
     def _emit(self, results: pa.Array[Any], slots: Ints, windows: TimeWindows, times: Ints) -> None:
-        context = self._operator.context
-        kind: Any = context.vertex.output_type
         if self._key_fields is not None:
             keys = spread(self._operator.backend.key_context.column(slots), self._key_fields)
             columns = [*keys, pa.array(windows.starts), pa.array(windows.ends), *fields_of(results)]
+            kind: Any = self._operator.context.vertex.output_type
             results = pa.StructArray.from_arrays(columns, fields=list(kind.arrow_type))
-        context.emit(None, StreamBatch(kind, times, column=results, producer=context.vertex.uid))
+        self._operator.emit(results, times)
 
 
 def make_contents(operator: WindowOperator, sessions: SessionTable | None = None) -> RecordContents | ColumnContents:

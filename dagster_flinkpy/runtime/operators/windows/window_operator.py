@@ -7,7 +7,7 @@ window. Which windows there are, and when they fire, is up to a :class:`Windower
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -104,6 +104,7 @@ class WindowOperator(KeyedOperator):
     ) -> None:
         super().__init__(context, has_timers=False)  # The windower opens those that it needs.
         self.spec, self.fold = spec, fold
+        self.functions = (spec.aggregate, spec.reduce, spec.window_function)
         self.event_time = spec.assigner.is_event_time()
         self.lateness = spec.allowed_lateness if self.event_time else 0
         """How long the state of a window is kept after its end, in milliseconds."""
@@ -131,17 +132,6 @@ class WindowOperator(KeyedOperator):
 
     def runtime_context(self) -> RuntimeContext:
         return TaskRuntimeContext(self.context, self._states.get)
-
-    def _functions(self) -> Iterable[Any]:
-        return (self.spec.aggregate, self.spec.reduce, self.spec.window_function)
-
-    def open(self) -> None:
-        for function in self._functions():
-            self.open_function(function)
-
-    def close(self) -> None:
-        for function in self._functions():
-            self.close_function(function)
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
         slots = touch_keys(self.backend, self.bind(batch))
