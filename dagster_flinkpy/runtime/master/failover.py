@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -47,10 +47,8 @@ __all__ = [
     "RestartAllStrategy",
     "RestartIndividualStrategy",
     "RestartPipelinedRegionStrategy",
-    "RestartPlan",
     "cause_rank",
     "failover_strategy_of",
-    "root_cause",
 ]
 
 _OPTION = "jobmanager.execution.failover-strategy"
@@ -68,15 +66,6 @@ def cause_rank(error: BaseException) -> int:
         return 1  # tasks downstream of a lost worker miss its output
     # A missing barrier, a missing acknowledgement and a canceled Spark job follow from an error elsewhere.
     return 3 if isinstance(error, CheckpointError) else 2
-
-
-def root_cause(errors: Sequence[BaseException]) -> BaseException:
-    """Returns the error to report; of several that may have caused the others, the first.
-
-    Args:
-        errors: The errors in the order in which they became known, at least one.
-    """
-    return min(errors, key=cause_rank)
 
 
 # --- who restarts -----------------------------------------------------------------------------------------------------
@@ -113,19 +102,6 @@ class RegionFailure:
     """The epochs whose segments are gone, by the uid of their blocking edge."""
 
 
-@dataclass(frozen=True)
-class RestartPlan:
-    """Which regions run again."""
-
-    epochs: Mapping[int, int]
-    """The first epoch that each region runs again. Empty if all regions go back to the last completed checkpoint."""
-
-    @property
-    def everything(self) -> bool:
-        """Whether all regions go back to the last completed checkpoint."""
-        return not self.epochs
-
-
 class FailoverStrategy(ABC):
     """A rule that decides which regions restart (Flink: ``FailoverStrategy``); immutable."""
 
@@ -133,15 +109,15 @@ class FailoverStrategy(ABC):
     """Whether Spark runs a single task again whose function raised, before the region counts as failed."""
 
     @abstractmethod
-    def plan(self, topology: RegionTopology, failure: RegionFailure) -> RestartPlan:
-        """Returns which regions restart after a failure."""
+    def plan(self, topology: RegionTopology, failure: RegionFailure) -> Mapping[int, int]:
+        """Returns the first epoch that each region runs again; nothing if all go back to the last checkpoint."""
 
 
 class RestartAllStrategy(FailoverStrategy):
     """All regions go back to the last completed checkpoint (Flink: ``RestartAllFailoverStrategy``)."""
 
-    def plan(self, topology: RegionTopology, failure: RegionFailure) -> RestartPlan:
-        return RestartPlan({})
+    def plan(self, topology: RegionTopology, failure: RegionFailure) -> Mapping[int, int]:
+        return {}
 
 
 class LocalRestartAllStrategy(RestartAllStrategy):
@@ -160,7 +136,7 @@ class RestartPipelinedRegionStrategy(FailoverStrategy):
     3. A region that has begun to read what a producer writes anew runs again from the same epoch.
     """
 
-    def plan(self, topology: RegionTopology, failure: RegionFailure) -> RestartPlan:
+    def plan(self, topology: RegionTopology, failure: RegionFailure) -> Mapping[int, int]:
         epochs: dict[int, int] = {}
         to_visit = deque([(failure.region, failure.epoch)])
         while to_visit:
@@ -176,7 +152,7 @@ class RestartPipelinedRegionStrategy(FailoverStrategy):
             for uid, (producer, consumer) in topology.edges.items():
                 if producer == region and failure.begun.get(uid, epoch - 1) >= epoch:
                     to_visit.append((consumer, epoch))
-        return RestartPlan(epochs)
+        return epochs
 
 
 class RestartIndividualStrategy(RestartPipelinedRegionStrategy):
@@ -268,8 +244,9 @@ class FailureHandlingResult:
 
     error: BaseException
     """The failure."""
-    plan: RestartPlan | None
-    """What restarts; None if the job fails for good."""
+    plan: Mapping[int, int] | None
+    """The first epoch that each region runs again. Empty: all go back to the last completed checkpoint. None: the job
+    fails for good."""
     at_ms: int
     """The time of the restart, in milliseconds since 1970."""
     reason: str
@@ -312,7 +289,7 @@ class ExecutionFailureHandler:
         if not decision.restart:
             gave_up = not self._config.only_lost_workers and not isinstance(self._config.restart, NoRestart)
             return FailureHandlingResult(error, None, now_ms, decision.reason, gave_up)
-        plan = RestartPlan({}) if failure is None else self._config.failover.plan(self._topology, failure)
+        plan = {} if failure is None else self._config.failover.plan(self._topology, failure)
         return FailureHandlingResult(error, plan, decision.at_ms, decision.reason)
 
     def succeeded(self, checkpoint_id: int) -> None:

@@ -43,7 +43,6 @@ from dagster_flinkpy.runtime.master.failover import (
     FailureHandlingResult,
     RegionFailure,
     RegionTopology,
-    RestartPlan,
 )
 from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.runtime.master.region_runner import RegionEnded
@@ -147,10 +146,10 @@ class JobFailover:
         """
         self.graph.fail(region.number, error, ended.task)
         found = self._handler.handle(error, self._failure(region, ended, error, regions), self._now())
-        epochs = {} if found.plan is None else found.plan.epochs
+        epochs = found.plan or {}
         if why := self._unavailable(epochs, regions, collecting):
             self._progress(f"regions {_numbers(epochs)} cannot restart without the others: {why}")
-            epochs, found = {}, replace(found, plan=RestartPlan({}))
+            epochs, found = {}, replace(found, plan={})
         if not epochs:
             self._decided = found
             return {}
