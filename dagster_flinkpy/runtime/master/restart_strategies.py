@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from dagster_flinkpy.common.clock import to_millis
 from dagster_flinkpy.common.configuration import Configuration, parse_duration
@@ -202,11 +202,11 @@ class ExponentialDelayRestart(RestartStrategy):
         return max(least, min(backoff + offset, most))
 
 
-def restart_strategy_of(configuration: Configuration, *, checkpointing: bool) -> RestartStrategy:
+def restart_strategy_of(options: Configuration, *, checkpointing: bool) -> RestartStrategy:
     """Returns the strategy that the options of a program set: Flink's ``restart-strategy.type`` and its options.
 
     Args:
-        configuration: The options of the program.
+        options: The options of the program.
         checkpointing: Whether the program takes checkpoints. If no option is set, this selects exponential delay, or
             else no restart.
 
@@ -214,57 +214,39 @@ def restart_strategy_of(configuration: Configuration, *, checkpointing: bool) ->
         ConfigurationError: The type is unknown, or an option is out of range.
     """
     default = "exponential-delay" if checkpointing else "none"
-    kind = configuration.get_string(f"{_PREFIX}.type", configuration.get_string(_PREFIX, default)).lower()
-    make = _TYPES.get(kind.replace("-", "").removesuffix("delay").replace("failurerate", "rate"))
-    if make is None:
+    kind = options.get_string(f"{_PREFIX}.type", options.get_string(_PREFIX, default)).lower()
+    known = _TYPES.get(kind.replace("-", "").removesuffix("delay").replace("failurerate", "rate"))
+    if known is None:
         raise ConfigurationError(
             f"{_PREFIX}.type is {kind!r}; write 'none', 'fixed-delay', 'failure-rate' or 'exponential-delay'"
         )
-    return make(configuration)
-
-
-def _fixed(options: Configuration) -> RestartStrategy:
-    at, default = f"{_PREFIX}.fixed-delay", FixedDelayRestart()
-    return FixedDelayRestart(
-        options.get_integer(f"{at}.attempts", default.attempts), _duration(options, f"{at}.delay", default.delay)
-    )
-
-
-def _rate(options: Configuration) -> RestartStrategy:
-    at, default = f"{_PREFIX}.failure-rate", FailureRateRestart()
-    return FailureRateRestart(
-        options.get_integer(f"{at}.max-failures-per-interval", default.max_failures_per_interval),
-        _duration(options, f"{at}.failure-rate-interval", default.interval),
-        _duration(options, f"{at}.delay", default.delay),
-    )
-
-
-def _exponential(options: Configuration) -> RestartStrategy:
-    at, default = f"{_PREFIX}.exponential-delay", ExponentialDelayRestart()
-    limit = f"{at}.attempts-before-reset-backoff"
-    return ExponentialDelayRestart(
-        _duration(options, f"{at}.initial-backoff", default.initial_backoff),
-        _duration(options, f"{at}.max-backoff", default.max_backoff),
-        options.get_float(f"{at}.backoff-multiplier", default.backoff_multiplier),
-        options.get_float(f"{at}.jitter-factor", default.jitter_factor),
-        _duration(options, f"{at}.reset-backoff-threshold", default.reset_backoff_threshold),
-        options.get_integer(limit, 1) if options.contains_key(limit) else None,
-    )
+    name, strategy = known
+    given: dict[str, Any] = {}
+    for field in fields(strategy):
+        key = f"{_PREFIX}.{name}.{_OPTIONS.get(field.name) or field.name.replace('_', '-')}"
+        if options.contains_key(key):
+            given[field.name] = _read(options, key, field.default)
+    made: RestartStrategy = strategy(**given)
+    return made
 
 
 # Flink accepts each name with and without dashes, and 'off' and 'disable' for 'none'.
-_TYPES: Mapping[str, Callable[[Configuration], RestartStrategy]] = {
-    "none": lambda options: NoRestart(),
-    "off": lambda options: NoRestart(),
-    "disable": lambda options: NoRestart(),
-    "fixed": _fixed,
-    "rate": _rate,
-    "exponential": _exponential,
+_TYPES: Mapping[str, tuple[str, Any]] = {
+    "none": ("none", NoRestart),
+    "off": ("none", NoRestart),
+    "disable": ("none", NoRestart),
+    "fixed": ("fixed-delay", FixedDelayRestart),
+    "rate": ("failure-rate", FailureRateRestart),
+    "exponential": ("exponential-delay", ExponentialDelayRestart),
 }
+_OPTIONS = {"interval": "failure-rate-interval"}
+"""The options that do not have the name of their field."""
 
 
-def _duration(options: Configuration, key: str, default: timedelta) -> timedelta:
-    return parse_duration(options.get_string(key, "")) if options.contains_key(key) else default
+def _read(options: Configuration, key: str, default: Any) -> Any:
+    if isinstance(default, timedelta):
+        return parse_duration(options.get_string(key, ""))
+    return options.get_float(key, default) if isinstance(default, float) else options.get_integer(key, 1)
 
 
 def _require(holds: bool, message: str) -> None:
