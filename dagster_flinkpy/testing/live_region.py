@@ -15,7 +15,8 @@ from dagster_flinkpy.runtime.shipping import dump_job, load_job
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 from dagster_flinkpy.runtime.shuffle.record_writer import RecordWriter
 from dagster_flinkpy.runtime.shuffle.wire import NO_EDGE, Kind, TaskOutput, rows_of
-from dagster_flinkpy.runtime.task.operator_task import OperatorTask, watermark_origins
+from dagster_flinkpy.runtime.task.operator_task import OperatorTask
+from dagster_flinkpy.runtime.task.outputs import watermark_origins
 from dagster_flinkpy.runtime.task.task import StageTask
 from dagster_flinkpy.runtime.task.watermark_valve import WatermarkValve
 
@@ -117,7 +118,8 @@ class LiveRegion:
             # An unpickled job has its own functions. Its clock is found again by name.
             task.open()
             for each in task.operator_tasks:
-                each.outputs += [r for r in recorders if r.edge.source == each.vertex.uid]
+                own: Any = [r for r in recorders if r.edge.source == each.vertex.uid]
+                each.outputs += own  # they have the methods of outputs
         self._settle()
 
     def _writer(self, edge: JobEdge) -> RecordWriter:

@@ -19,7 +19,7 @@ from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.common.clock import to_millis
 from dagster_flinkpy.common.watermark_strategy import MIN_WATERMARK
 from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
-from dagster_flinkpy.datastream.job_graph import JobEdge, JobGraph, JobVertex
+from dagster_flinkpy.datastream.job_graph import JobEdge, JobVertex
 from dagster_flinkpy.datastream.operator_specs import SourceSpec, TimestampsSpec
 from dagster_flinkpy.errors import CheckpointError
 from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
@@ -30,8 +30,8 @@ from dagster_flinkpy.runtime.operators.stream_operator import StreamOperator
 from dagster_flinkpy.runtime.record_counts import TaskCount
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 from dagster_flinkpy.runtime.shuffle.channel_selectors import upstream_subtasks
-from dagster_flinkpy.runtime.shuffle.record_writer import BUFFER_SIZE, RecordWriter
-from dagster_flinkpy.runtime.shuffle.wire import Kind, decode_buffers, encode_buffer
+from dagster_flinkpy.runtime.shuffle.record_writer import BUFFER_SIZE
+from dagster_flinkpy.runtime.shuffle.wire import Kind, decode_buffers
 from dagster_flinkpy.runtime.task.barrier_handlers import (
     Abort,
     AddToChannelState,
@@ -52,13 +52,12 @@ from dagster_flinkpy.runtime.task.barrier_handlers import (
 from dagster_flinkpy.runtime.task.channel_state import ChannelStateWriter, InFlight, read_channel_state
 from dagster_flinkpy.runtime.task.io_metrics import OperatorIOMetrics
 from dagster_flinkpy.runtime.task.latency import LatencyMarker
+from dagster_flinkpy.runtime.task.outputs import RecordWriterOutput, decode_event, encode_element, watermark_origins
 from dagster_flinkpy.runtime.task.task_times import TaskTimes
 from dagster_flinkpy.runtime.task.watermark_valve import BEFORE, WatermarkValve
 
-__all__ = ["Cancelled", "ChainingOutput", "OperatorTask", "Output", "RecordWriterOutput", "watermark_origins"]
+__all__ = ["Cancelled", "ChainingOutput", "OperatorTask"]
 
-_IDLE, _ACTIVE = b"\x01", b"\x00"
-_WATERMARK_BYTES = 8
 _JOINED_SIZE = BUFFER_SIZE // 2
 """The size of small buffers that are processed together, in bytes."""
 
@@ -99,34 +98,8 @@ class ParentTask(Protocol):
         """Returns how full the queue before an operator was since the last call, if it is the first one of a chain."""
 
 
-class Output(Protocol):
-    """Where the records and events of an operator go (Flink: ``Output``)."""
-
-    @property
-    def edge(self) -> JobEdge:
-        """The edge of this output."""
-
-    def emit(self, batch: StreamBatch) -> None:
-        """Takes records."""
-
-    def watermark(self, origin: str, watermark: int) -> None:
-        """Takes a watermark, and the uid of the operator that generated it."""
-
-    def status(self, origin: str, idle: bool) -> None:
-        """Takes the status of an origin of watermarks: an idle one sends nothing before the next barrier."""
-
-    def latency_marker(self, marker: LatencyMarker) -> None:
-        """Takes a latency marker."""
-
-    def flush(self) -> None:
-        """Sends all buffered records."""
-
-    def barrier(self, checkpoint_id: int, digest: str) -> None:
-        """Takes a barrier, and a digest of all output of the task before it."""
-
-
 class ChainingOutput:
-    """An edge inside the task; passes everything on without encoding it."""
+    """An edge inside the task, with the methods of `RecordWriterOutput`; passes everything on without encoding it."""
 
     def __init__(self, edge: JobEdge, target: OperatorTask) -> None:
         self.edge, self.target = edge, target
@@ -154,59 +127,6 @@ class ChainingOutput:
 
     def _send(self, kind: Kind, value: Any) -> None:
         self.target.receive(self.channel, kind, value, self._epoch)
-
-
-class RecordWriterOutput:
-    """An edge that leaves the task through the shuffle."""
-
-    def __init__(self, edge: JobEdge, writer: RecordWriter) -> None:
-        self.edge, self.writer = edge, writer
-
-    def emit(self, batch: StreamBatch) -> None:
-        self.writer.emit(batch)
-
-    def watermark(self, origin: str, watermark: int) -> None:
-        self.writer.event(Kind.WATERMARK, _encode(Kind.WATERMARK, (origin, watermark)))
-
-    def status(self, origin: str, idle: bool) -> None:
-        self.writer.event(Kind.STREAM_STATUS, _encode(Kind.STREAM_STATUS, (origin, idle)))
-
-    def latency_marker(self, marker: LatencyMarker) -> None:
-        self.writer.latency_marker(marker.to_bytes())
-
-    def flush(self) -> None:
-        self.writer.flush()
-
-    def barrier(self, checkpoint_id: int, digest: str) -> None:
-        self.writer.barrier(json.dumps({"checkpoint_id": checkpoint_id, "digest": digest}).encode())
-
-
-def _encode(kind: Kind, value: Any) -> Any:
-    """Encodes an element for the shuffle or for channel state."""
-    if isinstance(value, pa.Buffer):
-        return value
-    if kind is Kind.BUFFER:
-        columns = [value.column, pa.array(value.timestamps)]
-        return encode_buffer(pa.RecordBatch.from_arrays(columns, names=["value", "timestamp"]))
-    origin, value = value
-    if kind is Kind.WATERMARK:
-        return value.to_bytes(_WATERMARK_BYTES, "big", signed=True) + origin.encode()
-    return (_IDLE if value else _ACTIVE) + origin.encode()
-
-
-def _decode(kind: Kind, payload: bytes) -> tuple[str, int | bool]:
-    """Returns origin and watermark, or origin and status. In-flight data of the first releases has the origin ''."""
-    if kind is Kind.WATERMARK:
-        watermark = int.from_bytes(payload[:_WATERMARK_BYTES], "big", signed=True)
-        return payload[_WATERMARK_BYTES:].decode(), watermark
-    return payload[1:].decode(), payload[:1] == _IDLE
-
-
-def watermark_origins(graph: JobGraph, uid: str) -> tuple[str, ...]:
-    """Returns the uids of the operators that generate the watermarks which an operator sends."""
-    if isinstance(graph.vertex(uid).spec, SourceSpec | TimestampsSpec):
-        return (uid,)
-    return tuple(dict.fromkeys(origin for e in graph.inputs(uid) for origin in watermark_origins(graph, e.source)))
 
 
 @dataclass
@@ -257,7 +177,7 @@ class OperatorTask:
             send_status=partial(self.send_status, vertex.uid),
             event_times=self._event_times,
         )
-        self.outputs: list[Output] = []
+        self.outputs: list[ChainingOutput | RecordWriterOutput] = []
         self._edges = {e.id: e for e in graph.inputs(vertex.uid)}
         channels: dict[Channel, tuple[str, ...]] = {
             (e.id, c): watermark_origins(graph, e.source)
@@ -363,7 +283,7 @@ class OperatorTask:
                     self._acknowledge(checkpoint_id)
                 case AddToChannelState(checkpoint_id=checkpoint_id, channel=channel, element=(kind, value, _)):
                     if kind is not Kind.LATENCY_MARKER:
-                        row = InFlight(self._edges[channel[0]], channel[1], kind, _encode(kind, value))
+                        row = InFlight(self._edges[channel[0]], channel[1], kind, encode_element(kind, value))
                         self._taken[checkpoint_id].channel_state.add(row)
                 case Abort(reason=CheckpointFailureReason.CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER):
                     raise Cancelled
@@ -430,7 +350,7 @@ class OperatorTask:
         elif kind is Kind.LATENCY_MARKER:
             self.on_latency_marker(LatencyMarker.from_bytes(value.to_pybytes()) if encoded else value)
         else:
-            origin, what = _decode(kind, value.to_pybytes()) if encoded else value
+            origin, what = decode_event(kind, value.to_pybytes()) if encoded else value
             for each in [origin] if origin else watermark_origins(self._job.graph, self._edges[channel[0]].source):
                 self._on_event_time(channel, kind, each, what, epoch)
 

@@ -1,19 +1,87 @@
-"""An edge whose records are combined per key before they leave the task."""
+"""Where the records and events of an operator go that leave its task (Flink: ``Output``)."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
 
 from dagster_flinkpy.common.watermark_strategy import MIN_WATERMARK
-from dagster_flinkpy.datastream.job_graph import JobEdge, PartitionerKind
+from dagster_flinkpy.datastream.job_graph import JobEdge, JobGraph, PartitionerKind
+from dagster_flinkpy.datastream.operator_specs import SourceSpec, TimestampsSpec
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.operators.local_aggregate import LocalAggregate, local_aggregate_of
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 from dagster_flinkpy.runtime.shuffle.key_columns import key_values
 from dagster_flinkpy.runtime.shuffle.record_writer import RecordWriter
-from dagster_flinkpy.runtime.task.operator_task import RecordWriterOutput, watermark_origins
+from dagster_flinkpy.runtime.shuffle.wire import Kind, encode_buffer
+from dagster_flinkpy.runtime.task.latency import LatencyMarker
 
-__all__ = ["writer_output"]
+__all__ = ["RecordWriterOutput", "decode_event", "encode_element", "watermark_origins", "writer_output"]
+
+_IDLE, _ACTIVE = b"\x01", b"\x00"
+_WATERMARK_BYTES = 8
+
+
+class RecordWriterOutput:
+    """An edge that leaves the task (Flink: ``RecordWriterOutput``)."""
+
+    def __init__(self, edge: JobEdge, writer: RecordWriter) -> None:
+        self.edge, self.writer = edge, writer
+
+    def emit(self, batch: StreamBatch) -> None:
+        """Takes records."""
+        self.writer.emit(batch)
+
+    def watermark(self, origin: str, watermark: int) -> None:
+        """Takes a watermark, and the uid of the operator that generated it."""
+        self.writer.event(Kind.WATERMARK, encode_element(Kind.WATERMARK, (origin, watermark)))
+
+    def status(self, origin: str, idle: bool) -> None:
+        """Takes the status of an origin of watermarks: an idle one sends nothing before the next barrier."""
+        self.writer.event(Kind.STREAM_STATUS, encode_element(Kind.STREAM_STATUS, (origin, idle)))
+
+    def latency_marker(self, marker: LatencyMarker) -> None:
+        """Takes a latency marker."""
+        self.writer.latency_marker(marker.to_bytes())
+
+    def flush(self) -> None:
+        """Sends all buffered records."""
+        self.writer.flush()
+
+    def barrier(self, checkpoint_id: int, digest: str) -> None:
+        """Takes a barrier, and a digest of all output of the task before it."""
+        self.writer.barrier(json.dumps({"checkpoint_id": checkpoint_id, "digest": digest}).encode())
+
+
+def encode_element(kind: Kind, value: Any) -> Any:
+    """Encodes an element for the shuffle or for channel state."""
+    if isinstance(value, pa.Buffer):
+        return value
+    if kind is Kind.BUFFER:
+        columns = [value.column, pa.array(value.timestamps)]
+        return encode_buffer(pa.RecordBatch.from_arrays(columns, names=["value", "timestamp"]))
+    origin, value = value
+    if kind is Kind.WATERMARK:
+        return value.to_bytes(_WATERMARK_BYTES, "big", signed=True) + origin.encode()
+    return (_IDLE if value else _ACTIVE) + origin.encode()
+
+
+def decode_event(kind: Kind, payload: bytes) -> tuple[str, int | bool]:
+    """Returns origin and watermark, or origin and status. In-flight data of the first releases has the origin ''."""
+    if kind is Kind.WATERMARK:
+        watermark = int.from_bytes(payload[:_WATERMARK_BYTES], "big", signed=True)
+        return payload[_WATERMARK_BYTES:].decode(), watermark
+    return payload[1:].decode(), payload[:1] == _IDLE
+
+
+def watermark_origins(graph: JobGraph, uid: str) -> tuple[str, ...]:
+    """Returns the uids of the operators that generate the watermarks which an operator sends."""
+    if isinstance(graph.vertex(uid).spec, SourceSpec | TimestampsSpec):
+        return (uid,)
+    return tuple(dict.fromkeys(origin for e in graph.inputs(uid) for origin in watermark_origins(graph, e.source)))
 
 
 def writer_output(edge: JobEdge, writer: RecordWriter, job: EpochJob) -> RecordWriterOutput:
