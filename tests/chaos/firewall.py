@@ -19,8 +19,8 @@ from dagster_flinkpy.errors import FlinkPyError, SlotLostError
 from dagster_flinkpy.runtime.master import job_exchange, job_failover
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
-from dagster_flinkpy.runtime.master.pipelined_exchange import PipelinedExchange
 from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
+from dagster_flinkpy.runtime.master.slot_pool import SlotPool
 from dagster_flinkpy.runtime.slot.task_executor import SlotDescriptor, TaskExecutor
 from dagster_flinkpy.spark.sessions import SparkSettings
 from dagster_flinkpy.storage import StorageLocation
@@ -99,7 +99,7 @@ def run(case: str, folder: Path) -> str:
     here: Any = job_exchange
     here.start_here = _Process
     here.start_on_spark = lambda job_id, shared: _Process
-    here.PipelinedExchange = lambda start, host, *args, **options: PipelinedExchange(start, _DRIVER, *args, **options)
+    here.SlotPool = lambda start, host, *args: SlotPool(start, _DRIVER, *args)
     to, _, later = case.partition(" ")
     network_of = {"auto": "slots"}.get(to, to)
     if not later:

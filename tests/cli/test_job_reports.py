@@ -232,7 +232,7 @@ def test_an_older_run_does_not_overwrite_the_report_of_a_newer_one(tmp_path: Pat
     graph, _ = program(tmp_path)
     older = HarnessAttempt(graph, tmp_path, owner="older")
     with older:
-        older._reports.reporter.note(older._deployed.failover.graph, older._attempt)
+        older._reports.reporter.note()
         older._reports.reporter.write()
         with HarnessAttempt(graph, tmp_path, owner="newer"):
             pass

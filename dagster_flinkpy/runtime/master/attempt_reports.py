@@ -56,7 +56,7 @@ class AttemptReports:
     def open(self, store: CompletedCheckpointStore) -> None:
         """Begins to report about a run whose first attempt is deployed."""
         self._metrics.open()
-        self.reporter = JobReporter(store.store, self._now)
+        self.reporter = JobReporter(store.store, self._deployed, self._now)
 
     def close(self) -> None:
         """Ends the reporters of metrics."""
@@ -67,19 +67,13 @@ class AttemptReports:
     @property
     def execution(self) -> ExecutionReport | None:
         """How the attempt is executed; None if it has not begun."""
-        if not self.tokens:
-            return None
-        return self.reporter.report(self._deployed().failover.graph, self._deployed().attempt)
-
-    def on_completed(self) -> None:
-        """Notes how things are, if it is time."""
-        self.reporter.completed(self._deployed().failover.graph, self._deployed().attempt)
+        return self.reporter.report() if self.tokens else None
 
     def on_status(self, status: JobStatus, _: int) -> None:
         """Lets others see a restart while it is under way: no checkpoint may complete for long."""
-        graph = self._deployed().failover.graph
-        if status is JobStatus.RESTARTING or (status is JobStatus.RUNNING and graph.restarts):
-            self.reporter.note(graph, self._deployed().attempt)
+        restarted = status is JobStatus.RUNNING and self._deployed().failover.graph.restarts
+        if status is JobStatus.RESTARTING or restarted:
+            self.reporter.note()
             self._mailbox.submit(Lane.STORE, self._write)
 
     def _write(self) -> None:
@@ -88,8 +82,7 @@ class AttemptReports:
 
     def ended(self, error: BaseException | None) -> None:
         """Writes how the run has ended."""
-        ended = (self._deployed().failover.graph, self._deployed().attempt, error)
-        self._watchdog.run("writing how the job was executed", self.reporter.ended, *ended)
+        self._watchdog.run("writing how the job was executed", self.reporter.ended, error)
 
     # --- its checkpoints ---------------------------------------------------------------------------------------------
 

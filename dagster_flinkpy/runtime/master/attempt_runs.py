@@ -27,6 +27,7 @@ from dagster_flinkpy.errors import (
 from dagster_flinkpy.runtime.master.deployed_job import DeployedJob
 from dagster_flinkpy.runtime.master.epoch_request import Completion, EpochKind, EpochRequest
 from dagster_flinkpy.runtime.master.reports import CompletedEpoch
+from dagster_flinkpy.runtime.master.savepoints import SavepointCopy
 
 __all__ = ["AttemptRuns"]
 
@@ -157,7 +158,7 @@ class AttemptRuns:
             raise CheckpointError(
                 f"job {self._job_id!r} has no completed checkpoint to make a savepoint of: run it first"
             )
-        return deployed.savepoints.write(latest, target, format_type, name)
+        return SavepointCopy(deployed.savepoints, latest, target, format_type, name).run()
 
     def _stop(self, drain: bool) -> Iterator[CompletedEpoch]:
         """Completes a last checkpoint, unless the job has ended; then the job is finished."""

@@ -28,10 +28,10 @@ from dagster_flinkpy.checkpoint.stimuli import (
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.datastream.checkpoint_listener import CheckpointListener
 from dagster_flinkpy.errors import CheckpointError, CheckpointTimeoutError, FencedError, FlinkPyError, StorageError
-from dagster_flinkpy.runtime.master.committers import Committers
 from dagster_flinkpy.runtime.master.job_messages import CheckpointIdsReserved
 from dagster_flinkpy.runtime.master.master_hooks import MasterHooks
 from dagster_flinkpy.runtime.master.timeline import CheckpointTimeline
+from dagster_flinkpy.runtime.master.transactions import Transactions
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 
 __all__ = ["CheckpointSteps", "Outcome"]
@@ -55,7 +55,7 @@ class CheckpointSteps:
     attempt: Attempt
     watchdog: Watchdog
     hooks: MasterHooks
-    committers: Committers
+    transactions: Transactions
     lease: timedelta
     """The lease of the attempt, which each checkpoint renews."""
     partition_retention: PartitionRetention
@@ -69,8 +69,8 @@ class CheckpointSteps:
     """Runs when a checkpoint has been committed."""
     timeline: CheckpointTimeline
     """Measures the phases of checkpoints."""
-    tasks: CheckpointListener
-    """Passes on to tasks that live how checkpoints end."""
+    tell_tasks: Callable[[str, int], object]
+    """Tells tasks that live how a checkpoint has ended, as does :meth:`tell`."""
 
     def assign_checkpoint_id(self) -> Outcome:
         """Renews the lease and takes the next checkpoint id."""
@@ -162,7 +162,7 @@ class CheckpointSteps:
         """
         number = metadata.checkpoint_id
         with self.timeline.measured("commit_ms", [number]):
-            self.check_leader()
+            self.transactions.check_leader()
             self.commit(metadata)
             self.attempt.committed = number
             self.tell("notify_checkpoint_complete", number)
@@ -170,16 +170,13 @@ class CheckpointSteps:
         self.watchdog.run("deleting the claimed savepoint", self.after_commit)
         return Outcome(self.now(), CommitFinished(self.now(), number, phases))
 
-    def check_leader(self) -> None:
-        """Raises a FencedError if a newer attempt took over."""
-        self.watchdog.run("checking who leads the job", self.store.check_leader, self.attempt)
-
     def tell(self, news: str, checkpoint_id: int) -> None:
         """Calls a method of all committers, hooks and functions that are checkpoint listeners."""
-        for listener in (*self.committers, *self.hooks, self.tasks):
+        for listener in (*self.transactions.committers, *self.hooks):
             if isinstance(listener, CheckpointListener):
                 what = f"{type(listener).__qualname__}.{news}({checkpoint_id})"
                 self.watchdog.run(what, getattr(listener, news), checkpoint_id)
+        self.tell_tasks(news, checkpoint_id)
 
     def tell_aborted(self, checkpoint_id: int) -> None:
         """Notifies checkpoint listeners that a checkpoint was aborted, unless a step hangs."""

@@ -116,12 +116,12 @@ class Committers:
 
     def last_committed(self) -> int | None:
         """Returns the newest checkpoint of which a sink still has committed output, or None if no sink knows."""
-        found = []
-        for uid, committer in self._committers.items():
-            what = f"reading what sink {uid!r} has committed"
-            if (last := self._run(uid, what, committer.last_committed)) is not None:
-                found.append(last)
-        return max(found, default=None)
+        found = [self._last_committed(uid) for uid in self._committers]
+        return max((last for last in found if last is not None), default=None)
+
+    def _last_committed(self, uid: str) -> int | None:
+        what = f"reading what sink {uid!r} has committed"
+        return self._run(uid, what, self._committers[uid].last_committed)
 
     def check_new(self, folder: str) -> None:
         """Checks that no sink knows the job, of which there was nothing in the store.
@@ -132,9 +132,8 @@ class Committers:
         Raises:
             HeadLostError: One does.
         """
-        for uid, committer in self._committers.items():
-            last = self._run(uid, f"reading what sink {uid!r} has committed", committer.last_committed)
-            if last:
+        for uid in self._committers:
+            if last := self._last_committed(uid):
                 raise HeadLostError(
                     f"there was nothing in {folder}, but sink {uid!r} has committed checkpoint {last} of this job: the "
                     "folder was moved, deleted or not mounted, or the job has another checkpoint directory now. "
@@ -153,7 +152,7 @@ class Committers:
         for uid, committer in self._committers.items():
             if not committer.is_record_with_rows() or not _requests(metadata, uid) or metadata.partition is not None:
                 continue
-            last = self._run(uid, f"reading what sink {uid!r} has committed", committer.last_committed)
+            last = self._last_committed(uid)
             if last is not None and last < number:
                 there, kept = f"only what was committed up to checkpoint {last}", f", or 'chk-{last}' if it is kept,"
                 if not last:

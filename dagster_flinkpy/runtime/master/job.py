@@ -65,6 +65,7 @@ from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Mailbox, Threa
 from dagster_flinkpy.runtime.master.master_hooks import MasterHooks
 from dagster_flinkpy.runtime.master.open_epoch import OpenEpoch
 from dagster_flinkpy.runtime.master.region_epochs import Turn
+from dagster_flinkpy.runtime.master.region_runner import JobRunner
 from dagster_flinkpy.runtime.master.reports import CompletedEpoch
 from dagster_flinkpy.runtime.master.request_desk import RequestDesk
 from dagster_flinkpy.runtime.master.results import EpochResults
@@ -278,8 +279,10 @@ class JobAttempt:
         slots = JobSlots(self.config.job_id, graph, graph.regions(), self.config.spark, self._progress)
         if not self.config.in_process:
             slots.open(JobSession(self._spark))
-        regions = JobRegions(graph, self.config, self.token, self._run_id, start, plan, self._spark, self._progress)
-        regions.discard_lingering(self._watchdog, partial(self._store.unnamed, self._attempt))
+        regions = JobRegions(
+            graph, self.config, self.token, self._run_id, start, plan, self._spark, self._watchdog, self._progress
+        )
+        regions.discard_lingering(partial(self._store.unnamed, self._attempt))
         contents = CheckpointContents(graph, self.config.job_id, self.token, start)
         coordinator = CheckpointCoordinator(
             self.config.job_id,
@@ -306,7 +309,7 @@ class JobAttempt:
             self._attempt,
             self._watchdog,
             self._hooks,
-            self._transactions.committers,
+            self._transactions,
             self._lease,
             self.config.partition_retention,
             self._started_from,
@@ -314,7 +317,7 @@ class JobAttempt:
             commit=lambda metadata: self._commit(metadata),
             after_commit=lambda: self._after_commit(),
             timeline=timeline,
-            tasks=self._exchange,
+            tell_tasks=self._exchange.notify,
         )
         turn = Turn()
         state = JobState(
@@ -329,15 +332,21 @@ class JobAttempt:
             owner=self._owner,
             can_open_epochs=lambda: self._mailbox.has_threads and self._exchange.can_open_epochs(slots),
         )
-        runners = regions.runners(
-            self._watchdog,
-            run_job=lambda job, *open_epoch: self._on_spark(job, *open_epoch),
-            on_results=self._on_results,
-            check_leader=self._transactions.check_leader,
-            timeline=timeline,
-            now=_now,
-            tell=self._mailbox.tell,
-        )
+        runners = [
+            JobRunner(
+                planner,
+                session,
+                self._watchdog,
+                run_job=lambda job, *open_epoch: self._on_spark(job, *open_epoch),
+                on_results=self._on_results,
+                check_leader=self._transactions.check_leader,
+                progress=self._progress,
+                timeline=timeline,
+                now=_now,
+                tell=self._mailbox.tell,
+            )
+            for planner, session in zip(regions.planners, regions.sessions, strict=True)
+        ]
         master = JobMaster(
             state,
             runners,
@@ -346,12 +355,12 @@ class JobAttempt:
             self._desk,
             on_completed=self._on_completed,
             abort_lingering=self._transactions.abort_after_failure,
-            discard_read=partial(regions.discard_read, self._watchdog),
+            discard_read=regions.discard_read,
             now=_now,
             progress=self._progress,
         )
         if self._reports.tokens:
-            self._deployed.regions.close(self._watchdog)
+            self._deployed.regions.close()
         self._deployed = DeployedJob(
             self._attempt,
             slots,
@@ -373,7 +382,7 @@ class JobAttempt:
 
     def _on_completed(self, metadata: CheckpointMetadata) -> None:
         self._runs.finished = metadata.end_of_input or metadata.stopped
-        self._reports.on_completed()
+        self._reports.reporter.completed()
 
     def _after_commit(self) -> None:
         self._restore.dispose_claimed(self._owner, _now())
@@ -391,7 +400,7 @@ class JobAttempt:
             except BaseException as late:  # the error of an epoch that the caller did not wait for
                 error = found = late
         found = self._end_exchange(error) or found
-        self._deployed.regions.close(self._watchdog)
+        self._deployed.regions.close()
         self._spark.close()
         # If this attempt was fenced or cannot reach the store, the next one tidies up.
         with suppress(FlinkPyError):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 
 from dagster_flinkpy.common.exchange_options import ExchangeMode
-from dagster_flinkpy.datastream.checkpoint_listener import CheckpointListener
 from dagster_flinkpy.datastream.operator_specs import SparkSourceSpec, SparkTransformSpec
+from dagster_flinkpy.datastream.slot_sharing_group import SlotSharingGroup
 from dagster_flinkpy.errors import (
     CheckpointError,
     ExecutorLostError,
@@ -27,13 +27,10 @@ from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.runtime.master.job_session import JobSession, SharedSession
 from dagster_flinkpy.runtime.master.job_slots import JobSlots
 from dagster_flinkpy.runtime.master.open_epoch import OpenEpoch
-from dagster_flinkpy.runtime.master.pipelined_exchange import (
-    PipelinedExchange,
-    host_of_driver,
-    start_here,
-    start_on_spark,
-)
+from dagster_flinkpy.runtime.master.pipelined_region import PipelinedRegion, places_of, resources_of
 from dagster_flinkpy.runtime.master.region_job import run_region, runs_a_task
+from dagster_flinkpy.runtime.master.slot_pool import SlotPool
+from dagster_flinkpy.runtime.master.slot_processes import host_of_driver, start_here, start_on_spark
 from dagster_flinkpy.runtime.master.spark_progress import SparkProgress, watched
 from dagster_flinkpy.runtime.record_counts import RecordCounts
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
@@ -48,7 +45,7 @@ _FREE_SECONDS = 10.0
 _TAKEN = "no slot would be left to others"
 
 
-class JobExchange(CheckpointListener):
+class JobExchange:
     """Runs the tasks of a region for some epochs: in slots, in a Spark job, or in this process.
 
     With `ExchangeMode.AUTO` it begins with slots. If there are too few of them, or they do not reach each other, it
@@ -75,7 +72,9 @@ class JobExchange(CheckpointListener):
         self._mode = config.exchange.mode
         if config.in_process and self._mode is ExchangeMode.AUTO:
             self._mode = ExchangeMode.SPARK  # tasks that take turns in one thread are as good, and give the same order
-        self._pipelined: PipelinedExchange | None = None
+        self._pool: SlotPool | None = None
+        self._regions: dict[int, PipelinedRegion] = {}
+        """Those whose tasks live in slots."""
         self._deciding = threading.Lock()
         self._kept = ExitStack()
         """Tells other runs of the slots, until it is closed."""
@@ -87,17 +86,14 @@ class JobExchange(CheckpointListener):
         self.one_epoch = False
         """Whether no more than one epoch is asked for."""
 
-    def _create_pipelined(self) -> PipelinedExchange:
+    def _create_pool(self) -> SlotPool:
         config = self._config
         options = config.exchange
         if self._mode is ExchangeMode.AUTO:
             options = replace(options, slot_request_timeout=min(options.slot_request_timeout, _AUTO_TIMEOUT))
         start = start_here if config.in_process else start_on_spark(config.job_id, self._shared)
         host = "127.0.0.1" if config.in_process else host_of_driver(config.spark)
-        same_machine = config.in_process or config.spark.on_this_machine
-        return PipelinedExchange(
-            start, host, options, self._progress, same_machine=same_machine, check_leader=self._check_leader
-        )
+        return SlotPool(start, host, options, self._progress, self._check_leader)
 
     def can_open_epochs(self, slots: JobSlots) -> bool:
         """Returns whether an epoch can be open, because its tasks live, or because that is not decided.
@@ -135,8 +131,8 @@ class JobExchange(CheckpointListener):
         with self._deciding:
             if self._mode is not ExchangeMode.SPARK and self._decided_for is not slots and not self._is_little(slots):
                 self._decide(job, session, slots)
-        if self._pipelined is not None and self._decided_for is slots and job.region not in self._on_spark_only:
-            return self._in_slots(self._pipelined, job, session, slots, open_epoch)
+        if self._pool is not None and self._decided_for is slots and job.region not in self._on_spark_only:
+            return self._in_slots(self._pool, job, session, slots, open_epoch)
         if open_epoch is not None:
             job = job.reading(_whole(open_epoch, session))
         if self._config.in_process:
@@ -162,19 +158,26 @@ class JobExchange(CheckpointListener):
             self._say("tasks live in slots (execution.exchange: pipelined)")
             return
         self.close()
-        self._mode, self._pipelined = ExchangeMode.SPARK, None
+        self._mode, self._pool = ExchangeMode.SPARK, None
+        self._regions.clear()
         self._say(f"each epoch is a Spark job (execution.exchange: spark), because {why}")
 
     def _deploy(self, job: EpochJob, session: JobSession, slots: JobSlots) -> str | None:
-        """Deploys the tasks of a region in slots, unless it returns why not."""
+        """Asks for the slots of all regions, and deploys the tasks of one, unless it returns why not."""
         auto = self._mode is ExchangeMode.AUTO
         self._announce(slots.needed_to_live)
         had, kept = None if slots.plan is None else slots.plan.had, kept_slots(self._config.spark)
         if auto and had is not None and kept is not None and kept >= had:
             return _TAKEN
-        if self._pipelined is None:
-            self._pipelined = self._create_pipelined()
-        self._pipelined.deploy(job, session, slots.regions)
+        if self._pool is None:
+            self._pool = self._create_pool()
+        needed: dict[str, tuple[SlotSharingGroup, ...]] = {}
+        for number, graph in enumerate(slots.regions):
+            needed |= resources_of(graph, places_of(graph, number))
+        with self._used(self._pool, job, session) as region:
+            region.request(needed)
+            region.deploy(job)
+        self._pool.release(self._pool.names - needed.keys())
         if auto and kept is None and not self._finds_a_slot(session):
             return _TAKEN
         return None
@@ -228,16 +231,28 @@ class JobExchange(CheckpointListener):
         finally:
             gives_up.cancel()
 
+    @contextmanager
+    def _used(self, pool: SlotPool, job: EpochJob, session: JobSession) -> Iterator[PipelinedRegion]:
+        """Provides a region, and lets the interruption of its session end what it does."""
+        region = self._regions.get(job.region)
+        if region is None:
+            same_machine = self._config.in_process or self._config.spark.on_this_machine
+            region = self._regions[job.region] = PipelinedRegion(pool, self._progress, same_machine=same_machine)
+        region.resume()
+        with session.interruptible(region.interrupt):
+            yield region
+
     def _in_slots(
         self,
-        pipelined: PipelinedExchange,
+        pool: SlotPool,
         job: EpochJob,
         session: JobSession,
         slots: JobSlots,
         open_epoch: OpenEpoch | None,
     ) -> Sequence[WireRow]:
         try:
-            return pipelined.run(job, session, open_epoch)
+            with self._used(pool, job, session) as region:
+                return region.run(job, open_epoch)
         except (ExecutorLostError, NoResourceAvailableError, PythonWorkerLostError, SlotLostError) as error:
             if self._mode is not ExchangeMode.AUTO or open_epoch is not None:  # more of its input may come
                 raise
@@ -245,7 +260,7 @@ class JobExchange(CheckpointListener):
             if isinstance(error, NoResourceAvailableError):
                 what = "each epoch of its region from now on"
                 self._on_spark_only.add(job.region)
-                pipelined.give_back(job.region)
+                self._regions[job.region].give_back()
             self._progress(f"{shorten(str(error), 300)}; {what} is a Spark job")
             return self._on_spark(job, session, slots)
 
@@ -258,18 +273,15 @@ class JobExchange(CheckpointListener):
                 tries = self._shared.task_tries(spark) if self._config.failover.failover.retries_tasks else 1
                 return list(run_region(spark, replace(job, counts=counts.folder, task_tries=tries)))
 
-    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        self._notify("notify_checkpoint_complete", checkpoint_id)
+    def notify(self, news: str, checkpoint_id: int) -> None:
+        """Tells all functions of tasks that live how a checkpoint has ended.
 
-    def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
-        self._notify("notify_checkpoint_aborted", checkpoint_id)
-
-    def notify_checkpoint_subsumed(self, checkpoint_id: int) -> None:
-        self._notify("notify_checkpoint_subsumed", checkpoint_id)
-
-    def _notify(self, news: str, checkpoint_id: int) -> None:
-        if self._pipelined is not None:
-            self._pipelined.notify(news, checkpoint_id)
+        Args:
+            news: The method of `CheckpointListener` to call.
+            checkpoint_id: The checkpoint.
+        """
+        for region in list(self._regions.values()):
+            region.notify(news, checkpoint_id)
 
     def finish(self) -> list[WireRow]:
         """Closes the functions of tasks that live, at the end of the job, and returns what they have sent.
@@ -277,14 +289,15 @@ class JobExchange(CheckpointListener):
         Raises:
             SlotLostError: They took longer than the checkpoint timeout, or a process has ended.
         """
-        if self._pipelined is None:
-            return []
-        return self._pipelined.finish(self._config.checkpointing.timeout.total_seconds())
+        seconds = self._config.checkpointing.timeout.total_seconds()
+        return [row for region in self._regions.values() for row in region.finish(seconds)]
 
     def close(self) -> None:
         """Cancels tasks that are left, and gives back the slots."""
-        if self._pipelined is not None:
-            self._pipelined.close()
+        for region in self._regions.values():
+            region.cancel()
+        if self._pool is not None:
+            self._pool.close()
         self._kept.close()
 
 

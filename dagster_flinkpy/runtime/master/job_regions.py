@@ -10,25 +10,19 @@ from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER
 from dagster_flinkpy.checkpoint.pending import CheckpointPlan
 from dagster_flinkpy.checkpoint.restore import RestorePlan
-from dagster_flinkpy.checkpoint.stimuli import Stimulus
 from dagster_flinkpy.datastream.connectors.base import SplitEnumeratorContext
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.errors import CheckpointTimeoutError, FlinkPyError
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeSegments
-from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master.epoch_planner import EpochPlanner
 from dagster_flinkpy.runtime.master.execution_graph import ExecutionGraph
 from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.runtime.master.job_session import JobSession, SharedSession
 from dagster_flinkpy.runtime.master.job_slots import JobSlots
 from dagster_flinkpy.runtime.master.region_epochs import Turn
-from dagster_flinkpy.runtime.master.region_runner import JobRunner
 from dagster_flinkpy.runtime.master.region_state import RegionState
-from dagster_flinkpy.runtime.master.results import EpochResults
-from dagster_flinkpy.runtime.master.timeline import CheckpointTimeline
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
-from dagster_flinkpy.runtime.shuffle.wire import WireRow
 
 __all__ = ["JobRegions"]
 
@@ -44,6 +38,7 @@ class JobRegions:
         restored: The checkpoint or savepoint that the job continues from; None if it starts empty.
         plan: The restored state by operator; None if the job starts empty.
         session: The Spark session of the attempt.
+        watchdog: Ends what hangs.
         progress: Takes one-line progress messages.
     """
 
@@ -56,6 +51,7 @@ class JobRegions:
         restored: CheckpointMetadata | None,
         plan: RestorePlan | None,
         session: SharedSession,
+        watchdog: Watchdog,
         progress: Callable[[str], None],
     ) -> None:
         self.graphs = graph.regions()
@@ -79,7 +75,7 @@ class JobRegions:
             [uid for planner in self.planners for uid in sorted(planner.edge_sinks)],
             fencing_token,
         )
-        self._progress = progress
+        self._watchdog = watchdog
 
     @property
     def edges(self) -> dict[str, tuple[int, int]]:
@@ -99,25 +95,6 @@ class JobRegions:
             regions.append(RegionState(planner, before, graph, slots, turn))
         return regions
 
-    def runners(
-        self,
-        watchdog: Watchdog,
-        *,
-        run_job: Callable[..., Sequence[WireRow]],
-        on_results: Callable[[EpochResults, EpochJob], object],
-        check_leader: Callable[[], object],
-        timeline: CheckpointTimeline,
-        now: Callable[[], int],
-        tell: Callable[[Stimulus], object],
-    ) -> list[JobRunner]:
-        """Returns what runs the epochs of the regions; see :class:`JobRunner` for the arguments."""
-        return [
-            JobRunner(
-                planner, session, watchdog, run_job, on_results, check_leader, self._progress, timeline, now, tell
-            )
-            for planner, session in zip(self.planners, self.sessions, strict=True)
-        ]
-
     def checkpoint_plan(self, sinks: Sequence[str], master_hooks: tuple[str, ...]) -> CheckpointPlan:
         """Returns who takes part in the checkpoints of the job.
 
@@ -136,26 +113,15 @@ class JobRegions:
             master_hooks=master_hooks,
         )
 
-    def discard_lingering(self, watchdog: Watchdog, unnamed: Callable[[Collection[str]], Collection[str]]) -> None:
-        """Deletes the segments of earlier attempts.
-
-        Args:
-            watchdog: Ends the call if the store hangs.
-            unnamed: Returns which of these paths no checkpoint and no native savepoint names.
-        """
+    def discard_lingering(self, unnamed: Callable[[Collection[str]], Collection[str]]) -> None:
+        """Deletes the segments of earlier attempts, see :meth:`EdgeSegments.discard_lingering`."""
         if self._segments:
-            watchdog.run("deleting the segments of earlier attempts", self._segments.discard_lingering, unnamed)
+            self._watchdog.run("deleting the segments of earlier attempts", self._segments.discard_lingering, unnamed)
 
-    def discard_read(self, watchdog: Watchdog, written: Mapping[str, Collection[int]], named: Collection[str]) -> None:
-        """Deletes the segments that were read before the barrier of a complete checkpoint.
-
-        Args:
-            watchdog: Ends the call if the store hangs.
-            written: The epochs whose segments no checkpoint before it has named, by uid of the sink.
-            named: The paths that the complete checkpoint names.
-        """
+    def discard_read(self, written: Mapping[str, Collection[int]], named: Collection[str]) -> None:
+        """Deletes segments that were read before a barrier, see :meth:`EdgeSegments.discard_read`."""
         with suppress(CheckpointTimeoutError):  # the next attempt deletes what remains
-            watchdog.run("deleting segments that were read", self._segments.discard_read, written, named)
+            self._watchdog.run("deleting segments that were read", self._segments.discard_read, written, named)
 
     def end_with(self, checkpoint_id: int) -> bool:
         """Returns whether all input of the job ends with a checkpoint that is not complete yet."""
@@ -175,11 +141,11 @@ class JobRegions:
         for planner in self.planners:
             planner.partition = None
 
-    def close(self, watchdog: Watchdog) -> None:
+    def close(self) -> None:
         """Closes the enumerators of the sources. One that raises is not heard: all that it has found is committed."""
         for planner in self.planners:
             with suppress(FlinkPyError):
-                watchdog.run("closing sources", planner.splits.close)
+                self._watchdog.run("closing sources", planner.splits.close)
 
     def refuse_input_after_end(self) -> None:
         """Checks that no source has input that came after the end of all input.

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
-from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.execution_report import (
     ExecutionReport,
     FailureReport,
@@ -17,6 +16,7 @@ from dagster_flinkpy.checkpoint.execution_report import (
     write_execution_report,
 )
 from dagster_flinkpy.errors import FlinkPyError
+from dagster_flinkpy.runtime.master.deployed_job import DeployedJob
 from dagster_flinkpy.runtime.master.execution_graph import ExecutionGraph, ExecutionJobVertex
 from dagster_flinkpy.storage import ObjectStore
 
@@ -31,25 +31,26 @@ class JobReporter:
 
     Args:
         store: The object store, rooted at the job's prefix.
+        deployed: Returns the current deployment.
         now: Tells milliseconds since 1970.
     """
 
-    def __init__(self, store: ObjectStore, now: Callable[[], int]) -> None:
-        self._store, self._now = store, now
+    def __init__(self, store: ObjectStore, deployed: Callable[[], DeployedJob], now: Callable[[], int]) -> None:
+        self._store, self._deployed, self._now = store, deployed, now
         self._began_ms = self._written_ms = now()
         self._read = self._lost = False
         self._etag: str | None = None
         self._earlier: tuple[RunReport, ...] = ()
         self._due: ExecutionReport | None = None
 
-    def completed(self, graph: ExecutionGraph, attempt: Attempt) -> None:
+    def completed(self) -> None:
         """Notes on the master's thread how things are, if it is time; :meth:`write` stores it."""
         if self._now() - self._written_ms >= _INTERVAL_MS:
-            self.note(graph, attempt)
+            self.note()
 
-    def ended(self, graph: ExecutionGraph, attempt: Attempt, error: BaseException | None) -> None:
+    def ended(self, error: BaseException | None) -> None:
         """Notes how the run has ended, and stores it."""
-        report = self.note(graph, attempt)
+        report = self.note()
         self._due = replace(report, run=replace(report.run, error="" if error is None else type(error).__name__))
         self.write()
 
@@ -66,14 +67,15 @@ class JobReporter:
             self._etag = write_execution_report(self._store, replace(report, earlier=self._earlier), self._etag)
             self._lost = self._etag is None  # a newer run writes it now
 
-    def note(self, graph: ExecutionGraph, attempt: Attempt) -> ExecutionReport:
+    def note(self) -> ExecutionReport:
         """Notes on the master's thread how things are; :meth:`write` stores it."""
-        self._due = self.report(graph, attempt)
+        self._due = self.report()
         self._written_ms = self._due.run.at_ms
         return self._due
 
-    def report(self, graph: ExecutionGraph, attempt: Attempt) -> ExecutionReport:
+    def report(self) -> ExecutionReport:
         """Returns how things are."""
+        graph, attempt = self._deployed().failover.graph, self._deployed().attempt
         latest = attempt.latest
         run = RunReport(
             token=attempt.token,

@@ -26,7 +26,6 @@ from dagster_flinkpy.errors import (
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.failure import error_in_task, reported, unsupported
 from dagster_flinkpy.runtime.shipping import dump_job, loaded_job
-from dagster_flinkpy.runtime.shuffle.spark_shuffle import shuffle
 from dagster_flinkpy.runtime.shuffle.wire import SPARK_SCHEMA, WireRow, rows_of
 from dagster_flinkpy.runtime.task.breadcrumb import read_breadcrumb
 from dagster_flinkpy.runtime.task.garbage import collect_rarely
@@ -34,7 +33,7 @@ from dagster_flinkpy.runtime.task.task import StageTask
 from dagster_flinkpy.runtime.throwables import refused_by_spark
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from dagster_flinkpy.runtime.master.job_session import JobSession
     from dagster_flinkpy.spark.server_log import ServerLog
@@ -73,7 +72,7 @@ def run_region(spark: SparkSession, job: EpochJob) -> Iterator[WireRow]:
             _stage(program, 0), SPARK_SCHEMA, profile=stage_profile(spark, graph, 0)
         )
         for stage in range(1, graph.number_of_stages):
-            shuffled = shuffle(rows, graph.stage_parallelism(stage))
+            shuffled = _shuffled(rows, graph.stage_parallelism(stage))
             rows = shuffled.mapInArrow(_stage(program, stage), SPARK_SCHEMA, profile=stage_profile(spark, graph, stage))
         table = rows.toArrow()
     except PySparkException as e:
@@ -84,6 +83,16 @@ def run_region(spark: SparkSession, job: EpochJob) -> Iterator[WireRow]:
         ) from e
     for batch in table.to_batches():
         yield from rows_of(batch)
+
+
+def _shuffled(rows: DataFrame, width: int) -> DataFrame:
+    """Gives each task the rows of its target, sorted by position, so that the channels of a task interleave.
+
+    A row for a later stage may have a greater target. It goes through the task ``target % width``.
+    """
+    from pyspark.sql import functions as F
+
+    return rows.repartitionById(width, F.expr(f"pmod(target, {width})")).sortWithinPartitions("seq", "edge", "channel")
 
 
 def runs_a_task(session: JobSession) -> bool:

@@ -70,26 +70,6 @@ class SavepointWriter:
             watchdog.close()
         return location
 
-    def write(
-        self, checkpoint: CheckpointMetadata, target: str | None, format_type: SavepointFormatType, name: str = ""
-    ) -> str:
-        """Writes a checkpoint that is complete and committed as a savepoint, and returns the URL of the savepoint.
-
-        Args:
-            checkpoint: The checkpoint.
-            target: Path or URL of the folder to write to. None stands for the job's prefix.
-            format_type: The format.
-            name: The last part of the savepoint's name. Default: random.
-
-        Raises:
-            ConfigurationError: The target must not be used.
-            CorruptStateError: A file is damaged or missing, such as because the checkpoint was subsumed.
-            FencedError: A newer attempt took over and has subsumed the checkpoint.
-            CheckpointTimeoutError: It takes longer than a checkpoint may take. There is no savepoint.
-            SavepointOutcomeUnknownError: Nobody knows whether there is one.
-        """
-        return SavepointCopy(self, checkpoint, target, format_type, name).run()
-
 
 class _GivenUpError(CheckpointError):
     """Nobody waits for the savepoint any more."""
@@ -103,7 +83,7 @@ class SavepointCopy:
 
     Args:
         writer: Knows the job.
-        checkpoint: The checkpoint.
+        checkpoint: The checkpoint, which is complete and committed.
         target: Path or URL of the folder to write to. None stands for the job's prefix.
         format_type: The format.
         name: The last part of the savepoint's name. Default: random.
@@ -142,7 +122,15 @@ class SavepointCopy:
             self._watchdog.interrupt()
 
     def run(self) -> str:
-        """Writes the savepoint, and returns its URL. Raises the same as :meth:`SavepointWriter.write`."""
+        """Writes the savepoint, and returns its URL.
+
+        Raises:
+            ConfigurationError: The target must not be used.
+            CorruptStateError: A file is damaged or missing, such as because the checkpoint was subsumed.
+            FencedError: A newer attempt took over and has subsumed the checkpoint.
+            CheckpointTimeoutError: It takes longer than a checkpoint may take. There is no savepoint.
+            SavepointOutcomeUnknownError: Nobody knows whether there is one.
+        """
         try:
             self._go_on()
             url = self._watchdog.run("writing a savepoint", self._write)

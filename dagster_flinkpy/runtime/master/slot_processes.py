@@ -1,135 +1,20 @@
-"""The slots of an attempt, and the regions whose tasks live in them."""
+"""What runs a slot: a long task of Spark, or a thread of this process."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from urllib.parse import urlsplit
 
-from dagster_flinkpy.common.exchange_options import ExchangeOptions
-from dagster_flinkpy.datastream.job_graph import JobGraph
-from dagster_flinkpy.datastream.slot_sharing_group import SlotSharingGroup
-from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.exchange.places import address_towards
 from dagster_flinkpy.runtime.failure import error_from_json
 from dagster_flinkpy.runtime.master.job_session import JobSession, SharedSession
-from dagster_flinkpy.runtime.master.open_epoch import OpenEpoch
-from dagster_flinkpy.runtime.master.pipelined_region import PipelinedRegion, places_of, resources_of
 from dagster_flinkpy.runtime.master.region_job import translated
-from dagster_flinkpy.runtime.master.slot_pool import SlotPool, SlotProcess, StartSlot
-from dagster_flinkpy.runtime.shuffle.wire import WireRow
+from dagster_flinkpy.runtime.master.slot_pool import StartSlot
 from dagster_flinkpy.runtime.slot.task_executor import SlotDescriptor, TaskExecutor, run_slot
 from dagster_flinkpy.spark.sessions import SparkSettings
 
-__all__ = ["PipelinedExchange", "host_of_driver", "start_here", "start_on_spark"]
-
-
-class PipelinedExchange:
-    """Runs epochs of regions in slots.
-
-    Args:
-        start: Runs a slot.
-        host: The address of this machine that the slots reach.
-        options: How long to wait for slots that are missing, and for those that do not answer.
-        progress: Takes one-line progress messages.
-        same_machine: Whether slots and driver are on one machine, so that the driver can see how many records tasks
-            have read.
-        check_leader: Raises an error if another attempt has taken over. Called before lost slots are replaced.
-    """
-
-    def __init__(
-        self,
-        start: StartSlot,
-        host: str,
-        options: ExchangeOptions,
-        progress: Callable[[str], object],
-        *,
-        same_machine: bool,
-        check_leader: Callable[[], object],
-    ) -> None:
-        self._pool, self._progress, self._same_machine = (
-            SlotPool(start, host, options, progress, check_leader),
-            progress,
-            same_machine,
-        )
-        self._regions: dict[int, PipelinedRegion] = {}
-
-    def deploy(self, job: EpochJob, session: JobSession, regions: Sequence[JobGraph]) -> None:
-        """Asks for the slots of all regions, deploys the tasks of one, and gives back slots that are too many.
-
-        See :meth:`PipelinedRegion.deploy`.
-
-        Args:
-            job: The region and its first epochs.
-            session: The session of the region, whose interruption ends the deployment.
-            regions: All regions of the job.
-        """
-        needed: dict[str, tuple[SlotSharingGroup, ...]] = {}
-        for number, graph in enumerate(regions):
-            needed |= resources_of(graph, places_of(graph, number))
-        with self._used(job, session) as region:
-            region.request(needed)
-            region.deploy(job)
-        self._pool.release(self._pool.names - needed.keys())
-
-    def run(self, job: EpochJob, session: JobSession, open_epoch: OpenEpoch | None = None) -> Sequence[WireRow]:
-        """Reads the epochs of a region, see :meth:`PipelinedRegion.run`.
-
-        Args:
-            job: The region and its epochs.
-            session: The session of the region, whose interruption ends the epochs.
-            open_epoch: Gives out the input of its only epoch, if that comes in parts. Default: the epochs have it all.
-        """
-        with self._used(job, session) as region:
-            return region.run(job, open_epoch)
-
-    @contextmanager
-    def _used(self, job: EpochJob, session: JobSession) -> Iterator[PipelinedRegion]:
-        region = self._regions.get(job.region)
-        if region is None:
-            region = self._regions[job.region] = PipelinedRegion(
-                self._pool, self._progress, same_machine=self._same_machine
-            )
-        region.resume()
-        with session.interruptible(region.interrupt):
-            yield region
-
-    def give_back(self, region: int) -> None:
-        """Gives back the slots of a region.
-
-        Args:
-            region: The number of the region. Nobody else uses it meanwhile.
-        """
-        self._regions[region].give_back()
-
-    def notify(self, news: str, checkpoint_id: int) -> None:
-        """Tells all functions that are a `CheckpointListener` how a checkpoint has ended.
-
-        Args:
-            news: The method that they have for it.
-            checkpoint_id: The checkpoint.
-        """
-        for region in list(self._regions.values()):
-            region.notify(news, checkpoint_id)
-
-    def finish(self, seconds: float) -> list[WireRow]:
-        """Closes the functions of all tasks at the end of the job, and returns what they have sent to the driver.
-
-        Args:
-            seconds: How long the functions of a region may take.
-
-        Raises:
-            SlotLostError: They took longer, or a process has ended.
-        """
-        return [row for region in self._regions.values() for row in region.finish(seconds)]
-
-    def close(self) -> None:
-        """Cancels the tasks that are left, and ends the slots."""
-        for region in self._regions.values():
-            region.cancel()
-        self._pool.close()
+__all__ = ["host_of_driver", "start_here", "start_on_spark"]
 
 
 def start_on_spark(job_id: str, shared: SharedSession) -> StartSlot:
@@ -171,15 +56,14 @@ class _SparkSlot:
         self._session.interrupt()  # Spark kills the process of a task that does not end by itself
 
 
-def start_here(descriptor: SlotDescriptor) -> SlotProcess:
-    """Returns what runs a slot on a thread of this process."""
-    return _Thread(descriptor)
-
-
 class _Thread:
     def __init__(self, descriptor: SlotDescriptor) -> None:
         executor = TaskExecutor(descriptor)
         self.run, self.kill = executor.run, executor.end
+
+
+start_here: StartSlot = _Thread
+"""Returns what runs a slot on a thread of this process."""
 
 
 def host_of_driver(settings: SparkSettings) -> str:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from dagster_flinkpy.checkpoint.messages import Subtask
 from dagster_flinkpy.checkpoint.operator_states import SubtaskState
-from dagster_flinkpy.checkpoint.restore import RestorePlan, reassign_operator_state
+from dagster_flinkpy.checkpoint.restore import RestorePlan, SubtaskAssignment, reassign_operator_state
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.runtime.epoch import SubtaskInput
-from dagster_flinkpy.state.handles import DistributionMode
+from dagster_flinkpy.state.handles import DistributionMode, OperatorStateHandle
 
 __all__ = ["SubtaskInputs", "inputs_after", "inputs_of_plan", "states_of_inputs"]
 
@@ -19,17 +19,7 @@ SubtaskInputs = dict[tuple[str, int], SubtaskInput]
 
 def inputs_of_plan(plan: RestorePlan) -> SubtaskInputs:
     """Returns the inputs after a restore."""
-    return {
-        (uid, s.index): SubtaskInput(
-            keyed=s.keyed,
-            watermark=s.watermark,
-            operator_state=s.operator_state,
-            raw_keyed=s.raw_keyed,
-            channel_state=s.channel_state,
-        )
-        for uid, o in plan.operators.items()
-        for s in o.subtasks
-    }
+    return {(uid, s.index): _input(s, s.operator_state) for uid, o in plan.operators.items() for s in o.subtasks}
 
 
 def inputs_after(states: Mapping[Subtask, SubtaskState]) -> SubtaskInputs:
@@ -37,21 +27,21 @@ def inputs_after(states: Mapping[Subtask, SubtaskState]) -> SubtaskInputs:
     by_uid: dict[str, list[SubtaskState]] = {}
     for task in sorted(states):
         by_uid.setdefault(task.uid, []).append(states[task])
-    return {
-        (uid, s.index): SubtaskInput(
-            keyed=s.keyed,
-            watermark=s.watermark,
-            operator_state=operator_state,
-            raw_keyed=s.raw_keyed,
-            channel_state=s.channel_state,
-        )
-        for uid, subtasks in by_uid.items()
-        for s, operator_state in zip(
-            subtasks,
-            reassign_operator_state([s.operator_state for s in subtasks], len(subtasks)),
-            strict=True,
-        )
-    }
+    inputs: SubtaskInputs = {}
+    for uid, subtasks in by_uid.items():
+        reassigned = reassign_operator_state([s.operator_state for s in subtasks], len(subtasks))
+        inputs |= {(uid, s.index): _input(s, handles) for s, handles in zip(subtasks, reassigned, strict=True)}
+    return inputs
+
+
+def _input(state: SubtaskState | SubtaskAssignment, operator_state: tuple[OperatorStateHandle, ...]) -> SubtaskInput:
+    return SubtaskInput(
+        keyed=state.keyed,
+        watermark=state.watermark,
+        operator_state=operator_state,
+        raw_keyed=state.raw_keyed,
+        channel_state=state.channel_state,
+    )
 
 
 def states_of_inputs(graph: JobGraph, inputs: Mapping[tuple[str, int], SubtaskInput]) -> dict[Subtask, SubtaskState]:

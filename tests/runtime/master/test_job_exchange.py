@@ -14,7 +14,7 @@ from dagster_flinkpy.errors import NoResourceAvailableError, SlotLostError
 from dagster_flinkpy.runtime.master import job_exchange
 from dagster_flinkpy.runtime.master.failover import FailoverConfig, RestartIndividualStrategy
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
-from dagster_flinkpy.runtime.master.pipelined_exchange import PipelinedExchange
+from dagster_flinkpy.runtime.master.pipelined_region import PipelinedRegion
 from dagster_flinkpy.spark.sessions import SparkSettings
 from dagster_flinkpy.spark.task_slots import TaskSlots
 from dagster_flinkpy.storage import StorageLocation
@@ -137,7 +137,7 @@ def test_auto_runs_spark_jobs_if_slots_do_not_start_or_do_not_reach_each_other(
     def deploy(*_: Any) -> None:
         raise error("a firewall is in between")
 
-    monkeypatch.setattr(PipelinedExchange, "deploy", deploy)
+    monkeypatch.setattr(PipelinedRegion, "request", deploy)
     assert said_by(tmp_path, spark_settings).endswith("because a firewall is in between")
 
 
@@ -162,7 +162,7 @@ def test_pipelined_says_that_slots_are_missing(tmp_path: Path, monkeypatch: pyte
     def deploy(*_: Any) -> None:
         raise NoResourceAvailableError("2 of 2 slots did not start", needed=2)
 
-    monkeypatch.setattr(job_exchange.PipelinedExchange, "deploy", deploy)
+    monkeypatch.setattr(PipelinedRegion, "request", deploy)
     graph, sink = program(tmp_path, 2)
     options = ExchangeOptions(ExchangeMode.PIPELINED)
     config = JobConfig("job", StorageLocation(str(tmp_path / "store")), exchange=options, in_process=True)

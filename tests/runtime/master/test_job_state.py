@@ -51,6 +51,7 @@ from dagster_flinkpy.runtime.master.region_state import Phase, RegionState
 from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.runtime.master.results import EpochResults
 from dagster_flinkpy.runtime.master.taken_requests import TakenRequests
+from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.harness import collect_graph
 from tests.runtime.programs import COUNTED, CountPerKey, environment, events
@@ -72,7 +73,7 @@ class Job:
         )
         self.now, turn = 0, Turn()
         session = SharedSession(self.config.spark, print)
-        self.made = JobRegions(graph, self.config, 1, None, None, None, session, print)
+        self.made = JobRegions(graph, self.config, 1, None, None, None, session, Watchdog(timedelta(minutes=1)), print)
         self.failover = JobFailover(self.made.graphs, self.made.edges, self.config, lambda: self.now, print)
         slots = JobSlots("job", graph, self.made.graphs, self.config.spark, print)
         self.contents = CheckpointContents(graph, "job", 1, None)

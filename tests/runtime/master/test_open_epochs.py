@@ -30,7 +30,7 @@ from dagster_flinkpy.runtime.master import job_exchange, taken_requests
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.runtime.master.mailbox import Mailbox, ThreadMailbox
-from dagster_flinkpy.runtime.master.pipelined_exchange import PipelinedExchange
+from dagster_flinkpy.runtime.master.pipelined_region import PipelinedRegion
 from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.storage import StorageLocation
 from tests.examples import examples
@@ -424,7 +424,7 @@ def test_auto_decides_in_an_open_epoch_whether_tasks_live(
 
     monkeypatch.setattr(job_exchange, "kept_slots", lambda _: 0)
     if not lives:
-        monkeypatch.setattr(PipelinedExchange, "deploy", deploy)
+        monkeypatch.setattr(PipelinedRegion, "request", deploy)
     world, lines = World(), list[str]()
     run = Run(world, tmp_path)
     run.attempt = Auto(run, tmp_path, lines.append)
@@ -450,7 +450,7 @@ def test_a_run_can_be_cancelled_that_waits_for_its_first_checkpoint_without_live
     def deploy(*_: Any) -> None:
         raise NoResourceAvailableError("2 of 2 slots did not start", needed=2)
 
-    monkeypatch.setattr(PipelinedExchange, "deploy", deploy)
+    monkeypatch.setattr(PipelinedRegion, "request", deploy)
     world = World()
     run = Run(world, tmp_path)
     run.attempt = Auto(run, tmp_path)
