@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,31 +36,29 @@ def chains_of(graph: JobGraph, stage: int) -> list[list[JobVertex]]:
     return list({id(chain): chain for chain in chain_of.values()}.values())
 
 
-def output_channels(graph: JobGraph, stage: int, index: int) -> Iterator[tuple[JobEdge, int]]:
-    """Yields the edges through which a task sends, each with the receiving subtasks."""
-    for vertex in graph.stage_vertices(stage):
-        if index < vertex.parallelism:
-            for edge in graph.outputs(vertex.uid):
-                if not graph.is_chained(edge):
-                    targets = graph.vertex(edge.target).parallelism
-                    for target in downstream_subtasks(edge.partitioner.kind, index, vertex.parallelism, targets):
-                        yield edge, target
+def output_channels(graph: JobGraph, vertices: Iterable[JobVertex], index: int) -> Iterator[tuple[JobEdge, int]]:
+    """Yields the edges through which subtasks of operators send, each with the receiving subtasks."""
+    for vertex in vertices:
+        for edge in graph.outputs(vertex.uid) if index < vertex.parallelism else ():
+            if not graph.is_chained(edge):
+                targets = graph.vertex(edge.target).parallelism
+                for target in downstream_subtasks(edge.partitioner.kind, index, vertex.parallelism, targets):
+                    yield edge, target
 
 
-def input_channels(graph: JobGraph, stage: int, index: int) -> Iterator[tuple[JobEdge, int]]:
-    """Yields the edges from which a task receives, each with the sending subtasks."""
-    for vertex in graph.stage_vertices(stage):
-        if index < vertex.parallelism:
-            for edge in graph.inputs(vertex.uid):
-                if not graph.is_chained(edge):
-                    sources = graph.vertex(edge.source).parallelism
-                    for sender in upstream_subtasks(edge.partitioner.kind, index, sources, vertex.parallelism):
-                        yield edge, sender
+def input_channels(graph: JobGraph, vertices: Iterable[JobVertex], index: int) -> Iterator[tuple[JobEdge, int]]:
+    """Yields the edges from which subtasks of operators receive, each with the sending subtasks."""
+    for vertex in vertices:
+        for edge in graph.inputs(vertex.uid) if index < vertex.parallelism else ():
+            if not graph.is_chained(edge):
+                sources = graph.vertex(edge.source).parallelism
+                for sender in upstream_subtasks(edge.partitioner.kind, index, sources, vertex.parallelism):
+                    yield edge, sender
 
 
 def credit(graph: JobGraph, stage: int, index: int) -> int:
     """Returns for how many buffers each channel into a task has room."""
-    channels = sum(1 for _ in input_channels(graph, stage, index))
+    channels = sum(1 for _ in input_channels(graph, graph.stage_vertices(stage), index))
     return max(_MIN_CREDIT, min(_MAX_CREDIT, _BUFFERS_OF_A_TASK // max(channels, 1)))
 
 

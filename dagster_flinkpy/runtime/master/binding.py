@@ -23,9 +23,7 @@ def bind_blocking_edges(graph: JobGraph, location: StorageLocation) -> JobGraph:
     def bound(uid: str, spec: Any) -> Any:
         if isinstance(spec, BlockingEdgeSinkSpec):
             return replace(spec, sink=replace(spec.sink, location=location))
-        if isinstance(spec, SparkSourceSpec):
-            return replace(spec, source=replace(spec.source, location=location, uid=uid))
-        if isinstance(spec, SparkTransformSpec):
+        if isinstance(spec, SparkSourceSpec | SparkTransformSpec):
             return replace(spec, source=replace(spec.source, location=location, uid=uid))
         if isinstance(spec, BlockingEdgeSourceSpec):
             return replace(spec, source=replace(spec.source, location=location))

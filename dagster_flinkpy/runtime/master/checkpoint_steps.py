@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
 
 from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointMetadata
@@ -35,6 +36,8 @@ from dagster_flinkpy.runtime.master.transactions import Transactions
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 
 __all__ = ["CheckpointSteps", "Outcome"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ class CheckpointSteps:
         """Renews the lease and takes the next checkpoint id."""
         began_ms = self.now()
         try:
-            checkpoint_id = self.watchdog.run("taking a checkpoint id", self._next_id)
+            checkpoint_id = self.watchdog.run("taking a checkpoint id", self._renewed, self.store.assign_checkpoint_id)
             self.timeline.add("trigger_ms", checkpoint_id, began_ms)
             return Outcome(self.now(), CheckpointIdAssigned(self.now(), checkpoint_id))
         except (StorageError, CheckpointTimeoutError) as error:
@@ -85,16 +88,14 @@ class CheckpointSteps:
     def reserve_checkpoint_ids(self, number: int) -> CheckpointIdsReserved:
         """Takes the next checkpoint ids ahead. If that fails, :meth:`assign_checkpoint_id` tries again."""
         with suppress(CheckpointTimeoutError, StorageError):
-            self.watchdog.run("taking a checkpoint id", self._reserve_ids, number)
+            reserve = self.store.reserve_checkpoint_ids
+            self.watchdog.run("taking a checkpoint id", self._renewed, lambda attempt: reserve(attempt, number))
         return CheckpointIdsReserved(self.now(), self.attempt.reserved_ids)
 
-    def _reserve_ids(self, number: int) -> None:
+    def _renewed(self, step: Callable[[Attempt], T]) -> T:
+        """Renews the lease before a step."""
         self.store.renew(self.attempt, self.lease, self.now())
-        self.store.reserve_checkpoint_ids(self.attempt, number)
-
-    def _next_id(self) -> int:
-        self.store.renew(self.attempt, self.lease, self.now())
-        return self.store.assign_checkpoint_id(self.attempt)
+        return step(self.attempt)
 
     def trigger_hook(self, identifier: str, checkpoint_id: int, timestamp_ms: int) -> Outcome:
         """Calls a master hook for its state."""

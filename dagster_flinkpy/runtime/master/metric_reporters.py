@@ -6,7 +6,6 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from enum import Enum, auto
 from typing import TYPE_CHECKING, Protocol
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
@@ -25,13 +24,6 @@ _PUSH_SECONDS = 10.0
 
 
 _log = logging.getLogger(__name__)
-
-
-class _Due(Enum):
-    """What the thread of a reporter has to do."""
-
-    PUSH = auto()
-    END = auto()
 
 
 class _Reporter(Protocol):
@@ -136,28 +128,29 @@ class _PushGatewayReporter:
     def __init__(self, options: PushGatewayOptions, job_id: str, registry: CollectorRegistry) -> None:
         self._options, self._registry = options, registry
         self._name = options.job_name or job_id
-        self._due: queue.SimpleQueue[_Due] = queue.SimpleQueue()
+        self._due: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        """Has True for a push, and False for the end."""
         self._failing = False
         self._thread = threading.Thread(target=self._push_when_due, name="flinkpy-metrics", daemon=True)
         self._thread.start()
 
     def report(self) -> None:
-        self._due.put(_Due.PUSH)
+        self._due.put(True)
 
     def close(self) -> None:
-        self._due.put(_Due.END)
+        self._due.put(False)
         self._thread.join(2 * _PUSH_SECONDS)
 
     def _push_when_due(self) -> None:
         from prometheus_client import delete_from_gateway, push_to_gateway
 
         url, key = self._options.host_url, dict(self._options.grouping_key)
-        due: set[_Due] = set()
-        while _Due.END not in due:
+        due = {True}
+        while False not in due:
             due = {self._due.get()}
             while not self._due.empty():
                 due.add(self._due.get())
-            if _Due.PUSH in due:
+            if True in due:
                 self._attempt(lambda: push_to_gateway(url, self._name, self._registry, key, _PUSH_SECONDS))
         if self._options.delete_on_shutdown:
             self._attempt(lambda: delete_from_gateway(url, self._name, key, _PUSH_SECONDS))

@@ -89,11 +89,9 @@ class SlotDeployment:
         """The tasks whose timers, alignments and blocked channels are looked at now and then, once they are open."""
 
     def _create(self, stage: int, chain: Sequence[JobVertex], index: int) -> PipelinedTask:
-        graph, uids = self.job.graph, {vertex.uid for vertex in chain}
+        graph = self.job.graph
         subpartitions: dict[tuple[int, int], PipelinedSubpartition] = {}
-        for edge, target in output_channels(graph, stage, index):
-            if edge.source not in uids:
-                continue
+        for edge, target in output_channels(graph, chain, index):
             there = self._places.slot_of(edge.target, target)
             if there == self._slot:
                 send: Callable[[WireRow], None] = partial(self._pass_on, (self._heads[edge.target], target))
@@ -105,9 +103,7 @@ class SlotDeployment:
             subpartitions[edge.id, target] = PipelinedSubpartition(send, room)
         grants: dict[tuple[int, int], Callable[[], None]] = {}
         room = credit(graph, stage, index)
-        for edge, sender in input_channels(graph, stage, index):
-            if edge.target not in uids:
-                continue
+        for edge, sender in input_channels(graph, chain, index):
             there = self._places.slot_of(edge.source, sender)
             if there == self._slot:
                 grants[edge.id, sender] = partial(self._grant_here, (self._heads[edge.source], sender), edge.id, index)

@@ -96,23 +96,18 @@ class WatermarkValve(Generic[C]):
             Whether the event time of the gate has advanced.
         """
         known = self._origins.get(origin)
-        if known is None or channel not in known.watermarks:
-            return False
-        known.watermarks[channel] = max(known.watermarks[channel], watermark)
-        known.idle.pop(channel, None)
-        return self._advance(known, epoch)
+        if known is not None and channel in known.watermarks:
+            known.watermarks[channel] = max(known.watermarks[channel], watermark)
+        return self.on_status(channel, origin, False, epoch)
 
     def on_status(self, channel: C, origin: str, idle: bool, epoch: int) -> bool:
-        """Takes the status of an origin in a channel until the channel's next barrier.
+        """Takes the status of an origin in a channel until the channel's next barrier; see :meth:`on_watermark`.
 
         Args:
             channel: The channel that it comes from.
             origin: The origin; an unknown one is ignored.
             idle: Whether the origin is idle in the channel.
             epoch: How many barriers of this Spark job the channel has delivered before it.
-
-        Returns:
-            Whether the event time of the gate has advanced.
         """
         known = self._origins.get(origin)
         if known is None or channel not in known.watermarks:

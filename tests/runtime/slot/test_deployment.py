@@ -262,16 +262,15 @@ def test_what_one_task_sends_to_is_what_another_receives_from(readers: int, coun
     stream = events(environment(counters), RECORDS).set_parallelism(readers)
     graph = collect_graph(stream.key_by("key").process(CountPerKey(), COUNTED).uid("count"))
     places = places_of(graph)
-    stages = graph.stages
     sent = {
         (edge.id, index, target)
         for uid, index in places.slots
-        for edge, target in output_channels(graph, stages[uid], index)
+        for edge, target in output_channels(graph, [graph.vertex(uid)], index)
     }
     received = {
         (edge.id, sender, index)
         for uid, index in places.slots
-        for edge, sender in input_channels(graph, stages[uid], index)
+        for edge, sender in input_channels(graph, [graph.vertex(uid)], index)
     }
     assert sent == received
     for edge, sender, target in sent:
