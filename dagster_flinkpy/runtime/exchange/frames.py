@@ -56,13 +56,7 @@ def parse(message: pa.Buffer) -> tuple[Json, bytes]:
         SlotProtocolError: It is no such message.
     """
     head, _, body = message.to_pybytes().partition(b"\n")
-    try:
-        fields = json.loads(head)
-    except ValueError:
-        fields = None
-    if not isinstance(fields, dict) or not isinstance(fields.get("kind"), str):
-        raise SlotProtocolError("a message of the exchange is damaged, or comes from another program")
-    return fields, body
+    return _fields(head, "a message of the exchange", kind=str), body
 
 
 def calling(token: str) -> flight.FlightCallOptions:
@@ -108,12 +102,16 @@ def opened(message: bytes | None, **expected: type) -> Json:
     Raises:
         SlotProtocolError: It is no such message.
     """
+    return _fields(message or b"", "what opened a call of the exchange", **expected)
+
+
+def _fields(data: bytes, what: str, **expected: type) -> Json:
     try:
-        fields = json.loads(message or b"")
+        fields = json.loads(data)
     except ValueError:
         fields = None
     if not isinstance(fields, dict) or not all(isinstance(fields.get(name), kind) for name, kind in expected.items()):
-        raise SlotProtocolError("what opened a call of the exchange is damaged, or comes from another program")
+        raise SlotProtocolError(f"{what} is damaged, or comes from another program")
     return fields
 
 

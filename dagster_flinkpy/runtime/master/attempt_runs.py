@@ -8,73 +8,185 @@ needs to be known about it. Between two epochs, the job is stopped or rescaled i
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
+import pyarrow as pa
+
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.requests import Request, RequestKind, name_of
+from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.errors import (
     CheckpointError,
     CheckpointTimeoutError,
+    ConfigurationError,
     FlinkPyError,
     RequestFailedError,
     RequestOutcomeUnknownError,
+    RestoreError,
     SavepointOutcomeUnknownError,
 )
 from dagster_flinkpy.runtime.master.deployed_job import DeployedJob
 from dagster_flinkpy.runtime.master.epoch_request import Completion, EpochKind, EpochRequest
+from dagster_flinkpy.runtime.master.job_config import JobConfig
+from dagster_flinkpy.runtime.master.job_exchange import JobExchange
 from dagster_flinkpy.runtime.master.reports import CompletedEpoch
 from dagster_flinkpy.runtime.master.savepoints import SavepointCopy
 
 __all__ = ["AttemptRuns"]
 
 
-class AttemptRuns:
-    """The requests for epochs to a job.
+class AttemptRuns(ABC):
+    """An execution attempt as callers use it while it lives.
 
     Args:
-        job_id: Id of the job.
-        deployed: Returns the current deployment.
-        restart: Makes another deployment, with a greater token.
-        rescale: Makes another deployment, at another parallelism. If that fails, nothing has changed.
-        hand_out: Returns a completed checkpoint as callers know it.
+        config: Where the job runs.
     """
 
-    def __init__(
-        self,
-        job_id: str,
-        deployed: Callable[[], DeployedJob],
-        restart: Callable[[], object],
-        rescale: Callable[[int], object],
-        hand_out: Callable[[Completion], CompletedEpoch],
-    ) -> None:
-        self._job_id, self._deployed = job_id, deployed
-        self._restart, self._rescale, self._hand_out = restart, rescale, hand_out
+    _deployed: DeployedJob
+    """The current deployment."""
+    _exchange: JobExchange
+
+    def __init__(self, config: JobConfig) -> None:
+        self.config = config
+        self.restored: CheckpointMetadata | None = None
+        """The checkpoint or savepoint that the attempt started from; None if it started empty."""
         self.finished = False
-        """Whether the last checkpoint contains all input and the input has ended, or the job was stopped."""
-        self.stopping = False
-        """Whether the next checkpoint is the last one."""
+        """Whether all input has ended and is in the last checkpoint, or the job was stopped with a savepoint."""
         self.stopped_with: str | None = None
         """The URL of the savepoint with which the job was stopped on request; None otherwise."""
+        self.collected: Mapping[str, list[pa.Array]] = {}
+        """The records that the last epoch sent to the driver, as columns, by uid of the collect operator."""
+        self._stopping = False
+        """Whether the next checkpoint is the last one."""
         self._epochs_read = 0
         """How many epochs of the last request are complete."""
 
+    @abstractmethod
+    def _restart(self) -> None:
+        """Makes another deployment, with a greater token."""
+
+    @abstractmethod
+    def _rescale(self, parallelism: int) -> None:
+        """Makes another deployment, at another parallelism. If that fails, nothing has changed."""
+
+    @abstractmethod
+    def _hand_out(self, completion: Completion) -> CompletedEpoch:
+        """Returns a completed checkpoint as callers know it."""
+
     @property
     def _parent(self) -> CheckpointMetadata | None:
-        return self._deployed().contents.parent
+        return self._deployed.contents.parent
 
     # --- epochs ------------------------------------------------------------------------------------------------------
 
-    def run(self, request: EpochRequest) -> Iterator[CompletedEpoch]:
+    def run_epoch(self, barriers: int = 1, *, partition: TimePartition | None = None) -> CompletedEpoch:
+        """Reads up to the next barrier, and returns when the checkpoint is complete and the sinks have committed.
+
+        Args:
+            barriers: How many epochs one Spark job reads. Each ends with a barrier. When the job is done, the
+                checkpoints complete and the sinks commit one after the other. If the job fails, all of them fail. There
+                are fewer epochs if the input ends. Default: 1.
+            partition: The time partition to read completely, instead of the next input. State continues from the last
+                checkpoint. Sinks replace what they committed to this partition earlier. The checkpoint is kept as the
+                end state of the partition, and the input does not end with it. Default: reads the next input.
+
+        Returns:
+            The last epoch.
+
+        Raises:
+            ConfigurationError: ``barriers`` is below 1, or above 1 for a partition; or a source cannot be read, or a
+                sink cannot be written, by partition.
+            UserFunctionError: A user function raised. The checkpoint was declined; nothing of the epoch is visible.
+            CheckpointError: The checkpoint was not completed, or a request to stop had come before.
+            FencedError: A newer attempt took over.
+            SourceReadError: Input cannot be read.
+            InputAfterEndError: Input has come for a source that has ended.
+        """
+        if barriers < 1:
+            raise ConfigurationError(f"an epoch ends with a barrier; barriers={barriers} must be at least 1")
+        if partition is not None:
+            if barriers > 1:
+                raise ConfigurationError(f"a partition ends with one barrier, not with barriers={barriers}")
+            self._deployed.read_partition(partition)
+        try:
+            return self._checkpoint(EpochRequest(limit=barriers, barriers=barriers))
+        finally:
+            self._deployed.end_partition()
+
+    def run_epochs(
+        self, limit: int | None = None, *, barriers: int = 1, periodic: bool = False, continuous: bool = False
+    ) -> Iterator[CompletedEpoch]:
+        """Reads epoch after epoch, and yields each one when its checkpoint is complete and the sinks have committed.
+
+        Spark runs the next epoch while a checkpoint is written, completed and committed. If the caller ends the
+        iteration early, the running epoch still completes.
+
+        Args:
+            limit: The number of epochs; there are fewer if the input ends. Default: None, until the input ends or an
+                epoch has nothing to read.
+            barriers: How many epochs one Spark job reads; see :meth:`run_epoch`. Default: 1.
+            periodic: Whether to wait before each epoch until its checkpoint is due. The program sets the interval and
+                the minimum pause between checkpoints. The first checkpoint is due after a random delay between pause
+                and interval (Flink: ``CheckpointCoordinator.getRandomInitDelay``). The iteration ends with the input,
+                or at the limit. Default: False.
+            continuous: Whether to go on until the input has ended, the limit, or a request to stop or cancel the job
+                (:mod:`dagster_flinkpy.checkpoint.requests`). If the program has a checkpoint interval, this is
+                ``periodic``. Otherwise an epoch begins when there is input, for which sources are asked again after
+                their ``discovery_interval``. Default: False.
+
+        Yields:
+            The epochs in order.
+
+        Raises:
+            ConfigurationError: ``barriers`` is below 1, or ``periodic`` is set but the program has no interval.
+            Exception: Whatever :meth:`run_epoch` raises.
+        """
+        if barriers < 1:
+            raise ConfigurationError(f"an epoch ends with a barrier; barriers={barriers} must be at least 1")
+        if periodic:
+            self._require_interval()
+        waits = continuous and self.config.checkpointing.interval is None
+        periodic |= continuous and not waits
+        yield from self._run(EpochRequest(limit=limit, barriers=barriers, periodic=periodic, continuous=waits))
+
+    def _require_interval(self) -> None:
+        if self.config.checkpointing.interval is None:
+            raise ConfigurationError(
+                f"job {self.config.job_id!r} has no checkpoint interval: call env.enable_checkpointing(milliseconds)"
+            )
+
+    def commit_restored(self) -> CompletedEpoch:
+        """Completes a checkpoint of the restored state without reading input, so that later attempts start from it.
+
+        Raises:
+            RestoreError: Nothing was restored.
+        """
+        if self.restored is None:
+            raise RestoreError(
+                f"job {self.config.job_id!r} has no checkpoint to restore, and no savepoint is given; run it first"
+            )
+        return self._checkpoint(EpochRequest(EpochKind.REPEAT))
+
+    def _checkpoint(self, request: EpochRequest) -> CompletedEpoch:
+        """Runs all epochs of a request, and returns the last one."""
+        epochs = deque(self._run(request), maxlen=1)
+        if not epochs:
+            raise CheckpointError(f"job {self.config.job_id!r} was stopped before the epoch began: somebody had asked")
+        return epochs[0]
+
+    def _run(self, request: EpochRequest) -> Iterator[CompletedEpoch]:
         """Runs epochs, and stops or rescales the job between them if somebody asks for it."""
+        self._exchange.one_epoch = request.limit == 1
         while True:
             yield from self._complete(request)
             if request.limit is not None:
                 request = replace(request, limit=max(request.limit - self._epochs_read, 0))
-            if (asked := self._deployed().master.state.requests.take_ending()) is None:
+            if (asked := self._deployed.master.state.requests.take_ending()) is None:
                 return
             stops = asked.order.kind is RequestKind.STOP
             yield from self._stop_as_asked(asked) if stops else self._rescale_as_asked(asked)
@@ -83,7 +195,7 @@ class AttemptRuns:
 
     def _complete(self, request: EpochRequest) -> Iterator[CompletedEpoch]:
         """Runs epochs, restarting the job if needed; yields each when its checkpoint is complete and committed."""
-        deployed, self._epochs_read = self._deployed(), 0
+        deployed, self._epochs_read = self._deployed, 0
         deployed.master.report()
         if deployed.master.error is not None:
             raise CheckpointError("this attempt has failed; start another one") from deployed.master.error
@@ -123,7 +235,7 @@ class AttemptRuns:
             JobCancelledError: Somebody asked for the job to be cancelled.
             Exception: The strategy allows no restart.
         """
-        failed, leads = self._deployed(), True
+        failed, leads = self._deployed, True
         with suppress(CheckpointTimeoutError):
             failed.desk.restart(error)
         while (at_ms := failed.failover.restart_all_at(error)) is not None:
@@ -131,8 +243,8 @@ class AttemptRuns:
             leads = False
             try:
                 self._restart()
-                self._deployed().desk.take_over(failed.desk)
-                return self._deployed()
+                self._deployed.desk.take_over(failed.desk)
+                return self._deployed
             except Exception as again:
                 error = again
                 failed.failover.job_failed(error)
@@ -140,41 +252,83 @@ class AttemptRuns:
 
     # --- while nothing runs ------------------------------------------------------------------------------------------
 
-    def stop_with_savepoint(self, target: str | None, format_type: SavepointFormatType, *, drain: bool) -> str:
-        """Stops the job; see :meth:`JobAttempt.stop_with_savepoint`."""
-        self._deployed().savepoints.check(target, format_type)
+    def stop_with_savepoint(
+        self,
+        target: str | None = None,
+        format_type: SavepointFormatType = SavepointFormatType.CANONICAL,
+        *,
+        drain: bool = False,
+    ) -> str:
+        """Completes a last checkpoint, commits it and writes it as a savepoint; the job is then finished.
+
+        Later attempts do nothing until one restores this savepoint, or another one, with ``restore_from``.
+
+        Args:
+            target: The folder to write to. Default: the job's own prefix, where a native savepoint must be.
+            format_type: Whether the savepoint is self-contained or refers to files of the job's checkpoints.
+            drain: Whether to end event time first, so that all timers and windows fire. A job that is restored from
+                the savepoint is then finished, too, even if its sources have more to read.
+
+        Returns:
+            The URL of the savepoint.
+
+        Raises:
+            ConfigurationError: The target must not be used.
+            CheckpointError: There is no completed checkpoint yet, and ``drain`` is False.
+        """
+        self._deployed.savepoints.check(target, format_type)
         if not self.finished and self._parent is None and not drain:
-            raise CheckpointError(f"job {self._job_id!r} has no completed checkpoint to stop with")
+            raise CheckpointError(f"job {self.config.job_id!r} has no completed checkpoint to stop with")
         deque(self._stop(drain), maxlen=0)
         return self.savepoint(target, format_type)
 
-    def savepoint(self, target: str | None, format_type: SavepointFormatType, name: str = "") -> str:
-        """Writes a savepoint of the last completed checkpoint; see :meth:`JobAttempt.savepoint`."""
-        deployed = self._deployed()
+    def savepoint(
+        self, target: str | None = None, format_type: SavepointFormatType = SavepointFormatType.CANONICAL
+    ) -> str:
+        """Writes a savepoint of the last completed checkpoint.
+
+        Args:
+            target: The folder to write to. Default: the job's own prefix, where a native savepoint must be.
+            format_type: Whether the savepoint is self-contained or refers to files of the job's checkpoints.
+
+        Returns:
+            The URL of the savepoint.
+
+        Raises:
+            ConfigurationError: The target must not be used.
+            CheckpointError: There is no completed checkpoint yet.
+            FencedError: A newer attempt took over and has subsumed the checkpoint.
+            CheckpointTimeoutError: It takes longer than a checkpoint may take. There is no savepoint.
+            SavepointOutcomeUnknownError: Nobody knows whether there is one.
+        """
+        return self._savepoint(target, format_type)
+
+    def _savepoint(self, target: str | None, format_type: SavepointFormatType, name: str = "") -> str:
+        deployed = self._deployed
         if deployed.master.error is None:
             deployed.master.settle()
         latest = deployed.attempt.latest
         if latest is None:
             raise CheckpointError(
-                f"job {self._job_id!r} has no completed checkpoint to make a savepoint of: run it first"
+                f"job {self.config.job_id!r} has no completed checkpoint to make a savepoint of: run it first"
             )
         return SavepointCopy(deployed.savepoints, latest, target, format_type, name).run()
 
     def _stop(self, drain: bool) -> Iterator[CompletedEpoch]:
         """Completes a last checkpoint, unless the job has ended; then the job is finished."""
-        latest = self._deployed().attempt.latest
+        latest = self._deployed.attempt.latest
         if self.finished and (latest is None or not drain or latest.end_of_input):
             return
         kind = EpochKind.DRAIN if drain else EpochKind.READ if self._parent is None else EpochKind.REPEAT
-        self.stopping = True
+        self._stopping = True
         yield from self._complete(EpochRequest(kind, stop=True))
         self.finished = True
 
     def _stop_as_asked(self, asked: Request) -> Iterator[CompletedEpoch]:
         yield from self._stop(asked.order.drain)
-        desk, number = self._deployed().desk, _id_of(self._parent)
+        desk, number = self._deployed.desk, _id_of(self._parent)
         try:
-            self.stopped_with = self.savepoint(asked.order.target, asked.order.format_type, name_of(asked))
+            self.stopped_with = self._savepoint(asked.order.target, asked.order.format_type, name_of(asked))
         except FlinkPyError as error:
             what = (
                 f"the job has stopped with checkpoint {number}, but its savepoint is missing. When the reason is "
@@ -190,11 +344,11 @@ class AttemptRuns:
         try:
             self._rescale(asked.order.parallelism)
         except FlinkPyError as error:
-            self._deployed().desk.failed(asked, error)
+            self._deployed.desk.failed(asked, error)
             return
         if self._parent is not None:  # a checkpoint records the parallelism
             yield from self._complete(EpochRequest(EpochKind.REPEAT))
-        self._deployed().desk.done(asked, _id_of(self._parent))
+        self._deployed.desk.done(asked, _id_of(self._parent))
 
 
 def _id_of(checkpoint: CheckpointMetadata | None) -> int | None:

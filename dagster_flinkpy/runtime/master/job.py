@@ -3,21 +3,17 @@
 The master drives what runs (:mod:`~dagster_flinkpy.runtime.master.job_master`).
 :mod:`~dagster_flinkpy.runtime.master.starting_point` finds what to restore,
 :mod:`~dagster_flinkpy.runtime.master.epoch_planner` plans what each epoch reads, and
-:mod:`~dagster_flinkpy.runtime.master.attempt_runs` runs what callers ask for. The module is longer than others because
-half of it is documentation for callers.
+:mod:`~dagster_flinkpy.runtime.master.attempt_runs` runs what callers ask for.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
-
-import pyarrow as pa
 
 from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
@@ -33,15 +29,10 @@ from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.job_status import JobStatus
-from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.datastream.job_graph import JobGraph
-from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.datastream.state_recovery import NonRestoredState, RecoveryClaimMode
 from dagster_flinkpy.errors import (
-    CheckpointError,
-    ConfigurationError,
     FlinkPyError,
-    RestoreError,
     shorten,
 )
 from dagster_flinkpy.runtime.epoch import EpochJob
@@ -52,7 +43,7 @@ from dagster_flinkpy.runtime.master.checkpoint_contents import CheckpointContent
 from dagster_flinkpy.runtime.master.checkpoint_steps import CheckpointSteps
 from dagster_flinkpy.runtime.master.committers import Committers
 from dagster_flinkpy.runtime.master.deployed_job import DeployedJob
-from dagster_flinkpy.runtime.master.epoch_request import Completion, EpochKind, EpochRequest
+from dagster_flinkpy.runtime.master.epoch_request import Completion
 from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.runtime.master.job_exchange import JobExchange
 from dagster_flinkpy.runtime.master.job_failover import JobFailover
@@ -85,7 +76,7 @@ _LEASE_MARGIN = timedelta(minutes=1)
 _LINE_CHARACTERS = 2_000
 
 
-class JobAttempt:
+class JobAttempt(AttemptRuns):
     """One execution attempt of a job; a context manager.
 
     On entry it takes the leadership with a greater fencing token, restores the last completed checkpoint, commits what
@@ -145,6 +136,7 @@ class JobAttempt:
         on_progress: Callable[[str], None] | None = None,
         on_log: Callable[[LogEntry], None] = log_here,
     ) -> None:
+        super().__init__(config)
         if require_uids:
             graph.require_uids()
         graph.regions()  # checks that blocking edges separate the program
@@ -155,9 +147,6 @@ class JobAttempt:
         graph = bind_blocking_edges(graph.split(), self._location.child(EXCHANGE_FOLDER))
         self._program = graph
         self.graph = graph if parallelism is None else graph.with_parallelism(parallelism)
-        self.config = config
-        self.restored: CheckpointMetadata | None = None
-        """The checkpoint or savepoint that the attempt started from; None if it started empty."""
         self.committed_on_recovery = 0
         """How many committables of the last checkpoint this attempt had to commit when it began."""
         self.aborted_lingering = 0
@@ -184,13 +173,9 @@ class JobAttempt:
         self._watchdog = Watchdog(config.checkpointing.timeout)
         self._hooks = MasterHooks(config.checkpointing.master_hooks, self._watchdog)
         self._mailbox = self._create_mailbox()
-        self.collected: Mapping[str, list[pa.Array]] = {}
-        """The records that the last epoch sent to the driver, as columns, by uid of the collect operator."""
-        self._deployed: DeployedJob
         self._reports = AttemptReports(
             config, lambda: self._deployed, self._mailbox, self._watchdog, _now, self._progress
         )
-        self._runs = AttemptRuns(config.job_id, lambda: self._deployed, self._restart, self._rescale, self._hand_out)
 
     def _progress(self, line: str) -> None:
         if self._on_progress is not None:
@@ -245,7 +230,7 @@ class JobAttempt:
         load = partial(self._restore.load, self.config, self.graph, self._store, self._attempt)
         self.restored = self._watchdog.run("loading the state to restore", load)
         self._stopped = self.restored is not None and self.restored.stopped and self._restore.path is None
-        self._runs.finished = self.restored is not None and (self.restored.end_of_input or self._stopped)
+        self.finished = self.restored is not None and (self.restored.end_of_input or self._stopped)
         self._hooks.restore(self.restored, allow_non_restored_state=self._restore.allow_non_restored_state)
         self._savepoints = SavepointWriter(
             self._location,
@@ -381,7 +366,7 @@ class JobAttempt:
         return ThreadMailbox(_now) if self._exchange.needs_threads else InlineMailbox(now=_now)
 
     def _on_completed(self, metadata: CheckpointMetadata) -> None:
-        self._runs.finished = metadata.end_of_input or metadata.stopped
+        self.finished = metadata.end_of_input or metadata.stopped
         self._reports.reporter.completed()
 
     def _after_commit(self) -> None:
@@ -453,16 +438,6 @@ class JobAttempt:
         return self._reports.execution
 
     @property
-    def finished(self) -> bool:
-        """Whether all input has ended and is in the last checkpoint, or the job was stopped with a savepoint."""
-        return self._runs.finished
-
-    @property
-    def stopped_with(self) -> str | None:
-        """The URL of the savepoint with which the job was stopped on request; None otherwise."""
-        return self._runs.stopped_with
-
-    @property
     def status(self) -> JobStatus:
         """The state of the job. Any thread may ask."""
         return self._deployed.failover.graph.status
@@ -498,80 +473,6 @@ class JobAttempt:
 
     # --- epochs ------------------------------------------------------------------------------------------------------
 
-    def run_epoch(self, barriers: int = 1, *, partition: TimePartition | None = None) -> CompletedEpoch:
-        """Reads up to the next barrier, and returns when the checkpoint is complete and the sinks have committed.
-
-        Args:
-            barriers: How many epochs one Spark job reads. Each ends with a barrier. When the job is done, the
-                checkpoints complete and the sinks commit one after the other. If the job fails, all of them fail. There
-                are fewer epochs if the input ends. Default: 1.
-            partition: The time partition to read completely, instead of the next input. State continues from the last
-                checkpoint. Sinks replace what they committed to this partition earlier. The checkpoint is kept as the
-                end state of the partition, and the input does not end with it. Default: reads the next input.
-
-        Returns:
-            The last epoch.
-
-        Raises:
-            ConfigurationError: ``barriers`` is below 1, or above 1 for a partition; or a source cannot be read, or a
-                sink cannot be written, by partition.
-            UserFunctionError: A user function raised. The checkpoint was declined; nothing of the epoch is visible.
-            CheckpointError: The checkpoint was not completed, or a request to stop had come before.
-            FencedError: A newer attempt took over.
-            SourceReadError: Input cannot be read.
-            InputAfterEndError: Input has come for a source that has ended.
-        """
-        if barriers < 1:
-            raise ConfigurationError(f"an epoch ends with a barrier; barriers={barriers} must be at least 1")
-        if partition is not None:
-            if barriers > 1:
-                raise ConfigurationError(f"a partition ends with one barrier, not with barriers={barriers}")
-            self._deployed.read_partition(partition)
-        try:
-            return self._checkpoint(EpochRequest(limit=barriers, barriers=barriers))
-        finally:
-            self._deployed.end_partition()
-
-    def run_epochs(
-        self, limit: int | None = None, *, barriers: int = 1, periodic: bool = False, continuous: bool = False
-    ) -> Iterator[CompletedEpoch]:
-        """Reads epoch after epoch, and yields each one when its checkpoint is complete and the sinks have committed.
-
-        Spark runs the next epoch while a checkpoint is written, completed and committed. If the caller ends the
-        iteration early, the running epoch still completes.
-
-        Args:
-            limit: The number of epochs; there are fewer if the input ends. Default: None, until the input ends or an
-                epoch has nothing to read.
-            barriers: How many epochs one Spark job reads; see :meth:`run_epoch`. Default: 1.
-            periodic: Whether to wait before each epoch until its checkpoint is due. The program sets the interval and
-                the minimum pause between checkpoints. The first checkpoint is due after a random delay between pause
-                and interval (Flink: ``CheckpointCoordinator.getRandomInitDelay``). The iteration ends with the input,
-                or at the limit. Default: False.
-            continuous: Whether to go on until the input has ended, the limit, or a request to stop or cancel the job
-                (:mod:`dagster_flinkpy.checkpoint.requests`). If the program has a checkpoint interval, this is
-                ``periodic``. Otherwise an epoch begins when there is input, for which sources are asked again after
-                their ``discovery_interval``. Default: False.
-
-        Yields:
-            The epochs in order.
-
-        Raises:
-            ConfigurationError: ``barriers`` is below 1, or ``periodic`` is set but the program has no interval.
-            Exception: Whatever :meth:`run_epoch` raises.
-        """
-        if barriers < 1:
-            raise ConfigurationError(f"an epoch ends with a barrier; barriers={barriers} must be at least 1")
-        if periodic:
-            self._require_interval()
-        waits = continuous and self.config.checkpointing.interval is None
-        periodic |= continuous and not waits
-        yield from self._run(EpochRequest(limit=limit, barriers=barriers, periodic=periodic, continuous=waits))
-
-    def _run(self, request: EpochRequest) -> Iterator[CompletedEpoch]:
-        self._exchange.one_epoch = request.limit == 1
-        return self._runs.run(request)
-
     def terminate(self, error: BaseException) -> None:
         """Makes the iteration over :meth:`run_epochs` raise an error soon, without losing completed work.
 
@@ -589,78 +490,6 @@ class JobAttempt:
         """
         if self.finished and not self._stopped:
             self._deployed.regions.refuse_input_after_end()
-
-    def stop_with_savepoint(
-        self,
-        target: str | None = None,
-        format_type: SavepointFormatType = SavepointFormatType.CANONICAL,
-        *,
-        drain: bool = False,
-    ) -> str:
-        """Completes a last checkpoint, commits it and writes it as a savepoint; the job is then finished.
-
-        Later attempts do nothing until one restores this savepoint, or another one, with ``restore_from``.
-
-        Args:
-            target: The folder to write to. Default: the job's own prefix, where a native savepoint must be.
-            format_type: Whether the savepoint is self-contained or refers to files of the job's checkpoints.
-            drain: Whether to end event time first, so that all timers and windows fire. A job that is restored from
-                the savepoint is then finished, too, even if its sources have more to read.
-
-        Returns:
-            The URL of the savepoint.
-
-        Raises:
-            ConfigurationError: The target must not be used.
-            CheckpointError: There is no completed checkpoint yet, and ``drain`` is False.
-        """
-        return self._runs.stop_with_savepoint(target, format_type, drain=drain)
-
-    def savepoint(
-        self, target: str | None = None, format_type: SavepointFormatType = SavepointFormatType.CANONICAL
-    ) -> str:
-        """Writes a savepoint of the last completed checkpoint.
-
-        Args:
-            target: The folder to write to. Default: the job's own prefix, where a native savepoint must be.
-            format_type: Whether the savepoint is self-contained or refers to files of the job's checkpoints.
-
-        Returns:
-            The URL of the savepoint.
-
-        Raises:
-            ConfigurationError: The target must not be used.
-            CheckpointError: There is no completed checkpoint yet.
-            FencedError: A newer attempt took over and has subsumed the checkpoint.
-            CheckpointTimeoutError: It takes longer than a checkpoint may take. There is no savepoint.
-            SavepointOutcomeUnknownError: Nobody knows whether there is one.
-        """
-        return self._runs.savepoint(target, format_type)
-
-    def _require_interval(self) -> None:
-        if self.config.checkpointing.interval is None:
-            raise ConfigurationError(
-                f"job {self.config.job_id!r} has no checkpoint interval: call env.enable_checkpointing(milliseconds)"
-            )
-
-    def commit_restored(self) -> CompletedEpoch:
-        """Completes a checkpoint of the restored state without reading input, so that later attempts start from it.
-
-        Raises:
-            RestoreError: Nothing was restored.
-        """
-        if self.restored is None:
-            raise RestoreError(
-                f"job {self.config.job_id!r} has no checkpoint to restore, and no savepoint is given; run it first"
-            )
-        return self._checkpoint(EpochRequest(EpochKind.REPEAT))
-
-    def _checkpoint(self, request: EpochRequest) -> CompletedEpoch:
-        """Runs all epochs of a request, and returns the last one."""
-        epochs = deque(self._run(request), maxlen=1)
-        if not epochs:
-            raise CheckpointError(f"job {self.config.job_id!r} was stopped before the epoch began: somebody had asked")
-        return epochs[0]
 
     def _rescale(self, parallelism: int) -> None:
         kept, self._restore.parallelism = self._restore.parallelism, parallelism
@@ -702,7 +531,7 @@ class JobAttempt:
         return self._transactions.commit(metadata)
 
     def _create_metadata(self, write: WriteMetadata) -> CheckpointMetadata:
-        stopped = True if self._runs.stopping or self._stopped else None
+        stopped = True if self._stopping or self._stopped else None
         ended = self._deployed.regions.end_with(write.checkpoint_id)
         return self._deployed.contents.metadata(
             write, ended=ended, properties={**self._restore.properties, STOPPED: stopped}
