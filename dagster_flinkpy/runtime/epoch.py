@@ -32,8 +32,6 @@ class SubtaskInput:
     operator_state: tuple[OperatorStateHandle, ...] = ()
     raw_keyed: tuple[Json, ...] = ()
     """Raw keyed state of its key-group range."""
-    splits: tuple[SourceSplit, ...] = ()
-    """For sources, what to read up to the first barrier."""
     channel_state: tuple[Json, ...] = ()
     """In-flight data of an unaligned checkpoint; it comes before all other input."""
 
@@ -103,18 +101,14 @@ class EpochJob:
     graph: JobGraph
     """The region."""
     job_id: str
-    checkpoint_id: int
-    """The checkpoint of the barrier that ends the first epoch."""
+    epochs: tuple[Epoch, ...]
+    """The epochs in order, at least one."""
     fencing_token: int
     """Fencing token of the execution attempt."""
     job_storage: StorageLocation
     """The prefix of the job."""
     inputs: Mapping[tuple[str, int], SubtaskInput]
     """Inputs by uid and subtask; subtasks without an entry start empty."""
-    ended_sources: frozenset[str] = frozenset()
-    """Uids of sources whose input ends with the first barrier."""
-    later: tuple[Epoch, ...] = ()
-    """The epochs after the first one that this job reads."""
     task_tries: int = 1
     """How often Spark may run a task whose function or source raises. The last try reports the error to the driver."""
     restarts: int = 0
@@ -151,6 +145,11 @@ class EpochJob:
     """The clock for processing time."""
 
     @property
+    def checkpoint_id(self) -> int:
+        """The checkpoint of the barrier that ends the first epoch."""
+        return self.epochs[0].checkpoint_id
+
+    @property
     def written_by(self) -> str:
         """Part of the names of the state files of the first epoch; see :meth:`writer_of`."""
         return self.writer_of(self.checkpoint_id)
@@ -164,19 +163,6 @@ class EpochJob:
             checkpoint_id: The checkpoint of the epoch.
         """
         return f"{self.fencing_token}-{checkpoint_id}"
-
-    @property
-    def epochs(self) -> tuple[Epoch, ...]:
-        """The epochs in order."""
-        splits = {task: given.splits for task, given in self.inputs.items()}
-        return (Epoch(self.checkpoint_id, splits, self.ended_sources), *self.later)
-
-    def reading(self, epoch: Epoch) -> EpochJob:
-        """Returns the job with what it reads in its first epoch."""
-        inputs = dict(self.inputs)
-        for task, splits in epoch.splits.items():
-            inputs[task] = replace(self.input(*task), splits=splits)
-        return replace(self, checkpoint_id=epoch.checkpoint_id, inputs=inputs, ended_sources=epoch.ended_sources)
 
     def input(self, uid: str, subtask: int) -> SubtaskInput:
         """Returns what a subtask starts from."""

@@ -15,12 +15,13 @@ import pyarrow as pa
 
 from dagster_flinkpy.common.clock import Clock, SystemClock
 from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
+from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.datastream.data_stream import DataStream
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_specs import CollectSpec
 from dagster_flinkpy.datastream.transformation import Transformation
 from dagster_flinkpy.errors import UserFunctionError
-from dagster_flinkpy.runtime.epoch import EpochJob, SubtaskInput
+from dagster_flinkpy.runtime.epoch import Epoch, EpochJob, SubtaskInput
 from dagster_flinkpy.runtime.master.in_process import run_in_process, shuffled
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Mailbox, ThreadMailbox
@@ -104,6 +105,7 @@ def make_job(
     ended: Iterable[str] = (),
 ) -> EpochJob:
     """Returns an epoch of a graph. Without ``inputs``, the sources read their whole first epoch and then end."""
+    read: dict[tuple[str, int], tuple[SourceSplit, ...]] = {}
     if inputs is None:
         inputs, ended = {}, list(ended)
         for v in graph.vertices:
@@ -111,16 +113,15 @@ def make_job(
             if source is not None:
                 enumerator = source.create_enumerator(None)
                 for i, splits in enumerate(enumerator.plan_epoch(v.parallelism)):
-                    inputs[v.uid, i] = SubtaskInput(splits=tuple(splits))
+                    read[v.uid, i] = tuple(splits)
                 ended += [v.uid] if enumerator.exhausted else []
     return EpochJob(
         graph=graph,
         job_id="job",
-        checkpoint_id=checkpoint_id,
+        epochs=(Epoch(checkpoint_id, read, frozenset(ended)),),
         fencing_token=1,
         job_storage=StorageLocation(str(folder / "job")),
         inputs=inputs,
-        ended_sources=frozenset(ended),
         cache_dir=str(folder / "cache"),
     )
 

@@ -127,19 +127,17 @@ class EpochPlanner:
             epochs: The epochs.
             restarts: How often the region has restarted in this execution attempt. Default: 0.
         """
-        first, last = epochs[0], epochs[-1]
         config, checkpointing = self.config, self.config.checkpointing
         # After the end of input no Spark job follows that could process in-flight records, and one of another time
         # partition would write them as its own.
-        unaligned = checkpointing.unaligned and self.partition is None and not self.splits.ends(last)
-        job = EpochJob(
+        unaligned = checkpointing.unaligned and self.partition is None and not self.splits.ends(epochs[-1])
+        return EpochJob(
             graph=self._program,
             job_id=config.job_id,
-            checkpoint_id=first.checkpoint_id,
+            epochs=tuple(epochs),
             fencing_token=self.fencing_token,
             job_storage=config.storage.child(config.job_id),
             inputs=self._inputs,
-            later=tuple(epochs[1:]),
             restarts=restarts,
             mode=checkpointing.mode,
             alignment_timeout=checkpointing.aligned_timeout if unaligned else None,
@@ -153,7 +151,6 @@ class EpochPlanner:
             region=self.number,
             python=self._python,
         )
-        return job.reading(first)
 
     def advance(self, checkpoint_id: int, states: Mapping[Subtask, SubtaskState], *, ended: bool | None) -> None:
         """Lets the next epoch start from the state that a Spark job has left.

@@ -134,7 +134,7 @@ class JobExchange:
         if self._pool is not None and self._decided_for is slots and job.region not in self._on_spark_only:
             return self._in_slots(self._pool, job, session, slots, open_epoch)
         if open_epoch is not None:
-            job = job.reading(_whole(open_epoch, session))
+            job = replace(job, epochs=(_whole(open_epoch, session),))
         if self._config.in_process:
             return list(run_in_process(job))
         return self._on_spark(job, session, slots)

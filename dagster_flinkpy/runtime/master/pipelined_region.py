@@ -290,7 +290,7 @@ class PipelinedRegion:
         deployment = _Deployment(job, places, slots)
         with self._changed:
             self._deployment = deployment
-        program = dump_job(replace(job, pipelined=True, later=(), counts=self._counts.__enter__().folder))
+        program = dump_job(replace(job, pipelined=True, epochs=job.epochs[:1], counts=self._counts.__enter__().folder))
         locations = {name: slot.location for name, slot in slots.items()}
         deployment.say(frame("deploy", program, deployment=deployment.id, places=places.to_json(), locations=locations))
         try:

@@ -191,10 +191,9 @@ def test_whoever_is_first_the_outcome_is_the_same(
         epochs.append(Epoch(number, {("events", i): tuple(splits) for i, splits in enumerate(shares)}, ended))
     assert enumerator.exhausted
     job = make_job(graph, tmp_path_factory.mktemp("job"), inputs={})
-    first = {task: replace(job.input(*task), splits=splits) for task, splits in epochs[0].splits.items()}
     job = replace(
         job,
-        inputs=first,
+        epochs=(epochs[0],),
         mode=CheckpointingMode.AT_LEAST_ONCE if mode == "at least once" else CheckpointingMode.EXACTLY_ONCE,
         alignment_timeout=timedelta(0) if mode == "unaligned" else None,
     )
@@ -233,8 +232,7 @@ def test_credits_for_a_slot_that_is_gone_end_the_deployment_and_not_the_slot(
     splits = {
         ("events", i): tuple(each) for i, each in enumerate(source.spec.source.create_enumerator(None).plan_epoch(2))
     }
-    job = make_job(graph, tmp_path, inputs={})
-    job = replace(job, inputs={task: replace(job.input(*task), splits=each) for task, each in splits.items()})
+    job = replace(make_job(graph, tmp_path, inputs={}), epochs=(Epoch(1, splits),))
     slots = Slots(job, [])
     first, second = slots.names
     slots.begin(first)
