@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from dagster_flinkpy.checkpoint.messages import Subtask
@@ -88,31 +87,6 @@ class EpochPlanner:
         """
         self._program, self.partition = of_partition(self._graph, partition), partition
         self.splits = SplitPlanner(self._program, {}, self._context, whole=True)
-
-    def plan(self, checkpoint_id: int, before: Epoch | None, inputs: EdgeInputs, *, drain: bool = False) -> Epoch:
-        """Plans the input up to a barrier.
-
-        Args:
-            checkpoint_id: The checkpoint of the barrier.
-            before: The previous epoch of the same Spark job, which has not run yet, or None.
-            inputs: What it reads of blocking edges, in its order, by uid of the sink.
-            drain: Whether the sources read nothing, and all input ends.
-
-        Raises:
-            SourceReadError: The input cannot be listed.
-        """
-        if before is not None:
-            self.splits.assume_read(before)
-        return self.splits.plan(checkpoint_id, inputs, drain=drain)
-
-    def replan(self, epoch: Epoch, inputs: EdgeInputs) -> Epoch:
-        """Returns an epoch again that reads what the regions before this one have written anew.
-
-        Args:
-            epoch: The epoch. Splits of sources stay as they are.
-            inputs: What it reads of blocking edges, in its order, by uid of the sink.
-        """
-        return replace(epoch, splits={**epoch.splits, **self.splits.plan_edges(inputs)})
 
     def repeat(self, checkpoint_id: int) -> EpochResults:
         """Returns the current state as the results of an epoch that has read nothing."""

@@ -97,11 +97,6 @@ class JobRunner:
     _open: OpenEpoch | None = None
     """The epoch that was opened last."""
 
-    @property
-    def tasks(self) -> Sequence[Subtask]:
-        """All subtasks of the region, which have to acknowledge each checkpoint."""
-        return self.planner.tasks
-
     def begin(self, checkpoint_id: int) -> None:
         """Prepares a Spark job whose first barrier belongs to a checkpoint."""
         config, token = self.planner.config, self.planner.fencing_token
@@ -128,13 +123,13 @@ class JobRunner:
         return InputLooked(self.now(), self.planner.number, found)
 
     def plan(self, checkpoint_id: int, before: Epoch | None, inputs: EdgeInputs, *, drain: bool) -> EpochPlanned:
-        """Plans the input up to a barrier, see :meth:`EpochPlanner.plan`.
+        """Plans the input up to a barrier, see :meth:`SplitPlanner.plan`.
 
         Raises:
             SourceReadError: The input cannot be listed.
             CheckpointTimeoutError: A source hangs.
         """
-        plan = partial(self.planner.plan, checkpoint_id, before, inputs, drain=drain)
+        plan = partial(self.planner.splits.plan, checkpoint_id, inputs, before=before, drain=drain)
         with self.timeline.measured("plan_ms", [checkpoint_id]):
             epoch = self.watchdog.run(f"planning what checkpoint {checkpoint_id} reads", plan)
         return EpochPlanned(self.now(), self.planner.number, epoch)
@@ -198,10 +193,11 @@ class JobRunner:
         results = EpochResults()
         try:
             if rewritten:
-                epochs = [self.planner.replan(epoch, rewritten[epoch.checkpoint_id]) for epoch in epochs]
+                plan = self.planner.splits.plan_edges
+                epochs = [replace(e, splits={**e.splits, **plan(rewritten[e.checkpoint_id])}) for e in epochs]
             results = self._run(epochs, restarts, open_epoch)
             if results.failure is None:
-                results.check_complete(ids, self.tasks)
+                results.check_complete(ids, self.planner.tasks)
                 results.check_consistent()
         except FlinkPyError as error:
             return ended(results, self._cause(error))

@@ -79,18 +79,25 @@ class SplitPlanner:
         """Uids of the sources, without those that read a blocking edge."""
         return tuple(uid for uid in self._enumerators if uid not in self._edges)
 
-    def plan(self, checkpoint_id: int, inputs: EdgeInputs, *, drain: bool = False) -> Epoch:
+    def plan(
+        self, checkpoint_id: int, inputs: EdgeInputs, *, before: Epoch | None = None, drain: bool = False
+    ) -> Epoch:
         """Assigns the splits up to a barrier.
 
         Args:
             checkpoint_id: The checkpoint of the barrier.
             inputs: What it reads of blocking edges, in its order, by uid of the sink.
+            before: The previous epoch of the same Spark job. It is treated as read, because the job reads all splits to
+                their end, or fails as a whole. Default: none.
             drain: Whether all input ends with the epoch, and only blocking edges are read.
 
         Raises:
             SourceReadError: The input cannot be listed.
             InputAfterEndError: A source has input that came after its end.
         """
+        if before is not None:
+            self.take_back(before)
+            self.snapshot(before.checkpoint_id)
         splits, self._ended = ({}, set(self.uids)) if drain else self._ahead or self._assign_input()
         self._ahead = None
         of_edges = self.plan_edges(inputs)
@@ -219,14 +226,6 @@ class SplitPlanner:
     def ends(self, epoch: Epoch) -> bool:
         """Returns whether all input ends with an epoch."""
         return len(epoch.ended_sources) == len(self._enumerators)
-
-    def assume_read(self, epoch: Epoch) -> None:
-        """Treats an epoch as read, so that the next one can be planned before the Spark job has run.
-
-        This is safe because the job reads all splits to their end, or fails as a whole.
-        """
-        self.take_back(epoch)
-        self.snapshot(epoch.checkpoint_id)
 
     def take_back(self, epoch: Epoch) -> None:
         """Gives the splits of an epoch, or of a part of it, back to the enumerators, with what was reached."""
