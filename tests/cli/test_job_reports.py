@@ -232,8 +232,8 @@ def test_an_older_run_does_not_overwrite_the_report_of_a_newer_one(tmp_path: Pat
     graph, _ = program(tmp_path)
     older = HarnessAttempt(graph, tmp_path, owner="older")
     with older:
-        older._reports.reporter.note()
-        older._reports.reporter.write()
+        older._reporter.note()
+        older._reporter.write()
         with HarnessAttempt(graph, tmp_path, owner="newer"):
             pass
     report, _ = read_execution_report(StorageLocation(str(tmp_path / "job")).open())

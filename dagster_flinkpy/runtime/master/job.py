@@ -36,7 +36,6 @@ from dagster_flinkpy.errors import (
     shorten,
 )
 from dagster_flinkpy.runtime.epoch import EpochJob
-from dagster_flinkpy.runtime.master.attempt_reports import AttemptReports
 from dagster_flinkpy.runtime.master.attempt_runs import AttemptRuns
 from dagster_flinkpy.runtime.master.binding import bind_blocking_edges
 from dagster_flinkpy.runtime.master.checkpoint_contents import CheckpointContents
@@ -49,6 +48,7 @@ from dagster_flinkpy.runtime.master.job_exchange import JobExchange
 from dagster_flinkpy.runtime.master.job_failover import JobFailover
 from dagster_flinkpy.runtime.master.job_master import JobMaster
 from dagster_flinkpy.runtime.master.job_regions import JobRegions
+from dagster_flinkpy.runtime.master.job_reporter import JobReporter
 from dagster_flinkpy.runtime.master.job_session import JobSession, SharedSession
 from dagster_flinkpy.runtime.master.job_slots import JobSlots, require_all_slots
 from dagster_flinkpy.runtime.master.job_state import JobState
@@ -173,7 +173,7 @@ class JobAttempt(AttemptRuns):
         self._watchdog = Watchdog(config.checkpointing.timeout)
         self._hooks = MasterHooks(config.checkpointing.master_hooks, self._watchdog)
         self._mailbox = self._create_mailbox()
-        self._reports = AttemptReports(
+        self._reporter = JobReporter(
             config, lambda: self._deployed, self._mailbox, self._watchdog, _now, self._progress
         )
 
@@ -211,7 +211,7 @@ class JobAttempt(AttemptRuns):
 
     def _begin(self) -> None:
         former = self._attempt.former
-        if former is not None and former.alive(_now()) and former.token not in self._reports.tokens:
+        if former is not None and former.alive(_now()) and former.token not in self._reporter.tokens:
             self._progress(
                 f"took over from {former.owner!r}, which may still be running but can no longer complete a checkpoint"
             )
@@ -279,8 +279,8 @@ class JobAttempt(AttemptRuns):
             statistics=statistics,
         )
         timeline = CheckpointTimeline(_now)
-        if not self._reports.tokens:
-            self._reports.open(self._store)
+        if not self._reporter.tokens:
+            self._reporter.open(self._store)
             self._started_from = None if self.restored is None else self.restored.checkpoint_id
             former = None
             failover = JobFailover(regions.graphs, regions.edges, self.config, _now, self._progress)
@@ -288,7 +288,7 @@ class JobAttempt(AttemptRuns):
             former = self._deployed.failover
             failover = former.deployed(regions.graphs)
         if failover is not former:
-            failover.graph.add_listener(self._reports.on_status)
+            failover.graph.add_listener(self._reporter.on_status)
         steps = CheckpointSteps(
             self._store,
             self._attempt,
@@ -344,7 +344,7 @@ class JobAttempt(AttemptRuns):
             now=_now,
             progress=self._progress,
         )
-        if self._reports.tokens:
+        if self._reporter.tokens:
             self._deployed.regions.close()
         self._deployed = DeployedJob(
             self._attempt,
@@ -359,7 +359,7 @@ class JobAttempt(AttemptRuns):
             master,
         )
         self.graph = graph
-        self._reports.tokens.add(self.token)
+        self._reporter.tokens.add(self.token)
         master.start()
 
     def _create_mailbox(self) -> Mailbox:
@@ -367,11 +367,11 @@ class JobAttempt(AttemptRuns):
 
     def _on_completed(self, metadata: CheckpointMetadata) -> None:
         self.finished = metadata.end_of_input or metadata.stopped
-        self._reports.reporter.completed()
+        self._reporter.completed()
 
     def _after_commit(self) -> None:
         self._restore.dispose_claimed(self._owner, _now())
-        self._reports.reporter.write()
+        self._reporter.write()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -395,12 +395,12 @@ class JobAttempt(AttemptRuns):
             if discards_checkpoints(self.config.checkpointing.retention, self._attempt, error, finished=self.finished):
                 self._watchdog.run("deleting checkpoints", self._store.delete_checkpoints, self._attempt)
         with suppress(FlinkPyError):
-            self._reports.save_statistics(self._store)
+            self._reporter.save_statistics(self._store)
         with suppress(FlinkPyError):
             self._desk.close(error or self._deployed.master.error)
         self._deployed.failover.close(error or self._deployed.master.error, finished=self.finished)
         with suppress(FlinkPyError):
-            self._reports.ended(error or self._deployed.master.error)
+            self._reporter.ended(error or self._deployed.master.error)
         self._end()
         if found is not None:
             raise found
@@ -426,7 +426,7 @@ class JobAttempt(AttemptRuns):
 
     def _end(self) -> None:
         self._mailbox.close()
-        self._reports.close()
+        self._reporter.close()
         self._hooks.close()
         with suppress(FlinkPyError):  # a lease that is not released expires
             self._watchdog.run("releasing the leadership", self._store.end_attempt, self._attempt)
@@ -435,7 +435,7 @@ class JobAttempt(AttemptRuns):
     @property
     def execution(self) -> ExecutionReport | None:
         """How the attempt is executed, or was: states, restarts and failures. None if it has not begun."""
-        return self._reports.execution
+        return self._reporter.execution
 
     @property
     def status(self) -> JobStatus:
@@ -502,10 +502,10 @@ class JobAttempt(AttemptRuns):
     def _restart(self) -> None:
         """Begins again with a greater token, if this attempt still leads."""
         latest = self._attempt.latest
-        has_completed = latest is not None and latest.fencing_token in self._reports.tokens
+        has_completed = latest is not None and latest.fencing_token in self._reporter.tokens
         self._start_over = self._start_over and not has_completed
         self._attempt = self._watchdog.run("restarting the job", self._take_over, self._attempt)
-        self._reports.save_statistics(self._store)  # those of the attempt that has failed
+        self._reporter.save_statistics(self._store)  # those of the attempt that has failed
         if has_completed:
             self._restore.continue_run()
         self._deployed.failover.restart_all()
@@ -513,7 +513,7 @@ class JobAttempt(AttemptRuns):
 
     def _hand_out(self, completion: Completion) -> CompletedEpoch:
         self.collected = completion.collected
-        return self._reports.hand_out(completion)
+        return self._reporter.hand_out(completion)
 
     # --- the lanes of the regions ------------------------------------------------------------------------------------
 

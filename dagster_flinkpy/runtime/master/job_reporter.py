@@ -1,4 +1,4 @@
-"""Writes down how a job is executed, for ``flinkpy job show`` and others that look at it from outside."""
+"""Tells others about a run: how it is executed, how its checkpoints were, and metrics."""
 
 from __future__ import annotations
 
@@ -15,10 +15,18 @@ from dagster_flinkpy.checkpoint.execution_report import (
     read_execution_report,
     write_execution_report,
 )
+from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics
+from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
+from dagster_flinkpy.common.job_status import JobStatus
 from dagster_flinkpy.errors import FlinkPyError
 from dagster_flinkpy.runtime.master.deployed_job import DeployedJob
+from dagster_flinkpy.runtime.master.epoch_request import Completion
 from dagster_flinkpy.runtime.master.execution_graph import ExecutionGraph, ExecutionJobVertex
-from dagster_flinkpy.storage import ObjectStore
+from dagster_flinkpy.runtime.master.job_config import JobConfig
+from dagster_flinkpy.runtime.master.mailbox import Lane, Mailbox
+from dagster_flinkpy.runtime.master.metric_reporters import MetricReporters
+from dagster_flinkpy.runtime.master.reports import CompletedEpoch, completed_epoch
+from dagster_flinkpy.runtime.master.watchdog import Watchdog
 
 __all__ = ["JobReporter", "execution_report"]
 
@@ -27,32 +35,78 @@ _HISTORY = 16
 
 
 class JobReporter:
-    """Writes the report of a run: after a checkpoint, at most once in ten seconds; at restarts; when the run ends.
+    """Tells others about a run: how it is executed, the statistics of its checkpoints, and metrics.
+
+    How it is executed is stored after a checkpoint, at most once in ten seconds; at restarts; and when the run ends.
 
     Args:
-        store: The object store, rooted at the job's prefix.
+        config: The job.
         deployed: Returns the current deployment.
+        mailbox: Runs the store's lane.
+        watchdog: Runs what waits for the store.
         now: Tells milliseconds since 1970.
+        progress: Takes one-line progress messages.
     """
 
-    def __init__(self, store: ObjectStore, deployed: Callable[[], DeployedJob], now: Callable[[], int]) -> None:
-        self._store, self._deployed, self._now = store, deployed, now
-        self._began_ms = self._written_ms = now()
+    def __init__(
+        self,
+        config: JobConfig,
+        deployed: Callable[[], DeployedJob],
+        mailbox: Mailbox,
+        watchdog: Watchdog,
+        now: Callable[[], int],
+        progress: Callable[[str], object],
+    ) -> None:
+        self._url, self._deployed = config.storage.child(config.job_id).url, deployed
+        self._mailbox, self._watchdog, self._now = mailbox, watchdog, now
+        self._metrics = MetricReporters(config.metric_reporters, config.job_id, progress)
+        self.tokens: set[int] = set()
+        """The fencing tokens of all attempts of the run."""
+        self._counted = (0, 0)
+        """The restarts of the run that are in the statistics: all, and those of the whole job."""
         self._read = self._lost = False
         self._etag: str | None = None
         self._earlier: tuple[RunReport, ...] = ()
         self._due: ExecutionReport | None = None
+
+    def open(self, store: CompletedCheckpointStore) -> None:
+        """Begins to report about a run whose first attempt is deployed."""
+        self._metrics.open()
+        self._store, self._began_ms = store.store, self._now()
+        self._written_ms = self._began_ms
+
+    def close(self) -> None:
+        """Ends the reporters of metrics."""
+        self._metrics.close()
+
+    # --- how it is executed ------------------------------------------------------------------------------------------
+
+    @property
+    def execution(self) -> ExecutionReport | None:
+        """How the attempt is executed; None if it has not begun."""
+        return self._report() if self.tokens else None
 
     def completed(self) -> None:
         """Notes on the master's thread how things are, if it is time; :meth:`write` stores it."""
         if self._now() - self._written_ms >= _INTERVAL_MS:
             self.note()
 
+    def on_status(self, status: JobStatus, _: int) -> None:
+        """Lets others see a restart while it is under way: no checkpoint may complete for long."""
+        restarted = status is JobStatus.RUNNING and self._deployed().failover.graph.restarts
+        if status is JobStatus.RESTARTING or restarted:
+            self.note()
+            self._mailbox.submit(Lane.STORE, self._write_watched)
+
     def ended(self, error: BaseException | None) -> None:
         """Notes how the run has ended, and stores it."""
         report = self.note()
         self._due = replace(report, run=replace(report.run, error="" if error is None else type(error).__name__))
-        self.write()
+        self._write_watched()
+
+    def _write_watched(self) -> None:
+        with suppress(FlinkPyError):
+            self._watchdog.run("writing how the job is executed", self.write)
 
     def write(self) -> None:
         """Stores what was noted. Failures are ignored, because nothing depends on it."""
@@ -69,12 +123,11 @@ class JobReporter:
 
     def note(self) -> ExecutionReport:
         """Notes on the master's thread how things are; :meth:`write` stores it."""
-        self._due = self.report()
+        self._due = self._report()
         self._written_ms = self._due.run.at_ms
         return self._due
 
-    def report(self) -> ExecutionReport:
-        """Returns how things are."""
+    def _report(self) -> ExecutionReport:
         graph, attempt = self._deployed().failover.graph, self._deployed().attempt
         latest = attempt.latest
         run = RunReport(
@@ -87,6 +140,27 @@ class JobReporter:
             checkpoint_id=None if latest is None else latest.checkpoint_id,
         )
         return execution_report(graph, run)
+
+    # --- its checkpoints ---------------------------------------------------------------------------------------------
+
+    def _statistics(self) -> CheckpointStatistics:
+        """Returns the statistics, with all restarts of the run."""
+        statistics = self._deployed().coordinator.statistics
+        now = (self._deployed().failover.graph.restarts, len(self.tokens) - 1)
+        (restarts, full), self._counted = self._counted, now
+        statistics.record_restarts(now[0] - restarts, now[1] - full)
+        return statistics
+
+    def save_statistics(self, store: CompletedCheckpointStore) -> None:
+        """Writes the statistics of the attempt."""
+        save: Callable[..., object] = store.save_statistics
+        self._watchdog.run("writing the statistics", save, self._deployed().attempt, self._statistics())
+
+    def hand_out(self, completion: Completion) -> CompletedEpoch:
+        """Reports a checkpoint, and returns it as callers know it."""
+        sinks, statistics = set(self._deployed().transactions.committers.uids), self._statistics()
+        self._metrics.report(completion.metadata, statistics)
+        return completed_epoch(completion.metadata, self._url, completion.duration_ms, sinks, statistics)
 
 
 def execution_report(graph: ExecutionGraph, run: RunReport) -> ExecutionReport:
