@@ -116,7 +116,7 @@ class _Deployment:
         body = pickle.dumps(epoch, protocol=5)
         self.missing_requests, self.reading = self.number_of_sources, epoch.checkpoint_id
         self.stops = {}
-        self.say(frame("begin", body, deployment=self.id, first=not self.begun))
+        self.say(frame("begin", body, deployment=self.id))
         self.begun = True
 
     def stop_reading(self) -> None:

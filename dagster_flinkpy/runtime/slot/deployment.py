@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from dagster_flinkpy.datastream.job_graph import JobVertex
 from dagster_flinkpy.errors import CheckpointError, SlotLostError, SlotProtocolError
-from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
+from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.exchange.input_gate import InputGate
 from dagster_flinkpy.runtime.exchange.places import Places, chains_of, credit, input_channels, output_channels
 from dagster_flinkpy.runtime.exchange.result_partition import PipelinedSubpartition, ResultPartition
@@ -146,25 +146,8 @@ class SlotDeployment:
                 link.await_answer()
         except SlotLostError as error:
             self.fail(error)
-        self._in_all(PipelinedTask.open)
+        self.in_all(PipelinedTask.open)
         self._with_timers = list(self.tasks.values())
-
-    def begin(self, epoch: Epoch, *, first: bool) -> None:
-        """Begins an epoch in all tasks."""
-        self._in_all(lambda task: task.begin(epoch, first=first))
-
-    def stop_reading(self) -> None:
-        """Lets the sources stop amid what they are reading, where they can."""
-        self._in_all(lambda task: task.stop_reading(stops=True))
-
-    def notify(self, news: str, checkpoint_id: int) -> None:
-        """Tells functions how a checkpoint has ended.
-
-        Args:
-            news: The method of `CheckpointListener` to call.
-            checkpoint_id: The checkpoint.
-        """
-        self._in_all(lambda task: task.notify(news, checkpoint_id))
 
     def finish(self) -> None:
         """Closes the functions at the end of the job. Those of other tasks are closed, too, if one raises."""
@@ -192,7 +175,8 @@ class SlotDeployment:
         for link in self.links.values():
             link.cancel()
 
-    def _in_all(self, action: Callable[[PipelinedTask], object]) -> None:
+    def in_all(self, action: Callable[[PipelinedTask], object]) -> None:
+        """Does something in all tasks, unless one fails."""
         for task in self.tasks.values():
             if not self.failed:
                 self._in(task, action)
@@ -241,7 +225,7 @@ class SlotDeployment:
             After how many seconds it is to be called again at the latest; None if only something from outside matters.
         """
         if not worked:
-            self._in_all(PipelinedTask.process_held)
+            self.in_all(PipelinedTask.process_held)
         now, waits = time.monotonic(), list[float]()
         unsent = [task for task in self.tasks.values() if task.unsent]
         if not unsent:

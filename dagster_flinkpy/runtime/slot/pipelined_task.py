@@ -64,8 +64,8 @@ class PipelinedTask(StreamTask):
         """The operators whose functions are closed, or were to be."""
         self._to_read: deque[Epoch] = deque()
         self._reading: Iterator[None] | None = None
-        self._begun = 0
-        """The checkpoint of the last epoch that has begun."""
+        self._begun = job.checkpoint_id
+        """The checkpoint of the last epoch that has begun, or of the one with which the task is made."""
         self._open = False
         """Whether the part that is read, or was read last, is of an open epoch."""
         self._blocked: set[tuple[int, int]] = set()
@@ -90,17 +90,12 @@ class PipelinedTask(StreamTask):
         """The checkpoint that its first operator works towards."""
         return next(iter(self._tasks.values())).context.checkpoint_id if self._tasks else self.job.checkpoint_id
 
-    def begin(self, epoch: Epoch, *, first: bool) -> None:
-        """Lets the sources read an epoch, or more of an open one.
-
-        Args:
-            epoch: The epoch, or a part of it.
-            first: Whether it is the one with which the task was made.
-        """
+    def begin(self, epoch: Epoch) -> None:
+        """Lets the sources read an epoch, or a part of an open one."""
         self._to_read.append(epoch)
         self.stop_reading(stops=False)
         new, self._begun = epoch.checkpoint_id != self._begun, epoch.checkpoint_id
-        if new and not first:
+        if new:
             for task in self._entered(self._tasks.values()):
                 task.add_epoch(epoch)
             self._block()  # barriers may have come before the epoch

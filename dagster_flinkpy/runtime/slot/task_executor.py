@@ -275,11 +275,11 @@ class TaskExecutor:
                 self._say(frame("ended", deployment=name))
         elif kind == "begin":
             epoch: Epoch = pickle.loads(body)  # from the driver of this job
-            deployment.begin(epoch, first=bool(fields["first"]))
+            deployment.in_all(lambda task: task.begin(epoch))
         elif kind == "stop_reading":
-            deployment.stop_reading()
+            deployment.in_all(lambda task: task.stop_reading(stops=True))
         elif kind == "notify":
-            deployment.notify(fields["news"], int(fields["checkpoint_id"]))
+            deployment.in_all(lambda task: task.notify(fields["news"], int(fields["checkpoint_id"])))
         elif kind in ("cancel", "finish"):
             cancel = partial(deployment.cancel, fields.get("last"))
             self._remove(deployment, cancel if kind == "cancel" else deployment.finish)

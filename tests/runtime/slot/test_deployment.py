@@ -99,7 +99,7 @@ class Slots:
         number = self._begun[name]
         if number < len(self.epochs):
             self._begun[name] += 1
-            self._slots[name].begin(self.epochs[number], first=number == 0)
+            self._slots[name].in_all(lambda task: task.begin(self.epochs[number]))
 
     def work(self, name: str) -> None:
         """A slot does a round of steps."""
