@@ -34,6 +34,7 @@ from dagster_flinkpy.runtime.master.deployed_job import DeployedJob
 from dagster_flinkpy.runtime.master.epoch_request import Completion, EpochKind, EpochRequest
 from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.runtime.master.job_exchange import JobExchange
+from dagster_flinkpy.runtime.master.job_reporter import JobReporter
 from dagster_flinkpy.runtime.master.reports import CompletedEpoch
 from dagster_flinkpy.runtime.master.savepoints import SavepointCopy
 
@@ -50,6 +51,7 @@ class AttemptRuns(ABC):
     _deployed: DeployedJob
     """The current deployment."""
     _exchange: JobExchange
+    _reporter: JobReporter
 
     def __init__(self, config: JobConfig) -> None:
         self.config = config
@@ -73,10 +75,6 @@ class AttemptRuns(ABC):
     @abstractmethod
     def _rescale(self, parallelism: int) -> None:
         """Makes another deployment, at another parallelism. If that fails, nothing has changed."""
-
-    @abstractmethod
-    def _hand_out(self, completion: Completion) -> CompletedEpoch:
-        """Returns a completed checkpoint as callers know it."""
 
     @property
     def _parent(self) -> CheckpointMetadata | None:
@@ -226,7 +224,8 @@ class AttemptRuns(ABC):
 
     def _completed(self, completion: Completion) -> CompletedEpoch:
         self._epochs_read += completion.epochs
-        return self._hand_out(completion)
+        self.collected = completion.collected
+        return self._reporter.hand_out(completion)
 
     def _restarted(self, error: Exception) -> DeployedJob:
         """Returns another deployment, after the delay of the restart strategy.

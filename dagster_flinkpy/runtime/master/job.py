@@ -42,7 +42,6 @@ from dagster_flinkpy.runtime.master.checkpoint_contents import CheckpointContent
 from dagster_flinkpy.runtime.master.checkpoint_steps import CheckpointSteps
 from dagster_flinkpy.runtime.master.committers import Committers
 from dagster_flinkpy.runtime.master.deployed_job import DeployedJob
-from dagster_flinkpy.runtime.master.epoch_request import Completion
 from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.runtime.master.job_exchange import JobExchange
 from dagster_flinkpy.runtime.master.job_failover import JobFailover
@@ -57,7 +56,6 @@ from dagster_flinkpy.runtime.master.master_hooks import MasterHooks
 from dagster_flinkpy.runtime.master.open_epoch import OpenEpoch
 from dagster_flinkpy.runtime.master.region_epochs import Turn
 from dagster_flinkpy.runtime.master.region_runner import JobRunner
-from dagster_flinkpy.runtime.master.reports import CompletedEpoch
 from dagster_flinkpy.runtime.master.request_desk import RequestDesk
 from dagster_flinkpy.runtime.master.results import EpochResults
 from dagster_flinkpy.runtime.master.retention import discards_checkpoints
@@ -510,10 +508,6 @@ class JobAttempt(AttemptRuns):
             self._restore.continue_run()
         self._deployed.failover.restart_all()
         self._begin()
-
-    def _hand_out(self, completion: Completion) -> CompletedEpoch:
-        self.collected = completion.collected
-        return self._reporter.hand_out(completion)
 
     # --- the lanes of the regions ------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics
 from dagster_flinkpy.errors import JobGraphError
 from dagster_flinkpy.metrics import LATE_RECORDS_DROPPED, user_metrics
 
-__all__ = ["CompletedEpoch", "OperatorReport", "SubtaskReport", "completed_epoch", "operator_reports"]
+__all__ = ["CompletedEpoch", "OperatorReport", "SubtaskReport", "completed_epoch"]
 
 
 @dataclass(frozen=True)
@@ -114,19 +114,9 @@ def completed_epoch(
         metadata_path=f"{job_url}/chk-{metadata.checkpoint_id}/{METADATA_NAME}",
         digest=hashlib.sha256(metadata.to_bytes()).hexdigest(),
         duration_ms=duration_ms,
-        operators=operator_reports(metadata, sinks),
+        operators=tuple(_operator(o, o.uid in sinks) for o in metadata.operators),
         statistics=statistics,
     )
-
-
-def operator_reports(metadata: CheckpointMetadata, sinks: set[str]) -> tuple[OperatorReport, ...]:
-    """Returns the reports of all operators of a checkpoint.
-
-    Args:
-        metadata: The checkpoint.
-        sinks: Uids of the sinks.
-    """
-    return tuple(_operator(o, o.uid in sinks) for o in metadata.operators)
 
 
 def _operator(state: OperatorState, sink: bool) -> OperatorReport:

@@ -60,8 +60,6 @@ class PipelinedTask(StreamTask):
         super().__init__(job, stage, index, partition, chain)
         self.partition, self.gate = partition, gate
         self._later, self._on_error = later, on_error
-        self._closed: set[str] = set()
-        """The operators whose functions are closed, or were to be."""
         self._to_read: deque[Epoch] = deque()
         self._reading: Iterator[None] | None = None
         self._begun = job.checkpoint_id
@@ -235,9 +233,7 @@ class PipelinedTask(StreamTask):
 
     def finish(self) -> None:
         """Closes the functions at the end of the job."""
-        for task in self._entered(self._tasks.values()):
-            self._closed.add(task.vertex.uid)
-            task.operator.close()
+        self.close_functions()
         self.count.close()
         self._breadcrumb.clear()
 

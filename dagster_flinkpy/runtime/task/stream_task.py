@@ -49,6 +49,8 @@ class StreamTask:
         vertices = graph.stage_vertices(stage) if chain is None else chain
         self._vertices = [v for v in vertices if index < v.parallelism]
         self._tasks: dict[str, OperatorTask] = {}
+        self._closed: set[str] = set()
+        """The operators whose functions are closed, or were to be."""
         self._pid = os.getpid()
         self._breadcrumb = Breadcrumb(index)
         others = 0 if chain is None else graph.stage_vertices(stage).index(chain[0])
@@ -136,6 +138,7 @@ class StreamTask:
     def close_functions(self) -> None:
         """Closes the functions."""
         for task in self._entered(self._tasks.values()):
+            self._closed.add(task.vertex.uid)
             task.operator.close()
 
     def _abort(self, after: int = 0) -> None:
