@@ -404,8 +404,8 @@ def _(real: Wrapped, *args: Any, **options: Any) -> Any:
     "does not end the input",
     **{**ONE_STREAM, "savepoint": 0.5, "stop": 1, "drain": 1},
 )
-def _(real: Wrapped, planner: SplitPlanner, *args: Any, drain: bool) -> Any:
-    epoch = real(planner, *args, drain=drain)
+def _(real: Wrapped, planner: SplitPlanner, *args: Any, drain: bool, **options: Any) -> Any:
+    epoch = real(planner, *args, drain=drain, **options)
     return replace(epoch, ended_sources=frozenset()) if drain else epoch
 
 

@@ -118,8 +118,8 @@ def restarting(restart: RestartStrategy | None = None, **config: Any) -> dict[st
     return {"config": {"failover": FailoverConfig(strategy, **config)}}
 
 
-def splits(epoch: EpochJob) -> list[tuple[str, ...]]:
-    return [tuple(s.split_id for s in given.splits) for _, given in sorted(epoch.inputs.items())]
+def splits(job: EpochJob) -> list[tuple[str, ...]]:
+    return [tuple(s.split_id for s in given) for _, given in sorted(job.epochs[0].splits.items())]
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
