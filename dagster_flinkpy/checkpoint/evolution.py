@@ -34,6 +34,8 @@ class StateOutcome(Enum):
     DROPPED = "dropped"
     REFUSED = "refused"
     """The state has no operator and may not be left behind, so the restore fails."""
+    INCOMPATIBLE = "does not fit"
+    """The operator is there, but cannot continue from the state, so the restore fails."""
     EMPTY = "starts empty"
     NONE = "none"
     """The operator has no state, neither in the checkpoint nor in the program."""
@@ -60,6 +62,7 @@ class OperatorEvolution:
             StateOutcome.KEPT: f"; its state is kept{rows}",
             StateOutcome.DROPPED: f"; its state is dropped{rows}",
             StateOutcome.REFUSED: f"; its state{rows} would be lost, so the restore is refused",
+            StateOutcome.INCOMPATIBLE: f"; its state{rows} does not fit, so the restore is refused",
             StateOutcome.EMPTY: "; starts empty",
             StateOutcome.NONE: "",
         }[self.state]
@@ -162,6 +165,8 @@ def _change(before: OperatorState | None, graph: JobGraph, vertex: JobVertex) ->
     if before.program is None:
         return Change.UNKNOWN, ()
     details = _details(before.program, operator_program(graph, vertex.uid))
+    if details and not _details(before.program, operator_program(graph, vertex.uid, with_modules=True)):
+        details = ()  # an earlier release has described it
     return Change.CHANGED if details else Change.UNCHANGED, details
 
 

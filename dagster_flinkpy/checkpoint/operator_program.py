@@ -15,7 +15,7 @@ import re
 import sys
 import types
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -80,12 +80,13 @@ class OperatorProgram:
         return cls(text(data["kind"]), text(data["python"]), settings, folders, extra_fields(cls, data))
 
 
-def operator_program(graph: JobGraph, uid: str) -> OperatorProgram:
+def operator_program(graph: JobGraph, uid: str, *, with_modules: bool = False) -> OperatorProgram:
     """Describes what an operator does.
 
     Args:
         graph: The program.
         uid: Uid of the operator.
+        with_modules: Whether classes count as others in another module, as they did up to release 0.1. Default: False.
     """
     vertex = graph.vertex(uid)
     values = _settings(vertex.spec)
@@ -96,7 +97,7 @@ def operator_program(graph: JobGraph, uid: str) -> OperatorProgram:
             if len({e.input_index for e in edges if e.source == edge.source}) > 1:
                 name += f" in input {edge.input_index + 1}"
             values[name] = edge.partitioner.selector
-    settings = {name: said for name, value in values.items() if (said := _setting(value)) is not None}
+    settings = {name: said for name, value in values.items() if (said := _setting(value, with_modules)) is not None}
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     return OperatorProgram(vertex.spec.kind, python, settings, operator_folders(vertex.spec))
 
@@ -147,13 +148,13 @@ def _settings(spec: OperatorSpec) -> dict[str, Any]:
     return {each.name.replace("_", " "): getattr(spec, each.name) for each in fields(spec)}
 
 
-def _setting(value: Any) -> str | None:
+def _setting(value: Any, with_modules: bool) -> str | None:
     """Describes a setting in one line; returns None if that is impossible or would take too long."""
     if isinstance(value, _PLAIN):
         return repr(value)
     lines: list[str] = []
     try:
-        _describe(value, _Inside(left=[_MOST_VALUES]), lines)
+        _describe(value, _Inside(with_modules, left=[_MOST_VALUES]), lines)
         label = _label(value)
     except Exception:  # user code such as __repr__ runs here, and must not fail a run because of a description
         return None
@@ -184,6 +185,8 @@ class _TooLong(Exception):
 class _Inside:
     """The position in a description of nested values."""
 
+    with_modules: bool
+    """Whether the names of classes are those with their modules."""
     ids: tuple[int, ...] = ()
     """The ids of the values that contain the current one."""
     left: list[int] | None = None
@@ -210,7 +213,7 @@ def operator_code_version(graph: JobGraph, uid: str) -> str:
     """
     selectors = [(edge.partitioner.kind, edge.partitioner.selector) for edge in graph.inputs(uid)]
     lines: list[str] = []
-    _describe((graph.vertex(uid).spec, selectors), _Inside(), lines)
+    _describe((graph.vertex(uid).spec, selectors), _Inside(with_modules=True), lines)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
 
 
@@ -223,7 +226,7 @@ def _describe(value: Any, inside: _Inside, lines: list[str]) -> None:
     if id(value) in inside.ids:
         lines.append("(recursion)")
         return
-    inside = _Inside((*inside.ids, id(value)), inside.left)
+    inside = replace(inside, ids=(*inside.ids, id(value)))
     if isinstance(value, type):
         _class(value, inside, lines)
     elif isinstance(value, StorageLocation):
@@ -282,7 +285,7 @@ def _filled(cell: types.CellType) -> bool:
 def _class(cls: type, inside: _Inside, lines: list[str]) -> None:
     """Describes a class: a user's class by its methods, a library's class by its name."""
     for base in cls.__mro__:
-        lines.append(f"class {base.__module__}.{base.__qualname__}")
+        lines.append(f"class {f'{base.__module__}.' if inside.with_modules else ''}{base.__qualname__}")
         if base.__module__.partition(".")[0] not in _LIBRARIES:
             for name, member in sorted(vars(base).items()):
                 if name not in _NOT_CODE and (callable(member) or isinstance(member, _MEMBERS)):

@@ -53,6 +53,9 @@ def savepoint() -> None:
     """Work on single savepoints and checkpoints."""
 
 
+_UNKNOWN = 3
+"""Exit code of a plan that does not know whether a restore would work."""
+
 _program = click.option(
     "--program", metavar="MODULE:NAME", help="The program, or the function that builds it; FILE.py:NAME works too."
 )
@@ -224,18 +227,22 @@ def plan(
 ) -> None:
     """Show what would happen if the program started on the state in PATH, without starting it.
 
-    PATH is a savepoint, a chk-N folder, or the folder of a job. The command fails if the restore would.
+    PATH is a savepoint, a chk-N folder, or the folder of a job. Functions with state are opened in this process, as
+    tasks would open them. Exits with 1 if the restore would fail, and with 3 if that cannot be found out here.
     """
     from dagster_flinkpy.orchestration.program import load_program, plan_restore
 
-    metadata = open_checkpoint(location_of(path, endpoint_url)).metadata
-    found = plan_restore(load_program(program), metadata, parallelism, allow_non_restored_state or allowed_uids)
+    stored = open_checkpoint(location_of(path, endpoint_url))
+    found = plan_restore(load_program(program), stored, parallelism, allow_non_restored_state or allowed_uids)
     if as_json:
         click.echo(json.dumps(found.to_json(), indent=2))
     else:
         _print_plan(found, console_of_width())
     if found.problem is not None:
         raise click.ClickException(found.problem)
+    if found.unknown:
+        click.echo(f"Unknown whether all state fits: {'; '.join(found.unknown)}", err=True)
+        raise click.exceptions.Exit(_UNKNOWN)
 
 
 def _print_plan(found: RestoreForecast, console: Console) -> None:

@@ -87,6 +87,18 @@ class JobEdge:
     blocking: bool = False
     """Whether it joins two pipelined regions through stored segments (Flink: ``ResultPartitionType.BLOCKING``)."""
 
+    @property
+    def key_type(self) -> TypeInformation | None:
+        """The type of the keys; None if there are no keys, or if the first key decides."""
+        partitioner, record = self.partitioner, self.type_info
+        if partitioner.kind is not PartitionerKind.HASH:
+            return None
+        if not isinstance(record, RowTypeInfo) or not isinstance(partitioner.selector, (str, tuple)):
+            return partitioner.key_type
+        names = (partitioner.selector,) if isinstance(partitioner.selector, str) else partitioner.selector
+        types = [record.field_types[record.field_names.index(name)] for name in names]
+        return types[0] if isinstance(partitioner.selector, str) else TupleTypeInfo(types)
+
 
 @dataclass(frozen=True)
 class JobVertex:
@@ -441,7 +453,7 @@ def build_job_graph(vertices: Iterable[JobVertex], edges: Iterable[JobEdge]) -> 
 
 def _check_key_types(vertex: JobVertex, graph: JobGraph) -> None:
     """Raises `JobGraphError` if inputs of an operator have different declared key types."""
-    known = [(e, kind) for e in graph.inputs(vertex.uid) if (kind := _key_type(e)) is not None]
+    known = [(e, kind) for e in graph.inputs(vertex.uid) if (kind := e.key_type) is not None]
     for e, kind in known[1:]:
         first, first_kind = known[0]
         if kind != first_kind:
@@ -449,15 +461,3 @@ def _check_key_types(vertex: JobVertex, graph: JobGraph) -> None:
                 f"operator {vertex.uid!r}: the keys of {first.source!r} are {first_kind}, of {e.source!r} {kind}; "
                 "its inputs share state, so give their key_by() keys of one type"
             )
-
-
-def _key_type(edge: JobEdge) -> TypeInformation | None:
-    """Returns the declared type of the keys of an edge, or None if there is none or the edge has no keys."""
-    partitioner, record = edge.partitioner, edge.type_info
-    if partitioner.kind is not PartitionerKind.HASH:
-        return None
-    if not isinstance(record, RowTypeInfo) or not isinstance(partitioner.selector, (str, tuple)):
-        return partitioner.key_type
-    names = (partitioner.selector,) if isinstance(partitioner.selector, str) else partitioner.selector
-    types = [record.field_types[record.field_names.index(name)] for name in names]
-    return types[0] if isinstance(partitioner.selector, str) else TupleTypeInfo(types)

@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -18,12 +18,13 @@ from dagster_flinkpy.orchestration.flink_job import Environment, flink_job
 from dagster_flinkpy.orchestration.resources import CheckpointStorageResource, SparkResource
 
 if TYPE_CHECKING:
-    from dagster_flinkpy.checkpoint.evolution import Evolution
-    from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+    from dagster_flinkpy.checkpoint.evolution import Evolution, OperatorEvolution
+    from dagster_flinkpy.checkpoint.stored_checkpoint import StoredCheckpoint
     from dagster_flinkpy.datastream.job_graph import JobGraph
     from dagster_flinkpy.datastream.state_recovery import NonRestoredState
     from dagster_flinkpy.runtime.master.committers import Committers
     from dagster_flinkpy.runtime.master.job import JobAttempt
+    from dagster_flinkpy.runtime.master.restore_trial import OperatorTrial
     from dagster_flinkpy.storage import StorageLocation
 
 __all__ = [
@@ -128,6 +129,8 @@ class RestoreForecast:
     """What the run would log about its parallelism."""
     problem: str | None
     """Why the restore would fail, or None if it would succeed."""
+    unknown: tuple[str, ...] = ()
+    """Why it could not be found out of some operators whether their state fits."""
 
     def to_json(self) -> dict[str, Any]:
         """Encodes the forecast for the output of a command."""
@@ -142,20 +145,28 @@ class RestoreForecast:
             for each in self.evolution.operators
         ]
         remarks = [*self.evolution.remarks, *self.parallelism]
-        return {"since": self.evolution.since, "operators": operators, "remarks": remarks, "problem": self.problem}
+        return {
+            "since": self.evolution.since,
+            "operators": operators,
+            "remarks": remarks,
+            "problem": self.problem,
+            "unknown": list(self.unknown),
+        }
 
 
 def plan_restore(
     program: Environment,
-    metadata: CheckpointMetadata,
+    stored: StoredCheckpoint,
     parallelism: int | None = None,
     allow_non_restored_state: NonRestoredState = False,
 ) -> RestoreForecast:
     """Returns what would happen if a program started on a checkpoint or savepoint. Starts and changes nothing.
 
+    The functions of operators with state are opened in this process, as tasks would open them, and closed again.
+
     Args:
         program: The program.
-        metadata: The checkpoint or savepoint.
+        stored: The checkpoint or savepoint.
         parallelism: The parallelism that the run would ask for, or None.
         allow_non_restored_state: Whether state without an operator may be left behind, or the uids whose state may.
 
@@ -163,12 +174,12 @@ def plan_restore(
         JobGraphError: The program is not valid, or a stateful operator has no uid.
     """
     env = program if isinstance(program, StreamExecutionEnvironment) else program()
-    return forecast(flink_job(env, metadata.job_id).graph, metadata, parallelism, allow_non_restored_state)
+    return forecast(flink_job(env, stored.metadata.job_id).graph, stored, parallelism, allow_non_restored_state)
 
 
 def forecast(
     graph: JobGraph,
-    metadata: CheckpointMetadata,
+    stored: StoredCheckpoint,
     parallelism: int | None = None,
     allow_non_restored_state: NonRestoredState = False,
 ) -> RestoreForecast:
@@ -176,17 +187,34 @@ def forecast(
     from dagster_flinkpy.checkpoint.evolution import evolution_since
     from dagster_flinkpy.checkpoint.kept_parallelism import settle_parallelism
     from dagster_flinkpy.checkpoint.restore import assign, restore_targets
+    from dagster_flinkpy.runtime.master.restore_trial import try_operators
 
-    evolution = evolution_since(metadata, graph, allow_non_restored_state=allow_non_restored_state)
-    told: tuple[str, ...] = ()
-    problem = None
+    evolution = evolution_since(stored.metadata, graph, allow_non_restored_state=allow_non_restored_state)
     try:
-        settled = settle_parallelism(graph, metadata, parallelism)
-        told = settled.told
-        assign(metadata, restore_targets(settled.graph), allow_non_restored_state=allow_non_restored_state)
-    except (ParallelismError, RestoreError) as error:
-        problem = str(error)
-    return RestoreForecast(evolution, told, problem)
+        settled = settle_parallelism(graph, stored.metadata, parallelism)
+        assign(stored.metadata, restore_targets(settled.graph), allow_non_restored_state=allow_non_restored_state)
+        trials = try_operators(settled.graph, stored, allow_non_restored_state=allow_non_restored_state)
+    except (ParallelismError, RestoreError, ConfigurationError) as error:
+        return RestoreForecast(evolution, (), str(error))
+    return RestoreForecast(
+        replace(evolution, operators=tuple(_tried(each, trials.get(each.uid)) for each in evolution.operators)),
+        settled.told,
+        "; ".join(trial.problem for trial in trials.values() if trial.problem is not None) or None,
+        tuple(trial.unknown for trial in trials.values() if trial.unknown is not None),
+    )
+
+
+def _tried(found: OperatorEvolution, trial: OperatorTrial | None) -> OperatorEvolution:
+    """Adds to what is known of an operator what has come of trying it."""
+    from dagster_flinkpy.checkpoint.evolution import Change, StateOutcome
+
+    if trial is None:
+        return found
+    if trial.problem is not None:
+        return replace(found, state=StateOutcome.INCOMPATIBLE)
+    if not trial.changes:
+        return found
+    return replace(found, change=Change.CHANGED, details=(*found.details, *trial.changes))
 
 
 def program_committers(program: Environment, job: StorageLocation) -> Committers:

@@ -41,7 +41,7 @@ from dagster_flinkpy.state.layout import (
 from dagster_flinkpy.state.operator_state import INLINE_BELOW
 from dagster_flinkpy.state.pane_states import PaneState
 from dagster_flinkpy.state.runs import RunFiles
-from dagster_flinkpy.state.schema_evolution import ALLOWED, can_evolve, stored_key_type
+from dagster_flinkpy.state.schema_evolution import ALLOWED, can_evolve, describe_evolution, stored_key_type
 from dagster_flinkpy.state.session_table import SessionTable
 from dagster_flinkpy.state.session_timers import SessionTimers
 from dagster_flinkpy.state.tables import OverlayTable
@@ -134,6 +134,16 @@ class ColumnarKeyedStateBackend:
         self._full_cleanup: set[_TableId] = set()
         mine = restored.restrict(key_groups) if restored else None
         self._restored = {_id_of(table): table for table in mine.tables} if mine else {}
+        self._evolved: list[str] = []
+
+    @property
+    def changes(self) -> list[str]:
+        """How restored states differ from those that were requested so far, in words for people."""
+        unread = (table for identity, table in self._restored.items() if identity not in self._tables)
+        kept = [
+            f"state {each.name!r} is not used: its {each.rows:,} rows stay" for each in unread if each.kind != "TIMER"
+        ]
+        return [*self._evolved, *kept]
 
     def bind_key_type(self, key_type: TypeInformation) -> None:
         """Sets the type of the keys; called before the first key. Setting the same type again does nothing.
@@ -144,7 +154,7 @@ class ColumnarKeyedStateBackend:
         """
         if key_type == self._key_type:
             return
-        if self._key_type is not None:
+        if self._key_type is not None and not self._restored:
             raise StateSchemaError(
                 f"operator {self._operator!r} gets keys of two types, {self._key_type} and {key_type}; convert them to "
                 "one type in the key selector"
@@ -572,6 +582,9 @@ class ColumnarKeyedStateBackend:
         if types == declared.types:
             return
         if _takes(declared, restored):
+            assert restored.value_type is not None and declared.value_type is not None
+            changes = describe_evolution(type_from_json(restored.value_type), declared.value_type)
+            self._evolved.append(f"state {declared.name!r}: {', '.join(changes)}")
             evolved = restored.with_value_type(declared.types["value"])
             self._restored[identity] = evolved
             declared.restore(evolved.runs)

@@ -28,7 +28,13 @@ from dagster_flinkpy.state.handles import DistributionMode, OperatorStateHandle
 from dagster_flinkpy.state.keys import KeyCodec
 from dagster_flinkpy.state.layout import check_key_like
 from dagster_flinkpy.state.operator_state import read_partitions, write_partitions
-from dagster_flinkpy.state.schema_evolution import ALLOWED, can_evolve, evolve, stored_key_type
+from dagster_flinkpy.state.schema_evolution import (
+    ALLOWED,
+    can_evolve,
+    describe_evolution,
+    evolve,
+    stored_key_type,
+)
 from dagster_flinkpy.storage import ObjectStore
 
 __all__ = ["RAW_STATE", "OperatorStateBackend"]
@@ -254,6 +260,8 @@ class OperatorStateBackend(OperatorStateStore):
         self._operator, self._subtask, self._store, self._written_by = operator, subtask, store, written_by
         self._restored = {handle.name: handle for handle in restored if handle.name != RAW_STATE}
         self._states: dict[str, _ListState | _BroadcastState] = {}
+        self.changes: list[str] = []
+        """How restored states differ from those that were requested so far, in words for people."""
         self._last: dict[str, tuple[MapStateDescriptor, _BroadcastState, _ReadOnlyBroadcastState]] = {}
         """The last descriptor of each broadcast state, and the state: functions ask for it with each record."""
 
@@ -331,6 +339,9 @@ class OperatorStateBackend(OperatorStateStore):
             )
         if known is None:
             known = self._states[name] = make(state, restored)
+            if restored is not None and before != state.declared:
+                changes = describe_evolution(type_from_json(restored.types["value"]), types["value"])
+                self.changes.append(f"operator state {name!r}: {', '.join(changes)}")
         return known
 
     def snapshot(self) -> tuple[OperatorStateHandle, ...]:

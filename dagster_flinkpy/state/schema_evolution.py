@@ -28,7 +28,7 @@ from dagster_flinkpy.common.typeinfo import (
 )
 from dagster_flinkpy.errors import StateSchemaError
 
-__all__ = ["ALLOWED", "can_evolve", "evolve", "stored_key_type", "upgraded"]
+__all__ = ["ALLOWED", "can_evolve", "describe_evolution", "evolve", "stored_key_type", "upgraded"]
 
 ALLOWED = (
     "a named row may gain and lose fields, and numbers may become wider (INT to LONG, FLOAT to DOUBLE, DECIMAL(9, 2) "
@@ -82,6 +82,31 @@ def can_evolve(stored: TypeInformation, declared: TypeInformation) -> bool:
             stored.value_type, declared.value_type
         )
     return False
+
+
+def describe_evolution(stored: TypeInformation, declared: TypeInformation, name: str = "") -> list[str]:
+    """Returns in words for people how a declared type differs from a stored one that can evolve into it.
+
+    Args:
+        stored: The stored type.
+        declared: The declared type.
+        name: The field of a value that has the type. Default: the value itself.
+    """
+    if stored == declared:
+        return []
+    if isinstance(stored, (RowTypeInfo, TupleTypeInfo)) and isinstance(declared, (RowTypeInfo, TupleTypeInfo)):
+        inside = f"{name}." if name else ""
+        old = dict(zip(stored.field_names, stored.field_types, strict=True))
+        new = dict(zip(declared.field_names, declared.field_types, strict=True))
+        added = [f"field {inside + field!r} is added, null in old values" for field in new if field not in old]
+        removed = [f"field {inside + field!r} is removed" for field in old if field not in new]
+        kept = [describe_evolution(old[field], new[field], inside + field) for field in old if field in new]
+        return [*added, *removed, *itertools.chain.from_iterable(kept)]
+    if isinstance(stored, ListTypeInfo) and isinstance(declared, ListTypeInfo):
+        return describe_evolution(stored.elem_type, declared.elem_type, f"{name}[]")
+    if isinstance(stored, MapTypeInfo) and isinstance(declared, MapTypeInfo):
+        return describe_evolution(stored.value_type, declared.value_type, f"{name}[]")
+    return [f"{f'field {name!r}' if name else 'its value'} was {stored}, is now {declared}"]
 
 
 def stored_key_type(stored: TypeInformation, declared: TypeInformation) -> TypeInformation:

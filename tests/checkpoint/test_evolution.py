@@ -13,7 +13,7 @@ from dagster_flinkpy.checkpoint.operator_program import operator_program
 from dagster_flinkpy.checkpoint.operator_states import OperatorState
 from dagster_flinkpy.common import Time
 from dagster_flinkpy.common.typeinfo import Types
-from dagster_flinkpy.datastream import KeyedMultipleInputProcessFunction, StreamExecutionEnvironment
+from dagster_flinkpy.datastream import KeyedMultipleInputProcessFunction, ReduceFunction, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.window_assigners import TumblingEventTimeWindows
 from dagster_flinkpy.errors import ConfigurationError
@@ -95,6 +95,27 @@ def test_changed_functions_keys_and_kinds_are_told(other: JobGraph, told: str) -
     evolution = evolution_since(taken_by(program()), other)
     assert of(evolution) == {**KEPT, "totals": (Change.CHANGED, StateOutcome.KEPT)}
     assert re.search(told, evolution.lines[1])
+
+
+@pytest.mark.parametrize("by_an_earlier_release", [False, True])
+def test_a_function_whose_module_has_another_name_is_unchanged(by_an_earlier_release: bool) -> None:
+    def of_module(name: str, factor: int = 1) -> JobGraph:
+        def reduce(self: Any, a: Any, b: Any) -> Any:
+            return a[0], a[1] + b[1] * factor
+
+        return program(reduce=type("Sum", (ReduceFunction,), {"reduce": reduce, "__module__": name})())
+
+    before = of_module("shop.orders")
+    stored = operator_program(before, "totals", with_modules=by_an_earlier_release)
+    checkpoint = metadata(7, replace(operator("totals"), program=stored))
+    (_, same), (_, other) = (
+        evolution_since(checkpoint, graph).operators
+        for graph in (
+            of_module("store.orders" if not by_an_earlier_release else "shop.orders"),
+            of_module("shop.orders", 2),
+        )
+    )
+    assert (same.change, other.change) == (Change.UNCHANGED, Change.CHANGED)
 
 
 class Nothing(KeyedMultipleInputProcessFunction):

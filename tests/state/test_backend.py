@@ -165,7 +165,7 @@ def test_another_key_type_is_refused_with_both(make_backend: MakeBackend) -> Non
     with pytest.raises(StateSchemaError, match=r"key of state 'v'.*LONG.*STRING") as error:
         make_backend(snapshot, key_type=STRING)
     assert "wider" not in str(error.value)
-    backend = make_backend(snapshot, key_type=LONG)
+    backend = make_backend(key_type=LONG)
     with pytest.raises(StateSchemaError, match=r"two types, Types.LONG\(\) and Types.STRING\(\); convert"):
         backend.bind_key_type(STRING)
     backend.bind_key_type(LONG)

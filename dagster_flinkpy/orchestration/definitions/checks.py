@@ -139,9 +139,7 @@ class JobChecks:
 
         job = self.assets.job
         try:
-            view = JobView(
-                self.assets, context.instance, storage.location().child(job.job_id).open(), context.run.run_id
-            )
+            view = JobView(self.assets, context.instance, storage.location().child(job.job_id), context.run.run_id)
             for key, (check, uids) in chosen.items():
                 yield _result(key, look(check.name, uids, key.asset_key, view, **check.limits))
         except StorageError as error:

@@ -1,8 +1,9 @@
 """Runs asset checks on the last checkpoint. Imported only when a check runs."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import cached_property
 from statistics import median
 from typing import Any
 
@@ -12,17 +13,18 @@ from dagster_flinkpy.checkpoint import verify
 from dagster_flinkpy.checkpoint.evolution import Change, StateOutcome
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
+from dagster_flinkpy.checkpoint.stored_checkpoint import StoredCheckpoint
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.datastream.connectors.base import SourceLag
 from dagster_flinkpy.errors import CorruptMetadataError, CorruptStateError, FlinkPyError, StorageError
 from dagster_flinkpy.metrics import LATE_RECORDS_DROPPED
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
 from dagster_flinkpy.orchestration.job_assets import JobAssets
-from dagster_flinkpy.orchestration.program import forecast
+from dagster_flinkpy.orchestration.program import RestoreForecast, forecast
 from dagster_flinkpy.orchestration.runs.runs_of_job import active_runs
 from dagster_flinkpy.runtime.master.committers import Committers
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
-from dagster_flinkpy.storage import ObjectStore
+from dagster_flinkpy.storage import ObjectStore, StorageLocation
 
 __all__ = ["Finding", "JobView", "look"]
 
@@ -42,10 +44,23 @@ class JobView:
     assets: JobAssets
     instance: DagsterInstance
     """Where its runs are recorded."""
-    store: ObjectStore
-    """Store of its checkpoints."""
+    location: StorageLocation
+    """The folder of its checkpoints."""
     run_id: str
     """The run that checks. It has ended its own work on the job."""
+    _forecasts: dict[int, RestoreForecast] = field(default_factory=dict)
+
+    @cached_property
+    def store(self) -> ObjectStore:
+        """Store of its checkpoints."""
+        return self.location.open()
+
+    def forecast(self, latest: CheckpointMetadata) -> RestoreForecast:
+        """Returns what happens if the next run starts from a checkpoint; functions are opened once for all checks."""
+        if latest.checkpoint_id not in self._forecasts:
+            found = forecast(self.job.graph, StoredCheckpoint(latest, self.location))
+            self._forecasts[latest.checkpoint_id] = found
+        return self._forecasts[latest.checkpoint_id]
 
     @property
     def job(self) -> FlinkJob:
@@ -238,15 +253,15 @@ def _trend(view: _View, factor: float) -> Finding:
     # The asset's own numbers are those of another operator where this one is hidden.
     delta = "flink/delta_bytes" if view.uid in view.of_job.assets.specs else f"{view.uid}/delta_bytes"
     said, facts, passed = [], dict[str, Any](), True
-    for field, name, unit in (("duration_ms", "flink/duration_ms", "ms"), ("delta_bytes", delta, "bytes")):
+    for fact, name, unit in (("duration_ms", "flink/duration_ms", "ms"), ("delta_bytes", delta, "bytes")):
         events = (record.asset_materialization for record in records)
         found = (event.metadata.get(name) for event in events if event)
         values = [entry.value for entry in found if isinstance(entry, IntMetadataValue) and entry.value is not None]
         if len(values) <= _TREND_NEEDS:
             continue
         usual = median(values[1:])
-        facts |= {field: values[0], f"median_{field}": float(usual)}
-        said.append(f"{field} {values[0]:,} {unit}, median of {len(values) - 1} before {usual:,.0f}")
+        facts |= {fact: values[0], f"median_{fact}": float(usual)}
+        said.append(f"{fact} {values[0]:,} {unit}, median of {len(values) - 1} before {usual:,.0f}")
         passed &= values[0] <= max(usual, 1) * factor
     if not said:
         return Finding(True, f"Fewer than {_TREND_NEEDS + 1} checkpoints to compare.", facts, WARN)
@@ -258,11 +273,13 @@ def _span(duration: timedelta) -> str:
 
 
 def _evolution(view: _View) -> Finding:
-    found = forecast(view.of_job.job.graph, view.latest)
+    found = view.of_job.forecast(view.latest)
     said = [*map(str, found.evolution.changes), *found.evolution.remarks, *found.parallelism]
     facts: dict[str, Any] = {"changes": MetadataValue.md("\n".join(f"- {line}" for line in said) or "none")}
     if found.problem is not None:
         return Finding(False, f"The next run will be refused: {found.problem}", facts)
+    if found.unknown:
+        return Finding(False, f"It is unknown whether all state fits: {'; '.join(found.unknown)}", facts, WARN)
     own = next((each for each in found.evolution.operators if each.uid == view.uid), None)
     if own is not None and own.change is Change.CHANGED and own.state is StateOutcome.KEPT:
         what = f"The next run continues from state of another version: {own}. Check that it still means the same."

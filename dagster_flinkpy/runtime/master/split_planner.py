@@ -26,7 +26,7 @@ from dagster_flinkpy.runtime.epoch import Epoch
 from dagster_flinkpy.runtime.failure import raised_on_driver
 from dagster_flinkpy.runtime.master.partition_input import WholeInput
 
-__all__ = ["SplitPlanner"]
+__all__ = ["SplitPlanner", "create_enumerator"]
 
 
 class SplitPlanner:
@@ -47,7 +47,7 @@ class SplitPlanner:
         self, graph: JobGraph, restored: Mapping[str, Any], context: SplitEnumeratorContext, *, whole: bool = False
     ) -> None:
         self._enumerators = {
-            v.uid: _enumerator(v.uid, v.spec.source, restored.get(v.uid))
+            v.uid: create_enumerator(v.uid, v.spec.source, restored.get(v.uid))
             for v in graph.vertices
             if isinstance(v.spec, SourceSpec)
         }
@@ -293,7 +293,17 @@ def _position(enumerator: SplitEnumerator) -> Any:
     return position if lag is None else {**position, "lag": lag.to_json()}
 
 
-def _enumerator(uid: str, source: Source, restored: Any) -> SplitEnumerator:
+def create_enumerator(uid: str, source: Source, restored: Any) -> SplitEnumerator:
+    """Creates the enumerator of a source.
+
+    Args:
+        uid: Uid of the source.
+        source: The source.
+        restored: Its state to continue from, or None.
+
+    Raises:
+        RestoreError: The source cannot continue from its state.
+    """
     if restored in (None, {}):  # an epoch that reads a time partition leaves no position
         return source.create_enumerator(None)
     try:

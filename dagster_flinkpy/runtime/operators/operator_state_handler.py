@@ -66,6 +66,11 @@ class OperatorStateHandler:
         return self._backend
 
     @property
+    def changes(self) -> list[str]:
+        """How restored states differ from those that were requested so far, in words for people."""
+        return [] if self._backend is None else self._backend.changes
+
+    @property
     def _store(self) -> ObjectStore:
         return self._job.job_storage.open()
 

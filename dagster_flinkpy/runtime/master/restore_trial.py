@@ -1,0 +1,126 @@
+"""Finds out whether operators can continue from stored state: creates and opens them as their tasks would.
+
+No record is read, and nothing is written. A restore finds the same, but only in its tasks.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from dagster_flinkpy.checkpoint.restore import OperatorAssignment, assign, restore_targets
+from dagster_flinkpy.checkpoint.stored_checkpoint import StoredCheckpoint
+from dagster_flinkpy.common.watermark_strategy import MIN_WATERMARK
+from dagster_flinkpy.datastream.job_graph import JobGraph, JobVertex
+from dagster_flinkpy.datastream.operator_specs import CollectSpec, PrintSpec, SinkSpec, SourceSpec
+from dagster_flinkpy.datastream.state_recovery import NonRestoredState
+from dagster_flinkpy.errors import FlinkPyError, UserFunctionError
+from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
+from dagster_flinkpy.runtime.master.split_planner import create_enumerator
+from dagster_flinkpy.runtime.master.subtask_inputs import inputs_of_plan
+from dagster_flinkpy.runtime.operators.keyed_operators import KeyedStateOperator
+from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
+from dagster_flinkpy.runtime.operators.operator_factory import create_operator
+from dagster_flinkpy.runtime.operators.operator_state_handler import OperatorStateHandler
+from dagster_flinkpy.runtime.shipping import dump_job, loaded_job
+
+__all__ = ["OperatorTrial", "try_operators"]
+
+
+@dataclass(frozen=True)
+class OperatorTrial:
+    """What happens when an operator continues from its state."""
+
+    problem: str | None = None
+    """Why it cannot; None if it can, or if that is unknown."""
+    unknown: str | None = None
+    """Why that could not be found out here; None if it was."""
+    changes: tuple[str, ...] = ()
+    """How the types of its states have changed."""
+
+
+def try_operators(
+    graph: JobGraph, stored: StoredCheckpoint, *, allow_non_restored_state: NonRestoredState = False
+) -> Mapping[str, OperatorTrial]:
+    """Creates the operators that have state in a checkpoint, and opens their functions in this process.
+
+    Each is one subtask with the state of all key groups. Sinks are not opened, because that may write. Sources are
+    given their position, and are not asked for input.
+
+    Args:
+        graph: The program, which the checkpoint can be assigned to.
+        stored: The checkpoint or savepoint.
+        allow_non_restored_state: Whether state without an operator may be left behind, or the uids whose state may.
+
+    Returns:
+        What happens, by uid, for the operators with state.
+
+    Raises:
+        ConfigurationError: A function cannot be sent to workers.
+    """
+    targets = [replace(target, parallelism=1) for target in restore_targets(graph)]
+    plan = assign(stored.metadata, targets, allow_non_restored_state=allow_non_restored_state)
+    found: dict[str, OperatorTrial] = {}
+    with tempfile.TemporaryDirectory(prefix="flinkpy-plan-") as folder:
+        job = EpochJob(
+            graph=graph,
+            job_id=stored.metadata.job_id,
+            epochs=(Epoch(stored.metadata.checkpoint_id + 1, {}),),
+            fencing_token=0,
+            job_storage=stored.files,
+            inputs=inputs_of_plan(plan),
+            restored=stored.metadata.checkpoint_id,
+            cache_dir=folder,
+        )
+        with loaded_job(dump_job(job)) as shipped:  # functions of their own, as in tasks
+            for uid, assignment in plan.operators.items():
+                if assignment.restored:
+                    found[uid] = _try(shipped, shipped.graph.vertex(uid), assignment)
+    return found
+
+
+def _try(job: EpochJob, vertex: JobVertex, assignment: OperatorAssignment) -> OperatorTrial:
+    spec = vertex.spec
+    try:
+        if isinstance(spec, SourceSpec):
+            create_enumerator(vertex.uid, spec.source, assignment.coordinator_state)
+        elif spec.keeps_state and not isinstance(spec, (SinkSpec, CollectSpec, PrintSpec)):
+            return OperatorTrial(changes=_open(job, vertex))
+    except UserFunctionError as error:
+        return OperatorTrial(unknown=str(error))
+    except FlinkPyError as error:
+        return OperatorTrial(problem=str(error))
+    return OperatorTrial()
+
+
+def _open(job: EpochJob, vertex: JobVertex) -> tuple[str, ...]:
+    """Opens an operator on its state. Returns how the types of its states have changed."""
+    alone = replace(vertex, parallelism=1)
+    state = OperatorStateHandler(alone, 0, job)
+    context = OperatorContext(
+        vertex=alone,
+        subtask=0,
+        job=job,
+        execution="plan",
+        emit=lambda tag, batch: None,
+        collect=lambda *values: None,
+        watermark=MIN_WATERMARK,
+        epoch=job.epochs[0],
+        state=state,
+        send_status=lambda idle: None,
+    )
+    operator = create_operator(context)
+    try:
+        operator.open()
+        changes = list(state.changes)
+        if isinstance(operator, KeyedStateOperator):
+            for edge in job.graph.inputs(vertex.uid):
+                if (key_type := edge.key_type) is not None:
+                    operator.backend.bind_key_type(key_type)
+            changes += operator.backend.changes
+        return tuple(changes)
+    finally:
+        with suppress(Exception):  # it has no input, and its function may not expect that
+            operator.close()
