@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dagster_flinkpy.datastream.state_recovery import NonRestoredState
     from dagster_flinkpy.runtime.master.committers import Committers
     from dagster_flinkpy.runtime.master.job import JobAttempt
-    from dagster_flinkpy.runtime.master.restore_trial import OperatorTrial
+    from dagster_flinkpy.runtime.restore_trial import OperatorTrial
     from dagster_flinkpy.storage import StorageLocation
 
 __all__ = [
@@ -187,7 +187,7 @@ def forecast(
     from dagster_flinkpy.checkpoint.evolution import evolution_since
     from dagster_flinkpy.checkpoint.kept_parallelism import settle_parallelism
     from dagster_flinkpy.checkpoint.restore import assign, restore_targets
-    from dagster_flinkpy.runtime.master.restore_trial import try_operators
+    from dagster_flinkpy.runtime.restore_trial import try_operators
 
     evolution = evolution_since(stored.metadata, graph, allow_non_restored_state=allow_non_restored_state)
     try:
