@@ -54,6 +54,7 @@ __all__ = [
     "SourceReadError",
     "SparkRefusedError",
     "SparkUnavailableError",
+    "StalledEventTimeWarning",
     "StateSchemaError",
     "StorageError",
     "TypeMismatchError",
@@ -136,6 +137,10 @@ class NoEffectWarning(UserWarning):
 
 class RelativePathWarning(UserWarning):
     """A path that several processes use is relative, so each of them may find another folder."""
+
+
+class StalledEventTimeWarning(UserWarning):
+    """An input gives no event time and does not end, so windows and timers behind it never fire."""
 
 
 class ParallelismError(JobGraphError):

@@ -20,6 +20,7 @@ from dagster_flinkpy.common.no_effect import no_effect
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, RowTypeInfo, TypeInformation
 from dagster_flinkpy.datastream.aggregations import key_fields
 from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
+from dagster_flinkpy.datastream.event_time import warn_of_stalls
 from dagster_flinkpy.datastream.execution import ExecutionSettings, JobExecutionResult, get_executor
 from dagster_flinkpy.datastream.execution_mode import RuntimeExecutionMode
 from dagster_flinkpy.datastream.functions import KeySelector
@@ -291,6 +292,7 @@ class StreamProgram(Generic[S]):
     def _take(self, more: Sequence[Transformation], stacklevel: int) -> JobGraph:
         graph = self.build([*self.transformations, *more])
         self.transformations.clear()
+        warn_of_stalls(graph, stacklevel)
         if self.checkpoint_config.storage_dir is None:
             # State ends with the program, so the positions of its sources and sinks do not matter later.
             stateful = [v for v in graph.without_uid() if not isinstance(v.spec, (SourceSpec, SinkSpec))]

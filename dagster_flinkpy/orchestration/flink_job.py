@@ -13,6 +13,7 @@ from dagster_flinkpy.checkpoint.partitions import PartitionRetention
 from dagster_flinkpy.common.exchange_options import ExchangeOptions
 from dagster_flinkpy.common.metric_options import MetricReporterOptions
 from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
+from dagster_flinkpy.datastream.event_time import warn_of_stalls
 from dagster_flinkpy.datastream.execution import without_spark
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_specs import OperatorSpec, SourceSpec
@@ -150,6 +151,7 @@ def flink_job(env: Environment, name: str) -> FlinkJob:
     graph.require_uids()
     env.warn_of_script_settings()
     graph.regions()  # checks that blocking edges separate the program
+    warn_of_stalls(_continuous(graph), stacklevel=3)
     latency = timedelta(milliseconds=env.get_config().get_latency_tracking_interval())
     return FlinkJob(
         name,

@@ -223,6 +223,11 @@ class KafkaSource(Source):
         return KafkaSourceBuilder()
 
     @property
+    def bounded(self) -> bool:
+        """Whether it ends at some offsets."""
+        return self.stopping is not None
+
+    @property
     def produced_type(self) -> TypeInformation:
         assert self.schema is not None
         return self.schema.produced_type

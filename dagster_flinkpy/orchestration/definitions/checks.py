@@ -41,6 +41,7 @@ class FlinkAssetChecks:
     - ``lag``, of the last operators: the time since the last checkpoint, and how far the watermark is behind.
     - ``source_lag``, of sources of jobs without time partitions: how much input the last epoch left unread, because of
       a limit such as ``max_bytes_per_epoch``.
+    - ``event_time``, of operators with inputs: fails if windows and timers wait because an input gives no watermarks.
     - ``late_records``, of event-time windows that drop late records: how many they dropped since the materialization
       before.
     - ``lingering_transactions``, of sinks: fails if data is staged that no checkpoint will commit.
@@ -200,6 +201,11 @@ def _declared(assets: JobAssets, settings: FlinkAssetChecks) -> list[_Check]:
             limited,
             "The last epoch left little enough input unread.",
             {what: getattr(settings, f"max_unread_{what}") for what in _UNREAD},
+        ),
+        _Check(
+            "event_time",
+            [v.uid for v in graph.vertices if graph.inputs(v.uid)],
+            "No input without watermarks holds event time back.",
         ),
         _Check(
             "late_records",

@@ -14,7 +14,7 @@ from dagster_flinkpy.checkpoint.evolution import Change, StateOutcome
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.stored_checkpoint import StoredCheckpoint
-from dagster_flinkpy.common.clock import current_millis
+from dagster_flinkpy.common.clock import current_millis, datetime_of_millis
 from dagster_flinkpy.datastream.connectors.base import SourceLag
 from dagster_flinkpy.errors import CorruptMetadataError, CorruptStateError, FlinkPyError, StorageError
 from dagster_flinkpy.metrics import LATE_RECORDS_DROPPED
@@ -184,6 +184,50 @@ def _lag(view: _View, max_lag: timedelta | None, max_event_time_lag: timedelta |
     return Finding(passed, f"{said}.", facts)
 
 
+def _event_time(view: _View) -> Finding:
+    graph, latest = view.of_job.job.graph, view.latest
+
+    def watermark(uid: str) -> int | None:
+        operator = latest.operator(uid)
+        return (
+            max((s.watermark for s in operator.subtasks if s.watermark is not None), default=None) if operator else None
+        )
+
+    def silent(uid: str) -> list[str]:
+        """Returns the nearest inputs that have no event time while others beside them have."""
+        inputs = list(dict.fromkeys(edge.source for edge in graph.inputs(uid)))
+        without = [each for each in inputs if watermark(each) is None]
+        further = [found for each in without for found in silent(each)]
+        return list(dict.fromkeys(further)) or (without if len(without) < len(inputs) else [])
+
+    shown = {
+        f"watermark of {each}": "none" if (found := watermark(each)) is None else _instant(found)
+        for each in dict.fromkeys(edge.source for edge in graph.inputs(view.uid))
+    }
+    own = watermark(view.uid)
+    if own is not None:
+        return Finding(True, f"Event time is at {_instant(own)}.", shown)
+    held_by = silent(view.uid)
+    if not held_by:
+        return Finding(True, "There is no event time yet.", shown)
+    operator = latest.operator(view.uid)
+    rows = sum(s.keyed.rows for s in operator.subtasks if s.keyed is not None) if operator else 0
+    names, plural = ", ".join(map(repr, held_by)), len(held_by) > 1
+    what = (
+        f"Event time has not begun: the other inputs wait for {names}, which {'give' if plural else 'gives'} no "
+        f"watermarks{f', with {rows:,} rows in state' if rows else ''}. Windows and timers do not fire. Give "
+        f"{'them' if plural else 'it'} a strategy with watermarks, or with_idleness(), so that nobody waits."
+    )
+    return Finding(False, what, shown)
+
+
+def _instant(millis: int) -> str:
+    try:
+        return "its end" if millis >= _END_OF_TIME else datetime_of_millis(millis).isoformat(timespec="milliseconds")
+    except OverflowError:
+        return f"{millis} ms"
+
+
 def _source_lag(view: _View, **limits: int | None) -> Finding:
     operator = view.latest.operator(view.uid)
     lag = SourceLag.from_position(operator.coordinator_state) if operator else None
@@ -295,6 +339,7 @@ _FINDERS: dict[str, Callable[..., Finding]] = {
     "restore_drill": _drill,
     "lag": _lag,
     "source_lag": _source_lag,
+    "event_time": _event_time,
     "late_records": _late_records,
     "lingering_transactions": _lingering,
     "checkpoint_trend": _trend,

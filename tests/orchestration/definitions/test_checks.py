@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable
 from dataclasses import fields, replace
 from datetime import timedelta
@@ -25,8 +26,10 @@ from dagster import (
 from dagster_flinkpy.checkpoint import verify
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
-from dagster_flinkpy.datastream import StreamExecutionEnvironment
+from dagster_flinkpy.common import WatermarkStrategy
+from dagster_flinkpy.datastream import CoProcessFunction, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import SourceLag
+from dagster_flinkpy.datastream.window import TumblingEventTimeWindows
 from dagster_flinkpy.errors import ConfigurationError, StorageError
 from dagster_flinkpy.orchestration import CheckpointStorageResource, FlinkAssetChecks, flink_assets
 from dagster_flinkpy.runtime.master.job import JobAttempt
@@ -34,6 +37,7 @@ from dagster_flinkpy.storage import ObjectStore, StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.orchestration.programs import Count, word_count
 from tests.runtime.harness import run_rows, spark_order
+from tests.runtime.programs import EVENT, environment, events
 
 WORDS = [hashlib.md5(str(i).encode()).hexdigest() for i in range(9000)]
 COUNT = AssetKey(["words", "count"])
@@ -322,3 +326,33 @@ def test_each_lag_that_a_source_can_tell_has_a_limit(
     source, limit = AssetKey(["words", "words"]), f"max_unread_{what}"
     assert deployment.check("source_lag", **{limit: 2})[source].passed
     assert not deployment.check("source_lag", **{limit: 1})[source].passed
+
+
+class Either(CoProcessFunction):
+    def process_element1(self, value: Any, ctx: CoProcessFunction.Context) -> Any:
+        yield value
+
+    def process_element2(self, value: Any, ctx: CoProcessFunction.Context) -> None: ...
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_what_holds_event_time_back_is_named(ends: bool, deployment: Deployment) -> None:
+    def joined() -> StreamExecutionEnvironment:
+        env = environment(2)
+        orders = events(env, [("a", i * 1000, i) for i in range(8)], per_epoch=4)
+        records, silent = [("a", 0, i) for i in range(2 if ends else 8)], WatermarkStrategy.no_watermarks()
+        dimension = events(env, records, uid="dimension", per_epoch=4, strategy=silent)
+        both = orders.connect(dimension).process(Either(), EVENT).uid("both")
+        both.key_by("key").window(TumblingEventTimeWindows(2000)).reduce(lambda a, b: a).uid("windows")
+        return env
+
+    deployment.env = joined  # type: ignore[method-assign]
+    deployment.run()
+    found = deployment.check("event_time")
+    both, windows = found[AssetKey(["words", "both"])], found[AssetKey(["words", "windows"])]
+    assert both.metadata["watermark of dimension"].value == ("its end" if ends else "none")
+    assert both.metadata["watermark of events"].value != "none"
+    assert [both.passed, windows.passed] == [ends, ends]
+    if not ends:
+        assert "the other inputs wait for 'dimension', which gives no watermarks." in str(both.description)
+        assert re.search("'dimension', which gives no watermarks, with [1-9] rows in state", str(windows.description))

@@ -190,19 +190,24 @@ def checked(assets: AssetsDefinition) -> dict[str, set[str]]:
 
 
 STATE = {"snapshot_integrity", "restore_drill", "checkpoint_trend", "state_evolution"}
-LAST = {"lag", "lingering_transactions"}
+LAST = {"event_time", "lag", "lingering_transactions"}
 
 
 def test_a_hidden_operator_is_checked_at_the_asset_that_shows_it() -> None:
     (operators,) = flink_assets(fan(), name="job", checks=FlinkAssetChecks())
     assert checked(operators) == {
-        "counts": {*STATE, "lag"},
+        "counts": {*STATE, "event_time", "lag"},
         "counts_table": LAST,
         "copies": LAST,
+        "lower": {"event_time"},
         "words": {"source_lag"},
     }
     (tables,) = flink_assets(fan(), name="job", show="tables", checks=FlinkAssetChecks())
-    assert checked(tables) == {"words": {"lag", "source_lag"}, "counts_table": {*STATE, *LAST}, "copies": LAST}
+    assert checked(tables) == {
+        "words": {"event_time", "lag", "source_lag"},
+        "counts_table": {*STATE, *LAST},
+        "copies": LAST,
+    }
 
 
 def test_each_check_can_run_alone() -> None:
@@ -210,7 +215,7 @@ def test_each_check_can_run_alone() -> None:
     (assets,) = flink_assets(fan(), name="job", checks=FlinkAssetChecks())
     nodes = AssetGraph.from_assets([assets])
     assert all(nodes.get_execution_set_identifier(key) is None for key in assets.check_keys)
-    assert len(assets.check_keys) == 10
+    assert len(assets.check_keys) == 14
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------

@@ -189,6 +189,7 @@ def test_checks_of_selected_assets_look_at_the_new_checkpoint(words: Words) -> N
         "restore_drill",
         "checkpoint_trend",
         "state_evolution",
+        "event_time",
     }
     assert {check.asset_key.path[-1] for check in checks} == {"count"}
     assert all(check.passed and check.metadata["flink/checkpoint_id"].value == 2 for check in checks)

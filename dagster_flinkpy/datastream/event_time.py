@@ -1,0 +1,100 @@
+"""Finds inputs that hold event time back for ever, before a program runs."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
+from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.operator_specs import OperatorSpec, SourceSpec, TimestampsSpec, WindowSpec
+from dagster_flinkpy.errors import StalledEventTimeWarning
+
+__all__ = ["EventTimeStall", "find_stalls", "warn_of_stalls"]
+
+_WITHOUT_TIMERS = "dagster_flinkpy.datastream.functions"
+"""The module of the `on_timer` methods that do nothing."""
+
+
+@dataclass(frozen=True)
+class EventTimeStall:
+    """An operator that event time never passes, because one of its inputs gives none and does not end."""
+
+    uid: str
+    """The operator."""
+    silent: tuple[str, ...]
+    """Uids of the sources that give no event time."""
+    waiting: tuple[str, ...]
+    """Uids of the operators whose windows or timers never fire: itself, or behind it."""
+
+    def __str__(self) -> str:
+        sources, waiting = (", ".join(map(repr, uids)) for uids in (self.silent, self.waiting))
+        gives, it = ("gives no watermarks and does", "it") if len(self.silent) == 1 else ("give none and do", "them")
+        return (
+            f"event time never passes operator {self.uid!r}: source {sources} {gives} not end, so windows and timers "
+            f"of {waiting} never fire. Give {it} a strategy with watermarks, or "
+            "WatermarkStrategy.no_watermarks().with_idleness(Duration.of_minutes(1)), with which others do not wait "
+            f"for {it}"
+        )
+
+
+def find_stalls(graph: JobGraph) -> list[EventTimeStall]:
+    """Returns where one input has event time, and another one holds it back for ever.
+
+    Args:
+        graph: The program.
+    """
+    gives: dict[str, bool] = {}
+    silent: dict[str, frozenset[str]] = {}
+    found: list[EventTimeStall] = []
+    for vertex in graph.vertices:
+        uid, spec = vertex.uid, vertex.spec
+        inputs = list(dict.fromkeys(edge.source for edge in graph.inputs(uid)))
+        gives[uid] = any(gives[each] for each in inputs)
+        silent[uid] = frozenset().union(*(silent[each] for each in inputs))
+        if isinstance(spec, SourceSpec):
+            gives[uid] = _generates(spec.watermark_strategy)
+            idle = spec.watermark_strategy.idle_timeout is not None
+            if not gives[uid] and not idle and getattr(spec.source, "bounded", None) is False:
+                silent[uid] = frozenset([uid])
+        elif isinstance(spec, TimestampsSpec) and _generates(spec.watermark_strategy):
+            gives[uid], silent[uid] = True, frozenset()
+        known = any(gives[each] and silent[each] for each in inputs)
+        if gives[uid] and silent[uid] and not known:
+            waiting = tuple(each for each in _from(graph, uid) if _uses_event_time(graph.vertex(each).spec))
+            if waiting:
+                found.append(EventTimeStall(uid, tuple(sorted(silent[uid])), waiting))
+    return found
+
+
+def warn_of_stalls(graph: JobGraph, stacklevel: int) -> None:
+    """Issues a `StalledEventTimeWarning` for each operator that event time never passes.
+
+    Args:
+        graph: The program.
+        stacklevel: As that of `warnings.warn`, which is called here.
+    """
+    for stall in find_stalls(graph):
+        warnings.warn(str(stall), StalledEventTimeWarning, stacklevel=stacklevel)
+
+
+def _generates(strategy: WatermarkStrategy) -> bool:
+    return strategy.max_out_of_orderness is not None
+
+
+def _from(graph: JobGraph, uid: str) -> Iterable[str]:
+    """Returns an operator and those behind it."""
+    reached = {uid}
+    for vertex in graph.vertices:  # in topological order
+        if any(edge.source in reached for edge in graph.inputs(vertex.uid)):
+            reached.add(vertex.uid)
+    return (vertex.uid for vertex in graph.vertices if vertex.uid in reached)
+
+
+def _uses_event_time(spec: OperatorSpec) -> bool:
+    if isinstance(spec, WindowSpec):
+        return spec.assigner.is_event_time()
+    timers: list[Any] = [getattr(type(function), "on_timer", None) for function in spec.user_functions()]
+    return any(timer is not None and timer.__module__ != _WITHOUT_TIMERS for timer in timers)

@@ -1,0 +1,134 @@
+"""Inputs that hold event time back for ever are found before a program runs."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagster_flinkpy.common import Duration, Types, WatermarkStrategy
+from dagster_flinkpy.connectors import ParquetSource
+from dagster_flinkpy.datastream import (
+    CoProcessFunction,
+    DataStream,
+    KeyedCoProcessFunction,
+    StreamExecutionEnvironment,
+)
+from dagster_flinkpy.datastream.event_time import EventTimeStall, find_stalls
+from dagster_flinkpy.datastream.window import TumblingEventTimeWindows, TumblingProcessingTimeWindows
+from dagster_flinkpy.errors import StalledEventTimeWarning
+from dagster_flinkpy.orchestration.flink_job import flink_job
+
+ROW = Types.ROW_NAMED(["key", "at"], [Types.STRING(), Types.LONG()])
+WITH_TIME = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("at")
+SILENT = WatermarkStrategy.no_watermarks()
+IDLE = SILENT.with_idleness(Duration.of_minutes(1))
+
+
+class Both(CoProcessFunction):
+    def process_element1(self, value: Any, ctx: CoProcessFunction.Context) -> Any:
+        yield value
+
+    def process_element2(self, value: Any, ctx: CoProcessFunction.Context) -> Any:
+        yield value
+
+
+class Timers(KeyedCoProcessFunction):
+    def process_element1(self, value: Any, ctx: KeyedCoProcessFunction.Context) -> None: ...
+
+    def process_element2(self, value: Any, ctx: KeyedCoProcessFunction.Context) -> None: ...
+
+    def on_timer(self, timestamp: int, ctx: KeyedCoProcessFunction.OnTimerContext) -> Any:
+        yield ctx.get_current_key(), timestamp
+
+
+Build = Callable[[DataStream, DataStream], object]
+
+
+def united(orders: DataStream, dimension: DataStream) -> None:
+    keyed = orders.union(dimension).key_by("key")
+    keyed.window(TumblingEventTimeWindows(1000)).reduce(lambda a, b: a).uid("windows")
+
+
+def connected(orders: DataStream, dimension: DataStream) -> None:
+    both = orders.connect(dimension).process(Both(), ROW).uid("both")
+    both.key_by("key").window(TumblingEventTimeWindows(1000)).reduce(lambda a, b: a).uid("windows")
+
+
+def with_timers(orders: DataStream, dimension: DataStream) -> None:
+    orders.key_by("key").connect(dimension.key_by("key")).process(Timers(), ROW).uid("timers")
+
+
+def by_processing_time(orders: DataStream, dimension: DataStream) -> None:
+    keyed = orders.union(dimension).key_by("key")
+    keyed.window(TumblingProcessingTimeWindows(1000)).reduce(lambda a, b: a).uid("windows")
+
+
+def timestamped(orders: DataStream, dimension: DataStream) -> None:
+    united(orders, dimension.assign_timestamps_and_watermarks(WITH_TIME).uid("timestamps"))
+
+
+def program(
+    build: Build, folder: Path, strategy: WatermarkStrategy, *, bounded: bool | None
+) -> StreamExecutionEnvironment:
+    env = StreamExecutionEnvironment.get_execution_environment()
+    for name in ("orders", "dimension"):
+        (folder / name).mkdir(exist_ok=True)
+    orders = env.from_source(
+        ParquetSource(str(folder / "orders"), row_type=ROW, bounded=False), WITH_TIME, "orders"
+    ).uid("orders")
+    source = ParquetSource(str(folder / "dimension"), row_type=ROW, bounded=bounded)
+    build(orders, env.from_source(source, strategy, "dimension").uid("dimension"))
+    return env
+
+
+@pytest.mark.parametrize(
+    ("build", "at", "waiting"),
+    [(united, "windows", "windows"), (connected, "both", "windows"), (with_timers, "timers", "timers")],
+)
+def test_an_input_that_holds_event_time_back_is_named(build: Build, at: str, waiting: str, tmp_path: Path) -> None:
+    graph = program(build, tmp_path, SILENT, bounded=False).get_job_graph()
+    assert find_stalls(graph) == [EventTimeStall(at, ("dimension",), (waiting,))]
+
+
+@pytest.mark.parametrize(
+    ("build", "strategy", "bounded"),
+    [
+        (united, WITH_TIME, False),
+        (united, IDLE, False),
+        (united, SILENT, True),
+        (by_processing_time, SILENT, False),
+        (timestamped, SILENT, False),
+    ],
+    ids=["watermarks", "idle", "bounded", "processing time", "timestamps later"],
+)
+def test_others_are_not(build: Build, strategy: WatermarkStrategy, bounded: bool, tmp_path: Path) -> None:
+    assert find_stalls(program(build, tmp_path, strategy, bounded=bounded).get_job_graph()) == []
+
+
+def test_a_source_that_dagster_reads_without_end_is_warned_of(tmp_path: Path) -> None:
+    """As a script reads it, it ends."""
+    env = program(united, tmp_path, SILENT, bounded=None)
+    assert find_stalls(env.get_job_graph()) == []
+    with pytest.warns(StalledEventTimeWarning, match="operator 'windows': source 'dimension' gives no watermarks"):
+        flink_job(env, "job")
+
+
+def test_a_script_is_warned_before_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def executor() -> Any:
+        raise RuntimeError("nothing runs")
+
+    monkeypatch.setattr("dagster_flinkpy.datastream.program.get_executor", executor)
+    env = program(united, tmp_path, SILENT, bounded=False)
+    with pytest.warns(StalledEventTimeWarning) as warned, pytest.raises(RuntimeError, match="nothing runs"):
+        env.execute("job")
+    assert [each.filename for each in warned] == [__file__]
+
+
+def test_without_a_stall_there_is_no_warning(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", StalledEventTimeWarning)
+        flink_job(program(united, tmp_path, IDLE, bounded=None), "job")
