@@ -318,7 +318,8 @@ class CompletedCheckpointStore:
             except PreconditionFailedError:  # another attempt took one
                 found = read_counter(self.store)
                 attempt.counter_etag = found[1] if found else None
-                attempt.start_after(found[0].last if found else 0)
+                if found is not None:  # what is reserved stays so: an epoch may be under way
+                    attempt.next_checkpoint_id = max(attempt.next_checkpoint_id, found[0].last + 1)
                 continue
             attempt.counter_etag, attempt.next_checkpoint_id = etag, taken + 1
             attempt.reserved_ids = (*attempt.reserved_ids, taken)

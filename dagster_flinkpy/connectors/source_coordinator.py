@@ -142,7 +142,8 @@ class SourceCoordinator(base.SplitEnumerator):
         """
         if deployment != self._deployment:
             self._deployment = deployment
-            self.readers, self._statuses, self._inbox = {}, {}, []
+            self.readers, self._statuses = {}, {}
+            self._inbox = [each for each in self._inbox if "event" in each[1]]  # such as those of a barrier
         self._inbox += messages
 
     def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
@@ -204,7 +205,8 @@ class SourceCoordinator(base.SplitEnumerator):
         more = InputStatus.MORE_AVAILABLE
         self._ask([i for i in range(parallelism) if self._statuses.get(i) is not more])
         waiting = all(self._statuses.get(i, more) is not more for i in range(parallelism))
-        if waiting and not self._outbox and not self._rests:
+        # Not behind an epoch that has not run: of several in a row, only what readers answer to the last one is heard.
+        if waiting and not self._outbox and not self._rests and self._answered:
             self._rests = True
             return self._tell()
         self._rests = False

@@ -28,7 +28,7 @@ from tests.runtime.slot.test_live_failures import Noted, OnRestart, assert_exact
 
 __all__ = ["CASES", "main"]
 
-CASES = ("slots", "driver", "slots later", "driver later", "auto")
+CASES = ("slots", "driver", "slots later", "driver later", "auto slots", "auto driver", "auto slots later")
 _DRIVER = "10.9.0.1"
 _SLOTS = 2
 _PREFERENCE = 5
@@ -100,11 +100,10 @@ def run(case: str, folder: Path) -> str:
     here.start_here = _Process
     here.start_on_spark = lambda job_id, shared: _Process
     here.SlotPool = lambda start, host, *args: SlotPool(start, _DRIVER, *args)
-    to, _, later = case.partition(" ")
-    network_of = {"auto": "slots"}.get(to, to)
+    auto, later, to = "auto" in case, "later" in case, "driver" if "driver" in case else "slots"
     if not later:
-        network.drop(network_of)
-    mode = ExchangeMode.AUTO if case == "auto" else ExchangeMode.PIPELINED
+        network.drop(to)
+    mode = ExchangeMode.AUTO if auto else ExchangeMode.PIPELINED
     config = JobConfig(
         "job",
         StorageLocation(str(folder / "store")),
@@ -113,7 +112,7 @@ def run(case: str, folder: Path) -> str:
             mode, heartbeat_interval=timedelta(seconds=0.5), heartbeat_timeout=timedelta(seconds=4)
         ),
         failover=FailoverConfig(FixedDelayRestart(100 if later else 0, timedelta(0))),
-        in_process=case != "auto",
+        in_process=not auto,
     )
     graph, sink = program(folder, Noted(folder))
     logging.getLogger(job_failover.__name__).addFilter(OnRestart(network.mend))
@@ -127,14 +126,14 @@ def run(case: str, folder: Path) -> str:
         ) as attempt:
             for epoch in attempt.run_epochs():
                 if later and epoch.checkpoint_id == 2:
-                    network.drop(network_of)
+                    network.drop(to)
             restarts = attempt._deployed.failover.graph.restarts
     except FlinkPyError as error:
         assert sink.rows() == []
         return f"{type(error).__name__}: {error}"
     assert_exact(sink)
-    [said] = [line for line in lines if "execution.exchange" in line]
-    return f"exact after {min(restarts, 1)} restarts; {said}"
+    said = [line for line in lines if "execution.exchange" in line or "this epoch is a Spark job" in line]
+    return f"exact after {min(restarts, 1)} restarts; {'; '.join(said[:2])}"
 
 
 def main() -> None:

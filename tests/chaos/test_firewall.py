@@ -19,13 +19,16 @@ _CAN = (
     and subprocess.run(["unshare", "-n", "-m", "true"], capture_output=True).returncode == 0
 )
 _CHAOS = bool(os.environ.get("CHAOS"))
+_ON_SPARK = "job 'job': each epoch is a Spark job (execution.exchange: spark), because "
 
 SAYS = {
     "slots": "SlotLostError: slot default-",
     "driver": "SlotLostError: ",
     "slots later": "exact after 1 restarts; job 'job': tasks live in slots",
     "driver later": "exact after 1 restarts; job 'job': tasks live in slots",
-    "auto": "exact after 0 restarts; job 'job': each epoch is a Spark job (execution.exchange: spark), because ",
+    "auto slots": f"exact after 0 restarts; {_ON_SPARK}",
+    "auto driver": f"exact after 0 restarts; {_ON_SPARK}",
+    "auto slots later": "exact after 0 restarts; job 'job': tasks live in slots",
 }
 """How what becomes of the job begins."""
 
@@ -47,3 +50,5 @@ def test_a_firewall_drops_packets(case: str, tmp_path: Path) -> None:
     assert said.startswith(SAYS[case]), said
     if case in ("slots", "driver"):
         assert "cannot be reached" in said or "cannot reach the driver" in said
+    if case == "auto slots later":
+        assert said.endswith("; this epoch is a Spark job"), said

@@ -177,6 +177,15 @@ def test_an_id_can_be_taken_in_advance(store: CompletedCheckpointStore, objects:
     assert store.begin_attempt("run-2", NOW).next_checkpoint_id == 4, "nobody else gets a reserved id"
 
 
+def test_a_reserved_id_stays_though_another_attempt_takes_one(store: CompletedCheckpointStore) -> None:
+    attempt = store.begin_attempt("run-1", NOW)
+    store.reserve_checkpoint_ids(attempt)
+    other = store.begin_attempt("run-2", NOW)
+    assert store.assign_checkpoint_id(other) == 2
+    store.reserve_checkpoint_ids(attempt, 2)
+    assert attempt.reserved_ids == (1, 3), "an epoch may be under way under the first one"
+
+
 def test_a_reserved_id_below_that_of_a_savepoint_is_not_used(store: CompletedCheckpointStore) -> None:
     attempt = store.begin_attempt("run-1", NOW)
     store.reserve_checkpoint_ids(attempt)

@@ -27,6 +27,9 @@ def check_state(state: JobState) -> None:
     asked = [request for bound in state.requests.bound.values() for request in bound]
     asked += [*state.requests.waiting, *([] if state.requests.ending is None else [state.requests.ending])]
     assert all(request.request_id in state.requests.open for request in asked), "what was answered still waits"
+    timer, now = state.next_timer, state._turn.now_ms
+    overdue = any(at_ms <= now for at_ms in state._timeouts.values())  # they come with the next `TimePassed`
+    assert overdue or timer is None or timer > now, f"the master does not wait until {timer}, which was before {now}"
 
 
 def check_region(region: RegionState) -> None:

@@ -14,8 +14,8 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from tests.simulation.live_mutations import MUTATIONS
 from tests.simulation.run import Outcome, simulate
+from tests.simulation.source_mutations import MUTATIONS
 
 _NOTICED = Path(__file__).with_name("noticed.json")
 """By mutation, the first seed that is tried: one that notices it, or did so before the library was changed."""

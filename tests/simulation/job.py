@@ -139,7 +139,7 @@ class SimulatedAttempt(JobAttempt):
             width = scenario.width or width
             attempt |= {"parallelism": width} if "parallelism" in attempt else {}
             config = replace(config, exchange=exchange_options(world))
-            graph = live_program(width, scenario.regions, one_reader=scenario.one_reader)
+            graph = live_program(width, scenario.regions, scenario.source, one_reader=scenario.one_reader)
         self._world = world
         self._name = name
         self._live = scenario.live

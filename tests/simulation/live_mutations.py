@@ -23,50 +23,54 @@ from dagster_flinkpy.runtime.task.operator_task import OperatorTask
 from tests.simulation.completion_mutations import MUTATIONS
 from tests.simulation.mutations import CALM, ONE_STREAM, Wrapped, mutation
 
-__all__ = ["MUTATIONS"]
+__all__ = ["ALIGNED", "LOSING", "MUTATIONS", "live_mutation"]
 
 _QUIET = {**CALM, **dict.fromkeys(("slot_lost", "no_slot", "slow", "cut", "half_open", "stray_calls"), 0.0)}
 """Nothing fails, and nothing is slow."""
-_ALIGNED = {**_QUIET, **dict.fromkeys(("partitioned", "restore", "savepoint", "upkeep", "requests", "unaligned"), 0.0)}
-_LOSING = {**ONE_STREAM, "slot_lost": 0.002, "cut": 0.2, "restarts": 1.0}
+ALIGNED = {**_QUIET, **dict.fromkeys(("partitioned", "restore", "savepoint", "upkeep", "requests", "unaligned"), 0.0)}
+"""Besides, runs only read, and barriers overtake nothing."""
+LOSING = {**ONE_STREAM, "slot_lost": 0.002, "cut": 0.2, "restarts": 1.0}
 """Regions restart."""
 _STRAY = {**ONE_STREAM, "slot_lost": 0.0, "no_slot": 0.0, "cut": 0.3, "stray_calls": 1.0, "restarts": 1.0}
 """Calls of earlier deployments are made again."""
-_SLOW = {**_ALIGNED, "slow": 0.3}
+_SLOW = {**ALIGNED, "slow": 0.3, "sources": ("whole",)}
 _CRASHING = {**_QUIET, "crash": 0.01, "restarts": 0.0}
 _WAIT = "wait for each other"
 
 
-def _live(what: str, owner: Any, name: str, noticed: str, chaos: Mapping[str, Any]) -> Callable[[Wrapped], Wrapped]:
+def live_mutation(
+    what: str, owner: Any, name: str, noticed: str, chaos: Mapping[str, Any]
+) -> Callable[[Wrapped], Wrapped]:
+    """Registers a function that replaces a method in worlds with live tasks, see :func:`mutation`."""
     return mutation(what, owner, name, noticed, live=True, **chaos)
 
 
 # --- the exchange -----------------------------------------------------------------------------------------------------
 
 
-@_live("a buffer that is read gives no credit back", SlotDeployment, "_grant", _WAIT, _ALIGNED)
+@live_mutation("a buffer that is read gives no credit back", SlotDeployment, "_grant", _WAIT, ALIGNED)
 def _(real: Wrapped, deployment: SlotDeployment, slot: str, channel: Any, at_once: int) -> None:
     pass
 
 
-@_live("of credits that come together one counts", SlotDeployment, "_add_credits", _WAIT, _SLOW)
+@live_mutation("of credits that come together one counts", SlotDeployment, "_add_credits", _WAIT, _SLOW)
 def _(real: Wrapped, deployment: SlotDeployment, credits: Any) -> None:
     real(deployment, credits[:1])
 
 
-@_live("buffers are sent without a credit", PipelinedSubpartition, "add", "more than it has room for", _ALIGNED)
+@live_mutation("buffers are sent without a credit", PipelinedSubpartition, "add", "more than it has room for", ALIGNED)
 def _(real: Wrapped, subpartition: PipelinedSubpartition, row: WireRow) -> None:
     subpartition._send(row)
 
 
-@_live("what a blocked channel holds is forgotten", InputGate, "block", f"{_WAIT}|but the files have", _ALIGNED)
+@live_mutation("what a blocked channel holds is forgotten", InputGate, "block", f"{_WAIT}|but the files have", ALIGNED)
 def _(real: Wrapped, gate: InputGate, channels: set[Any]) -> None:
     for name in channels:
         gate._channels[name].rows.clear()
     real(gate, channels)
 
 
-@_live("a channel that is free again is not read", InputGate, "block", _WAIT, _ALIGNED)
+@live_mutation("a channel that is free again is not read", InputGate, "block", _WAIT, ALIGNED)
 def _(real: Wrapped, gate: InputGate, channels: set[Any]) -> None:
     ready = list(gate._ready)
     real(gate, channels)
@@ -76,7 +80,7 @@ def _(real: Wrapped, gate: InputGate, channels: set[Any]) -> None:
         channel.listed = channel in gate._ready
 
 
-@_live(
+@live_mutation(
     "a call of another deployment is taken",
     TaskExecutor,
     "receive",
@@ -99,12 +103,12 @@ def _(real: Wrapped, executor: TaskExecutor, call: bytes, reader: Any, writer: A
 # --- checkpoints ------------------------------------------------------------------------------------------------------
 
 
-@_live(
+@live_mutation(
     "an aligning gate reads on where the barrier has come",
     SingleCheckpointBarrierHandler,
     "_on_barrier",
     "but the files have",
-    _ALIGNED,
+    ALIGNED,
 )
 def _(real: Wrapped, handler: SingleCheckpointBarrierHandler, event: Any, actions: list[Any]) -> None:
     real(handler, event, actions)
@@ -112,7 +116,9 @@ def _(real: Wrapped, handler: SingleCheckpointBarrierHandler, event: Any, action
         handler._unblock(actions)
 
 
-@_live("what overtaken channels hold is no part of a checkpoint", OperatorTask, "handle", "but the files have", {})
+@live_mutation(
+    "what overtaken channels hold is no part of a checkpoint", OperatorTask, "handle", "but the files have", {}
+)
 def _(real: Wrapped, task: OperatorTask, event: Any) -> None:
     for taken in task._taken.values():
         taken.channel_state._rows.clear()
@@ -121,12 +127,12 @@ def _(real: Wrapped, task: OperatorTask, event: Any) -> None:
         taken.channel_state._rows.clear()
 
 
-@_live("a task acknowledges before its files are there", PipelinedTask, "acknowledge", "does not exist", _SLOW)
+@live_mutation("a task acknowledges before its files are there", PipelinedTask, "acknowledge", "does not exist", _SLOW)
 def _(real: Wrapped, task: PipelinedTask, ack: Any, uploads: Any) -> None:
     real(task, ack, ())
 
 
-@_live(
+@live_mutation(
     "an epoch that has not begun here begins with its barrier",
     OperatorTask,
     "_is_ahead",
@@ -137,7 +143,7 @@ def _(real: Wrapped, task: OperatorTask, event: Any) -> bool:
     return False
 
 
-@_live(
+@live_mutation(
     "barriers overtake rows of a time partition",
     EpochPlanner,
     "job",
@@ -152,34 +158,34 @@ def _(real: Wrapped, planner: EpochPlanner, *args: Any) -> Any:
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 
-@_live(
+@live_mutation(
     "a cancelled task aborts what was acknowledged",
     PipelinedTask,
     "cancel",
     "upload is gone|has to commit it|is not complete",
-    _LOSING,
+    LOSING,
 )
 def _(real: Wrapped, task: PipelinedTask, last: int) -> None:
     real(task, 0)
 
 
-@_live(
+@live_mutation(
     "tasks go on that have read what does not count",
     pipelined_region,
     "_continues",
     "but the files have|has counted|ends the input, with",
-    _LOSING,
+    LOSING,
 )
 def _(real: Wrapped, deployment: Any, job: Any) -> bool:
     return not deployment.is_broken
 
 
-@_live("rows of an earlier deployment count", PipelinedRegion, "on_rows", f"{_WAIT}|has not what", _LOSING)
+@live_mutation("rows of an earlier deployment count", PipelinedRegion, "on_rows", f"{_WAIT}|has not what", LOSING)
 def _(real: Wrapped, region: PipelinedRegion, slot: Slot, deployment: str, rows: list[WireRow]) -> None:
     now = region._deployment
     real(region, slot, now.id if now is not None else deployment, [row for row in rows if row.kind is not Kind.FAILURE])
 
 
-@_live("a slot whose driver is gone lives on", TaskExecutor, "_watch", "though its driver is gone", _CRASHING)
+@live_mutation("a slot whose driver is gone lives on", TaskExecutor, "_watch", "though its driver is gone", _CRASHING)
 def _(real: Wrapped, executor: TaskExecutor) -> None:
     pass

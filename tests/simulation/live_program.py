@@ -11,7 +11,7 @@ The counts depend on the order of both inputs, but those of a key are 1, 2, 3 an
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
@@ -26,31 +26,19 @@ from dagster_flinkpy.datastream import KeyedCoProcessFunction, RuntimeContext, S
 from dagster_flinkpy.datastream.connectors.base import (
     CommittingSinkWriter,
     Json,
-    Source,
-    SourceSplit,
     WriterInitContext,
 )
-from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.runtime.shuffle.wire import Kind, decode_buffer
 from dagster_flinkpy.runtime.task.channel_state import read_channel_state
 from dagster_flinkpy.storage import ObjectStore
 from tests.simulation.bucket import SimulatedStore
-from tests.simulation.program import (
-    KEYS,
-    MAX_PARALLELISM,
-    OUT,
-    PARTITION_SPLITS,
-    Files,
-    Numbers,
-    here,
-)
+from tests.simulation.live_sources import live_source
+from tests.simulation.program import KEYS, MAX_PARALLELISM, OUT, Files, SourceShape, here
 
-__all__ = ["LIVE_RECORDS", "WorldClock", "in_flight_of", "live_program"]
+__all__ = ["WorldClock", "in_flight_of", "live_program"]
 
-LIVE_RECORDS = 12
-"""How many records a split has."""
 ROW = Types.TUPLE([Types.LONG(), Types.LONG()])
 """A record, and the count of its key."""
 
@@ -60,18 +48,6 @@ class WorldClock(Clock):
 
     def now(self) -> int:
         return here().clock()
-
-
-class _LiveNumbers(Numbers):
-    def for_partition(self, partition: TimePartition) -> Source:
-        first = partition.ordinal * PARTITION_SPLITS
-        return _LiveNumbers(first, first + PARTITION_SPLITS)
-
-    def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
-        first, size = split.properties["n"] * LIVE_RECORDS, here().rng.choice((1, 1, 4, LIVE_RECORDS))
-        for start in range(0, LIVE_RECORDS, size):
-            here().turn()
-            yield pa.array(range(first + start, first + start + size), pa.int64()), start + size
 
 
 class _CountBoth(KeyedCoProcessFunction):
@@ -109,11 +85,13 @@ class _Writer(CommittingSinkWriter):
 
 
 @cache
-def live_program(parallelism: int, regions: int, *, one_reader: bool = False) -> JobGraph:
-    """Returns the program at a parallelism, in one region or in two."""
+def live_program(
+    parallelism: int, regions: int, source: SourceShape = SourceShape.WHOLE, *, one_reader: bool = False
+) -> JobGraph:
+    """Returns the program at a parallelism, in one region or in two, with a source of some shape."""
     env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(parallelism)
     env.set_max_parallelism(MAX_PARALLELISM)
-    numbers = env.from_source(_LiveNumbers(), WatermarkStrategy.no_watermarks(), "numbers").uid("numbers")
+    numbers = env.from_source(live_source(source), WatermarkStrategy.no_watermarks(), "numbers").uid("numbers")
     if regions > 1:
         numbers = numbers.blocking()
     evens = numbers.filter(lambda n: n % 2 == 0).uid("evens")

@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from tests.simulation.bucket import SimulatedStore
 from tests.simulation.invariants import Completed, Invariants
-from tests.simulation.live_program import LIVE_RECORDS, in_flight_of
-from tests.simulation.program import JOB, key_of
+from tests.simulation.live_program import in_flight_of
+from tests.simulation.live_sources import Position, position_of
+from tests.simulation.program import JOB, SPLITS, SourceShape, key_of
 
 __all__ = ["LiveInvariants"]
 
@@ -32,6 +33,8 @@ class LiveInvariants(Invariants):
         super().__post_init__()
         self._counts: dict[int, dict[int, list[int]]] = {}
         """The counts in the files of a checkpoint and of those before it, by key."""
+        self._positions: dict[int, Position] = {}
+        """How far the checkpoints have read, if not to the end of a split."""
         self._counts_now: dict[int, list[int]] = {}
 
     def _rows_of(self, data: bytes) -> list[Any]:
@@ -40,6 +43,16 @@ class LiveInvariants(Invariants):
     def _count_of(self, record: int, count: int) -> int:
         self._counts_now.setdefault(key_of(record), []).append(count)
         return count
+
+    def _read(self, metadata: CheckpointMetadata, parent: Completed | None) -> int:
+        if self.scenario.source is SourceShape.WHOLE:
+            return super()._read(metadata, parent)
+        number = metadata.checkpoint_id
+        position = position_of(metadata, self.scenario.source, _Look(self.world, JOB), self._fail)
+        self._positions[number] = position
+        if position.ended and position.finished < SPLITS:
+            self._fail(f"checkpoint {number} is at the end of the input, with {position} of {SPLITS} splits")
+        return SPLITS if position.ended else min(position.finished, SPLITS - 1)  # that it was the last one comes later
 
     def _prepare(self, done: Completed) -> None:
         metadata = done.metadata
@@ -54,9 +67,10 @@ class LiveInvariants(Invariants):
             return  # files may be missing
         metadata, number = done.metadata, done.metadata.checkpoint_id
         in_flight = in_flight_of(metadata, _Look(self.world, JOB))
-        if sorted([*done.lineage, *in_flight]) != list(range(done.read * LIVE_RECORDS)):
+        position = self._positions.get(number, Position(done.read, {}, ended=False))
+        if sorted([*done.lineage, *in_flight]) != position.records:
             self._fail(
-                f"checkpoint {number} has read {done.read} splits, with {sorted(in_flight)} in flight, but the files "
+                f"checkpoint {number} has read up to {position}, with {sorted(in_flight)} in flight, but the files "
                 f"have {sorted(done.lineage)}"
             )
         if metadata.end_of_input and in_flight:

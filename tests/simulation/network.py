@@ -16,6 +16,7 @@ import pyarrow.flight as flight
 
 from dagster_flinkpy.errors import FlinkPyError, SlotProtocolError
 from dagster_flinkpy.runtime.exchange.frames import ALIVE, TokenCheck
+from dagster_flinkpy.runtime.exchange.input_gate import InputGate
 from dagster_flinkpy.runtime.master.pipelined_region import PipelinedRegion
 from dagster_flinkpy.runtime.slot.task_executor import TaskExecutor
 from tests.simulation.world import Process, World
@@ -205,6 +206,10 @@ class Network:
         """The slots that run, and their processes."""
         self.waiting: dict[PipelinedRegion, Process] = {}
         """The regions that wait for their tasks, and the processes of their drivers."""
+        self.ending: set[PipelinedRegion] = set()
+        """The regions that wait for the barrier of an epoch that was open, and read on behind it."""
+        self.cut: set[InputGate] = set()
+        """The gates of deployments that run nothing any more. Old calls may still reach them."""
         self.working = 0
         """How many pieces of work run beside the threads of slots."""
         self.moved_at = 0

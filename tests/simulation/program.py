@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
+from enum import StrEnum
 from functools import cache
 from typing import Any
 
@@ -52,6 +53,7 @@ __all__ = [
     "Numbers",
     "Scenario",
     "SimulatedLocation",
+    "SourceShape",
     "count_of",
     "group_of",
     "here",
@@ -99,6 +101,19 @@ class SimulatedLocation(StorageLocation):
         return SimulatedStore(here(), self.url.removeprefix(URL).strip("/"))
 
 
+class SourceShape(StrEnum):
+    """How the source of live tasks gives out its records."""
+
+    WHOLE = "whole"
+    """Splits, which are planned before an epoch."""
+    LATE = "late"
+    """Splits that come in the middle of an epoch, too."""
+    RESUMED = "resumed"
+    """The same, and a barrier may come amid a split."""
+    READERS = "readers"
+    """Readers that ask for splits, as in Flink."""
+
+
 @dataclass(frozen=True)
 class Scenario:
     """How the job is deployed."""
@@ -118,6 +133,8 @@ class Scenario:
     """Whether only one live task reads the source."""
     width: int | None = None
     """The only parallelism, if what is in flight between tasks cannot go to others."""
+    source: SourceShape = SourceShape.WHOLE
+    """How the source of live tasks gives out its records."""
 
     @staticmethod
     def draw(rng: random.Random, chaos: Chaos) -> Scenario:
@@ -144,10 +161,12 @@ class Scenario:
 
     def with_live_tasks(self, rng: random.Random, chaos: Chaos) -> Scenario:
         regions = min(self.regions, 2)
+        source = SourceShape.WHOLE if self.partitioned else SourceShape(rng.choice(chaos.sources or (*SourceShape,)))
         unaligned = regions == 1 and rng.random() < chaos.unaligned
         width = rng.randint(2, 3) if unaligned else None
         one_reader = regions == 1 and rng.random() < 0.3
-        return replace(self, live=True, regions=regions, unaligned=unaligned, one_reader=one_reader, width=width)
+        changes = {"unaligned": unaligned, "one_reader": one_reader, "width": width, "source": source}
+        return replace(self, live=True, regions=regions, **changes)
 
 
 def key_of(record: int) -> int:

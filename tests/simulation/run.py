@@ -22,10 +22,10 @@ from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.storage import lease
 from tests.simulation.invariants import Invariants
 from tests.simulation.job import SimulatedState, SimulatedTransactions
-from tests.simulation.live_mutations import MUTATIONS
 from tests.simulation.live_rules import LiveInvariants
 from tests.simulation.program import Scenario, simulate_in
 from tests.simulation.slots import live_tasks
+from tests.simulation.source_mutations import MUTATIONS
 from tests.simulation.supervisor import Supervisor
 from tests.simulation.world import SerialExecutor, Violation, World
 

@@ -14,6 +14,7 @@ from unittest import mock
 import pyarrow as pa
 
 from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
+from dagster_flinkpy.connectors.source_coordinator import SourceCoordinator
 from dagster_flinkpy.errors import SlotLostError
 from dagster_flinkpy.runtime import shipping
 from dagster_flinkpy.runtime.exchange import input_gate, places, reply_stream, slot_link
@@ -22,10 +23,12 @@ from dagster_flinkpy.runtime.master import job_exchange, pipelined_region, slot_
 from dagster_flinkpy.runtime.master.job_session import JobSession
 from dagster_flinkpy.runtime.master.job_slots import JobSlots
 from dagster_flinkpy.runtime.master.pipelined_region import PipelinedRegion
+from dagster_flinkpy.runtime.operators import source_reader_operator
 from dagster_flinkpy.runtime.shuffle import record_writer
 from dagster_flinkpy.runtime.shuffle.wire import Kind, WireRow
 from dagster_flinkpy.runtime.slot import deployment, pipelined_task, task_executor
 from dagster_flinkpy.runtime.slot.deployment import SlotDeployment
+from dagster_flinkpy.runtime.slot.pipelined_task import PipelinedTask
 from dagster_flinkpy.runtime.slot.task_executor import SlotDescriptor, TaskExecutor
 from dagster_flinkpy.runtime.task import operator_task, stream_task
 from dagster_flinkpy.state import operator_state, transfers
@@ -170,7 +173,7 @@ def live_tasks(world: World) -> Iterator[Network]:
         threading, time, uuid = simulated_threading(world), simulated_time(world), SimulatedUuid(world)
         for module in (
             *(input_gate, reply_stream, slot_link, job_exchange, pipelined_region, slot_pool, task_executor),
-            *(deployment, pipelined_task, operator_task, stream_task),
+            *(deployment, pipelined_task, operator_task, stream_task, source_reader_operator),
         ):
             for name, value in (("threading", threading), ("time", time), ("uuid", uuid)):
                 if hasattr(module, name):
@@ -204,42 +207,66 @@ def live_tasks(world: World) -> Iterator[Network]:
         patch(RunFiles, "write", _writing_files(world, RunFiles.write))
         patch(transfers, "_threads", lambda purpose, process: Background(network, purpose))
         patch(RunCache, "open", lambda cache, handle, store: Run.of(read_run(handle, store)[0], handle.key_groups))
-        patch(InputGate, "put", _counting(world, InputGate.put))
-        patch(SlotDeployment, "step", _noting(network, SlotDeployment.step))
+        patch(SlotDeployment, "cut", _cutting(network, SlotDeployment.cut))
+        patch(InputGate, "put", _counting(network, InputGate.put))
+        patch(PipelinedTask, "step", _noting(network, PipelinedTask.step))
         patch(PipelinedRegion, "_wait", _watched(network, PipelinedRegion._wait))
+        patch(PipelinedRegion, "_read_on", _ending(network, PipelinedRegion._read_on))
+        patch(SourceCoordinator.__init__, "__defaults__", (time.monotonic,))
         world.on_idle = lambda: _check_that_something_happens(network)
         patch(RunCache, "put", lambda cache, handle, table: Run.of(table, handle.key_groups))
         yield network
 
 
-def _counting(world: World, real: Any) -> Any:
+def _cutting(network: Network, real: Any) -> Any:
+    def cut(deployment: SlotDeployment) -> None:
+        network.cut |= {task.gate for task in deployment.tasks.values()}
+        real(deployment)
+
+    return cut
+
+
+def _counting(network: Network, real: Any) -> Any:
     def put(gate: InputGate, row: WireRow) -> None:
         real(gate, row)
         channel = gate._channels[row.edge, row.channel]
-        if sum(each.kind is Kind.BUFFER for each in channel.rows) > places._MAX_CREDIT:
-            world.report(f"channel {row.edge, row.channel} holds more than it has room for")
+        held = sum(each.kind is Kind.BUFFER for each in channel.rows)
+        if held > places._MAX_CREDIT and gate not in network.cut:
+            network.world.report(f"channel {row.edge, row.channel} holds more than it has room for")
 
     return put
 
 
 def _noting(network: Network, real: Any) -> Any:
-    def step(deployment: SlotDeployment) -> bool:
-        if worked := real(deployment):
+    def step(task: PipelinedTask) -> None:
+        real(task)
+        if task._reader is None or not task._reader.waits:  # that is polled again and again
             network.moved()
-        return bool(worked)
 
     return step
 
 
 def _watched(network: Network, real: Any) -> Any:
-    def wait(region: PipelinedRegion, *args: Any, **options: Any) -> None:
-        network.waiting[region] = network.world.current.process
+    def wait(region: PipelinedRegion, *args: Any, seconds: float | None = None, **options: Any) -> None:
+        if seconds is None or region in network.ending:  # otherwise no barrier is to come, and input need not
+            network.waiting[region] = network.world.current.process
         try:
-            real(region, *args, **options)
+            real(region, *args, seconds=seconds, **options)
         finally:
             network.waiting.pop(region, None)
 
     return wait
+
+
+def _ending(network: Network, real: Any) -> Any:
+    def read_on(region: PipelinedRegion, *args: Any) -> None:
+        network.ending.add(region)
+        try:
+            real(region, *args)
+        finally:
+            network.ending.discard(region)
+
+    return read_on
 
 
 def _check_that_something_happens(network: Network) -> None:

@@ -25,7 +25,7 @@ from dagster_flinkpy.errors import (
 from tests.simulation.edges import put_back
 from tests.simulation.invariants import Asked, Invariants
 from tests.simulation.job import SimulatedAttempt
-from tests.simulation.program import JOB, PARTITION_SPLITS, PARTITIONS, partition
+from tests.simulation.program import JOB, PARTITION_SPLITS, PARTITIONS, SourceShape, partition
 from tests.simulation.upkeep import GRACE, Upkeep
 from tests.simulation.world import Actor, Chaos, World
 
@@ -183,7 +183,8 @@ class Supervisor:
         def drive() -> None:
             world, rng = self._world, self._world.rng
             world.current.process.skew_ms = rng.randrange(-600_000, 600_000) if rng.random() < 0.3 else 0
-            interval = timedelta(seconds=rng.choice((1, 20))) if rng.random() < 0.1 else None
+            periodic = 0.1 if self._scenario.source is SourceShape.WHOLE else 0.8  # otherwise epochs can be open
+            interval = timedelta(seconds=rng.choice((1, 20))) if rng.random() < periodic else None
             options = {"width": rng.randint(1, 3), "interval": interval, **run.options}
             attempt = self._upkeep.attempt = SimulatedAttempt(world, self._scenario, name, **options)
             try:

@@ -120,6 +120,8 @@ class Chaos:
     """Per call: nothing arrives any more, in one direction or in both, and nobody is told."""
     stray_calls: float = 0.0
     """Per call: somebody makes it again later."""
+    sources: tuple[str, ...] = ()
+    """The only shapes of sources of live tasks; empty for any."""
 
     @staticmethod
     def draw(rng: random.Random) -> Chaos:

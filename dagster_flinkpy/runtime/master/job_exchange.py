@@ -83,6 +83,7 @@ class JobExchange:
         self._on_spark_only: set[int] = set()
         """The regions that have lost slots for which there were no others."""
         self._said = ""
+        self._closed = False
         self.one_epoch = False
         """Whether no more than one epoch is asked for."""
 
@@ -157,7 +158,7 @@ class JobExchange:
             self._on_spark_only.clear()
             self._say("tasks live in slots (execution.exchange: pipelined)")
             return
-        self.close()
+        self._give_back()
         self._mode, self._pool = ExchangeMode.SPARK, None
         self._regions.clear()
         self._say(f"each epoch is a Spark job (execution.exchange: spark), because {why}")
@@ -171,6 +172,8 @@ class JobExchange:
             return _TAKEN
         if self._pool is None:
             self._pool = self._create_pool()
+        if self._closed:  # a lane may go on for a while after the end, and nobody would give the slots back
+            raise CheckpointError("the execution attempt has ended")
         needed: dict[str, tuple[SlotSharingGroup, ...]] = {}
         for number, graph in enumerate(slots.regions):
             needed |= resources_of(graph, places_of(graph, number))
@@ -293,7 +296,11 @@ class JobExchange:
         return [row for region in self._regions.values() for row in region.finish(seconds)]
 
     def close(self) -> None:
-        """Cancels tasks that are left, and gives back the slots."""
+        """Cancels tasks that are left, gives back the slots, and asks for no others."""
+        self._closed = True
+        self._give_back()
+
+    def _give_back(self) -> None:
         for region in self._regions.values():
             region.cancel()
         if self._pool is not None:

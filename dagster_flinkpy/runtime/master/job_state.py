@@ -212,7 +212,8 @@ class JobState:
         timers, request = [*self._timeouts.values(), self._failover.next_restart()], self.epochs.request
         if request is not None and self.iterating:
             timers.append(self.requests.due_ms)
-            if (request.periodic or request.continuous) and (self._may_close() or self._may_trigger()):
+            may_trigger = self._may_close() or (self._may_trigger() and not self._reserving)
+            if (request.periodic or request.continuous) and may_trigger:
                 due_ms = self._due_ms if request.periodic else self._look_due_ms
                 timers.append(None if due_ms is None else max(due_ms, self.retry_ms))
         if self._turn.now_ms < self.retry_ms:

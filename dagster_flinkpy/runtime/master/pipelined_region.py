@@ -196,6 +196,8 @@ class PipelinedRegion:
         except FlinkPyError:
             self.cancel()
             raise
+        if open_epoch is not None:
+            open_epoch.receive(deployment.id, self._take_messages(deployment))  # those from before the barrier
         base = deployment.epochs << SEQ_BITS
         deployment.epochs += len(job.epochs)
         deployment.last = job.epochs[-1].checkpoint_id

@@ -57,6 +57,8 @@ class SourceReaderOperator(SourceOperator):
         self._serializer = self._reader_source.get_split_serializer()
         self._output = BatchingOutput(self, spec.watermark_strategy)
         self._messages: list[dict[str, Any]] = [{"host": socket.gethostname()}]
+        self._answered: list[dict[str, Any]] = []
+        """The messages with the events that the last barrier has told the coordinator."""
         self._status: InputStatus | None = None
         self._answers = False
         self.waits = False
@@ -93,11 +95,17 @@ class SourceReaderOperator(SourceOperator):
             elif tell is Tell.EVENT:
                 for value in values:
                     self.call("handle_source_events()", self.reader.handle_source_events, value)
-            elif tell is Tell.POLL:  # the coordinator has asked for splits itself, and may have the events
-                kept = ("host", "status") if values[0] else ("host", "status", "event")
-                self._messages = [each for each in self._messages if any(name in each for name in kept)]
+            elif tell is Tell.POLL:  # the coordinator has asked for splits itself
+                self._messages = [each for each in self._messages if each]
+                if values[0]:
+                    self._forget_answered()
         self.waits = False
         return {Tell(each.properties["tell"]) for each in told}
+
+    def _forget_answered(self) -> None:
+        """Forgets the events that the coordinator has."""
+        known, self._answered = {id(each) for each in self._answered}, []
+        self._messages = [each for each in self._messages if id(each) not in known]
 
     def add_splits(self, splits: list[Any]) -> None:
         """Gives splits to the reader."""
@@ -117,6 +125,7 @@ class SourceReaderOperator(SourceOperator):
         if self._status is InputStatus.END_OF_INPUT:
             self.context.send_status(True)
         if epoch.open:
+            self._forget_answered()
             while not self.is_called():
                 self._poll()
                 self.waits = self._status is not InputStatus.MORE_AVAILABLE
@@ -188,7 +197,8 @@ class SourceReaderOperator(SourceOperator):
         if not self._answers:
             return OperatorSnapshot()
         status = (self._status or InputStatus.MORE_AVAILABLE).value
-        events = [each["event"] for each in self._messages if "event" in each]
+        self._answered = [each for each in self._messages if "event" in each]
+        events = [each["event"] for each in self._answered]
         answer = {"tell": Tell.ANSWER, "subtask": self.context.subtask, "status": status, "events": events}
         return OperatorSnapshot(splits=(SourceSplit(f"reader {self.context.subtask}", answer),))
 

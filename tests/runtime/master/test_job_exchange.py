@@ -10,7 +10,7 @@ import pytest
 
 from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
 from dagster_flinkpy.datastream.job_graph import JobGraph
-from dagster_flinkpy.errors import NoResourceAvailableError, SlotLostError
+from dagster_flinkpy.errors import CheckpointError, NoResourceAvailableError, SlotLostError
 from dagster_flinkpy.runtime.master import job_exchange
 from dagster_flinkpy.runtime.master.failover import FailoverConfig, RestartIndividualStrategy
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
@@ -18,7 +18,7 @@ from dagster_flinkpy.runtime.master.pipelined_region import PipelinedRegion
 from dagster_flinkpy.spark.sessions import SparkSettings
 from dagster_flinkpy.spark.task_slots import TaskSlots
 from dagster_flinkpy.storage import StorageLocation
-from tests.runtime.harness import collect_graph, collected
+from tests.runtime.harness import HarnessAttempt, collect_graph, collected, make_job
 from tests.runtime.programs import COUNTED, EVENT, CountPerKey, FolderSink, environment, events
 
 RECORDS = [(f"k{i % 3}", i, i) for i in range(12)]
@@ -169,3 +169,12 @@ def test_pipelined_says_that_slots_are_missing(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(NoResourceAvailableError), JobAttempt(graph, config, owner="test") as attempt:
         list(attempt.run_epochs())
     assert not (tmp_path / "sink").exists() or sink.rows() == []
+
+
+def test_a_lane_that_goes_on_after_the_end_asks_for_no_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, _ = program(tmp_path, 1)
+    with HarnessAttempt(graph, tmp_path, live=True) as attempt:
+        deployed = attempt._deployed
+    monkeypatch.setattr(job_exchange, "start_here", lambda descriptor: pytest.fail("nobody would end it"))
+    with pytest.raises(CheckpointError, match="has ended"):
+        attempt._exchange.run(make_job(graph, tmp_path), deployed.regions.sessions[0], deployed.slots)
