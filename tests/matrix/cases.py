@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tests.matrix.programs import BOUND, ORDERED, SEVERAL_INPUTS, Input, Leg, Path_, Program
+from tests.matrix.programs import BOUND, ORDERED, SEVERAL_INPUTS, Input, Leg, Path_, Program, Sources
 from tests.matrix.run import Settings
 
 __all__ = ["any_order", "in_order", "three_inputs"]
@@ -64,8 +64,11 @@ def in_order(draw: st.DrawFn) -> tuple[Program, Settings]:
         settings = draw(_settings(rescale=_rescale, partitions=st.just(True)))
     else:
         settings = draw(_settings(rescale=_rescale, savepoints=_savepoints))
-    if draw(st.booleans()):
-        return program, replace(settings, live=True, parallelism=1, rescale={})  # each operator has one channel
+    if program.ends:
+        settings = replace(settings, sources=draw(st.sampled_from(Sources)))
+    # Readers do not take turns, unless there is only one. Of live tasks, each operator has one channel.
+    if (live := draw(st.booleans())) or settings.sources is Sources.READERS:
+        return program, replace(settings, live=live, parallelism=1, rescale={})
     return program, settings
 
 
@@ -82,11 +85,10 @@ def any_order(draw: st.DrawFn) -> tuple[Program, Settings]:
     legs = [leg for leg in Leg if leg not in ORDERED]
     program = Program(tuple(inputs), draw(st.sampled_from(Path_)), draw(_some(legs)), spoils=draw(st.booleans()))
     order = st.none() | st.integers(0, 999)
+    common = {"order": order, "savepoints": _savepoints, "live": st.booleans(), "sources": st.sampled_from(Sources)}
     settings = draw(
-        _settings(order=order, unaligned=st.just(True), lags=st.booleans(), savepoints=_savepoints, live=st.booleans())
-        | _settings(
-            order=order, at_least_once=st.booleans(), rescale=_rescale, savepoints=_savepoints, live=st.booleans()
-        )
+        _settings(unaligned=st.just(True), lags=st.booleans(), **common)
+        | _settings(at_least_once=st.booleans(), rescale=_rescale, **common)
     )
     return program, settings
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from dagster_flinkpy.datastream import (
     StreamExecutionEnvironment,
     TumblingEventTimeWindows,
 )
+from dagster_flinkpy.datastream.connectors import source as flink
 from dagster_flinkpy.datastream.connectors.base import (
     CommitRequest,
     Committer,
@@ -55,7 +58,7 @@ from tests.matrix.functions import (
 )
 from tests.runtime.programs import COUNTED, EVENT, FolderSink, environment
 
-__all__ = ["BOUND", "Input", "Leg", "Path_", "Program", "build"]
+__all__ = ["BOUND", "Input", "Leg", "Path_", "Program", "Sources", "build"]
 
 BOUND = 20
 """Allowed out-of-orderness of every source, in milliseconds."""
@@ -139,6 +142,20 @@ class Program:
         return max(len(each.epochs) for each in self.inputs)
 
 
+class Sources(Enum):
+    """How sources give out the records of their inputs."""
+
+    PLANNED = "planned"
+    """Splits, which are planned before an epoch and read to their ends."""
+    STOPPED = "stopped"
+    """Splits that may come in the middle of an epoch, and amid which a barrier may come."""
+    READERS = "readers"
+    """As in Flink. A reader does not wait for others between epochs: event time does."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
 class _Sink(FolderSink):
     def create_committer(self, context: CommitterInitContext) -> Committer:
         return _Committer(super().create_committer(context))
@@ -207,10 +224,134 @@ class _Enumerator(SplitEnumerator):
         return dict(self._state)
 
 
-def build(program: Program, parallelism: int, folder: Path) -> JobGraph:
+class _Stopped(Source):
+    """Splits are read in parts, and those of an epoch before those of the next one."""
+
+    resumes_splits = True
+    discovery_interval = timedelta(milliseconds=1)
+
+    def __init__(self, scheduled: _Scheduled) -> None:
+        self._scheduled = scheduled
+
+    @property
+    def produced_type(self) -> Any:
+        return EVENT
+
+    def create_enumerator(self, restored: Any) -> SplitEnumerator:
+        inner, rests = (None, ()) if restored is None else (restored["inner"], restored["rests"])
+        return _StoppedSplits(self._scheduled.create_enumerator(inner), rests)
+
+    def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
+        return self._scheduled.read(split)
+
+
+class _StoppedSplits(SplitEnumerator):
+    def __init__(self, inner: SplitEnumerator, rests: Sequence[Any]) -> None:
+        self._inner = inner
+        self._rests = [SourceSplit.from_json(each) for each in rests]
+
+    def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
+        if not self._rests:
+            return self._inner.plan_epoch(parallelism)
+        rests, self._rests = self._rests, []
+        return [rests[i::parallelism] for i in range(parallelism)]
+
+    def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
+        self._rests += [split for split in splits if not split.finished]
+
+    @property
+    def exhausted(self) -> bool:
+        return self._inner.exhausted and not self._rests
+
+    @property
+    def assigns_late(self) -> bool:
+        return True
+
+    def snapshot_state(self) -> Any:
+        return {"inner": self._inner.snapshot_state(), "rests": [split.to_json() for split in self._rests]}
+
+
+class _Readers(flink.Source):
+    """Each reader is assigned all of its splits when it asks for one."""
+
+    discovery_interval = timedelta(milliseconds=1)
+
+    def __init__(self, epochs: tuple[Any, ...]) -> None:
+        self._splits = [records for epoch in epochs for records in epoch]
+
+    @property
+    def produced_type(self) -> Any:
+        return EVENT
+
+    def create_enumerator(self, context: flink.SplitEnumeratorContext) -> flink.SplitEnumerator:
+        return _ReadersEnumerator(context, [[number, 0] for number in range(len(self._splits))])
+
+    def restore_enumerator(self, context: flink.SplitEnumeratorContext, checkpoint: Any) -> flink.SplitEnumerator:
+        return _ReadersEnumerator(context, checkpoint)
+
+    def create_reader(self, context: flink.SourceReaderContext) -> flink.SourceReader:
+        return _Reader(context, self._splits)
+
+
+class _ReadersEnumerator(flink.SplitEnumerator):
+    def __init__(self, context: flink.SplitEnumeratorContext, left: list[Any]) -> None:
+        self._context, self._left = context, left
+
+    def handle_split_request(self, subtask_id: int, requester_hostname: str | None) -> None:
+        readers = self._context.current_parallelism()
+        own = [split for split in self._left if split[0] % readers == subtask_id]
+        self._left = [split for split in self._left if split not in own]
+        self._context.assign_splits({subtask_id: own})
+        self._context.signal_no_more_splits(subtask_id)
+
+    def add_splits_back(self, splits: Sequence[Any], subtask_id: int) -> None:
+        self._context.assign_splits({subtask_id % self._context.current_parallelism(): splits})
+
+    def snapshot_state(self) -> Any:
+        return self._left
+
+
+class _Reader(flink.SourceReader):
+    def __init__(self, context: flink.SourceReaderContext, records: Sequence[Any]) -> None:
+        self._context, self._records = context, records
+        self._splits: list[Any] = []
+        self._no_more = False
+
+    def start(self) -> None:
+        self._context.send_split_request()
+
+    def poll_next(self, output: flink.ReaderOutput) -> flink.InputStatus:
+        while self._splits and self._splits[0][1] >= len(self._records[self._splits[0][0]]):
+            del self._splits[0]
+        if not self._splits:
+            return flink.InputStatus.END_OF_INPUT if self._no_more else flink.InputStatus.NOTHING_AVAILABLE
+        number, start = self._splits[0]
+        end = min(start + 2, len(self._records[number]))  # as other sources, because watermarks come in between
+        self._splits[0] = [number, end]
+        output.collect_column(EVENT.to_arrow([tuple(record) for record in self._records[number][start:end]]))
+        return flink.InputStatus.NOTHING_AVAILABLE
+
+    def is_available(self) -> Future[None] | None:
+        if not self._splits:
+            return None
+        now = Future[None]()
+        now.set_result(None)
+        return now
+
+    def add_splits(self, splits: Sequence[Any]) -> None:
+        self._splits = sorted([*self._splits, *splits])
+
+    def notify_no_more_splits(self) -> None:
+        self._no_more = True
+
+    def snapshot_state(self, checkpoint_id: int) -> Sequence[Any]:
+        return self._splits
+
+
+def build(program: Program, parallelism: int, folder: Path, sources: Sources = Sources.PLANNED) -> JobGraph:
     """Builds the job graph of a program. Each leg writes to a :class:`FolderSink` of its name in the folder."""
     env = environment(parallelism)
-    streams = [_stream(env, program, i) for i in range(len(program.inputs))]
+    streams = [_stream(env, program, i, sources) for i in range(len(program.inputs))]
     united = streams[0].union(*streams[1:]) if len(streams) > 1 else streams[0]
     for leg in program.legs:
         sink = _Sink(folder / leg.name)
@@ -225,10 +366,17 @@ def _strategy(idleness: bool) -> WatermarkStrategy:
     return strategy.with_idleness(Duration.of_seconds(1)) if idleness else strategy
 
 
-def _stream(env: StreamExecutionEnvironment, program: Program, index: int) -> DataStream:
-    given = program.inputs[index]
-    uid, strategy = f"source-{index}", _strategy(given.idleness)
-    stream = env.from_source(_Scheduled(given.epochs, program.ends), strategy, uid).uid(uid)
+def _source(program: Program, index: int, sources: Sources) -> Source | flink.Source:
+    epochs = program.inputs[index].epochs
+    if sources is Sources.READERS:
+        return _Readers(epochs)
+    scheduled = _Scheduled(epochs, program.ends)
+    return scheduled if sources is Sources.PLANNED else _Stopped(scheduled)
+
+
+def _stream(env: StreamExecutionEnvironment, program: Program, index: int, sources: Sources) -> DataStream:
+    uid, strategy = f"source-{index}", _strategy(program.inputs[index].idleness)
+    stream = env.from_source(_source(program, index, sources), strategy, uid).uid(uid)
     if program.path is Path_.MAP:
         stream = stream.map(Pass(program.spoils), EVENT).uid(f"map-{index}")
     elif program.path is Path_.REBALANCE:

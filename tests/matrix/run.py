@@ -33,7 +33,7 @@ from dagster_flinkpy.runtime.task.operator_task import OperatorTask
 from dagster_flinkpy.state import cell_columns, cell_grid, column_table, runs, session_table, timer_table
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
 from dagster_flinkpy.state_processor import read_savepoint
-from tests.matrix.programs import Program, build
+from tests.matrix.programs import Program, Sources, build
 from tests.runtime.harness import HarnessAttempt, random_order, spark_order
 from tests.runtime.programs import FolderSink
 
@@ -71,6 +71,8 @@ class Settings:
     """Whether each epoch is read as a partition of time. The input must not end."""
     live: bool = False
     """Whether tasks live in slots. Then the order in which they read their channels is not determined."""
+    sources: Sources = Sources.PLANNED
+    """How sources give out records. If not `PLANNED`, the input ends, and epochs of tasks that live can be open."""
     raises: frozenset[int] = frozenset()
     """Batches of records at which an operator raises, counted over all of them. The region restarts."""
 
@@ -146,8 +148,8 @@ class _Attempt(HarnessAttempt):
     crash: int | None = None
     """The region whose next Spark job is lost."""
 
-    def _on_spark(self, job: Any) -> Any:
-        rows = super()._on_spark(job)
+    def _on_spark(self, job: Any, *open_epoch: Any) -> Any:
+        rows = super()._on_spark(job, *open_epoch)
         if job.region == self.crash:
             raise _Crash
         return rows
@@ -155,7 +157,7 @@ class _Attempt(HarnessAttempt):
 
 class _Lagging(_Attempt):
     def _create_mailbox(self) -> Mailbox:
-        return InlineMailbox(_first_regions_first)
+        return super()._create_mailbox() if self._threads else InlineMailbox(_first_regions_first)
 
 
 def run(program: Program, settings: Settings, folder: Path) -> Outcome:
@@ -166,7 +168,7 @@ def run(program: Program, settings: Settings, folder: Path) -> Outcome:
         settings: How to run it.
         folder: An empty folder for all files.
     """
-    graph = build(program, settings.parallelism, folder / "sinks")
+    graph = build(program, settings.parallelism, folder / "sinks", settings.sources)
     with _small_limits() if settings.small else nullcontext(), _failures(settings.raises):
         late, state, named = _run_job(graph, program, settings, folder)
     sinks = {leg.name: FolderSink(folder / "sinks" / leg.name) for leg in program.legs}
@@ -180,7 +182,9 @@ def run(program: Program, settings: Settings, folder: Path) -> Outcome:
 def _run_job(
     graph: JobGraph, program: Program, settings: Settings, folder: Path
 ) -> tuple[int, dict[str, list[str]], set[str]]:
+    periodic = settings.live and settings.sources is not Sources.PLANNED
     policy = CoordinatorConfig(
+        interval=timedelta(milliseconds=10) if periodic else None,
         mode=CheckpointingMode.AT_LEAST_ONCE if settings.at_least_once else CheckpointingMode.EXACTLY_ONCE,
         unaligned=settings.unaligned,
         num_retained=99,
@@ -203,6 +207,7 @@ def _run_job(
             folder,
             order=order,
             live=settings.live,
+            threads=periodic,
             config=config,
             parallelism=parallelism,
             restore_from=restored_from,
@@ -214,6 +219,8 @@ def _run_job(
                 try:
                     if settings.partitions:
                         attempt.run_epoch(partition=_partition(len(metadata)))
+                    elif periodic:
+                        list(attempt.run_epochs(2, periodic=True))
                     else:
                         jobs = 2 if settings.lags else 1
                         epochs = min(jobs * settings.barriers, _remaining(program, metadata))

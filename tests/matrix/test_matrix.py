@@ -6,13 +6,21 @@ from hypothesis import HealthCheck, example, given, settings
 
 from tests.examples import examples
 from tests.matrix.cases import any_order, in_order, three_inputs
-from tests.matrix.programs import Input, Leg, Path_, Program
+from tests.matrix.programs import Input, Leg, Path_, Program, Sources
 from tests.matrix.run import Settings, check
 
 properties = settings(
     max_examples=examples(60),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     print_blob=True,
+)
+
+
+_UNITED = Program(
+    (Input((((("a", 1, 1), ("a", 2, 2), ("a", 3, 3)),),)), Input((((("b", 1, 4), ("b", 2, 5), ("b", 3, 6)),),))),
+    Path_.DIRECT,
+    (Leg.STATE,),
+    spoils=True,
 )
 
 
@@ -53,6 +61,9 @@ def test_how_a_job_is_run_changes_neither_what_comes_out_nor_what_is_late(case: 
         ),
     )
 )
+# Both sources are in one task: each may stop amid a split, and no reader waits for that of the other one.
+@example(case=(_UNITED, Settings(live=True, sources=Sources.STOPPED)))
+@example(case=(_UNITED, Settings(live=True, sources=Sources.READERS)))
 def test_the_order_in_which_channels_are_read_changes_nothing(case: tuple[Program, Settings]) -> None:
     check(*case)
 

@@ -240,7 +240,7 @@ def _counting(network: Network, real: Any) -> Any:
 def _noting(network: Network, real: Any) -> Any:
     def step(task: PipelinedTask) -> None:
         real(task)
-        if task._reader is None or not task._reader.waits:  # that is polled again and again
+        if not task._readers or task._has_sources:  # otherwise they are polled again and again
             network.moved()
 
     return step

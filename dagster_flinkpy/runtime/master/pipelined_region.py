@@ -124,12 +124,11 @@ class _Deployment:
         self.say(frame("stop_reading", deployment=self.id))
 
     def hear(self, subtask: int, message: dict[str, Any]) -> None:
-        """Takes a request for the next part, with where the source has stopped; or what a reader says."""
-        if message and "stop" not in message:
+        """Takes a request for the next part, with where sources have stopped; or what a reader says."""
+        if message and "stops" not in message:
             self.messages.append(message)
             return
-        if message:
-            self.stops[message["uid"], subtask] = Stop(*message["stop"])
+        self.stops.update(((uid, subtask), Stop(*stop)) for uid, stop in message.get("stops", {}).items())
         self.missing_requests -= 1
 
     def tasks_of(self, slot: Slot) -> str:

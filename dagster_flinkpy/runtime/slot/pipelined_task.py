@@ -72,16 +72,18 @@ class PipelinedTask(StreamTask):
         """The sum over how full its gate was whenever it was looked at."""
         self.unsent = False
         """Whether there may be records that wait until a buffer is full."""
-        self._reader: SourceReaderOperator | None = None
-        """The operator of its source, if that reads on until the next part of an epoch is there."""
+        self._asks = False
+        """Whether it has not asked for the next part of the epoch that is open."""
+        self._readers: dict[str, SourceReaderOperator] = {}
+        """The operators of its sources that read on until the next part of an epoch is there, by uid."""
 
     def open(self) -> None:
         super().open()
         for task in self._tasks.values():
             if isinstance(task.operator, SourceReaderOperator):
-                self._reader = task.operator
-                self._reader.is_called = lambda: bool(self._to_read)
-                self._reader.on_available = lambda: self._later(self._poll_again)
+                self._readers[task.vertex.uid] = task.operator
+                task.operator.is_called = lambda: bool(self._to_read)
+                task.operator.on_available = lambda: self._later(self._poll_again)
 
     @property
     def epoch(self) -> int:
@@ -113,7 +115,7 @@ class PipelinedTask(StreamTask):
 
     @property
     def _has_sources(self) -> bool:
-        waits = self._reader is not None and self._reader.waits
+        waits = bool(self._readers) and all(uid in self._readers and self._readers[uid].waits for uid in self._left)
         return bool(self._to_read) or (self._reading is not None and not waits)
 
     def step(self) -> None:
@@ -136,35 +138,43 @@ class PipelinedTask(StreamTask):
         self.times.pause()
 
     def _poll_again(self) -> None:
-        if self._reader is not None:
-            self._reader.waits = False
+        for reader in self._readers.values():
+            reader.waits = False
 
     def _step_of_source(self) -> None:
         if self._reading is None:
             epoch = self._to_read.popleft()
             self._reading, self._open = self._read(epoch), epoch.open
-            if self._reader is not None and epoch.open:
-                self._request_splits()
+            self._asks = epoch.open
+            self._poll_again()
+            self._ask()
         try:
             next(self._reading)
         except StopIteration:
             self._reading = None
-            if self._reader is None and self._open:
-                self._request_splits(self._stop())
-        if self._reader is not None and self._open:
-            for message in self._reader.take_messages():
-                self._request_splits({"uid": self._reader.context.vertex.uid, "subtask": self.index, **message})
+        self._ask()
+        for uid, reader in self._readers.items() if self._open else ():
+            for message in reader.take_messages():
+                self._request_splits({"uid": uid, "subtask": self.index, **message})
+
+    def _ask(self) -> None:
+        """Asks for the next part of the epoch once sources have read this one. Readers need not have, they read on."""
+        if self._asks and self._left <= self._readers.keys():
+            self._asks = False
+            operators = {uid: task.operator for uid, task in self._tasks.items()}
+            sources = {uid: each for uid, each in operators.items() if isinstance(each, SourceOperator)}
+            stops = {uid: astuple(each.stop) for uid, each in sources.items() if each.stop is not None}
+            self._request_splits({"stops": stops} if stops else None)
 
     def _request_splits(self, message: dict[str, Any] | None = None) -> None:
-        """Asks for the next part of an epoch, or tells the enumerator what a reader says."""
+        """Asks for the next part of an epoch, or tells the enumerator what a reader says.
+
+        Args:
+            message: Where sources have stopped amid what they were given; or what a reader says. Default: they have
+                read all of it.
+        """
         payload = b"" if message is None else json.dumps(message).encode()
         self._rows_out.add(self.index, NO_EDGE, self.index, 0, Kind.REQUEST_SPLITS, payload)
-
-    def _stop(self) -> dict[str, Any] | None:
-        """Returns where the source of the chain has stopped amid what it was given; None if it has read all."""
-        uid, task = next(iter(self._tasks.items()))
-        stop = task.operator.stop if isinstance(task.operator, SourceOperator) else None
-        return None if stop is None else {"uid": uid, "stop": astuple(stop)}
 
     def take_queue_metrics(self, uid: str) -> dict[str, float]:
         if self.stage == 0 or uid != self._vertices[0].uid:

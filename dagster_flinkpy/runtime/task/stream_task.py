@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -60,6 +61,8 @@ class StreamTask:
         """Where the task's time goes."""
         self._current: str = self._vertices[0].uid
         self._latency: dict[str, LatencyTimer] = {}
+        self._left = set[str]()
+        """The sources that have not read all that they were given last."""
 
     @property
     def current(self) -> str:
@@ -152,27 +155,53 @@ class StreamTask:
     # --- input -------------------------------------------------------------------------------------------------------
 
     def _read(self, epoch: Epoch) -> Iterator[None]:
-        """Reads what the sources read up to a barrier, and takes their snapshots. Of an open epoch, it reads a part."""
+        """Reads what the sources read up to a barrier, and takes their snapshots. Of an open epoch, it reads a part.
+
+        In an open epoch sources take turns: one that reads until the next part is there must not hold up the others.
+        """
         sources = [(t, t.operator) for t in self._tasks.values() if isinstance(t.operator, SourceOperator)]
-        for task, source in sources:
-            uid = task.vertex.uid
-            timer = self._latency.setdefault(uid, LatencyTimer(self.job.latency_interval))
-            self.enter(uid)
-            if source.knows_idleness(epoch):
-                task.send_status(uid, source.is_idle(epoch))
-            for watermark in source.run(epoch):
-                task.send_watermark(uid, watermark)
-                now = self.job.clock.now()
-                if timer.due(now):
-                    task.send_latency_marker(LatencyMarker(uid, self.index, now))
-                yield
-            if source.stop is None and source.is_idle_when_read(epoch):
-                task.send_status(uid, idle=True)
-            self.leave()
+        self._left = {task.vertex.uid for task, _ in sources}
+        return self._read_all(sources, epoch, take_turns=epoch.open and len(sources) > 1)
+
+    def _read_all(
+        self, sources: Sequence[tuple[OperatorTask, SourceOperator]], epoch: Epoch, *, take_turns: bool
+    ) -> Iterator[None]:
+        reading = deque((t.vertex.uid, self._read_source(t, s, epoch, leaves=take_turns)) for t, s in sources)
+        while reading:
+            uid, batches = reading[0]
+            try:
+                next(batches)
+            except StopIteration:
+                self._left.remove(uid)
+                reading.popleft()
+                continue
+            if take_turns:
+                reading.rotate(-1)
+            yield
         if epoch.open:
             return
         for task in self._entered(task for task, _ in sources):
             task.trigger(epoch.checkpoint_id)
+
+    def _read_source(self, task: OperatorTask, source: SourceOperator, epoch: Epoch, *, leaves: bool) -> Iterator[None]:
+        uid = task.vertex.uid
+        timer = self._latency.setdefault(uid, LatencyTimer(self.job.latency_interval))
+        self.enter(uid)
+        if source.knows_idleness(epoch):
+            task.send_status(uid, source.is_idle(epoch))
+        for watermark in source.run(epoch):
+            task.send_watermark(uid, watermark)
+            now = self.job.clock.now()
+            if timer.due(now):
+                task.send_latency_marker(LatencyMarker(uid, self.index, now))
+            if leaves:
+                self.leave()
+            yield
+            if leaves:
+                self.enter(uid)
+        if source.stop is None and source.is_idle_when_read(epoch):
+            task.send_status(uid, idle=True)
+        self.leave()
 
     def _take(self, row: WireRow) -> None:
         """Takes a row that is for an operator of this task."""
