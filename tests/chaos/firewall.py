@@ -115,7 +115,8 @@ def run(case: str, folder: Path) -> str:
         in_process=not auto,
     )
     graph, sink = program(folder, Noted(folder))
-    logging.getLogger(job_failover.__name__).addFilter(OnRestart(network.mend))
+    if not auto:
+        logging.getLogger(job_failover.__name__).addFilter(OnRestart(network.mend))
     lines: list[str] = []
     try:
         with JobAttempt(

@@ -28,7 +28,7 @@ SAYS = {
     "driver later": "exact after 1 restarts; job 'job': tasks live in slots",
     "auto slots": f"exact after 0 restarts; {_ON_SPARK}",
     "auto driver": f"exact after 0 restarts; {_ON_SPARK}",
-    "auto slots later": "exact after 0 restarts; job 'job': tasks live in slots",
+    "auto slots later": "exact after 1 restarts; job 'job': tasks live in slots",
 }
 """How what becomes of the job begins."""
 
