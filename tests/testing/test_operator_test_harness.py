@@ -380,7 +380,7 @@ class Both(CoProcessFunction):
 @pytest.mark.parametrize("function", [BothMapped(), BothFlat(), Both()], ids=lambda each: type(each).__name__)
 def test_functions_of_two_streams(function: Any) -> None:
     with OperatorTestHarness(function, input_type=[WORD, Types.LONG()], parallelism=2) as harness:
-        harness.process_element("a")
+        harness.process_element1("a")
         harness.process_element2(5)
         assert harness.output == ["1a", "25"]
         harness.process_watermark1(7)

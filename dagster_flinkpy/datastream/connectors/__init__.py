@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from dagster_flinkpy.datastream.former_names import missing
+
 if TYPE_CHECKING:
     from dagster_flinkpy.datastream.connectors.base import Sink, Source
     from dagster_flinkpy.datastream.connectors.data_generator import DataGeneratorSource, RateLimiterStrategy
@@ -43,5 +45,5 @@ _ELSEWHERE = {
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise missing(__name__, name)
     return getattr(import_module(f"{__name__}.{_ELSEWHERE.get(name, 'file_system')}"), name)
