@@ -126,9 +126,9 @@ class SourceReaderOperator(SourceOperator):
             self.context.send_status(True)
         if epoch.open:
             self._forget_answered()
-            while not self.is_called():
+            while self._goes_on(told):
                 self._poll()
-                self.waits = self._status is not InputStatus.MORE_AVAILABLE
+                self.waits = self._status is not InputStatus.MORE_AVAILABLE and self._goes_on(told)
                 yield self._time.watermark
         elif Tell.END in told:
             while self._status is not InputStatus.END_OF_INPUT:
@@ -146,6 +146,12 @@ class SourceReaderOperator(SourceOperator):
         if vertex.uid in epoch.ended_sources:
             self.context.send_status(False)
             yield MAX_WATERMARK
+
+    def _goes_on(self, told: set[Tell]) -> bool:
+        """Returns whether it is polled on in an open epoch."""
+        # If the epoch runs again, the next part is there at once, though readers have not read all yet.
+        at_end = Tell.END not in told or self._status is InputStatus.END_OF_INPUT
+        return not (self.is_called() and at_end)
 
     def _poll(self) -> None:
         """Polls the reader for a while, and emits what it has read."""

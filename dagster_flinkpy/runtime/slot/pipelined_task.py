@@ -93,6 +93,7 @@ class PipelinedTask(StreamTask):
     def begin(self, epoch: Epoch) -> None:
         """Lets the sources read an epoch, or a part of an open one."""
         self._to_read.append(epoch)
+        self._poll_again()
         self.stop_reading(stops=False)
         new, self._begun = epoch.checkpoint_id != self._begun, epoch.checkpoint_id
         if new:
@@ -116,7 +117,7 @@ class PipelinedTask(StreamTask):
     @property
     def _has_sources(self) -> bool:
         waits = bool(self._readers) and all(uid in self._readers and self._readers[uid].waits for uid in self._left)
-        return bool(self._to_read) or (self._reading is not None and not waits)
+        return bool(self._to_read) if self._reading is None else not waits
 
     def step(self) -> None:
         """Reads a batch of a source, or takes a few rows of the gate."""
@@ -146,7 +147,6 @@ class PipelinedTask(StreamTask):
             epoch = self._to_read.popleft()
             self._reading, self._open = self._read(epoch), epoch.open
             self._asks = epoch.open
-            self._poll_again()
             self._ask()
         try:
             next(self._reading)
