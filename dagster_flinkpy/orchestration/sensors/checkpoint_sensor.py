@@ -108,7 +108,7 @@ def build_checkpoint_sensor(
     name: str | None = None,
     interval: timedelta | None = None,
     min_pause: timedelta | None = None,
-    minimum_interval_seconds: int = 30,
+    minimum_interval_seconds: int | None = None,
     default_status: DefaultSensorStatus = DefaultSensorStatus.STOPPED,
     checkpoint_storage_resource_key: str = "checkpoint_storage",
 ) -> SensorDefinition:
@@ -128,7 +128,8 @@ def build_checkpoint_sensor(
         interval: Time from one trigger to the next. Default: set by ``env.enable_checkpointing``.
         min_pause: Minimum time from a completion to the next trigger. Default: set by
             ``set_min_pause_between_checkpoints``, or 0.
-        minimum_interval_seconds: Time between ticks.
+        minimum_interval_seconds: Time between ticks. A checkpoint may be this much later than the interval says.
+            Default: the interval in whole seconds, between 1 and 30.
         default_status: Whether the sensor is on before anybody switches it.
         checkpoint_storage_resource_key: Key of the `CheckpointStorageResource`.
 
@@ -148,16 +149,19 @@ def build_checkpoint_sensor(
     targets = flink_targets(assets, builder="build_checkpoint_sensor")
     policies = {target.job_id: _policy(target, interval, min_pause) for target in targets}
     jobs = [target.asset_job("checkpoint", f"Takes a checkpoint of job {target.job_id}.") for target in targets]
+    shortest = min(policy.interval for policy in policies.values()).total_seconds()
+    ticks = max(1, min(30, int(shortest))) if minimum_interval_seconds is None else minimum_interval_seconds
+    every = ", ".join(f"{job_id} every {_span(to_millis(each.interval))}" for job_id, each in policies.items())
 
     sensor_name = name or f"{targets[0].dagster_name}_checkpoint_sensor"
 
     @sensor(
         name=sensor_name,
         jobs=jobs,
-        minimum_interval_seconds=minimum_interval_seconds,
+        minimum_interval_seconds=ticks,
         default_status=default_status,
         required_resource_keys={checkpoint_storage_resource_key},
-        description="Takes a checkpoint of each job whose interval has passed, unless a run is working on it.",
+        description=f"Takes a checkpoint of {every}. It looks every {ticks} s, so one may be that much later.",
     )
     def checkpoint_sensor(context: SensorEvaluationContext) -> SensorResult:
         storage = getattr(context.resources, checkpoint_storage_resource_key).location()

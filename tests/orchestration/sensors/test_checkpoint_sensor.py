@@ -281,6 +281,19 @@ def test_takes_the_pause_of_the_program(tmp_path: Path, tick: Any) -> None:
     assert tick(build_checkpoint_sensor(assets, min_pause=timedelta(0))).run_requests
 
 
+@pytest.mark.parametrize(
+    ("interval", "given", "ticks"), [(timedelta(hours=1), None, 30), (timedelta(seconds=10), None, 10), (MINUTE, 7, 7)]
+)
+def test_it_says_how_much_later_a_checkpoint_may_be(
+    interval: timedelta, given: int | None, ticks: int, assets: list[AssetsDefinition]
+) -> None:
+    sensor = build_checkpoint_sensor(assets, interval=interval, minimum_interval_seconds=given)
+    assert sensor.minimum_interval_seconds == ticks
+    seconds = int(interval.total_seconds())
+    wanted = f"Takes a checkpoint of words every {seconds} s. It looks every {ticks} s, so one may be that much later."
+    assert sensor.description == wanted
+
+
 def test_needs_an_interval(assets: list[AssetsDefinition]) -> None:
     with pytest.raises(ConfigurationError, match="enable_checkpointing"):
         build_checkpoint_sensor(assets)
