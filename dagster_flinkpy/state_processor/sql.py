@@ -27,11 +27,16 @@ if TYPE_CHECKING:
 __all__ = ["key_from_text", "query_state"]
 
 _PARSE = "select json_serialize_sql(?, skip_empty := true, skip_null := true)"
+_WINDOW = Types.TUPLE([Types.LONG(), Types.LONG()])
+"""How a time window is stored."""
+_BOUNDS = ("window_start", "window_end")
 _INTEGERS = (Types.BYTE(), Types.SHORT(), Types.INT(), Types.LONG())
 
 
 def query_state(savepoint: SavepointReader, query: str, *, keys: Iterable[str] = ()) -> pa.Table:
     """Runs a query over the states of a savepoint. Each state is a view ``uid.state``: ``select * from totals.total``.
+
+    State and timers of time windows also have ``window_start`` and ``window_end``, timestamps in UTC.
 
     Only the states that occur in the query are read, and of these only the columns that it names. A condition
     ``key = 42`` or ``key in (...)`` of a query over a single state reads the rows of these keys only, and only the
@@ -109,14 +114,30 @@ def _typed(value: Any, kind: TypeInformation) -> Any:
 
 def _rows(state: StoredState, texts: list[str], plan: QueryPlan) -> pa.Table:
     """Reads what a query needs of a state."""
-    columns = plan.columns(state.schema.names)
+    has_windows = state.types.get("namespace") == _WINDOW
+    columns = plan.columns([*state.schema.names, *(_BOUNDS if has_windows else ())])
+    bounds = [name for name in columns if has_windows and name in _BOUNDS]
+    if bounds:
+        columns = list(dict.fromkeys(["namespace", *(name for name in columns if name not in bounds)]))
     if isinstance(state, KeyedStateRows):
         key_type = state.types["key"]
         if texts:
             state = state.for_keys([key_from_text(text, key_type) for text in texts])
         elif plan.keys is not None and _are_keys(plan.keys, key_type):
             state = state.for_keys(plan.keys)
-    return state.read_columns(columns)
+    rows = state.read_columns(columns)
+    for name in bounds:
+        rows = rows.append_column(name, _bound(rows, _BOUNDS.index(name)))
+    return rows
+
+
+def _bound(rows: pa.Table, which: int) -> pa.Array[Any]:
+    """Returns the start or the end of windows, in UTC."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    millis: Any = pc.struct_field(rows.column("namespace").combine_chunks(), which)
+    return millis.cast(pa.timestamp("ms"))
 
 
 def _are_keys(values: Sequence[int | str], key_type: TypeInformation) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from click.testing import CliRunner
 from dagster_flinkpy.cli import main
 from dagster_flinkpy.common.typeinfo import TypeInformation, Types
 from dagster_flinkpy.common.types import Row
+from dagster_flinkpy.datastream.window import TumblingEventTimeWindows
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 from dagster_flinkpy.state_processor import SavepointReader, read_savepoint, sql
 from dagster_flinkpy.state_processor.sql import _PARSE, key_from_text, query_state
 from dagster_flinkpy.state_processor.sql_plan import plan_query
 from dagster_flinkpy.state_processor.stored_state import KeyedStateRows
 from tests.runtime.harness import HarnessAttempt
+from tests.runtime.programs import environment, events
 from tests.state_processor.programs import RECORDS, all_kinds
 
 TOTALS: dict[str, int] = {}
@@ -48,6 +51,28 @@ def rows_of(savepoint: SavepointReader, query: str, **options: Any) -> list[dict
 def test_a_state_is_a_table(savepoint: SavepointReader) -> None:
     rows = rows_of(savepoint, "select key, value.sum as value from kinds.total")
     assert {row["key"]: row["value"] for row in rows} == TOTALS
+
+
+def test_windows_have_a_start_and_an_end(tmp_path: Path) -> None:
+    env = environment(2)
+    keyed = events(env, [("a", 3_600_500, 1), ("b", 3_601_500, 2), ("c", 9_000_000, 3)], per_epoch=2).key_by("key")
+    keyed.window(TumblingEventTimeWindows(1000)).reduce(lambda a, b: a).uid("windows")
+    with HarnessAttempt(env.get_job_graph(), tmp_path) as attempt:
+        attempt.run_epoch()
+    savepoint = read_savepoint(str(tmp_path / "job"))
+    (name,) = (each.name for each in savepoint.states if each.uid == "windows" and each.kind != "TIMER")
+    hour = datetime(1970, 1, 1, 1)
+    first, second, third = hour, hour + timedelta(seconds=1), hour + timedelta(seconds=2)
+    assert rows_of(savepoint, f'select key, window_start, window_end from windows."{name}" order by key') == [
+        {"key": "a", "window_start": first, "window_end": second},
+        {"key": "b", "window_start": second, "window_end": third},
+    ]
+    assert rows_of(
+        savepoint, f"select key from windows.\"{name}\" where window_end <= timestamp '1970-01-01 01:00:01'"
+    ) == [{"key": "a"}]
+    (everything, _) = rows_of(savepoint, f'from windows."{name}" order by key')
+    assert everything["namespace"] == {"f0": 3_600_000, "f1": 3_601_000}
+    assert (everything["window_start"], everything["window_end"]) == (first, second)
 
 
 def test_states_can_be_joined(savepoint: SavepointReader) -> None:
