@@ -151,16 +151,6 @@ class Background:
         return future
 
 
-class _Endpoint(Server):
-    def __init__(self, network: Network, location: str, pool: slot_pool.SlotPool, token: str, tls: None) -> None:
-        super().__init__(network, token, pool.serve)
-
-
-class _DataServer(Server):
-    def __init__(self, network: Network, location: str, executor: TaskExecutor, descriptor: SlotDescriptor) -> None:
-        super().__init__(network, descriptor.token, executor.receive)
-
-
 @contextmanager
 def live_tasks(world: World) -> Iterator[Network]:
     """Makes the exchange, the slots and their tasks follow the world."""
@@ -184,8 +174,8 @@ def live_tasks(world: World) -> Iterator[Network]:
         patch(task_executor, "connect", lambda location, certificate: network.connect(location))
         patch(task_executor, "calling", lambda token: token)
         patch(task_executor, "address_towards", lambda host, port: "host")
-        patch(task_executor, "_DataServer", partial(_DataServer, network))
-        patch(slot_pool, "_Endpoint", partial(_Endpoint, network))
+        for module in (task_executor, slot_pool):
+            patch(module, "Endpoint", lambda location, token, tls, serve: Server(network, token, serve))
         patch(job_exchange, "start_on_spark", lambda job_id, shared: partial(SimulatedSlot, network))
         patch(job_exchange, "host_of_driver", lambda settings: "driver")
         patch(job_exchange, "announce_job", lambda *args, **options: nullcontext())

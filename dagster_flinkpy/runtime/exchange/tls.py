@@ -6,15 +6,17 @@ ends of a connection show it, and expect it of the other: so a slot takes progra
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pyarrow.flight as flight
 
-from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.errors import ConfigurationError, SlotProtocolError
+from dagster_flinkpy.runtime.exchange.frames import TokenCheck
 
-__all__ = ["AttemptCertificate", "connect", "new_certificate", "scheme_of", "server_options"]
+__all__ = ["AttemptCertificate", "Endpoint", "connect", "new_certificate", "scheme_of", "server_options"]
 
 _NAME = "flinkpy"
 """The name in the certificate. No host is compared with it: who has the key is of the attempt."""
@@ -64,6 +66,34 @@ def new_certificate() -> AttemptCertificate:
     return AttemptCertificate(
         certificate.public_bytes(encoding), key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, plain)
     )
+
+
+class Endpoint(flight.FlightServerBase):  # type: ignore[misc]
+    """Where the driver or a slot is called.
+
+    Args:
+        location: The address.
+        token: The token of the attempt, which callers must have.
+        certificate: The certificate of the attempt; None: without TLS.
+        serve: Takes what opened a call, what reads its rows and what writes to it, on a thread of the network. Raises a
+            SlotProtocolError to refuse the call.
+    """
+
+    def __init__(
+        self,
+        location: str,
+        token: str,
+        certificate: AttemptCertificate | None,
+        serve: Callable[[bytes | None, Any, Any], None],
+    ) -> None:
+        super().__init__(location, middleware={"token": TokenCheck(token)}, **server_options(certificate))
+        self._serve = serve
+
+    def do_exchange(self, context: Any, descriptor: flight.FlightDescriptor, reader: Any, writer: Any) -> None:
+        try:
+            self._serve(descriptor.command, reader, writer)
+        except SlotProtocolError as error:
+            raise flight.FlightUnauthenticatedError(str(error)) from error
 
 
 def connect(location: str, certificate: AttemptCertificate | None) -> flight.FlightClient:

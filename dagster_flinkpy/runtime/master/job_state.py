@@ -363,11 +363,9 @@ class JobState:
     def _end_if_failed(self) -> None:
         """Decides what becomes of the job when the checkpoints that may still complete have all been acknowledged."""
         failure = self.failure
-        if (
-            failure is None
-            or not self.coordinator.running
-            or any(each.has_before(failure.since) for each in self.regions)
-        ):
+        if failure is None or not self.coordinator.running:
+            return
+        if any(each.has_before(failure.since) for each in self.regions):
             return
         error = diagnosed(failure.error, self.contents.parent)
         self.failure = _Failure(error, failure.since)

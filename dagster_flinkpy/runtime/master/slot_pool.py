@@ -19,7 +19,6 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 import pyarrow as pa
-import pyarrow.flight as flight
 
 from dagster_flinkpy.common.exchange_options import ExchangeOptions
 from dagster_flinkpy.datastream.slot_sharing_group import SlotSharingGroup
@@ -30,9 +29,9 @@ from dagster_flinkpy.errors import (
     SlotLostError,
     SlotProtocolError,
 )
-from dagster_flinkpy.runtime.exchange.frames import TokenCheck, frame, opened, parse
+from dagster_flinkpy.runtime.exchange.frames import frame, opened, parse
 from dagster_flinkpy.runtime.exchange.reply_stream import ReplyStream
-from dagster_flinkpy.runtime.exchange.tls import AttemptCertificate, new_certificate, scheme_of, server_options
+from dagster_flinkpy.runtime.exchange.tls import Endpoint, new_certificate, scheme_of
 from dagster_flinkpy.runtime.shuffle.wire import WIRE_SCHEMA, WireRow, rows_of
 from dagster_flinkpy.runtime.slot.task_executor import SlotDescriptor
 
@@ -158,7 +157,7 @@ class SlotPool:
         self._processes: list[Slot] = []
         """All whose process has not ended."""
         self._listeners: list[SlotListener] = []
-        self._server: _Endpoint | None = None
+        self._server: Endpoint | None = None
         self._over = threading.Event()
         self._watcher: threading.Thread | None = None
 
@@ -288,7 +287,7 @@ class SlotPool:
     def _open(self) -> None:
         with self._changed:
             if self._server is None and not self._over.is_set():
-                self._server = _Endpoint(f"{self._address}:0", self, self._token, self._tls)
+                self._server = Endpoint(f"{self._address}:0", self._token, self._tls, self.serve)
                 self._watcher = threading.Thread(target=self._watch, name="heartbeats of slots", daemon=True)
                 self._watcher.start()
 
@@ -393,17 +392,3 @@ def _join(threads: Collection[threading.Thread], seconds: float) -> None:
     until = time.monotonic() + seconds
     for thread in threads:
         thread.join(max(0.0, until - time.monotonic()))
-
-
-class _Endpoint(flight.FlightServerBase):  # type: ignore[misc]
-    """Where slots call the driver."""
-
-    def __init__(self, location: str, pool: SlotPool, token: str, tls: AttemptCertificate | None) -> None:
-        super().__init__(location, middleware={"token": TokenCheck(token)}, **server_options(tls))
-        self._pool = pool
-
-    def do_exchange(self, context: Any, descriptor: flight.FlightDescriptor, reader: Any, writer: Any) -> None:
-        try:
-            self._pool.serve(descriptor.command, reader, writer)
-        except SlotProtocolError as error:
-            raise flight.FlightUnauthenticatedError(str(error)) from error

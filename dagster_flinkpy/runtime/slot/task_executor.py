@@ -21,20 +21,11 @@ import pyarrow.flight as flight
 from dagster_flinkpy.datastream.slot_sharing_group import SlotSharingGroup
 from dagster_flinkpy.errors import FlinkPyError, SlotLostError, SlotProtocolError
 from dagster_flinkpy.runtime.epoch import Epoch
-from dagster_flinkpy.runtime.exchange.frames import (
-    ALIVE,
-    TokenCheck,
-    calling,
-    frame,
-    of_credits,
-    opened,
-    opening,
-    parse,
-)
+from dagster_flinkpy.runtime.exchange.frames import ALIVE, calling, frame, of_credits, opened, opening, parse
 from dagster_flinkpy.runtime.exchange.places import Places, address_towards
 from dagster_flinkpy.runtime.exchange.reply_stream import ReplyStream
 from dagster_flinkpy.runtime.exchange.slot_link import CONNECT_SECONDS, SlotLink
-from dagster_flinkpy.runtime.exchange.tls import AttemptCertificate, connect, scheme_of, server_options
+from dagster_flinkpy.runtime.exchange.tls import AttemptCertificate, Endpoint, connect, scheme_of
 from dagster_flinkpy.runtime.failure import error_to_json, outside_error
 from dagster_flinkpy.runtime.shipping import loaded_job
 from dagster_flinkpy.runtime.shuffle.wire import NO_EDGE, WIRE_SCHEMA, Kind, WireRow, batch_of, rows_of
@@ -145,7 +136,7 @@ class TaskExecutor:
         driver = urlsplit(descriptor.driver)
         host = address_towards(str(driver.hostname), int(driver.port or 0))
         address = f"{scheme_of(descriptor.tls)}://{_bracketed(host)}"
-        server = _DataServer(f"{address}:0", self, descriptor)
+        server = Endpoint(f"{address}:0", descriptor.token, descriptor.tls, self.receive)
         location = f"{address}:{server.port}"
         client = connect(descriptor.driver, descriptor.tls)
         threads = [
@@ -406,21 +397,6 @@ class TaskExecutor:
                 replies = self._incoming.get((deployment.id, slot))
                 if replies is not None:
                     replies.send(of_credits(each))
-
-
-class _DataServer(flight.FlightServerBase):  # type: ignore[misc]
-    """Takes streams of rows of other slots."""
-
-    def __init__(self, location: str, executor: TaskExecutor, descriptor: SlotDescriptor) -> None:
-        middleware = {"token": TokenCheck(descriptor.token)}
-        super().__init__(location, middleware=middleware, **server_options(descriptor.tls))
-        self._executor = executor
-
-    def do_exchange(self, context: Any, descriptor: flight.FlightDescriptor, reader: Any, writer: Any) -> None:
-        try:
-            self._executor.receive(descriptor.command, reader, writer)
-        except SlotProtocolError as error:
-            raise flight.FlightUnauthenticatedError(str(error)) from error
 
 
 def _bracketed(host: str) -> str:
