@@ -54,6 +54,7 @@ from dagster_flinkpy.checkpoint.pending import AcknowledgeResult, CheckpointPlan
 from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics, CheckpointStats, CheckpointStatus
 from dagster_flinkpy.checkpoint.stimuli import (
     Acknowledge,
+    AcknowledgedLate,
     CheckpointIdAssigned,
     CommitFinished,
     CoordinatorSnapshotted,
@@ -351,6 +352,8 @@ class CheckpointCoordinator:
             # A checkpoint that is being written may still complete, so it is not aborted, and its files are kept.
             if pending.can_abort:
                 instructions += self._abort(pending, now_ms, reason, promote=False)
+        self._garbage |= self._handed_over  # nothing takes them over any more, except what is being written
+        self._handed_over.clear()
         return instructions
 
     # --- acknowledging ------------------------------------------------------------------------------------------------
@@ -419,6 +422,11 @@ class CheckpointCoordinator:
         return self._abort(pending, stimulus.now_ms, message.reason, f"{_task(message)}: {detail}", by_task=True)
 
     @_handle.register
+    def _(self, stimulus: AcknowledgedLate) -> list[Instruction]:
+        self._garbage |= stimulus.files
+        return []
+
+    @_handle.register
     def _(self, stimulus: TasksRestarted) -> list[Instruction]:
         for checkpoint_id in stimulus.checkpoint_ids:
             self._in_stage(checkpoint_id, Stage.COLLECTING).withdraw(stimulus.tasks)
@@ -454,7 +462,7 @@ class CheckpointCoordinator:
         if stimulus.checkpoint_id in self._recent:
             return []
         pending = self._in_stage(stimulus.checkpoint_id, Stage.WRITING_METADATA, Stage.REPLACING_HEAD)
-        reason = CheckpointFailureReason.FINALIZE_CHECKPOINT_FAILURE
+        reason = stimulus.reason
         if pending.stage is Stage.REPLACING_HEAD and stimulus.unknown_outcome:
             # It may be complete, so nothing that its tasks prepared may be aborted. The next attempt finds out.
             self._remove(pending)

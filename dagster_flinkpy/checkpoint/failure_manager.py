@@ -21,9 +21,13 @@ _COUNTED = frozenset(
 )
 
 LOSES_NOTHING = frozenset(
-    {CheckpointFailureReason.TRIGGER_CHECKPOINT_FAILURE, CheckpointFailureReason.FINALIZE_CHECKPOINT_FAILURE}
+    {
+        CheckpointFailureReason.TRIGGER_CHECKPOINT_FAILURE,
+        CheckpointFailureReason.CHECKPOINT_ASYNC_EXCEPTION,
+        CheckpointFailureReason.FINALIZE_CHECKPOINT_FAILURE,
+    }
 )
-"""Failures before an epoch begins, and after all tasks have acknowledged."""
+"""Failures before an epoch begins, and after all tasks have taken their snapshots."""
 
 
 class CheckpointFailureManager:

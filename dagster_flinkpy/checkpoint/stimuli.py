@@ -16,6 +16,7 @@ from dagster_flinkpy.checkpoint.phases import CheckpointPhases
 
 __all__ = [
     "Acknowledge",
+    "AcknowledgedLate",
     "CheckpointIdAssigned",
     "CommitFinished",
     "CoordinatorSnapshotted",
@@ -123,6 +124,13 @@ class Decline(Stimulus):
 
 
 @dataclass(frozen=True)
+class AcknowledgedLate(Stimulus):
+    """Tasks have stored states that no checkpoint will name any more (Flink: ``discardSubtaskState``)."""
+
+    files: frozenset[str]
+
+
+@dataclass(frozen=True)
 class TasksRestarted(Stimulus):
     """Tasks run again from an earlier state; what they have acknowledged since does not count.
 
@@ -150,6 +158,8 @@ class MetadataWriteFailed(Stimulus):
     unknown_outcome: bool
     """Whether the write may have succeeded nevertheless. If so, no state is deleted."""
     cause: str = ""
+    reason: CheckpointFailureReason = CheckpointFailureReason.FINALIZE_CHECKPOINT_FAILURE
+    """Another one if nothing was tried, because a task could not store its snapshot."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.state_backend_type import StateBackendType
+from dagster_flinkpy.errors import CheckpointError, FlinkPyError, message_of
 from dagster_flinkpy.runtime.python_environment import PackedPython
 from dagster_flinkpy.state.handles import KeyedSnapshot, OperatorStateHandle
 from dagster_flinkpy.storage import StorageLocation
@@ -139,10 +140,27 @@ class EpochJob:
     buffer_timeout: float | None = 0.1
     """After how many seconds a live task sends records that have not filled a buffer; None if only then. Default: 0.1,
     as in Flink."""
+    declines: bool = False
+    """Whether a snapshot that a live task cannot store fails its checkpoint, and not the task. Default: False."""
+    unwritten: FlinkPyError | None = None
+    """Why a part of the state that it starts from is not in the store: only tasks that have it can go on. None if all
+    is there."""
     region: int = 0
     """The number of the region in the job."""
     clock: Clock = field(default_factory=SystemClock)
     """The clock for processing time."""
+
+    def check_start(self) -> None:
+        """Checks that other tasks can continue from the state that it starts from.
+
+        Raises:
+            CheckpointError: A part of it is not in the store.
+        """
+        if self.unwritten is not None:
+            raise CheckpointError(
+                f"no other tasks can continue from checkpoint {self.start}, because it has failed: "
+                f"{message_of(self.unwritten)}"
+            ) from self.unwritten
 
     @property
     def checkpoint_id(self) -> int:

@@ -475,6 +475,8 @@ class ColumnarKeyedStateBackend:
     def snapshot(self, *, wait: bool = True) -> KeyedSnapshot:
         """Writes pending changes and describes all state, including restored state that was not requested.
 
+        Files of earlier snapshots that could not be uploaded are uploaded again.
+
         Args:
             wait: Whether to wait until everything is in the store. Otherwise the caller waits for
                 `uploads`. Default: True.
@@ -492,10 +494,12 @@ class ColumnarKeyedStateBackend:
                     table.runs.drop_expired()
                 table.runs.save()
                 tables[identity] = table.snapshot()
+        snapshot = KeyedSnapshot(self._key_groups, tuple(tables[identity] for identity in sorted(tables)))
+        self._files.retry_uploads(snapshot.files())
         if wait:
             for upload in self.uploads():
                 upload.result()
-        return KeyedSnapshot(self._key_groups, tuple(tables[identity] for identity in sorted(tables)))
+        return snapshot
 
     @property
     def statistics(self) -> BackendStatistics:

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from dagster_flinkpy.errors import CorruptStateError, ObjectNotFoundError, PreconditionFailedError
 from dagster_flinkpy.state.state_files import file_of, sha256_of, state_file
+from dagster_flinkpy.state.transfers import Uploads
 from dagster_flinkpy.storage import ObjectStore
 
 __all__ = ["INLINE_BELOW", "read_partitions", "write_partitions"]
@@ -28,7 +29,9 @@ INLINE_BELOW = 20_000
 Json = Any
 
 
-def write_partitions(table: pa.Table, store: ObjectStore, *, split: bool, written_by: str = "") -> tuple[Json, ...]:
+def write_partitions(
+    table: pa.Table, store: ObjectStore, *, split: bool, written_by: str = "", uploads: Uploads | None = None
+) -> tuple[Json, ...]:
     """Stores a state.
 
     Args:
@@ -36,6 +39,7 @@ def write_partitions(table: pa.Table, store: ObjectStore, *, split: bool, writte
         store: The object store, rooted at the job's prefix.
         split: Whether each row is a separate partition. Otherwise all rows are one partition.
         written_by: Part of the names of the files; see ``state_file``.
+        uploads: Uploads a file in the background. Default: it is there when the function returns.
 
     Returns:
         The partitions, in the order of the rows.
@@ -50,8 +54,16 @@ def write_partitions(table: pa.Table, store: ObjectStore, *, split: bool, writte
     pq.write_table(table, sink, compression="zstd")
     data = sink.getvalue()
     sha256 = hashlib.sha256(data).hexdigest()
-    with suppress(PreconditionFailedError):  # named by content, so an existing file is the same
-        store.put(state_file(sha256, written_by), data, if_none_match=True)
+    path = state_file(sha256, written_by)
+
+    def write() -> None:
+        with suppress(PreconditionFailedError):  # named by content, so an existing file is the same
+            store.put(path, data, if_none_match=True)
+
+    if uploads is None:
+        write()
+    else:
+        uploads.submit(path, write)
     file = {"file": sha256, **({"by": written_by} if written_by else {})}
     return tuple({**file, "row": i} for i in range(len(batch))) if split else (file,)
 

@@ -35,6 +35,7 @@ from dagster_flinkpy.state.schema_evolution import (
     evolve,
     stored_key_type,
 )
+from dagster_flinkpy.state.transfers import Uploads
 from dagster_flinkpy.storage import ObjectStore
 
 __all__ = ["RAW_STATE", "OperatorStateBackend"]
@@ -54,9 +55,10 @@ class _OperatorState:
         what: str,
         store: ObjectStore,
         written_by: Callable[[], str],
+        uploads: Uploads | None,
     ) -> None:
         self.name, self.mode, self._types, self._what, self._store = name, mode, types, what, store
-        self._written_by = written_by
+        self._written_by, self._uploads = written_by, uploads
         self.own, self.take = copier(types["value"]), taker(types["value"])
         """Copy a value that a function reads, and one that it gives; None if values cannot change."""
         self._handle: OperatorStateHandle | None = None
@@ -98,7 +100,9 @@ class _OperatorState:
             except TypeMismatchError as error:
                 raise TypeMismatchError(f"{self._what}: {error}") from error
             split = self.mode is not DistributionMode.BROADCAST
-            partitions = write_partitions(pa.table(arrays), self._store, split=split, written_by=self._written_by())
+            partitions = write_partitions(
+                pa.table(arrays), self._store, split=split, written_by=self._written_by(), uploads=self._uploads
+            )
             self._handle = OperatorStateHandle(self.name, self.mode, partitions, self.declared[1])
         return self._handle
 
@@ -247,6 +251,7 @@ class OperatorStateBackend(OperatorStateStore):
         restored: The state that the subtask starts from.
         written_by: Returns a part of the names of the files that are written next; see
             ``state.state_files.state_file``. Default: the empty text.
+        uploads: Uploads files in the background. Default: they are there when the snapshot is taken.
     """
 
     def __init__(
@@ -256,8 +261,10 @@ class OperatorStateBackend(OperatorStateStore):
         store: ObjectStore,
         restored: Sequence[OperatorStateHandle],
         written_by: Callable[[], str] = str,
+        uploads: Uploads | None = None,
     ) -> None:
         self._operator, self._subtask, self._store, self._written_by = operator, subtask, store, written_by
+        self._uploads = uploads
         self._restored = {handle.name: handle for handle in restored if handle.name != RAW_STATE}
         self._states: dict[str, _ListState | _BroadcastState] = {}
         self.changes: list[str] = []
@@ -327,7 +334,7 @@ class OperatorStateBackend(OperatorStateStore):
         make: Callable[[_OperatorState, OperatorStateHandle | None], _ListState | _BroadcastState],
     ) -> _ListState | _BroadcastState:
         what = f"operator {self._operator!r}: operator state {name!r}"
-        state = _OperatorState(name, mode, types, what, self._store, self._written_by)
+        state = _OperatorState(name, mode, types, what, self._store, self._written_by, self._uploads)
         known, restored = self._states.get(name), self._restored.get(name)
         before = state.declared if restored is None else (restored.mode.value, restored.types)
         before = before if known is None else known.state.declared

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
@@ -65,15 +65,19 @@ class RunFiles:
         The upload runs in the background; see :meth:`uploads`.
 
         Raises:
-            StorageError: The local cache could not be written, or an earlier file could not be uploaded.
+            StorageError: The local cache could not be written.
         """
         data, handle = encode_run(layout, table, self.key_groups, self.written_by)
         self.written_bytes += handle.bytes
         self.written_rows += handle.rows
         if handle.bytes < self.inline_below:
             return inline(handle, data), Run.of(table, self.key_groups)
-        self._uploads.submit(lambda: upload_run(self.store, handle, data))
+        self._uploads.submit(handle.path, lambda: upload_run(self.store, handle, data))
         return handle, self.cache.put(handle, table)
+
+    def retry_uploads(self, named: Collection[str]) -> None:
+        """Begins the uploads again that have failed, of the files that a snapshot names."""
+        self._uploads.retry(named)
 
     def uploads(self) -> list[Future[None]]:
         """Returns what must be done so that everything that was written is in the store, and copied.

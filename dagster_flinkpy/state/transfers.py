@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 
@@ -49,23 +48,55 @@ def write_aside(write: Callable[[], None]) -> Future[None]:
     return _threads("write", os.getpid()).submit(write)
 
 
+class _Upload:
+    """An upload that can be tried again until it has succeeded."""
+
+    def __init__(self, write: Callable[[], None]) -> None:
+        self._write: Callable[[], None] | None = write
+        self.of_earlier = False
+        """Whether a snapshot has been taken since it was begun first."""
+        self.begin()
+
+    def begin(self) -> None:
+        self.future = _threads("upload", os.getpid()).submit(self._run)
+
+    def _run(self) -> None:
+        assert self._write is not None
+        self._write()
+        self._write = None  # and what it has written
+
+    @property
+    def has_failed(self) -> bool:
+        return self.future.done() and self.future.exception() is not None
+
+
 class Uploads:
     """The background uploads of one subtask. One thread uses it."""
 
     def __init__(self) -> None:
-        self._pending: deque[Future[None]] = deque()
+        self._pending: dict[str, _Upload] = {}
 
-    def submit(self, upload: Callable[[], None]) -> None:
-        """Begins an upload; waits if too many are in progress.
+    def submit(self, path: str, write: Callable[[], None]) -> None:
+        """Begins the upload of a file; waits if too many are in progress."""
+        while len(running := [each for each in self._pending.values() if not each.future.done()]) >= _REQUESTS:
+            running[0].future.exception()
+        self._pending = {path: each for path, each in self._pending.items() if each in running or each.has_failed}
+        self._pending[path] = _Upload(write)
 
-        Raises:
-            StorageError: An earlier upload has failed.
+    def retry(self, needed: Collection[str]) -> None:
+        """Begins uploads again that have failed before this snapshot, and forgets those that it does not need.
+
+        Args:
+            needed: The files that the snapshot names.
         """
-        while self._pending and (len(self._pending) >= _REQUESTS or self._pending[0].done()):
-            self._pending.popleft().result()
-        self._pending.append(_threads("upload", os.getpid()).submit(upload))
+        for path, each in [*self._pending.items()]:
+            if each.has_failed and path not in needed:
+                del self._pending[path]
+            elif each.has_failed and each.of_earlier:
+                each.begin()
+            each.of_earlier = True
 
     @property
     def pending(self) -> tuple[Future[None], ...]:
-        """The uploads that have not ended, as far as is known. They raise a StorageError if they fail."""
-        return tuple(self._pending)
+        """The uploads that have not succeeded, as far as is known. They raise a StorageError if they fail."""
+        return tuple(each.future for each in self._pending.values())

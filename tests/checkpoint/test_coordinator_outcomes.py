@@ -30,6 +30,7 @@ from dagster_flinkpy.checkpoint.pending import CheckpointPlan
 from dagster_flinkpy.checkpoint.statistics import CheckpointStatus
 from dagster_flinkpy.checkpoint.stimuli import (
     Acknowledge,
+    AcknowledgedLate,
     CheckpointIdAssigned,
     CommitFinished,
     HeadReplaced,
@@ -92,6 +93,30 @@ def test_an_unknown_checkpoint_is_told_from_a_late_one() -> None:
     coordinator.handle(decline(3, 100))
     assert coordinator.handle(ack(4, 100, SOURCE, "y")) == [DiscardState(files("y"))]
     assert coordinator.story[-1] == "  DISCARDED"
+
+
+def test_what_is_stored_for_no_checkpoint_any_more_is_discarded_unless_another_one_names_it() -> None:
+    coordinator = running()
+    complete(coordinator, 1, 1, "base")
+    trigger(coordinator, 2, 2)
+    late = files("base-count-0") | files("late")
+    assert coordinator.handle(AcknowledgedLate(3, late)) == [], "checkpoint 2 may name it"
+    assert only(coordinator.handle(Shutdown(4)), DiscardState).files == files("late")
+
+
+def test_a_checkpoint_that_a_task_could_not_store_is_taken_over() -> None:
+    coordinator = running(tolerable_failed=1)
+    for number in (1, 2):
+        trigger(coordinator, number, number)
+        acknowledge_all(coordinator, number, number, f"n{number}")
+        declined = MetadataWriteFailed(number, number, False, "503", REASON.CHECKPOINT_ASYNC_EXCEPTION)
+        told = coordinator.handle(declined)
+        assert told[0] == notify_aborted(number, REASON.CHECKPOINT_ASYNC_EXCEPTION, tolerated=number == 1)
+    assert only(told, FailJob).message == "checkpoint 2 failed: 503 (more than 1 in a row)"
+    second = only(told, DiscardState).files
+    assert len(second) == 3
+    first = only(coordinator.handle(Shutdown(3)), DiscardState).files
+    assert len(first - second) == 3, "nothing takes them over any more"
 
 
 def test_the_files_of_an_aborted_checkpoint_are_discarded() -> None:

@@ -127,10 +127,10 @@ def _(real: Wrapped, outputs: EpochOutputs, checkpoint_id: int) -> Any:
 @mutation(
     "the newest acknowledged checkpoint completes first", CompletionChain, "proceed", "but the files have", **ONE_STREAM
 )
-def _(real: Wrapped, chain: CompletionChain) -> None:
+def _(real: Wrapped, chain: CompletionChain, unwritten: Any) -> Any:
     if chain.current is None and len(chain.waiting) > 1:
         chain.waiting.rotate(1)
-    real(chain)
+    return real(chain, unwritten)
 
 
 # --- restarts ---------------------------------------------------------------------------------------------------------

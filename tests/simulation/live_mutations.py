@@ -11,6 +11,7 @@ from dagster_flinkpy.runtime.exchange.input_gate import InputGate
 from dagster_flinkpy.runtime.exchange.reply_stream import ReplyStream
 from dagster_flinkpy.runtime.exchange.result_partition import PipelinedSubpartition
 from dagster_flinkpy.runtime.master import pipelined_region
+from dagster_flinkpy.runtime.master.completion_chain import CompletionChain
 from dagster_flinkpy.runtime.master.epoch_planner import EpochPlanner
 from dagster_flinkpy.runtime.master.pipelined_region import PipelinedRegion
 from dagster_flinkpy.runtime.master.slot_pool import Slot
@@ -20,6 +21,7 @@ from dagster_flinkpy.runtime.slot.pipelined_task import PipelinedTask
 from dagster_flinkpy.runtime.slot.task_executor import TaskExecutor
 from dagster_flinkpy.runtime.task.barrier_handlers import SingleCheckpointBarrierHandler
 from dagster_flinkpy.runtime.task.operator_task import OperatorTask
+from dagster_flinkpy.state.transfers import Uploads
 from tests.simulation.completion_mutations import MUTATIONS
 from tests.simulation.mutations import CALM, ONE_STREAM, Wrapped, mutation
 
@@ -33,6 +35,8 @@ LOSING = {**ONE_STREAM, "slot_lost": 0.002, "cut": 0.2, "restarts": 1.0}
 """Regions restart."""
 _STRAY = {**ONE_STREAM, "slot_lost": 0.0, "no_slot": 0.0, "cut": 0.3, "stray_calls": 1.0, "restarts": 1.0}
 """Calls of earlier deployments are made again."""
+_DECLINING = {**ALIGNED, "upload_fails": 0.3, "tolerates": 1.0}
+"""Uploads fail, and tasks decline checkpoints."""
 _SLOW = {**ALIGNED, "slow": 0.3, "sources": ("whole",)}
 _CRASHING = {**_QUIET, "crash": 0.01, "restarts": 0.0}
 _WAIT = "wait for each other"
@@ -130,6 +134,31 @@ def _(real: Wrapped, task: OperatorTask, event: Any) -> None:
 @live_mutation("a task acknowledges before its files are there", PipelinedTask, "acknowledge", "does not exist", _SLOW)
 def _(real: Wrapped, task: PipelinedTask, ack: Any, uploads: Any) -> None:
     real(task, ack, ())
+
+
+@live_mutation(
+    "a checkpoint that a task has declined is completed", CompletionChain, "proceed", "does not exist", _DECLINING
+)
+def _(real: Wrapped, chain: CompletionChain, unwritten: Any) -> int | None:
+    return real(chain, ())
+
+
+@live_mutation(
+    "what could not be uploaded is forgotten", Uploads, "retry", "does not exist|CorruptStateError", _DECLINING
+)
+def _(real: Wrapped, uploads: Uploads, needed: Any) -> None:
+    real(uploads, ())
+
+
+@live_mutation(
+    "other tasks continue from a state that is not in the store",
+    EpochPlanner,
+    "advance",
+    "does not exist|CorruptStateError",
+    {**_DECLINING, "slot_lost": 0.002, "restarts": 1.0},
+)
+def _(real: Wrapped, planner: EpochPlanner, checkpoint_id: int, results: Any, **options: Any) -> None:
+    real(planner, checkpoint_id, replace(results, declined={}), **options)
 
 
 @live_mutation(

@@ -82,10 +82,11 @@ def _(real: Wrapped, failover: JobFailover, *args: Any) -> str:
 
 
 @mutation("checkpoints complete side by side", CompletionChain, "proceed", "complete in their order", **_TWO_REGIONS)
-def _(real: Wrapped, chain: CompletionChain) -> None:
+def _(real: Wrapped, chain: CompletionChain, unwritten: Any) -> Any:
     current, chain.current = chain.current, None
-    real(chain)
+    declined = real(chain, unwritten)
     chain.current = chain.current or current
+    return declined
 
 
 _OVERTAKEN = {**_TWO_REGIONS, "unaligned": 1, "lags": 0.7, "diamond": 0}

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
 from dagster_flinkpy.connectors.source_coordinator import SourceCoordinator
-from dagster_flinkpy.errors import SlotLostError
+from dagster_flinkpy.errors import SlotLostError, StorageError
 from dagster_flinkpy.runtime import shipping
 from dagster_flinkpy.runtime.exchange import input_gate, places, reply_stream, slot_link
 from dagster_flinkpy.runtime.exchange.input_gate import InputGate
@@ -139,6 +139,10 @@ class Background:
             try:
                 if world.rng.random() < world.chaos.slow:
                     world.sleep(world.rng.choice((0.05, 1, 10)))
+                fails = world.chaos.upload_fails if self._name == "upload" else 0.0
+                if fails and world.rng.random() < fails:
+                    world.note("an upload fails")
+                    raise StorageError("503 SlowDown: an upload")
                 result = work(*args)
             except Exception as error:
                 future.set_exception(error)

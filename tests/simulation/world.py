@@ -114,6 +114,8 @@ class Chaos:
     """Per slot that is asked for: it starts late, or never."""
     slow: float = 0.0
     """Per message, and per upload of a live task: it takes seconds."""
+    upload_fails: float = 0.0
+    """Per upload of a live task: it fails."""
     cut: float = 0.0
     """Per call: its connection breaks."""
     half_open: float = 0.0
@@ -162,6 +164,7 @@ class Chaos:
             cut=some(0.1),
             half_open=some(0.05),
             stray_calls=some(0.3),
+            upload_fails=some(0.2),
             # Their requests to the store are many.
             crash=self.crash / 4,
             pause=self.pause / 4,

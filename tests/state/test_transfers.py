@@ -86,6 +86,61 @@ def test_a_failed_upload_is_an_error_at_the_barrier(tmp_path: Path, make_backend
         backend.snapshot()
 
 
+def test_what_could_not_be_uploaded_is_uploaded_with_the_next_snapshot(
+    tmp_path: Path, make_backend: MakeBackend
+) -> None:
+    store = SlowStore(tmp_path / "slow")
+    store.error = StorageError("503")
+    backend = make_backend(key_type=Types.LONG(), store=store, inline_below=0)
+    state = backend.get_state(VALUE)
+    backend.set_current_key(1)
+    state.update(1)
+    failed = backend.snapshot(wait=False)
+    store.go_on.set()
+    assert all(upload.exception() is not None for upload in backend.uploads())
+    store.error = None
+    again = backend.snapshot()
+    assert again.files() == failed.files()
+    assert {info.key for info in store.list()} == again.files()
+    assert backend.snapshot() == again
+
+
+def test_a_snapshot_that_begins_before_an_upload_has_failed_fails_with_it(
+    tmp_path: Path, make_backend: MakeBackend
+) -> None:
+    store = SlowStore(tmp_path / "slow")
+    store.error = StorageError("503")
+    backend = make_backend(key_type=Types.LONG(), store=store, inline_below=0)
+    backend.get_state(VALUE)
+    backend.set_current_key(1)
+    backend.get_state(VALUE).update(1)
+    backend.snapshot(wait=False)
+    second = backend.snapshot(wait=False)
+    uploads = backend.uploads()
+    store.go_on.set()
+    assert second.files()
+    assert any(upload.exception() is not None for upload in uploads)
+
+
+def test_what_no_snapshot_names_any_more_is_not_uploaded_again(tmp_path: Path) -> None:
+    uploads, tried = Uploads(), list[str]()
+
+    def upload(path: str) -> None:
+        tried.append(path)
+        raise StorageError("503")
+
+    for path in ("a", "b"):
+        uploads.submit(path, lambda path=path: upload(path))  # type: ignore[misc]
+    for pending in uploads.pending:
+        pending.exception()
+    uploads.retry({"a", "b"})
+    assert len(tried) == 2, "the snapshot fails"
+    uploads.retry({"b"})
+    (left,) = uploads.pending
+    left.exception()
+    assert (sorted(tried), tried[-1]) == (["a", "b", "b"], "b")
+
+
 def test_uploads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfers, "_REQUESTS", 2)
     gates = [threading.Event() for _ in range(3)]
@@ -97,10 +152,10 @@ def test_uploads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         order.append(number)
 
     for number in range(2):
-        uploads.submit(lambda number=number: upload(number))  # type: ignore[misc]
+        uploads.submit(str(number), lambda number=number: upload(number))  # type: ignore[misc]
     gates[0].set()
     gates[2].set()
-    uploads.submit(lambda: upload(2))  # waits for the first
+    uploads.submit("2", lambda: upload(2))  # waits for the first
     assert 0 in order
     gates[1].set()
     for pending in uploads.pending:

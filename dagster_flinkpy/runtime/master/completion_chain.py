@@ -9,7 +9,7 @@ A part of :class:`~dagster_flinkpy.runtime.master.job_state.JobState`. The way o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from dagster_flinkpy.checkpoint.instructions import Instruction, WriteMetadata
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
@@ -53,11 +53,22 @@ class CompletionChain:
         if not self.broken:
             self.waiting.append(write)
 
-    def proceed(self) -> None:
-        """2. It is its turn: its metadata is written, with what failed checkpoints have handed over."""
-        if self.current is None and self.waiting:
-            self.current = metadata = self.outputs.taken_over(self._create_metadata(self.waiting.popleft()))
-            self._tell(WriteCheckpoint(metadata))
+    def proceed(self, unwritten: Container[int]) -> int | None:
+        """2. It is its turn: its metadata is written, with what failed checkpoints have handed over.
+
+        Args:
+            unwritten: The checkpoints whose snapshots a task could not store.
+
+        Returns:
+            The checkpoint if it is one of these, so that its metadata is not written; otherwise None.
+        """
+        if self.current is not None or not self.waiting:
+            return None
+        self.current = metadata = self.outputs.taken_over(self._create_metadata(self.waiting.popleft()))
+        if metadata.checkpoint_id in unwritten:
+            return metadata.checkpoint_id
+        self._tell(WriteCheckpoint(metadata))
+        return None
 
     def replace_head(self, checkpoint_id: int) -> None:
         """3. Its metadata is written: HEAD is to name it, and then it is complete."""

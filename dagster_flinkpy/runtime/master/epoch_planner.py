@@ -8,22 +8,23 @@ from pathlib import Path
 
 from dagster_flinkpy.checkpoint.messages import Subtask
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
-from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.checkpoint.restore import RestorePlan
 from dagster_flinkpy.datastream.connectors.base import SplitEnumeratorContext
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSinkSpec, BlockingEdgeSourceSpec
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeInputs, EdgeOutput
-from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
+from dagster_flinkpy.runtime.epoch import Epoch, EpochJob, SubtaskInput
 from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.runtime.master.partition_input import of_partition
-from dagster_flinkpy.runtime.master.results import EpochResults
+from dagster_flinkpy.runtime.master.results import EpochResults, TaskFailure
 from dagster_flinkpy.runtime.master.split_planner import SplitPlanner
 from dagster_flinkpy.runtime.master.subtask_inputs import inputs_after, inputs_of_plan, states_of_inputs
 from dagster_flinkpy.runtime.python_environment import pack
 
 __all__ = ["EpochPlanner"]
+
+_State = tuple[int | None, dict[tuple[str, int], SubtaskInput], bool, TaskFailure | None]
 
 
 class EpochPlanner:
@@ -76,7 +77,9 @@ class EpochPlanner:
         self._ended = restored is not None and restored.end_of_input
         self._start = 0
         """The last checkpoint of the epochs whose state the next epoch starts from; 0 for the start of the attempt."""
-        self._states = {0: (self._continues_from, self._inputs, self._ended)}
+        self._unwritten: TaskFailure | None = None
+        """Why a part of that state is not in the store; None if all is there."""
+        self._states: dict[int, _State] = {0: (self._continues_from, self._inputs, self._ended, None)}
         """What epochs start from, by the last checkpoint before them; 0 stands for the start of the attempt."""
 
     def read_partition(self, partition: TimePartition) -> None:
@@ -92,7 +95,12 @@ class EpochPlanner:
         """Returns the current state as the results of an epoch that has read nothing."""
         self.ended[checkpoint_id] = self._ended
         self.splits.snapshot(checkpoint_id)
-        return EpochResults(acknowledged={checkpoint_id: states_of_inputs(self._graph, self._inputs)})
+        states, failure = states_of_inputs(self._graph, self._inputs), self._unwritten
+        return EpochResults({checkpoint_id: states}, {} if failure is None else {checkpoint_id: failure})
+
+    def empty_epoch(self, checkpoint_id: int) -> Epoch:
+        """Returns an epoch that reads nothing, at which sources that have ended stay ended."""
+        return Epoch(checkpoint_id, {}, frozenset(self.splits.all_uids if self._ended else ()))
 
     def job(self, epochs: Sequence[Epoch], restarts: int = 0) -> EpochJob:
         """Returns the Spark job that reads these epochs in order.
@@ -121,23 +129,34 @@ class EpochPlanner:
             cache_dir=config.cache_dir or str(Path(tempfile.gettempdir()) / "flinkpy-cache"),
             restored=self._continues_from,
             start=self._start,
+            declines=checkpointing.tolerable_failed > 0 and self.partition is None,
+            unwritten=None if self._unwritten is None else self._unwritten.error,
             buffer_timeout=None if (timeout := config.exchange.buffer_timeout) is None else timeout.total_seconds(),
             region=self.number,
             python=self._python,
         )
 
-    def advance(self, checkpoint_id: int, states: Mapping[Subtask, SubtaskState], *, ended: bool | None) -> None:
+    def advance(self, checkpoint_id: int, results: EpochResults, *, ended: bool | None) -> None:
         """Lets the next epoch start from the state that a Spark job has left.
 
         Args:
             checkpoint_id: The last checkpoint of its epochs.
-            states: The state of each task.
+            results: Its results.
             ended: Whether the input of the region ends with it; None if it has read nothing.
         """
-        self._start, self._continues_from, self._inputs = checkpoint_id, checkpoint_id, inputs_after(states)
+        self._start, self._continues_from, self._inputs = checkpoint_id, checkpoint_id, inputs_after(results.states)
+        self._unwritten = results.declined.get(checkpoint_id)
         if ended is not None:
             self._ended = ended
-        self._states[checkpoint_id] = self._continues_from, self._inputs, self._ended
+        self._states[checkpoint_id] = self._continues_from, self._inputs, self._ended, self._unwritten
+
+    def unwritten_at(self, epoch: int) -> TaskFailure | None:
+        """Returns why a part of the state is not in the store that epochs have left; None if all is there.
+
+        Args:
+            epoch: The last checkpoint of these epochs; 0 for the start of the attempt.
+        """
+        return self._states[epoch][3]
 
     def acknowledged_with(self, epoch: int, checkpoint_id: int) -> None:
         """Notes which checkpoint has a state first, so that user functions are told of it.
@@ -146,8 +165,7 @@ class EpochPlanner:
             epoch: The last checkpoint of the epochs that have left the state.
             checkpoint_id: The checkpoint.
         """
-        _, inputs, ended = self._states[epoch]
-        self._states[epoch] = checkpoint_id, inputs, ended
+        self._states[epoch] = (checkpoint_id, *self._states[epoch][1:])
 
     def rewind(self, checkpoint_id: int) -> None:
         """Lets the next epoch start from an earlier state.
@@ -156,7 +174,7 @@ class EpochPlanner:
             checkpoint_id: The last checkpoint of the epochs that have left it; 0 for the start of the attempt.
         """
         self._start = checkpoint_id
-        self._continues_from, self._inputs, self._ended = self._states[checkpoint_id]
+        self._continues_from, self._inputs, self._ended, self._unwritten = self._states[checkpoint_id]
 
     def forget_before(self, checkpoint_id: int) -> None:
         """Forgets the states before the one that a complete checkpoint has."""

@@ -257,7 +257,8 @@ class JobExchange:
             with self._used(pool, job, session) as region:
                 return region.run(job, open_epoch)
         except (ExecutorLostError, NoResourceAvailableError, PythonWorkerLostError, SlotLostError) as error:
-            if self._mode is not ExchangeMode.AUTO or open_epoch is not None:  # more of its input may come
+            # More of its input may come, or only these tasks have their state.
+            if self._mode is not ExchangeMode.AUTO or open_epoch is not None or job.unwritten is not None:
                 raise
             what = "this epoch"
             if isinstance(error, NoResourceAvailableError):
@@ -268,6 +269,7 @@ class JobExchange:
             return self._on_spark(job, session, slots)
 
     def _on_spark(self, job: EpochJob, session: JobSession, slots: JobSlots) -> Sequence[WireRow]:
+        job.check_start()
         what = f"checkpoint {job.checkpoint_id} of job {job.job_id!r}"
         with session.open() as spark, RecordCounts(self._config.spark.on_this_machine) as counts:
             slots.look(spark)

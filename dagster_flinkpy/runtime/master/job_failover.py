@@ -176,6 +176,8 @@ class JobFailover:
             if since and (overtaken := region.overtaken_from(min(since))):
                 return f"checkpoint {overtaken[0]} names what they would write again"
         for number, epoch in sorted(epochs.items()):
+            if (error := regions[number].unwritten_before(epoch)) is not None:
+                return f"the state from before checkpoint {epoch} is not in the store: {message_of(error)}"
             released = [n for n in regions[number].acknowledged_from(epoch) if n not in collecting]
             if released:
                 return (

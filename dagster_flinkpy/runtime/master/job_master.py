@@ -326,8 +326,8 @@ class JobMaster:
                 submit(partial(run, open_epoch=open_epoch))
             case CloseEpoch(following=following):
                 runner.close(following)
-            case RepeatState(checkpoint_id=checkpoint_id):
-                submit(partial(runner.repeat, checkpoint_id))
+            case RepeatState(checkpoint_id=checkpoint_id, restarts=restarts):
+                submit(partial(runner.repeat, checkpoint_id, restarts))
             case InterruptRegion():
                 runner.session.interrupt()
             case _:

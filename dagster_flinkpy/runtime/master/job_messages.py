@@ -201,6 +201,8 @@ class RepeatState(RegionInstruction):
     """Acknowledge a checkpoint with the current state."""
 
     checkpoint_id: int
+    restarts: int = 0
+    """How often the region has restarted in this execution attempt."""
 
 
 @dataclass(frozen=True)

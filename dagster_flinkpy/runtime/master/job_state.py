@@ -47,6 +47,7 @@ from dagster_flinkpy.checkpoint.metadata import CheckpointKind, CheckpointMetada
 from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.checkpoint.stimuli import (
     Acknowledge,
+    AcknowledgedLate,
     CommitFinished,
     CoordinatorSnapshotted,
     Decline,
@@ -98,9 +99,10 @@ from dagster_flinkpy.runtime.master.job_messages import (
     WriteCheckpoint,
     describe,
 )
-from dagster_flinkpy.runtime.master.region_epochs import Turn
+from dagster_flinkpy.runtime.master.region_epochs import Acknowledged, Turn
 from dagster_flinkpy.runtime.master.region_runner import EpochPlanned, InputEnded, InputLooked, RegionEnded
 from dagster_flinkpy.runtime.master.region_state import Phase, RegionState
+from dagster_flinkpy.runtime.master.results import TaskFailure
 from dagster_flinkpy.runtime.master.taken_requests import TakenRequests
 
 __all__ = ["JobState"]
@@ -181,6 +183,8 @@ class JobState:
         """Whether transactions are to be aborted when nothing is running."""
         self._causes: dict[int | None, FlinkPyError] = {}
         """Why steps of checkpoints have failed."""
+        self._unwritten: dict[int, TaskFailure] = {}
+        """Why a task could not store its snapshot, by checkpoint."""
         self._subsumed: list[int] = []
 
     # --- what is known -----------------------------------------------------------------------------------------------
@@ -346,7 +350,9 @@ class JobState:
                 region.proceed()
             overtaken = self._overtake()
         self._close_next()
-        self.chain.proceed()
+        if self._complete_next():
+            self._advance()
+            return
         if not self.chain.idle:
             return
         if self._subsumed and self.failure is None and not self.requests.writing:
@@ -359,6 +365,16 @@ class JobState:
             self._abort_due = False
             if not self._outcome_unknown:
                 self._tell(AbortLingering())
+
+    def _complete_next(self) -> bool:
+        """Writes the next checkpoint that all have acknowledged. Gives it up and returns True if a task declined it."""
+        if (number := self.chain.proceed(self._unwritten)) is None:
+            return False
+        task, error = (failure := self._unwritten.pop(number)).task, failure.error
+        cause, reason = f"{task.uid}[{task.subtask}]: {error}", CheckpointFailureReason.CHECKPOINT_ASYNC_EXCEPTION
+        declined = MetadataWriteFailed(self._turn.now_ms, number, unknown_outcome=False, cause=cause, reason=reason)
+        self._on(Outcome(self._turn.now_ms, declined, error))
+        return True
 
     def _end_if_failed(self) -> None:
         """Decides what becomes of the job when the checkpoints that may still complete have all been acknowledged."""
@@ -374,12 +390,10 @@ class JobState:
 
     def _trigger_next(self) -> None:
         request, now = self.epochs.request, self._turn.now_ms
-        if now < self.retry_ms or request is None:
-            return
         if self.epochs.following is not None:
             if self.failure is None and all(region.idle for region in self.epochs.sources):
                 self._open(self.epochs.following)
-        elif self.epochs.open is not None:
+        elif now < self.retry_ms or request is None or self.epochs.open is not None:
             return  # until the regions have gone on
         elif self.iterating and self._may_trigger():
             if request.continuous and not (self.requests.waiting or self.takes_over or self.epochs.unread):
@@ -506,15 +520,22 @@ class JobState:
             self._failover.graph.ended(region.number)
             if self.failure is not None:
                 region.drop_from(self.failure.since)
+                self._discard(ended)
         elif self.failure is not None and (region.works_ahead or not self._may_complete(ended.checkpoint_ids[-1])):
             region.on_failed()
             self._failover.graph.ended(region.number)
+            self._discard(ended)
         elif ended.error is not None:
             self._on_region_failed(region, ended, diagnosed(ended.error, self.contents.parent))
         elif region.works_ahead:
             region.on_read_ahead(ended)
         else:
             self._on_acknowledged(region, ended)
+
+    def _discard(self, ended: RegionEnded) -> None:
+        """The attempt fails, and no checkpoint waits for what the tasks of a region have stored."""
+        states = (state for each in ended.results.acknowledged.values() for state in each.values())
+        self._drive(AcknowledgedLate(self._turn.now_ms, frozenset(path for state in states for path in state.files())))
 
     def _on_acknowledged(self, region: RegionState, ended: RegionEnded) -> None:
         """All tasks of a region have acknowledged its epochs."""
@@ -530,6 +551,7 @@ class JobState:
         for each in acknowledged:
             if self._may_complete(each.checkpoint_id):  # it may have expired just now
                 self._acknowledge(region, each.checkpoint_id, each.states)
+                self._note_declined(each)
         for reader in self.regions:
             for checkpoint_id, uid, in_flight in reader.settle():
                 if self._may_complete(checkpoint_id):
@@ -551,6 +573,7 @@ class JobState:
                 jobs = [] if each.job is None else [each.job.results]
                 self.chain.outputs.add(region.number, [each.checkpoint_id], *jobs)
                 self._acknowledge(region, each.checkpoint_id, each.states)
+                self._note_declined(each)
                 for uid, in_flight in each.in_flight:
                     self._drive(CoordinatorSnapshotted(self._turn.now_ms, each.checkpoint_id, uid, in_flight))
                 found = True
@@ -565,6 +588,10 @@ class JobState:
             self._drive(Acknowledge(now, message))
         for uid, position in planner.splits.take_states(checkpoint_id).items():
             self._drive(CoordinatorSnapshotted(now, checkpoint_id, uid, position))
+
+    def _note_declined(self, acknowledged: Acknowledged) -> None:
+        if acknowledged.failure is not None:
+            self._unwritten.setdefault(acknowledged.checkpoint_id, acknowledged.failure)
 
     # --- failures and restarts ---------------------------------------------------------------------------------------
 
@@ -697,8 +724,6 @@ def _declined(region: RegionState, checkpoint_id: int, task: Subtask | None, err
     """Returns the message that a checkpoint failed in a region; ``task`` is None if the driver raised the error."""
     where, planner = task or region.planner.tasks[0], region.planner
     cause = {"type": type(error).__name__, "message": message_of(error)}
-    reason = CheckpointFailureReason.CHECKPOINT_ASYNC_EXCEPTION
-    if task is not None:
-        reason = CheckpointFailureReason.CHECKPOINT_DECLINED
+    reason = CheckpointFailureReason.CHECKPOINT_DECLINED
     job_id, token = planner.config.job_id, planner.fencing_token
     return DeclineCheckpoint(job_id, checkpoint_id, token, where.uid, where.subtask, reason, cause)

@@ -285,6 +285,7 @@ class PipelinedRegion:
         if known is not None and (_continues(known, job) if known.begun else known.job is job):
             return known
         self.cancel()
+        job.check_start()
         places = places_of(job.graph, job.region)
         needed = resources_of(job.graph, places)
         slots, self._names = self.request(needed), set(needed)

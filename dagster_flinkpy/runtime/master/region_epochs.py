@@ -14,6 +14,7 @@ from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeInputs
 from dagster_flinkpy.runtime.epoch import Epoch
 from dagster_flinkpy.runtime.master.epoch_request import EpochBatch
 from dagster_flinkpy.runtime.master.region_runner import RegionEnded
+from dagster_flinkpy.runtime.master.results import TaskFailure
 
 __all__ = ["Acknowledged", "RegionEpochs", "Stage", "Turn"]
 
@@ -49,6 +50,8 @@ class Acknowledged:
 
     checkpoint_id: int
     states: Mapping[Subtask, SubtaskState]
+    failure: TaskFailure | None = None
+    """Why a part of these states is not in the store; None if all is there."""
     job: RegionEnded | None = None
     """The Spark job that no checkpoint has waited for, and whose results belong to this one; or None."""
     in_flight: Sequence[tuple[str, list[Json]]] = ()
@@ -60,7 +63,7 @@ class Acknowledged:
             return self
         before = job.results.states
         states = {t: replace(s, committables=before[t].committables + s.committables) for t, s in self.states.items()}
-        return Acknowledged(self.checkpoint_id, states, job)
+        return replace(self, states=states, job=job)
 
 
 @dataclass

@@ -261,9 +261,22 @@ class JobRunner:
             f"{type(error).__name__}: {message_of(error)}",
         )
 
-    def repeat(self, checkpoint_id: int) -> RegionEnded:
-        """Returns the current state as the results of an epoch that has read nothing."""
-        return RegionEnded(self.now(), self.planner.number, (checkpoint_id,), self.planner.repeat(checkpoint_id))
+    def repeat(self, checkpoint_id: int, restarts: int = 0) -> RegionEnded:
+        """Returns the current state as the results of an epoch that has read nothing.
+
+        If a part of it is not in the store, tasks that live take another snapshot.
+
+        Args:
+            checkpoint_id: The checkpoint.
+            restarts: How often the region has restarted in this execution attempt. Default: 0.
+        """
+        results = self.planner.repeat(checkpoint_id)
+        if not results.declined:
+            return RegionEnded(self.now(), self.planner.number, (checkpoint_id,), results)
+        if self.planner.edge_sinks:  # timers may fire meanwhile, and nobody reads what they send
+            error = results.declined[checkpoint_id].error
+            return RegionEnded(self.now(), self.planner.number, (checkpoint_id,), EpochResults(), error)
+        return self.run([self.planner.empty_epoch(checkpoint_id)], restarts, was_read=True)
 
     def notify_complete(self, checkpoint_id: int) -> None:
         """Tells the sources that a checkpoint is complete, once they have read what is assigned to them."""

@@ -16,7 +16,7 @@ from enum import Enum, auto
 from dagster_flinkpy.checkpoint.instructions import Instruction
 from dagster_flinkpy.common.clock import to_millis
 from dagster_flinkpy.datastream.connectors.base import Json
-from dagster_flinkpy.errors import IllegalStateTransitionError, SegmentLostError
+from dagster_flinkpy.errors import FlinkPyError, IllegalStateTransitionError, SegmentLostError
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeInputs
 from dagster_flinkpy.runtime.epoch import Epoch
 from dagster_flinkpy.runtime.master.epoch_planner import EpochPlanner
@@ -181,6 +181,12 @@ class RegionState:
     def _done_from(self, checkpoint_id: int) -> list[RegionEpochs]:
         return [e for e in self._epochs if e.stage is Stage.ACKNOWLEDGED and e.last >= checkpoint_id]
 
+    def unwritten_before(self, checkpoint_id: int) -> FlinkPyError | None:
+        """Returns why part of the state is not in the store from which the epoch of a checkpoint would run again."""
+        again = self._done_from(checkpoint_id)
+        failure = self.planner.unwritten_at(again[0].start if again else self._state)
+        return None if failure is None else failure.error
+
     def overtaken_from(self, checkpoint_id: int) -> list[int]:
         """Returns the incomplete checkpoints from one on whose barriers overtake what the region reads."""
         passing = (e for stage in (Stage.PASSED, Stage.PASSING) for e in self._epochs if e.stage is stage)
@@ -244,7 +250,7 @@ class RegionState:
             epochs.planned.append(Epoch(epochs.first, {}))
         self._graph.switch_to_running(self.number)
         if epochs.batch.kind is EpochKind.REPEAT:
-            self._tell(RepeatState(self.number, epochs.first))
+            self._tell(RepeatState(self.number, epochs.first, self.restarts))
             return
         rewritten = dict(zip(numbers, epochs.reads or (), strict=True)) if epochs.stale else {}
         planned = tuple(replace(each, open=live) for each in epochs.planned)
@@ -486,13 +492,14 @@ class RegionState:
             job = epochs.carried if not found else None
             own = [ended.outputs[number]] if number in ended.outputs else []
             self.outputs[number] = [*(job.outputs.values() if job is not None else ()), *own]
-            found.append(Acknowledged(number, states).after(job))
+            failure = ended.results.declined.get(number)
+            found.append(Acknowledged(number, states, failure).after(job))
         return found
 
     def _advance(self, epochs: RegionEpochs, ended: RegionEnded) -> None:
         self._state = ended.checkpoint_ids[-1]
         ends = self.planner.splits.ends(epochs.planned[-1]) if epochs.planned else None
-        self.planner.advance(self._state, ended.results.states, ended=ends)
+        self.planner.advance(self._state, ended.results, ended=ends)
 
     # --- barriers at blocking edges ----------------------------------------------------------------------------------
 
@@ -518,14 +525,16 @@ class RegionState:
 
     def _acknowledge_in_flight(self, checkpoint_id: int) -> Acknowledged:
         job, self._result = self._result, None
-        states, self.outputs[checkpoint_id] = self.planner.repeat(checkpoint_id).states, []
+        results, self.outputs[checkpoint_id] = self.planner.repeat(checkpoint_id), []
+        states, failure = results.states, results.declined.get(checkpoint_id)
         if job is not None:
             states, self.outputs[checkpoint_id] = job.results.states, [*job.outputs.values()]
             self.planner.acknowledged_with(self._state, checkpoint_id)
         self._in_flight = [*self._in_flight, *self._input(checkpoint_id)]
         self.acknowledged = checkpoint_id
         edges = self.planner.edge_sources.items()
-        return Acknowledged(checkpoint_id, states, job, [(uid, _of_edge(self._in_flight, sink)) for uid, sink in edges])
+        in_flight = [(uid, _of_edge(self._in_flight, sink)) for uid, sink in edges]
+        return Acknowledged(checkpoint_id, states, failure, job, in_flight)
 
     def settle(self) -> list[tuple[int, str, list[Json]]]:
         """Returns what was in flight at the barriers of acknowledged epochs, once the regions before have written it.

@@ -35,6 +35,8 @@ class EpochResults:
 
     acknowledged: dict[int, dict[Subtask, SubtaskState]] = field(default_factory=dict)
     """Acknowledged state, by checkpoint id and subtask."""
+    declined: dict[int, TaskFailure] = field(default_factory=dict)
+    """Why a part of that state is not in the store, by checkpoint id."""
     failures: list[TaskFailure] = field(default_factory=list)
     collected: dict[str, list[pa.Array]] = field(default_factory=dict)
     """Columns of records, by uid of the collect operator."""
@@ -82,7 +84,10 @@ class EpochResults:
     def _acknowledge(self, ack: dict[str, Any]) -> None:
         state, checkpoint_id = SubtaskState.from_json(ack["state"]), ack["checkpoint_id"]
         name = f"{ack['uid']}/{state.index}"
-        self.acknowledged.setdefault(checkpoint_id, {})[Subtask(ack["uid"], state.index)] = state
+        task = Subtask(ack["uid"], state.index)
+        self.acknowledged.setdefault(checkpoint_id, {})[task] = state
+        if (declined := ack.get("declined")) is not None:
+            self.declined.setdefault(checkpoint_id, TaskFailure(task, error_from_json(declined)))
         self._sent[checkpoint_id, name] = ack["digest"]
         self._consumed.append((checkpoint_id, name, ack["consumed"]))
         for source, marked_ms in ack["marked_ms"].items():

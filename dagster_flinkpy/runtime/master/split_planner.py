@@ -79,6 +79,11 @@ class SplitPlanner:
         """Uids of the sources, without those that read a blocking edge."""
         return tuple(uid for uid in self._enumerators if uid not in self._edges)
 
+    @property
+    def all_uids(self) -> tuple[str, ...]:
+        """Uids of all sources."""
+        return tuple(self._enumerators)
+
     def plan(
         self, checkpoint_id: int, inputs: EdgeInputs, *, before: Epoch | None = None, drain: bool = False
     ) -> Epoch:

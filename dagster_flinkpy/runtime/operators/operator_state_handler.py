@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -29,6 +30,7 @@ from dagster_flinkpy.runtime.operators.raw_state import RawKeyedStateOutput, Raw
 from dagster_flinkpy.state.handles import DistributionMode, OperatorStateHandle
 from dagster_flinkpy.state.operator_state import read_partitions, write_partitions
 from dagster_flinkpy.state.operator_state_backend import RAW_STATE, OperatorStateBackend
+from dagster_flinkpy.state.transfers import Uploads
 from dagster_flinkpy.storage import ObjectStore
 
 __all__ = ["OperatorStateHandler"]
@@ -55,13 +57,19 @@ class OperatorStateHandler:
         self._listeners: list[CheckpointListener] = []
         self._backend: OperatorStateBackend | None = None
         self._written_by = job.written_by
+        self._uploads = Uploads()
 
     @property
     def backend(self) -> OperatorStateBackend:
         """The backend of the named states, created when first used."""
         if self._backend is None:
             self._backend = OperatorStateBackend(
-                self.vertex.uid, self._subtask, self._store, self._given.operator_state, lambda: self._written_by
+                self.vertex.uid,
+                self._subtask,
+                self._store,
+                self._given.operator_state,
+                lambda: self._written_by,
+                self._uploads,
             )
         return self._backend
 
@@ -161,7 +169,17 @@ class OperatorStateHandler:
     def _write_raw(self, partitions: Iterable[bytearray]) -> tuple[Json, ...]:
         values = pa.array([bytes(partition) for partition in partitions], type=pa.binary())
         table = pa.table([values], schema=_RAW_SCHEMA)
-        return write_partitions(table, self._store, split=True, written_by=self._written_by)
+        written_by, uploads = self._written_by, self._uploads
+        return write_partitions(table, self._store, split=True, written_by=written_by, uploads=uploads)
+
+    def uploads(self, named: Collection[str]) -> Sequence[Future[None]]:
+        """Returns what must be done before a snapshot is acknowledged, and begins uploads that have failed again.
+
+        Args:
+            named: The files that the snapshot names.
+        """
+        self._uploads.retry(named)
+        return self._uploads.pending
 
     def _call(self, what: str, action: Callable[[], None]) -> None:
         try:

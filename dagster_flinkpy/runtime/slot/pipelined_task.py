@@ -19,7 +19,7 @@ from dagster_flinkpy.datastream.job_graph import JobVertex
 from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
 from dagster_flinkpy.runtime.exchange.input_gate import InputGate
 from dagster_flinkpy.runtime.exchange.result_partition import ResultPartition
-from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
+from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS, error_to_json, outside_error
 from dagster_flinkpy.runtime.operators.source_operator import SourceOperator
 from dagster_flinkpy.runtime.operators.source_reader_operator import SourceReaderOperator
 from dagster_flinkpy.runtime.shuffle.wire import NO_EDGE, Kind
@@ -42,7 +42,8 @@ class PipelinedTask(StreamTask):
         partition: Takes what it sends.
         gate: Has what others have sent to it.
         later: Calls a function later on the thread of the slot. Any thread may call it.
-        on_error: Takes an error of an upload; called on the thread of the slot.
+        on_error: Takes an error of an upload, unless the task declines the checkpoint; called on the thread of the
+            slot.
     """
 
     def __init__(
@@ -270,8 +271,12 @@ class PipelinedTask(StreamTask):
 
     def _acknowledge(self, ack: dict[str, Any], uploads: Sequence[Future[None]], started: int) -> None:
         for upload in uploads:
-            if (error := upload.exception()) is not None:
+            if (error := upload.exception()) is None:
+                continue
+            if not self.job.declines:
                 self._on_error(error)
                 return
+            ours = outside_error(error, f"subtask {self.index} of operator {ack['uid']!r}")
+            ack["declined"] = error_to_json(ours, ack["uid"], self.index).decode()
         ack["state"].setdefault("metrics", {})["async_us"] = (time.perf_counter_ns() - started) // 1_000
         self._rows_out.add(self.index, NO_EDGE, self.index, 0, Kind.ACK, json.dumps(ack).encode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import pyarrow as pa
 from dagster_flinkpy.datastream.job_graph import JobEdge
 from dagster_flinkpy.errors import RestoreError
 from dagster_flinkpy.state.operator_state import read_partitions, write_partitions
+from dagster_flinkpy.state.transfers import Uploads
 from dagster_flinkpy.storage import ObjectStore
 
 __all__ = ["ChannelStateWriter", "InFlight", "read_channel_state"]
@@ -43,7 +45,7 @@ class InFlight:
 
 
 class ChannelStateWriter:
-    """Gathers the in-flight rows of one subtask and checkpoint, and stores them in parts of 8 MiB.
+    """Gathers the in-flight rows of one subtask and checkpoint, and uploads them in parts of 8 MiB.
 
     Args:
         open_store: Opens the object store, rooted at the job's prefix; called when there is something to write.
@@ -55,6 +57,12 @@ class ChannelStateWriter:
         self._rows: list[tuple[Any, ...]] = []
         self._bytes = 0
         self._parts: list[Json] = []
+        self._uploads = Uploads()
+
+    @property
+    def uploads(self) -> Sequence[Future[None]]:
+        """What must be done before the parts are in the store."""
+        return self._uploads.pending
 
     def add(self, row: InFlight) -> None:
         """Adds a row."""
@@ -65,7 +73,7 @@ class ChannelStateWriter:
             self._finish()
 
     def parts(self) -> tuple[Json, ...]:
-        """Stores the remaining rows and returns all parts, for the acknowledgement."""
+        """Returns all parts, for the acknowledgement."""
         if self._rows:
             self._finish()
         return tuple(self._parts)
@@ -73,7 +81,8 @@ class ChannelStateWriter:
     def _finish(self) -> None:
         columns = [pa.array(c, type=f.type) for c, f in zip(zip(*self._rows, strict=True), _SCHEMA, strict=True)]
         table = pa.Table.from_arrays(columns, schema=_SCHEMA)
-        self._parts += write_partitions(table, self._open_store(), split=False, written_by=self._written_by)
+        store, written_by, uploads = self._open_store(), self._written_by, self._uploads
+        self._parts += write_partitions(table, store, split=False, written_by=written_by, uploads=uploads)
         self._rows, self._bytes = [], 0
 
 

@@ -525,7 +525,8 @@ class OperatorTask:
         )
         channel_state = ChannelStateWriter(self._job.job_storage.open, self._job.writer_of(checkpoint_id))
         marked_ms = {} if self.outputs else self._metrics.latency.take_marked()
-        self._taken[checkpoint_id] = _Taken(state, digest, channel_state, marked_ms, self.operator.uploads())
+        uploads = (*self.operator.uploads(), *self.context.state.uploads(state.operator_state_files()))
+        self._taken[checkpoint_id] = _Taken(state, digest, channel_state, marked_ms, uploads)
         for output in self.outputs:
             output.barrier(checkpoint_id, digest)
         self._position += 1
@@ -576,7 +577,7 @@ class OperatorTask:
                 "marked_ms": taken.marked_ms,
                 "state": state.to_json(),
             },
-            taken.uploads,
+            (*taken.uploads, *taken.channel_state.uploads),
         )
 
 

@@ -11,16 +11,20 @@ import pytest
 
 from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
 from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
-from dagster_flinkpy.checkpoint.instructions import Instruction
+from dagster_flinkpy.checkpoint.instructions import DiscardState, Instruction, NotifyAborted
+from dagster_flinkpy.checkpoint.messages import CheckpointFailureReason
 from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER, SubtaskState
 from dagster_flinkpy.checkpoint.requests import Order, Request, RequestKind
 from dagster_flinkpy.checkpoint.stimuli import CheckpointIdAssigned, CommitFinished, HeadReplaced, MetadataWritten
 from dagster_flinkpy.common.job_status import JobStatus
 from dagster_flinkpy.errors import (
+    CheckpointError,
+    FlinkPyError,
     IllegalStateTransitionError,
     JobCancelledError,
     PythonWorkerLostError,
     SegmentLostError,
+    StorageError,
 )
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeOutput
 from dagster_flinkpy.runtime.epoch import Epoch
@@ -49,10 +53,11 @@ from dagster_flinkpy.runtime.master.region_epochs import Turn
 from dagster_flinkpy.runtime.master.region_runner import EpochPlanned, InputLooked, RegionEnded
 from dagster_flinkpy.runtime.master.region_state import Phase, RegionState
 from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
-from dagster_flinkpy.runtime.master.results import EpochResults
+from dagster_flinkpy.runtime.master.results import EpochResults, TaskFailure
 from dagster_flinkpy.runtime.master.taken_requests import TakenRequests
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.storage import StorageLocation
+from tests.checkpoint.samples import keyed
 from tests.runtime.harness import collect_graph
 from tests.runtime.programs import COUNTED, CountPerKey, environment, events
 
@@ -85,7 +90,7 @@ class Job:
             self.contents,
             turn,
             create_metadata=lambda write: self.contents.metadata(write, ended=False, properties={}),
-            max_ahead=1,
+            max_ahead=self.config.checkpointing.max_concurrent,
             owner="test",
         )
         self.told: list[Instruction] = []
@@ -102,9 +107,13 @@ class Job:
         (plan,) = (each for each in self.told if isinstance(each, PlanEpoch))
         return self.does(EpochPlanned(self.now, plan.region, Epoch(plan.checkpoint_id, {}, frozenset())))
 
-    def ran(self) -> list[str]:
+    def ran(self, declined: FlinkPyError | None = None) -> list[str]:
         (run,) = (each for each in self.told if isinstance(each, RunEpochs))
-        return self.does(self.ended(run.region, run.epochs[0].checkpoint_id))
+        ended = self.ended(run.region, run.epochs[0].checkpoint_id)
+        if declined is not None:
+            task = self.made.planners[run.region].tasks[0]
+            ended.results.declined[ended.checkpoint_ids[0]] = TaskFailure(task, declined)
+        return self.does(ended)
 
     def ended(self, region: int, checkpoint_id: int) -> RegionEnded:
         """All tasks of a region have acknowledged an epoch, in which it has written one segment to each edge."""
@@ -136,6 +145,75 @@ def test_a_checkpoint_of_two_regions_from_its_trigger_to_its_end(tmp_path: Path)
     told = job.step(CommitFinished(0, 1))
     assert told == ["HandOut", "DiscardRead", "NotifySources", "NotifySources"]
     assert not job.state.under_way
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_periodic_checkpoints_are_pending_only_as_many_as_may_be(tmp_path: Path, most: int) -> None:
+    """Their epochs are closed: they begin with the trigger."""
+    job = Job(tmp_path, interval=timedelta(milliseconds=10), max_concurrent=most)
+    job.does(EpochsAsked(0, EpochRequest(limit=None, periodic=True)))
+    for number in range(1, most + 1):
+        job.now += 10
+        assert "AssignCheckpointId" in job.does(TimePassed(job.now))
+        job.step(CheckpointIdAssigned(job.now, number))
+        assert [each.region for each in job.told if isinstance(each, PlanEpoch)] == [0]
+        job.does(EpochPlanned(job.now, 0, Epoch(number, {}, frozenset())))
+        assert job.does(job.ended(0, number)) == (["BeginEpochs", "PlanEpoch"] if number == 1 else [])
+    job.now += 10
+    assert job.does(TimePassed(job.now)) == [], "the second region still has all of them to do"
+    assert job.state.coordinator.pending == tuple(range(1, most + 1))
+    job.does(EpochPlanned(job.now, 1, Epoch(1, {}, frozenset())))
+    assert "WriteCheckpoint" in job.does(job.ended(1, 1))
+    assert "AssignCheckpointId" not in job.step(MetadataWritten(job.now, 1))
+    assert "AssignCheckpointId" in job.step(HeadReplaced(job.now, 1)), "the first one is complete"
+
+
+def test_a_checkpoint_whose_snapshots_a_task_cannot_store_is_taken_over_by_the_next_one(tmp_path: Path) -> None:
+    job = Job(tmp_path, tolerable_failed=1)
+    job.does(EpochsAsked(0, EpochRequest(limit=2)))
+    job.step(CheckpointIdAssigned(0, 1))
+    job.planned()
+    job.ran(declined=StorageError("503"))
+    (plan,) = (each for each in job.told if isinstance(each, PlanEpoch))
+    assert plan.region == 1, "the other region goes on to its barrier: the next checkpoint has its rows, too"
+    job.planned()
+    told = job.ran()
+    assert [name for name in told if name in ("WriteCheckpoint", "NotifyAborted", "CancelSparkJob")] == [
+        "NotifyAborted"
+    ]
+    (aborted,) = (each for each in job.told if isinstance(each, NotifyAborted))
+    assert (aborted.reason, aborted.tolerated) == (CheckpointFailureReason.CHECKPOINT_ASYNC_EXCEPTION, True)
+    assert job.state.takes_over
+    assert (job.failover.graph.restarts, job.state.error) == (0, None)
+
+
+def test_a_region_cannot_restart_from_a_state_that_is_not_in_the_store(tmp_path: Path) -> None:
+    job = Job(tmp_path, tolerable_failed=1)
+    job.does(EpochsAsked(0, EpochRequest(limit=2)))
+    job.step(CheckpointIdAssigned(0, 1))
+    job.planned()
+    job.ran(declined=StorageError("503"))
+    job.planned()
+    job.ran()
+    source, counts = job.state.regions
+    assert isinstance(source.unwritten_before(2), StorageError)
+    assert counts.unwritten_before(2) is None
+    assert source.unwritten_before(1) is None, "it can run the first epoch again"
+    with pytest.raises(CheckpointError, match="from checkpoint 1, because it has failed: 503"):
+        source.planner.job([Epoch(2, {})]).check_start()
+    counts.planner.job([Epoch(2, {})]).check_start()
+
+
+def test_the_job_restarts_if_more_checkpoints_are_declined_than_tolerated(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.does(EpochsAsked(0, EpochRequest(limit=2)))
+    job.step(CheckpointIdAssigned(0, 1))
+    job.planned()
+    job.ran(declined=(error := StorageError("503")))
+    job.planned()
+    assert "WriteCheckpoint" not in job.ran()
+    assert job.state.error is error
+    assert job.failover.restart_all_at(error) == DELAY_MS
 
 
 def test_epochs_go_on_while_a_checkpoint_completes(tmp_path: Path) -> None:
@@ -221,6 +299,21 @@ def test_an_error_ends_the_attempt_when_older_checkpoints_are_through(tmp_path: 
     job.step(HeadReplaced(0, 1))
     assert "HandOut" in job.step(CommitFinished(0, 1))
     assert job.state.error is error
+
+
+def test_what_tasks_store_for_a_checkpoint_that_has_expired_is_deleted(tmp_path: Path) -> None:
+    job = Job(tmp_path, timeout=timedelta(seconds=5))
+    job.does(EpochsAsked(0, EpochRequest(limit=1)))
+    job.step(CheckpointIdAssigned(0, 1))
+    job.planned()
+    (run,) = (each for each in job.told if isinstance(each, RunEpochs))
+    job.now = 5000
+    assert "InterruptRegion" in job.does(TimePassed(job.now)), "but its tasks have acknowledged just now"
+    late = job.ended(run.region, 1)
+    late.results.acknowledged[1] = {t: SubtaskState(t.subtask, keyed("late")) for t in late.results.acknowledged[1]}
+    job.does(late)
+    (discarded,) = (each for each in job.told if isinstance(each, DiscardState))
+    assert discarded.files == frozenset(keyed("late").files())
 
 
 @pytest.mark.parametrize(("before", "after"), list(itertools.product(Phase, Phase)))

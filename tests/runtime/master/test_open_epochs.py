@@ -228,9 +228,10 @@ class Run:
         late: bool = True,
         restarts: bool = True,
         graph: JobGraph | None = None,
+        tolerable: int = 0,
     ) -> None:
         self.graph = graph or program(world, late=late)
-        checkpointing = CoordinatorConfig(interval=interval)
+        checkpointing = CoordinatorConfig(interval=interval, tolerable_failed=tolerable)
         failover = FailoverConfig(FixedDelayRestart(attempts=100 if restarts else 0, delay=timedelta(0)))
         self.attempt: JobAttempt = HarnessAttempt(
             self.graph,
