@@ -164,7 +164,7 @@ class Chaos:
             cut=some(0.1),
             half_open=some(0.05),
             stray_calls=some(0.3),
-            upload_fails=some(0.2),
+            upload_fails=min(4 * self.fail_before, 0.2),
             # Their requests to the store are many.
             crash=self.crash / 4,
             pause=self.pause / 4,
