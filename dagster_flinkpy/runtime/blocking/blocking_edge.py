@@ -28,7 +28,7 @@ from dagster_flinkpy.runtime.blocking.segments import SegmentWriter, deal_out, o
 from dagster_flinkpy.runtime.task.watermark_valve import WatermarkValve
 from dagster_flinkpy.storage import StorageLocation
 
-__all__ = ["BlockingEdgeEnumerator", "BlockingEdgeWriter", "EdgeInputs", "EdgeOutput", "EdgeSegments"]
+__all__ = ["BlockingEdgeEnumerator", "BlockingEdgeWriter", "EdgeInputs", "EdgeOutput", "EdgeSegments", "stored_outputs"]
 
 
 class BlockingEdgeWriter(CommittingSinkWriter):
@@ -115,6 +115,11 @@ def _watermark(times: Sequence[Mapping[str, Json]]) -> int | None:
 
 EdgeInputs = Sequence[Mapping[str, EdgeOutput]]
 """What a region reads of blocking edges: by epoch in which it was written, and by uid of the sink."""
+
+
+def stored_outputs(inputs: EdgeInputs, sink: str) -> list[Json]:
+    """Encodes what inputs have of one edge, for a checkpoint that names it."""
+    return [outputs[sink].to_json(sink) for outputs in inputs if sink in outputs]
 
 
 class BlockingEdgeEnumerator(SplitEnumerator):

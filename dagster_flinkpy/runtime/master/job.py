@@ -42,6 +42,7 @@ from dagster_flinkpy.runtime.master.checkpoint_contents import CheckpointContent
 from dagster_flinkpy.runtime.master.checkpoint_steps import CheckpointSteps
 from dagster_flinkpy.runtime.master.committers import Committers
 from dagster_flinkpy.runtime.master.deployed_job import DeployedJob
+from dagster_flinkpy.runtime.master.epoch_schedule import EpochSchedule
 from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.runtime.master.job_exchange import JobExchange
 from dagster_flinkpy.runtime.master.job_failover import JobFailover
@@ -303,17 +304,26 @@ class JobAttempt(AttemptRuns):
             tell_tasks=self._exchange.notify,
         )
         turn = Turn()
+        states = regions.states(failover.graph, slots, turn)
+        schedule = EpochSchedule(
+            states,
+            coordinator,
+            self._desk.requests,
+            contents,
+            turn,
+            max_ahead=self.config.checkpointing.max_concurrent,
+            owner=self._owner,
+            can_open_epochs=lambda: self._mailbox.has_threads and self._exchange.can_open_epochs(slots),
+        )
         state = JobState(
             coordinator,
-            regions.states(failover.graph, slots, turn),
+            states,
             failover,
             self._desk.requests,
             contents,
             turn,
+            schedule,
             create_metadata=lambda write: self._create_metadata(write),
-            max_ahead=self.config.checkpointing.max_concurrent,
-            owner=self._owner,
-            can_open_epochs=lambda: self._mailbox.has_threads and self._exchange.can_open_epochs(slots),
         )
         runners = [
             JobRunner(

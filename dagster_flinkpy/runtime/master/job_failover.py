@@ -25,6 +25,7 @@ from copy import copy
 from dataclasses import replace
 from typing import TypeVar
 
+from dagster_flinkpy.checkpoint.messages import CheckpointFailureReason, DeclineCheckpoint, Subtask
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER
 from dagster_flinkpy.common.job_status import JobStatus
@@ -48,7 +49,7 @@ from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.runtime.master.region_runner import RegionEnded
 from dagster_flinkpy.runtime.master.region_state import RegionState
 
-__all__ = ["JobFailover", "diagnosed"]
+__all__ = ["JobFailover", "declined", "diagnosed"]
 
 _log = logging.getLogger(__name__)
 
@@ -285,6 +286,15 @@ class JobFailover:
             graph.ended(region)
         if not graph.status.is_terminal_state() or graph.status is JobStatus.SUSPENDED:
             graph.suspend()
+
+
+def declined(region: RegionState, checkpoint_id: int, task: Subtask | None, error: FlinkPyError) -> DeclineCheckpoint:
+    """Returns the message that a checkpoint failed in a region; ``task`` is None if the driver raised the error."""
+    where, planner = task or region.planner.tasks[0], region.planner
+    cause = {"type": type(error).__name__, "message": message_of(error)}
+    reason = CheckpointFailureReason.CHECKPOINT_DECLINED
+    job_id, token = planner.config.job_id, planner.fencing_token
+    return DeclineCheckpoint(job_id, checkpoint_id, token, where.uid, where.subtask, reason, cause)
 
 
 def _numbers(regions: Collection[int]) -> str:

@@ -6,8 +6,8 @@ for nothing, so that each rule can be tested with the stimuli that lead to it.
 
 A region runs epoch n + 1 while those behind it run epoch n, and while checkpoint n - 1 is written, completed and
 committed. Checkpoints complete one by one, in order (:mod:`.completion_chain`). What a region does is in
-:mod:`.region_state`, what restarts in :mod:`.job_failover`, what others ask for in :mod:`.taken_requests`, and when
-checkpoints are taken in :mod:`dagster_flinkpy.checkpoint.coordinator`.
+:mod:`.region_state`, what restarts in :mod:`.job_failover`, what others ask for in :mod:`.taken_requests`, when epochs
+begin in :mod:`.epoch_schedule`, and when checkpoints are taken in :mod:`dagster_flinkpy.checkpoint.coordinator`.
 """
 
 from __future__ import annotations
@@ -40,10 +40,9 @@ from dagster_flinkpy.checkpoint.instructions import (
 from dagster_flinkpy.checkpoint.messages import (
     AcknowledgeCheckpoint,
     CheckpointFailureReason,
-    DeclineCheckpoint,
     Subtask,
 )
-from dagster_flinkpy.checkpoint.metadata import CheckpointKind, CheckpointMetadata
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.checkpoint.stimuli import (
     Acknowledge,
@@ -53,11 +52,9 @@ from dagster_flinkpy.checkpoint.stimuli import (
     Decline,
     JobStatusChanged,
     MetadataWriteFailed,
-    PeriodicTick,
     Stimulus,
     TasksRestarted,
     TimerFired,
-    TriggerRequested,
 )
 from dagster_flinkpy.common.clock import to_millis
 from dagster_flinkpy.errors import (
@@ -66,14 +63,13 @@ from dagster_flinkpy.errors import (
     FencedError,
     FlinkPyError,
     JobCancelledError,
-    message_of,
 )
 from dagster_flinkpy.runtime.master.checkpoint_contents import CheckpointContents
 from dagster_flinkpy.runtime.master.checkpoint_steps import Outcome
 from dagster_flinkpy.runtime.master.completion_chain import CompletionChain
-from dagster_flinkpy.runtime.master.epoch_request import EpochBatch, EpochKind, EpochRequest
-from dagster_flinkpy.runtime.master.epoch_sequence import EpochSequence
-from dagster_flinkpy.runtime.master.job_failover import JobFailover, diagnosed
+from dagster_flinkpy.runtime.master.epoch_request import EpochBatch
+from dagster_flinkpy.runtime.master.epoch_schedule import EpochSchedule
+from dagster_flinkpy.runtime.master.job_failover import JobFailover, declined, diagnosed
 from dagster_flinkpy.runtime.master.job_messages import (
     AbortLingering,
     CheckpointIdsReserved,
@@ -101,7 +97,7 @@ from dagster_flinkpy.runtime.master.job_messages import (
 )
 from dagster_flinkpy.runtime.master.region_epochs import Acknowledged, Turn
 from dagster_flinkpy.runtime.master.region_runner import EpochPlanned, InputEnded, InputLooked, RegionEnded
-from dagster_flinkpy.runtime.master.region_state import Phase, RegionState
+from dagster_flinkpy.runtime.master.region_state import RegionState
 from dagster_flinkpy.runtime.master.results import TaskFailure
 from dagster_flinkpy.runtime.master.taken_requests import TakenRequests
 
@@ -133,10 +129,8 @@ class JobState:
         requests: What others ask of the job.
         contents: Which checkpoint is the last one, and which time partition is read.
         turn: The turn that the regions share.
+        schedule: Says when epochs begin.
         create_metadata: Returns the metadata of a checkpoint that all have acknowledged.
-        max_ahead: How many checkpoints may be incomplete when the next one is triggered.
-        owner: Who asks for checkpoints, in words for people.
-        can_open_epochs: Returns whether sources may read before the next checkpoint is triggered. Default: never.
     """
 
     def __init__(
@@ -147,35 +141,22 @@ class JobState:
         requests: TakenRequests,
         contents: CheckpointContents,
         turn: Turn,
+        schedule: EpochSchedule,
         *,
         create_metadata: Callable[[WriteMetadata], CheckpointMetadata],
-        max_ahead: int,
-        owner: str,
-        can_open_epochs: Callable[[], bool] = lambda: False,
     ) -> None:
         self.coordinator, self.regions, self.contents = coordinator, tuple(regions), contents
         self.failure: _Failure | None = None
         self.terminated = False
         """Whether somebody outside has ended the run."""
-        self.epochs = EpochSequence(self.regions)
-        """How far the current request for epochs has come."""
+        self.schedule, self.epochs = schedule, schedule.epochs
         self.chain = CompletionChain(turn, create_metadata)
         self.requests, self._failover, self._turn = requests, failover, turn
-        self._max_ahead, self._owner, self._can_open_epochs = max_ahead, owner, can_open_epochs
-        self._reserving = self._without_ids = False
-        """Whether ids were asked for; whether there were none."""
         self._story: deque[str] = deque(maxlen=_STORY_LENGTH)
         self._read_up_to = 0
         """The last checkpoint for which all sources have been read."""
-        # Times, in milliseconds since 1970.
-        self._due_ms = 0
-        """When the next periodic checkpoint is due."""
-        self._look_ms = 0
-        """When to look for input."""
-        self.retry_ms = 0
-        """When to try again after a checkpoint has failed."""
         self._timeouts: dict[int, int] = {}
-        """When each pending checkpoint expires."""
+        """When each pending checkpoint expires, in milliseconds since 1970."""
         # After failures.
         self._outcome_unknown = False
         """Whether HEAD may name a checkpoint without this attempt knowing it."""
@@ -213,26 +194,12 @@ class JobState:
     @property
     def next_timer(self) -> int | None:
         """When to come back if nothing happens, in milliseconds since 1970; None if never."""
-        timers, request = [*self._timeouts.values(), self._failover.next_restart()], self.epochs.request
-        if request is not None and self.iterating:
-            timers.append(self.requests.due_ms)
-            may_trigger = self._may_close() or (self._may_trigger() and not self._reserving)
-            if (request.periodic or request.continuous) and may_trigger:
-                due_ms = self._due_ms if request.periodic else self._look_due_ms
-                timers.append(None if due_ms is None else max(due_ms, self.retry_ms))
-        if self._turn.now_ms < self.retry_ms:
-            timers.append(self.retry_ms)
+        timers = [*self._timeouts.values(), self._failover.next_restart()]
+        if self.iterating:
+            timers += [self.requests.due_ms, self.schedule.next_timer]
+        if self._turn.now_ms < self.schedule.retry_ms:
+            timers.append(self.schedule.retry_ms)
         return min((at_ms for at_ms in timers if at_ms is not None), default=None)
-
-    @property
-    def _look_due_ms(self) -> int | None:
-        """When to look for input; None as long as one of the regions that read it is busy."""
-        readers = self.epochs.readers
-        return self._look_ms if not self._looking and all(region.idle for region in readers) else None
-
-    @property
-    def _looking(self) -> bool:
-        return any(region.phase is Phase.LOOKING for region in self.epochs.readers)
 
     def _may_complete(self, checkpoint_id: int) -> bool:
         return self.failure is None or checkpoint_id < self.failure.since
@@ -341,7 +308,9 @@ class JobState:
         self.epochs.enough |= self.requests.ending is not None
         if self.iterating and self.requests.look(self._turn.now_ms):
             self._tell(LookForRequests())
-        self._trigger_next()
+        failed = self.failure is not None
+        if (trigger := self.schedule.next(failed=failed, takes_over=self.takes_over)) is not None:
+            self._drive(trigger)
         if self.failure is None and self.epochs.followed():
             self._tell(ReserveCheckpointIds(1))
         overtaken = True
@@ -349,7 +318,8 @@ class JobState:
             for region in self.regions:
                 region.proceed()
             overtaken = self._overtake()
-        self._close_next()
+        if (trigger := self.schedule.close_next(failed=self.failure is not None)) is not None:
+            self._drive(trigger)
         if self._complete_next():
             self._advance()
             return
@@ -388,113 +358,22 @@ class JobState:
         self._failover.job_failed(error, canceled=self.terminated or isinstance(error, JobCancelledError))
         self._drive(JobStatusChanged(self._turn.now_ms, running=False))
 
-    def _trigger_next(self) -> None:
-        request, now = self.epochs.request, self._turn.now_ms
-        if self.epochs.following is not None:
-            if self.failure is None and all(region.idle for region in self.epochs.sources):
-                self._open(self.epochs.following)
-        elif now < self.retry_ms or request is None or self.epochs.open is not None:
-            return  # until the regions have gone on
-        elif self.iterating and self._may_trigger():
-            if request.continuous and not (self.requests.waiting or self.takes_over or self.epochs.unread):
-                if (due_ms := self._look_due_ms) is not None and due_ms <= now:
-                    for region in self.epochs.readers:
-                        region.look()
-            elif request.periodic and not self._without_ids and self._may_open():
-                if self.epochs.ids:
-                    self._open(self.epochs.ids[0])
-                else:
-                    self._reserve()
-            elif not request.periodic or (self.requests.waiting and not self.coordinator.pending):
-                self._trigger(request)
-            elif self._due_ms <= now:
-                self._drive(PeriodicTick(now))
-        elif self.takes_over and not (self.iterating or self.coordinator.incomplete or self.coordinator.triggering):
-            self._trigger(EpochRequest(EpochKind.REPEAT))  # no other checkpoint follows that could take over
-
-    def _may_trigger(self) -> bool:
-        """Returns whether the next checkpoint can be triggered now. Finds out, too, whether the request has enough."""
-        idle = not self.coordinator.triggering and all(region.idle for region in self.epochs.sources)
-        if not idle or self._looking or len(self.coordinator.incomplete) > self._max_ahead:
-            return False
-        return self.epochs.has_more()
-
-    def _close_next(self) -> None:
-        """Triggers the checkpoint of the epoch that is open, if it is time."""
-        request, now = self.epochs.request, self._turn.now_ms
-        if now < self.retry_ms or request is None or not self._may_close():
-            return
-        ended = all(region.at_end for region in self.epochs.sources)
-        if ended or not self.iterating or (self.requests.waiting and not self.coordinator.pending):
-            self._trigger(request)
-        elif self._due_ms <= now:
-            self._drive(PeriodicTick(now))
-
-    def _may_close(self) -> bool:
-        """Returns whether the checkpoint of the epoch that is open can be triggered now."""
-        busy = self.coordinator.triggering or len(self.coordinator.incomplete) >= self._max_ahead
-        running = all(region.phase is Phase.RUNNING for region in self.epochs.sources)  # none waits for its restart
-        return self.epochs.open is not None and self.failure is None and running and not busy
-
-    def _may_open(self) -> bool:
-        """Returns whether sources may read what comes until the next periodic checkpoint."""
-        whole = self.contents.partition is None and not self.takes_over
-        return whole and self._can_open_epochs() and self.epochs.may_be_open
-
-    def _reserve(self) -> None:
-        if not self._reserving:
-            self._reserving = True
-            self._tell(ReserveCheckpointIds(2))
-
-    def _open(self, checkpoint_id: int) -> None:
-        """Lets the sources read what comes until a checkpoint is triggered."""
-        batch = self.epochs.begin_open(checkpoint_id)
-        for region in self.regions:
-            region.enqueue(batch)
-
     @_on.register
     def _(self, stimulus: CheckpointIdsReserved) -> None:
-        self.epochs.ids = stimulus.checkpoint_ids
-        self._reserving, self._without_ids = False, not stimulus.checkpoint_ids  # the next checkpoint asks again
+        self.schedule.on_reserved(stimulus.checkpoint_ids)
 
     @_on.register
     def _(self, stimulus: InputEnded) -> None:
         self.regions[stimulus.region].on_input_ended()
 
-    def _trigger(self, request: EpochRequest) -> None:
-        kind, now = CheckpointKind.SAVEPOINT if request.stop else CheckpointKind.CHECKPOINT, self._turn.now_ms
-        self._drive(TriggerRequested(now, kind, forced=True, stop=request.stop, request_id=self._owner))
-
-    def _deploy(self, checkpoint_id: int) -> None:
-        """Lets the regions run up to the barrier of a checkpoint."""
-        self._reserving = self._without_ids = False
-        if self.epochs.close(checkpoint_id, lives=self._can_open_epochs()):
-            for region in self.regions:
-                region.close(self.epochs.following)
-            self._reserve()
-            return
-        takes_over = self.chain.outputs.waiting
-        batch = self.epochs.add(checkpoint_id, takes_over=takes_over)
-        if batch is None:
-            return
-        if batch.kind is EpochKind.REPEAT and not takes_over:
-            self.contents.repeated = checkpoint_id
-        for region in self.regions:
-            region.enqueue(batch)
-
     # --- the regions -------------------------------------------------------------------------------------------------
 
     @_on.register
     def _(self, stimulus: InputLooked) -> None:
-        region, readers, request = self.regions[stimulus.region], self.epochs.readers, self.epochs.request
-        region.on_looked(found=stimulus.found)
-        if self._looking:
-            return
-        if not any(each.found for each in readers):
-            waits = min(each.planner.splits.discovery_interval for each in readers)
-            self._look_ms = stimulus.now_ms + to_millis(waits)
-        elif self.failure is None and request is not None:
-            self._trigger(request)  # even if it has enough: the input is assigned to this epoch
+        request = self.epochs.request
+        self.regions[stimulus.region].on_looked(found=stimulus.found)
+        if self.schedule.on_looked() and self.failure is None and request is not None:
+            self._drive(self.schedule.trigger(request))  # even if it has enough: the input is assigned to this epoch
 
     @_on.register
     def _(self, stimulus: EpochPlanned) -> None:
@@ -508,7 +387,7 @@ class JobState:
         if self.failure is not None:
             region.drop_from(self.failure.since)
         elif not canceled and self.epochs.on_planned() and (request := self.epochs.request) is not None:
-            self._trigger(request)
+            self._drive(self.schedule.trigger(request))
 
     @_on.register
     def _(self, ended: RegionEnded) -> None:
@@ -602,7 +481,7 @@ class JobState:
         if not again:
             region.on_failed()
             self._causes[first] = error
-            self._drive(Decline(now, _declined(region, first, ended.task, error)))
+            self._drive(Decline(now, declined(region, first, ended.task, error)))
             self.fail(error, first)
             return
         for checkpoint_id in [number for number in self._timeouts if number >= first]:
@@ -628,7 +507,7 @@ class JobState:
         if self.contents.partition is not None or isinstance(error, FencedError | CheckpointTimeoutError):
             return False
         self._tell(Say(f"the job tolerates the failure of a checkpoint: {error}"))
-        self.retry_ms = self._turn.now_ms + _RETRY_AFTER_MS
+        self.schedule.retry_ms = self._turn.now_ms + _RETRY_AFTER_MS
         if not self.chain.hand_over(checkpoint_id) and self.epochs.batch is not None:
             self.epochs.batch.closed = True  # its epochs do not wait for the one that was not triggered
         return True
@@ -673,7 +552,7 @@ class JobState:
                 pass  # the enumerators are asked with the tasks of their regions
             case EmitBarriers(checkpoint_id=checkpoint_id):
                 if self.failure is None:
-                    self._deploy(checkpoint_id)
+                    self.schedule.deploy(checkpoint_id, takes_over=self.chain.outputs.waiting)
             case CancelSparkJob(checkpoint_id=checkpoint_id):
                 for region in self.regions:
                     if checkpoint_id in region.working_for:
@@ -694,7 +573,7 @@ class JobState:
             case FailJob(checkpoint_id=checkpoint_id, message=message):
                 self.fail(self._causes.get(checkpoint_id) or CheckpointError(message), checkpoint_id or 0)
             case ArmPeriodic(at_ms=at_ms):
-                self._due_ms = at_ms
+                self.schedule.due_ms = at_ms
             case Rejected(reason=CheckpointFailureReason.MINIMUM_TIME_BETWEEN_CHECKPOINTS, message=message):
                 self._tell(Say(message))  # it is due again when the pause is over
             case Rejected(reason=CheckpointFailureReason.TOO_MANY_CHECKPOINT_REQUESTS):
@@ -718,12 +597,3 @@ class JobState:
             if len(self.regions) > 1:
                 self._tell(DiscardRead(written, metadata.files()))
         self._tell(*self.requests.completed(metadata, handed_out.checkpoint_ids))
-
-
-def _declined(region: RegionState, checkpoint_id: int, task: Subtask | None, error: FlinkPyError) -> DeclineCheckpoint:
-    """Returns the message that a checkpoint failed in a region; ``task`` is None if the driver raised the error."""
-    where, planner = task or region.planner.tasks[0], region.planner
-    cause = {"type": type(error).__name__, "message": message_of(error)}
-    reason = CheckpointFailureReason.CHECKPOINT_DECLINED
-    job_id, token = planner.config.job_id, planner.fencing_token
-    return DeclineCheckpoint(job_id, checkpoint_id, token, where.uid, where.subtask, reason, cause)

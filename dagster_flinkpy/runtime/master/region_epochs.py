@@ -16,7 +16,7 @@ from dagster_flinkpy.runtime.master.epoch_request import EpochBatch
 from dagster_flinkpy.runtime.master.region_runner import RegionEnded
 from dagster_flinkpy.runtime.master.results import TaskFailure
 
-__all__ = ["Acknowledged", "RegionEpochs", "Stage", "Turn"]
+__all__ = ["Acknowledged", "Phase", "RegionEpochs", "Stage", "Turn"]
 
 
 @dataclass
@@ -27,6 +27,21 @@ class Turn:
     """When it happened, in milliseconds since 1970."""
     instructions: list[Instruction] = field(default_factory=list)
     """What is to be done, in this order."""
+
+
+class Phase(Enum):
+    """What the lane of a region does. Whether that counts, its executions say: not if they are being canceled."""
+
+    IDLE = auto()
+    """Nothing, and no epochs are at hand."""
+    LOOKING = auto()
+    """It looks for input."""
+    DEPLOYED = auto()
+    """Nothing; the epochs at hand wait for another one that the same Spark job reads."""
+    PLANNING = auto()
+    """It plans the input of an epoch."""
+    RUNNING = auto()
+    """It runs the Spark job of the epochs at hand."""
 
 
 class Stage(Enum):

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from enum import Enum, auto
 
 from dagster_flinkpy.checkpoint.instructions import Instruction
 from dagster_flinkpy.common.clock import to_millis
 from dagster_flinkpy.datastream.connectors.base import Json
 from dagster_flinkpy.errors import FlinkPyError, IllegalStateTransitionError, SegmentLostError
-from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeInputs
+from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeInputs, stored_outputs
 from dagster_flinkpy.runtime.epoch import Epoch
 from dagster_flinkpy.runtime.master.epoch_planner import EpochPlanner
 from dagster_flinkpy.runtime.master.epoch_request import EpochBatch, EpochKind
@@ -33,25 +32,10 @@ from dagster_flinkpy.runtime.master.job_messages import (
     RunEpochs,
 )
 from dagster_flinkpy.runtime.master.job_slots import JobSlots
-from dagster_flinkpy.runtime.master.region_epochs import Acknowledged, RegionEpochs, Stage, Turn
+from dagster_flinkpy.runtime.master.region_epochs import Acknowledged, Phase, RegionEpochs, Stage, Turn
 from dagster_flinkpy.runtime.master.region_runner import RegionEnded
 
-__all__ = ["Phase", "RegionState"]
-
-
-class Phase(Enum):
-    """What the lane of a region does. Whether that counts, its executions say: not if they are being canceled."""
-
-    IDLE = auto()
-    """Nothing, and no epochs are at hand."""
-    LOOKING = auto()
-    """It looks for input."""
-    DEPLOYED = auto()
-    """Nothing; the epochs at hand wait for another one that the same Spark job reads."""
-    PLANNING = auto()
-    """It plans the input of an epoch."""
-    RUNNING = auto()
-    """It runs the Spark job of the epochs at hand."""
+__all__ = ["RegionState"]
 
 
 class RegionState:
@@ -226,9 +210,6 @@ class RegionState:
     def _tell(self, instruction: Instruction) -> None:
         self._turn.instructions.append(instruction)
 
-    def _look(self) -> None:
-        self._tell(LookForInput(self.number))
-
     def _deploy(self) -> None:
         epochs = self._at_hand
         self.found &= bool(epochs.planned)
@@ -260,9 +241,6 @@ class RegionState:
 
     def _release(self) -> None:
         self._slots.release(self.number)
-
-    def _stay(self) -> None:
-        """Nothing else changes."""
 
     @property
     def _at_hand(self) -> RegionEpochs:
@@ -533,7 +511,7 @@ class RegionState:
         self._in_flight = [*self._in_flight, *self._input(checkpoint_id)]
         self.acknowledged = checkpoint_id
         edges = self.planner.edge_sources.items()
-        in_flight = [(uid, _of_edge(self._in_flight, sink)) for uid, sink in edges]
+        in_flight = [(uid, stored_outputs(self._in_flight, sink)) for uid, sink in edges]
         return Acknowledged(checkpoint_id, states, failure, job, in_flight)
 
     def settle(self) -> list[tuple[int, str, list[Json]]]:
@@ -550,7 +528,9 @@ class RegionState:
         for position, number in enumerate(epochs.batch.checkpoint_ids):
             outputs.extend(self._input(number))
             read += len(epochs.reads[position]) if epochs.reads is not None else 0
-            told += [(number, uid, _of_edge(outputs[read:], sink)) for uid, sink in self.planner.edge_sources.items()]
+            told += [
+                (number, uid, stored_outputs(outputs[read:], sink)) for uid, sink in self.planner.edge_sources.items()
+            ]
         self._in_flight = outputs[read:]
         return told
 
@@ -606,16 +586,12 @@ class RegionState:
         return written
 
 
-def _of_edge(inputs: EdgeInputs, sink: str) -> list[Json]:
-    return [outputs[sink].to_json(sink) for outputs in inputs if sink in outputs]
-
-
 _TRANSITIONS: Mapping[tuple[Phase, Phase], Callable[[RegionState], None]] = {
-    (Phase.IDLE, Phase.LOOKING): RegionState._look,
-    (Phase.LOOKING, Phase.IDLE): RegionState._stay,
+    (Phase.IDLE, Phase.LOOKING): lambda region: region._tell(LookForInput(region.number)),
+    (Phase.LOOKING, Phase.IDLE): lambda region: None,
     (Phase.IDLE, Phase.DEPLOYED): RegionState._deploy,
     (Phase.DEPLOYED, Phase.PLANNING): RegionState._plan,
-    (Phase.PLANNING, Phase.DEPLOYED): RegionState._stay,
+    (Phase.PLANNING, Phase.DEPLOYED): lambda region: None,
     (Phase.DEPLOYED, Phase.RUNNING): RegionState._run,
     (Phase.DEPLOYED, Phase.IDLE): RegionState._release,
     (Phase.PLANNING, Phase.IDLE): RegionState._release,

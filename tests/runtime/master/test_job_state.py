@@ -33,6 +33,7 @@ from dagster_flinkpy.runtime.master.binding import bind_blocking_edges
 from dagster_flinkpy.runtime.master.checkpoint_contents import CheckpointContents
 from dagster_flinkpy.runtime.master.checkpoint_steps import Outcome
 from dagster_flinkpy.runtime.master.epoch_request import EpochRequest
+from dagster_flinkpy.runtime.master.epoch_schedule import EpochSchedule
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
 from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.runtime.master.job_failover import JobFailover
@@ -49,9 +50,9 @@ from dagster_flinkpy.runtime.master.job_regions import JobRegions
 from dagster_flinkpy.runtime.master.job_session import SharedSession
 from dagster_flinkpy.runtime.master.job_slots import JobSlots
 from dagster_flinkpy.runtime.master.job_state import JobState
-from dagster_flinkpy.runtime.master.region_epochs import Turn
+from dagster_flinkpy.runtime.master.region_epochs import Phase, Turn
 from dagster_flinkpy.runtime.master.region_runner import EpochPlanned, InputLooked, RegionEnded
-from dagster_flinkpy.runtime.master.region_state import Phase, RegionState
+from dagster_flinkpy.runtime.master.region_state import RegionState
 from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.runtime.master.results import EpochResults, TaskFailure
 from dagster_flinkpy.runtime.master.taken_requests import TakenRequests
@@ -82,16 +83,26 @@ class Job:
         self.failover = JobFailover(self.made.graphs, self.made.edges, self.config, lambda: self.now, print)
         slots = JobSlots("job", graph, self.made.graphs, self.config.spark, print)
         self.contents = CheckpointContents(graph, "job", 1, None)
+        coordinator = CheckpointCoordinator("job", 1, self.made.checkpoint_plan((), ()), self.config.checkpointing)
+        regions, requests = self.made.states(self.failover.graph, slots, turn), TakenRequests(10**6)
         self.state = JobState(
-            CheckpointCoordinator("job", 1, self.made.checkpoint_plan((), ()), self.config.checkpointing),
-            self.made.states(self.failover.graph, slots, turn),
+            coordinator,
+            regions,
             self.failover,
-            TakenRequests(10**6),
+            requests,
             self.contents,
             turn,
+            EpochSchedule(
+                regions,
+                coordinator,
+                requests,
+                self.contents,
+                turn,
+                max_ahead=self.config.checkpointing.max_concurrent,
+                owner="test",
+                can_open_epochs=lambda: False,
+            ),
             create_metadata=lambda write: self.contents.metadata(write, ended=False, properties={}),
-            max_ahead=self.config.checkpointing.max_concurrent,
-            owner="test",
         )
         self.told: list[Instruction] = []
         self.does(JobStarted(0))

@@ -327,7 +327,7 @@ def test_a_tick_that_is_due_before_another_try_is_not_waited_for(
         def take(self, until_ms: int | None) -> Any:
             if (
                 until_ms is not None
-                and until_ms <= attempt._deployed.master._now() < attempt._deployed.master.state.retry_ms
+                and until_ms <= attempt._deployed.master._now() < attempt._deployed.master.state.schedule.retry_ms
             ):
                 over.append(until_ms)
             return super().take(until_ms)
