@@ -117,9 +117,9 @@ EdgeInputs = Sequence[Mapping[str, EdgeOutput]]
 """What a region reads of blocking edges: by epoch in which it was written, and by uid of the sink."""
 
 
-def stored_outputs(inputs: EdgeInputs, sink: str) -> list[Json]:
-    """Encodes what inputs have of one edge, for a checkpoint that names it."""
-    return [outputs[sink].to_json(sink) for outputs in inputs if sink in outputs]
+def stored_outputs(inputs: EdgeInputs, sinks: Mapping[str, str]) -> list[tuple[str, list[Json]]]:
+    """Encodes what inputs have of each edge, for a checkpoint that names it, by uid of the source that reads it."""
+    return [(uid, [each[sink].to_json(sink) for each in inputs if sink in each]) for uid, sink in sinks.items()]
 
 
 class BlockingEdgeEnumerator(SplitEnumerator):

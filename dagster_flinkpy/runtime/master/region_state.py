@@ -510,8 +510,7 @@ class RegionState:
             self.planner.acknowledged_with(self._state, checkpoint_id)
         self._in_flight = [*self._in_flight, *self._input(checkpoint_id)]
         self.acknowledged = checkpoint_id
-        edges = self.planner.edge_sources.items()
-        in_flight = [(uid, stored_outputs(self._in_flight, sink)) for uid, sink in edges]
+        in_flight = stored_outputs(self._in_flight, self.planner.edge_sources)
         return Acknowledged(checkpoint_id, states, failure, job, in_flight)
 
     def settle(self) -> list[tuple[int, str, list[Json]]]:
@@ -528,9 +527,7 @@ class RegionState:
         for position, number in enumerate(epochs.batch.checkpoint_ids):
             outputs.extend(self._input(number))
             read += len(epochs.reads[position]) if epochs.reads is not None else 0
-            told += [
-                (number, uid, stored_outputs(outputs[read:], sink)) for uid, sink in self.planner.edge_sources.items()
-            ]
+            told += [(number, *each) for each in stored_outputs(outputs[read:], self.planner.edge_sources)]
         self._in_flight = outputs[read:]
         return told
 
