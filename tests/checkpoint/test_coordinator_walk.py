@@ -182,6 +182,7 @@ class CoordinatorWalk(RuleBasedStateMachine):
         elif what == "timeout":
             self.send(TimerFired(self.tick(), data.draw(st.integers(1, self.next_id - 1))))
         else:
+            self.taken_over.clear()  # all tasks start again from the latest checkpoint
             self.send(JobStatusChanged(self.tick(), False))
             self.send(JobStatusChanged(self.tick(), True))
 
