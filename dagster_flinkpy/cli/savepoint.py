@@ -214,6 +214,9 @@ def restore(
 @click.option("--parallelism", type=click.IntRange(min=1), help="Subtasks per operator that the run would use.")
 @_allow_all
 @_allow_uids
+@click.option(
+    "--allow-pickled-state", is_flag=True, help="Let functions read pickled state. Whoever wrote it can run code here."
+)
 @json_option("the plan")
 @endpoint_url_option
 def plan(
@@ -222,6 +225,7 @@ def plan(
     parallelism: int | None,
     allow_non_restored_state: bool,
     allowed_uids: tuple[str, ...],
+    allow_pickled_state: bool,
     endpoint_url: str | None,
     as_json: bool,
 ) -> None:
@@ -233,7 +237,8 @@ def plan(
     from dagster_flinkpy.orchestration.program import load_program, plan_restore
 
     stored = open_checkpoint(location_of(path, endpoint_url))
-    found = plan_restore(load_program(program), stored, parallelism, allow_non_restored_state or allowed_uids)
+    allowed = allow_non_restored_state or allowed_uids
+    found = plan_restore(load_program(program), stored, parallelism, allowed, allow_pickled_state=allow_pickled_state)
     if as_json:
         click.echo(json.dumps(found.to_json(), indent=2))
     else:

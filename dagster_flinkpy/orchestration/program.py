@@ -159,6 +159,8 @@ def plan_restore(
     stored: StoredCheckpoint,
     parallelism: int | None = None,
     allow_non_restored_state: NonRestoredState = False,
+    *,
+    allow_pickled_state: bool = False,
 ) -> RestoreForecast:
     """Returns what would happen if a program started on a checkpoint or savepoint. Starts and changes nothing.
 
@@ -169,12 +171,15 @@ def plan_restore(
         stored: The checkpoint or savepoint.
         parallelism: The parallelism that the run would ask for, or None.
         allow_non_restored_state: Whether state without an operator may be left behind, or the uids whose state may.
+        allow_pickled_state: Whether functions may read operator state that is pickled. Whoever wrote it can run code
+            in this process. Default: it is unknown whether such state fits.
 
     Raises:
         JobGraphError: The program is not valid, or a stateful operator has no uid.
     """
     env = program if isinstance(program, StreamExecutionEnvironment) else program()
-    return forecast(flink_job(env, stored.metadata.job_id).graph, stored, parallelism, allow_non_restored_state)
+    graph = flink_job(env, stored.metadata.job_id).graph
+    return forecast(graph, stored, parallelism, allow_non_restored_state, allow_pickled_state=allow_pickled_state)
 
 
 def forecast(
@@ -182,6 +187,8 @@ def forecast(
     stored: StoredCheckpoint,
     parallelism: int | None = None,
     allow_non_restored_state: NonRestoredState = False,
+    *,
+    allow_pickled_state: bool = False,
 ) -> RestoreForecast:
     """Returns what would happen if a job started on a checkpoint or savepoint, like `plan_restore`."""
     from dagster_flinkpy.checkpoint.evolution import evolution_since
@@ -193,7 +200,12 @@ def forecast(
     try:
         settled = settle_parallelism(graph, stored.metadata, parallelism)
         assign(stored.metadata, restore_targets(settled.graph), allow_non_restored_state=allow_non_restored_state)
-        trials = try_operators(settled.graph, stored, allow_non_restored_state=allow_non_restored_state)
+        trials = try_operators(
+            settled.graph,
+            stored,
+            allow_non_restored_state=allow_non_restored_state,
+            allow_pickled_state=allow_pickled_state,
+        )
     except (ParallelismError, RestoreError, ConfigurationError) as error:
         return RestoreForecast(evolution, (), str(error))
     return RestoreForecast(

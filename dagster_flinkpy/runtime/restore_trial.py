@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from dagster_flinkpy.checkpoint.restore import OperatorAssignment, assign, restore_targets
+from dagster_flinkpy.checkpoint.savepoint import has_pickled_values as _is_pickled
 from dagster_flinkpy.checkpoint.stored_checkpoint import StoredCheckpoint
 from dagster_flinkpy.common.watermark_strategy import MIN_WATERMARK
 from dagster_flinkpy.datastream.job_graph import JobGraph, JobVertex
@@ -42,7 +43,11 @@ class OperatorTrial:
 
 
 def try_operators(
-    graph: JobGraph, stored: StoredCheckpoint, *, allow_non_restored_state: NonRestoredState = False
+    graph: JobGraph,
+    stored: StoredCheckpoint,
+    *,
+    allow_non_restored_state: NonRestoredState = False,
+    allow_pickled_state: bool = False,
 ) -> Mapping[str, OperatorTrial]:
     """Creates the operators that have state in a checkpoint, and opens their functions in this process.
 
@@ -53,6 +58,8 @@ def try_operators(
         graph: The program, which the checkpoint can be assigned to.
         stored: The checkpoint or savepoint.
         allow_non_restored_state: Whether state without an operator may be left behind, or the uids whose state may.
+        allow_pickled_state: Whether functions may read operator state that is pickled. Whoever wrote it can run code
+            in this process. Default: operators that have such state are not opened, and it is unknown whether it fits.
 
     Returns:
         What happens, by uid, for the operators with state.
@@ -76,7 +83,16 @@ def try_operators(
         )
         with loaded_job(dump_job(job)) as shipped:  # functions of their own, as in tasks
             for uid, assignment in plan.operators.items():
-                if assignment.restored:
+                if not assignment.restored:
+                    continue
+                # Rows of keyed state are not read, because no key is current.
+                pickled = sorted(
+                    {h.name for s in assignment.subtasks for h in s.operator_state if _is_pickled(h.types)}
+                )
+                if pickled and not allow_pickled_state:
+                    names = ", ".join(map(repr, pickled))
+                    found[uid] = OperatorTrial(unknown=f"operator {uid!r}: operator state {names} is pickled")
+                else:
                     found[uid] = _try(shipped, shipped.graph.vertex(uid), assignment)
     return found
 

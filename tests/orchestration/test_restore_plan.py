@@ -84,13 +84,16 @@ class Numbers(MapFunction, CheckpointedFunction):
 
     Args:
         of: The type of an element.
+        reads: Whether it reads the state when it is initialized.
     """
 
-    def __init__(self, of: TypeInformation) -> None:
-        self._of = of
+    def __init__(self, of: TypeInformation, reads: bool) -> None:
+        self._of, self._reads = of, reads
 
     def initialize_state(self, context: FunctionInitializationContext) -> None:
         self._seen = context.get_operator_state_store().get_list_state(ListStateDescriptor("seen", self._of))
+        if self._reads:
+            list(self._seen.get())
 
     def snapshot_state(self, context: FunctionSnapshotContext) -> None:
         self._seen.update([1, 2])
@@ -111,9 +114,9 @@ def keep(
     return build
 
 
-def numbers(of: TypeInformation) -> Program:
+def numbers(of: TypeInformation, *, reads: bool = False) -> Program:
     def build(env: StreamExecutionEnvironment, folder: Path) -> None:
-        events(env, RECORDS, per_epoch=4).map(Numbers(of), EVENT).uid("keep")
+        events(env, RECORDS, per_epoch=4).map(Numbers(of, reads), EVENT).uid("keep")
 
     return build
 
@@ -260,3 +263,17 @@ def test_a_plan_opens_functions_of_its_own(tmp_path: Path) -> None:
     assert plan_restore(env, open_checkpoint(StorageLocation(str(tmp_path / "job")))).problem is None
     with HarnessAttempt(env.get_job_graph(), tmp_path) as attempt:
         attempt.run_epoch()
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_pickled_operator_state_is_read_only_if_the_user_says_so(allowed: bool, tmp_path: Path) -> None:
+    """The functions of a user may read it when they are initialized."""
+    assert ran(numbers(Types.PICKLED_BYTE_ARRAY(), reads=True), tmp_path) is None
+    with pytest.MonkeyPatch.context() as patch:
+        read = list[Any]()
+        kind = type(Types.PICKLED_BYTE_ARRAY())
+        patch.setattr(kind, "from_arrow", lambda self, column: read.append(column) or [None] * len(column))
+        found = planned(numbers(Types.PICKLED_BYTE_ARRAY(), reads=True), tmp_path, allow_pickled_state=allowed)
+    assert found.problem is None
+    assert found.unknown == (() if allowed else ("operator 'keep': operator state 'seen' is pickled",))
+    assert bool(read) is allowed

@@ -58,7 +58,8 @@ class JobView:
     def forecast(self, latest: CheckpointMetadata) -> RestoreForecast:
         """Returns what happens if the next run starts from a checkpoint; functions are opened once for all checks."""
         if latest.checkpoint_id not in self._forecasts:
-            found = forecast(self.job.graph, StoredCheckpoint(latest, self.location))
+            own = StoredCheckpoint(latest, self.location)
+            found = forecast(self.job.graph, own, allow_pickled_state=True)  # as the job's runs read it
             self._forecasts[latest.checkpoint_id] = found
         return self._forecasts[latest.checkpoint_id]
 
