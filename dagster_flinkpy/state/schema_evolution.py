@@ -101,7 +101,8 @@ def describe_evolution(stored: TypeInformation, declared: TypeInformation, name:
         added = [f"field {inside + field!r} is added, null in old values" for field in new if field not in old]
         removed = [f"field {inside + field!r} is removed" for field in old if field not in new]
         kept = [describe_evolution(old[field], new[field], inside + field) for field in old if field in new]
-        return [*added, *removed, *itertools.chain.from_iterable(kept)]
+        changes = [*added, *removed, *itertools.chain.from_iterable(kept)]
+        return changes or [f"{f'the fields of {name!r}' if name else 'its fields'} are in another order"]
     if isinstance(stored, ListTypeInfo) and isinstance(declared, ListTypeInfo):
         return describe_evolution(stored.elem_type, declared.elem_type, f"{name}[]")
     if isinstance(stored, MapTypeInfo) and isinstance(declared, MapTypeInfo):

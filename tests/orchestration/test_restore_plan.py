@@ -181,6 +181,11 @@ FITS: dict[str, tuple[Program, Program, list[str]]] = {
             "field 'n' was Types.INT(), is now Types.LONG()"
         ],
     ),
+    "the order of fields": (
+        keep(ValueStateDescriptor("s", OLD), (1, "a")),
+        keep(ValueStateDescriptor("s", Types.ROW_NAMED(["name", "n"], [Types.STRING(), Types.INT()])), ("a", 1)),
+        ["state 's': its fields are in another order"],
+    ),
     "operator state": (
         numbers(Types.INT()),
         numbers(Types.LONG()),
