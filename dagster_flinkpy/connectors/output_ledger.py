@@ -7,13 +7,13 @@ replaced with If-Match. A transaction that is not in it any longer can no longer
 from __future__ import annotations
 
 import json
-import random
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from urllib.parse import quote, unquote
+
+import tenacity
 
 from dagster_flinkpy.datastream.connectors.base import Json
 from dagster_flinkpy.errors import CorruptMetadataError, FencedError, ObjectNotFoundError, PreconditionFailedError
@@ -28,10 +28,13 @@ Stages = Literal["uploads", "files"]
 
 _FOLDER = ".transactions"
 _VERSION = 1
-_TRIES = 100
 _WRITERS = 1000
 """How many writers a ledger remembers. One that asks again is a run that is at work."""
-_LONGEST_PAUSE = 0.2
+_TRIES = tenacity.Retrying(
+    retry=tenacity.retry_if_exception_type(PreconditionFailedError),
+    wait=tenacity.wait_random_exponential(multiplier=0.01, max=0.2),
+    stop=tenacity.stop_after_attempt(100),
+)
 
 
 @dataclass(frozen=True)
@@ -193,17 +196,18 @@ class OutputLedger:
         Raises:
             StorageError: The store failed, so it is unknown whether the content was replaced.
         """
-        for trial in range(_TRIES):
-            state, etag = self._read()
-            changed = change(state)
-            if state.exists and changed == state:
-                return state
-            try:
-                put_if(self._store, self._key, _encoded(changed), etag)
-                return replace(changed, exists=True)
-            except PreconditionFailedError:
-                time.sleep(random.random() * min(_LONGEST_PAUSE, 0.01 * 2**trial))
-        raise FencedError(f"{self._store.url}/{self._key} is changed by too many others at once; run again")
+        try:
+            for trial in _TRIES:
+                state, etag = self._read()
+                changed = change(state)
+                if state.exists and changed == state:
+                    break
+                with trial:
+                    put_if(self._store, self._key, _encoded(changed), etag)
+        except tenacity.RetryError as error:
+            message = f"{self._store.url}/{self._key} is changed by too many others at once; run again"
+            raise FencedError(message) from error
+        return replace(changed, exists=True)
 
     def _read(self) -> tuple[LedgerState, str | None]:
         try:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-import random
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar, cast
+
+import tenacity
 
 from dagster_flinkpy.errors import (
     AccessDeniedError,
@@ -353,26 +353,23 @@ def _read_whole(read: Callable[[], T]) -> T:
     """Reads a response's body again if it is truncated: boto3 retries requests, but not bodies."""
     from botocore.exceptions import IncompleteReadError, ReadTimeoutError, ResponseStreamingError
 
-    for _ in range(_ATTEMPTS - 1):
-        try:
-            return read()
-        except (IncompleteReadError, ReadTimeoutError, ResponseStreamingError):
-            continue
-    return read()
+    truncated = tenacity.retry_if_exception_type((IncompleteReadError, ReadTimeoutError, ResponseStreamingError))
+    return tenacity.Retrying(retry=truncated, stop=tenacity.stop_after_attempt(_ATTEMPTS), reraise=True)(read)
 
 
 def _retry_conflict(write: Callable[[], T]) -> T:
     """Repeats a write that was refused because of a concurrent write of the same key."""
     from botocore.exceptions import ClientError
 
-    for attempt in range(_ATTEMPTS - 1):
-        try:
-            return write()
-        except ClientError as error:
-            if error.response.get("Error", {}).get("Code") not in _CONFLICTS:
-                raise
-            time.sleep(random.uniform(0, 0.05 * 2**attempt))
-    return write()
+    def refused(error: BaseException) -> bool:
+        return isinstance(error, ClientError) and error.response.get("Error", {}).get("Code") in _CONFLICTS
+
+    return tenacity.Retrying(
+        retry=tenacity.retry_if_exception(refused),
+        wait=tenacity.wait_random_exponential(multiplier=0.05),
+        stop=tenacity.stop_after_attempt(_ATTEMPTS),
+        reraise=True,
+    )(write)
 
 
 def _bare(etag: str) -> str:

@@ -41,7 +41,7 @@ VALUES = [value for _, _, value in RECORDS]
 @pytest.fixture(autouse=True)
 def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0)
-    monkeypatch.setattr("dagster_flinkpy.storage.s3.random.uniform", lambda *_: 0)
+    monkeypatch.setattr("random.uniform", lambda *_: 0)
     monkeypatch.setattr("dagster_flinkpy.runtime.master.commit_retries._sleep", lambda seconds: None)
     quick = {"backoff_config.init_backoff": "1 ms", "backoff_config.max_backoff": "2 ms", "max_retries": "4"}
     monkeypatch.setattr(

@@ -31,7 +31,7 @@ PART = 5 * 2**20
 @pytest.fixture(autouse=True)
 def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0)
-    monkeypatch.setattr("dagster_flinkpy.storage.s3.random.uniform", lambda *_: 0)
+    monkeypatch.setattr("random.uniform", lambda *_: 0)
 
 
 # --- responses that get lost ------------------------------------------------------------------------------------------
