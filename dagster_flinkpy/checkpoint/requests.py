@@ -288,6 +288,21 @@ class JobRequests:
         leader = lease.read(self._store)
         return leader if leader is not None and leader.alive(self._now()) else None
 
+    def waiting(self) -> list[Request]:
+        """Returns the requests that no attempt has taken, and that one may still take.
+
+        Raises:
+            UnknownRequestError: One is of another release.
+        """
+        found = [each for info in self._store.list(REQUESTS_FOLDER) if (each := id_of(info.key)) is not None]
+        answered = {request_id for request_id, is_request in found if not is_request}
+        waiting: list[Request] = []
+        for request_id in sorted(request_id for request_id, is_request in found if is_request):
+            if request_id not in answered:
+                with suppress(ObjectNotFoundError):  # withdrawn just now
+                    waiting.append(Request.from_bytes(self._store.get(request_key(request_id))[0], request_id))
+        return [request for request in waiting if self._now() < request.expires_at]
+
     def submit(self, order: Order, timeout: timedelta = DEFAULT_TIMEOUT) -> str:
         """Asks for something, and does not wait for it.
 

@@ -77,6 +77,9 @@ class FileEnumerator(SplitEnumerator):
         else:
             self._names = frozenset(str(name) for name in position_field(position, "found", list))
 
+    def has_input(self, parallelism: int) -> bool:
+        return self.plans_something(parallelism)
+
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
         if not self._ended:
             self._find(parallelism)

@@ -83,6 +83,9 @@ class KafkaEnumerator(SplitEnumerator):
 
     # --- planning ----------------------------------------------------------------------------------------------------
 
+    def has_input(self, parallelism: int) -> bool:
+        return self.plans_something(parallelism)
+
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
         if not self._ended:
             self._assign()

@@ -86,6 +86,27 @@ class KinesisEnumerator(SplitEnumerator):
 
     # --- planning ----------------------------------------------------------------------------------------------------
 
+    def has_input(self, parallelism: int) -> bool | None:
+        if self._began_ms is None or self._source.bounded is not False:
+            return None
+        if self._open:
+            return True
+        shards = self._stream.shards()
+        # A position is good for as long as the stream keeps records, so an epoch has to renew it in time.
+        old = self._now() - self._stream.retention_ms() // 2
+        if shards.keys() - self._shards.keys() or any(each.known_ms < old for each in self._shards.values()):
+            return True
+        due = [name for name, shard in sorted(shards.items()) if self._is_due(shard, shards)]
+        return any(self._has_records(name) for name in due)
+
+    def _has_records(self, name: str) -> bool:
+        for page in self._stream.pages(name, self._shards[name].position):
+            if page.records or page.closed:
+                return True
+            if page.behind_ms == 0:
+                break
+        return False
+
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
         if not self._ended:
             self._assign()

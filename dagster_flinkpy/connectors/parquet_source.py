@@ -318,6 +318,9 @@ class _ParquetEnumerator(SplitEnumerator):
     def start(self, context: SplitEnumeratorContext) -> None:
         self._progress = context.progress
 
+    def has_input(self, parallelism: int) -> bool:
+        return self.plans_something(parallelism)
+
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
         new = [] if self._ended else self._after_last(self._source.files(self._store))
         limit = self._source.max_files_per_epoch

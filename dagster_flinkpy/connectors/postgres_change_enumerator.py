@@ -98,6 +98,15 @@ class PostgresChangeEnumerator(SplitEnumerator):
         if self._source.snapshot:
             self._snapshot = {}
 
+    def has_input(self, parallelism: int) -> bool | None:
+        if self._lsn is None or self._surroundings is None or self._snapshot == {} or self._source.bounded is not False:
+            return None  # the slot is still to be created, or the table to be read
+        with slot_of(self._source) as slot:
+            confirmed, flushed = slot.position(), slot.flushed()
+            if confirmed is None or flushed - confirmed >= _IDLE_BYTES:
+                return True
+            return bool(slot.transactions(self._lsn, flushed, 1)[0])
+
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
         shares: list[list[SourceSplit]] = [[] for _ in range(parallelism)]
         if self._ended:

@@ -99,6 +99,10 @@ class PostgresEnumerator(SplitEnumerator):
     def start(self, context: SplitEnumeratorContext) -> None:
         self._progress = context.progress
 
+    def has_input(self, parallelism: int) -> bool:
+        known = self._candidate
+        return self.plans_something(parallelism) or self._candidate != known  # the checkpoint is to keep it
+
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
         shares: list[list[SourceSplit]] = [[] for _ in range(parallelism)]
         if self._ended:

@@ -234,6 +234,9 @@ class _TableEnumerator(SplitEnumerator):
             fields = (("number", int), ("path", str), ("size", int))
             self._open.restore(position_field(restored, "open", list), planned, fields)
 
+    def has_input(self, parallelism: int) -> bool:
+        return self.plans_something(parallelism)
+
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
         self._log.refresh()
         if not self._ended:

@@ -10,6 +10,7 @@ import time
 from dagster import (
     AssetExecutionContext,
     AssetMaterialization,
+    AssetObservation,
     DagsterInstance,
     DagsterRun,
     DefaultSensorStatus,
@@ -81,7 +82,7 @@ __all__ = [
 ]
 
 
-def record_at_once(context: AssetExecutionContext, event: AssetMaterialization) -> None:
+def record_at_once(context: AssetExecutionContext, event: AssetMaterialization | AssetObservation) -> None:
     """Stores an event in the log of the run, and does not keep it for the executor until the step yields a result.
 
     A step that runs for days would keep all of its events in memory. Nothing but tests needs them there.

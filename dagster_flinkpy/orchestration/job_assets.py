@@ -4,14 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
-from dagster import AssetKey, AssetSpec
+from dagster import AssetKey, AssetsDefinition, AssetSpec
 
 from dagster_flinkpy.datastream.job_graph import JobVertex
 from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSinkSpec, BlockingEdgeSourceSpec, SparkTransformSpec
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
 
-__all__ = ["JobAssets", "is_internal"]
+__all__ = ["JobAssets", "is_internal", "job_of", "of_job"]
+
+_jobs: WeakKeyDictionary[object, FlinkJob] = WeakKeyDictionary()
+"""By the op of its step, which assets keep when Dagster copies them with other keys or attributes."""
+
+
+def of_job(assets: AssetsDefinition, job: FlinkJob) -> AssetsDefinition:
+    """Notes of which job assets are, for `job_of`, and returns them."""
+    _jobs[assets.node_def] = job
+    return assets
+
+
+def job_of(assets: AssetsDefinition) -> FlinkJob | None:
+    """Returns the job whose assets these are. None if they are not what ``flink_assets`` has returned."""
+    return _jobs.get(assets.node_def)
 
 
 def is_internal(vertex: JobVertex) -> bool:

@@ -75,7 +75,7 @@ class FlinkCheckpointMetadataSet(NamespacedMetadataSet):
     table_digest: str | None = None
     """Digest of these files. If they are unchanged, only later files are read to count the rows again."""
     late_records_dropped: int | None = None
-    """Windows only: records that came too late for any window, in the epochs since the materialization before."""
+    """Windows only: records that came too late for any window, in the epochs since the event before."""
     key_count: int | None = None
     state_bytes: int | None = None
     delta_bytes: int | None = None

@@ -96,6 +96,17 @@ def test_an_epoch_reads_what_is_there_and_the_next_one_what_has_come(topic: Topi
     assert not enumerator.exhausted
 
 
+def test_it_says_whether_there_is_input(topic: Topic) -> None:
+    source = builder(topic).build()
+    enumerator = source.create_enumerator(None)
+    assert plan(enumerator) == {}
+    assert not restored(source, enumerator).has_input(1)
+    topic.send(b"a")
+    assert restored(source, enumerator).has_input(1)
+    assert plan(enumerator) == {0: (0, 1)}
+    assert not restored(source, enumerator).has_input(1)
+
+
 def test_what_was_planned_and_not_read_stays_as_it_was_planned(topic: Topic) -> None:
     topic.send(b"a", b"b")
     source = builder(topic).build()

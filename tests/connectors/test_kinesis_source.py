@@ -181,6 +181,22 @@ def test_an_epoch_reads_what_has_arrived(stream: FakeKinesis) -> None:
     assert not job.enumerator.exhausted
 
 
+def test_it_says_whether_there_is_input(stream: FakeKinesis) -> None:
+    job = Job(stream)
+    assert job.enumerator.has_input(1) is None, "nobody knows where it begins"
+
+    def has_input() -> bool | None:
+        job.restore()
+        return job.enumerator.has_input(1)
+
+    assert (job.epoch(), has_input()) == ([], False)
+    stream.put("a")
+    assert (has_input(), job.epoch(), has_input()) == (True, ["a"], False)
+    stream.pass_hours(13)
+    assert has_input(), "it must not be forgotten up to where it was read"
+    assert (job.epoch(), has_input()) == ([], False)
+
+
 def test_a_repeated_epoch_reads_the_same(stream: FakeKinesis) -> None:
     job = Job(stream)
     stream.put("a", "b", "c")

@@ -115,6 +115,25 @@ def test_changes_come_in_the_order_of_commits(database: Changes) -> None:
     assert at == len(expected)
 
 
+def test_it_says_whether_there_are_changes_and_creates_nothing(database: Changes) -> None:
+    database.create()
+    source = database.source()
+    assert source.create_enumerator(None).has_input(1) is None
+    enumerator = started(source)
+    assert take(source, enumerator) == []
+
+    def has_input(state: Any) -> bool | None:
+        return source.create_enumerator(json.loads(json.dumps(state))).has_input(1)
+
+    assert not has_input(complete(enumerator, 1))
+    database.sql("INSERT INTO {}.t VALUES (1, 'a')")
+    before = database.confirmed()
+    assert has_input(enumerator.snapshot_state())
+    assert database.confirmed() == before
+    assert take(source, enumerator) == ["+I 1 a"]
+    assert not has_input(complete(enumerator, 2))
+
+
 def test_the_slot_is_told_what_complete_checkpoints_have_read(database: Changes) -> None:
     database.create()
     source = database.source()

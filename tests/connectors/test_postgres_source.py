@@ -98,6 +98,18 @@ class Writer:
 # --- which rows -------------------------------------------------------------------------------------------------------
 
 
+def test_it_says_whether_there_is_input(database: Database) -> None:
+    numbered(database)
+    source = source_of(database)
+    enumerator = source.create_enumerator(None)
+    assert take(source, enumerator) == []
+    assert not restored(source, enumerator).has_input(2)
+    add(database, 1)
+    assert restored(source, enumerator).has_input(2)
+    assert take(source, enumerator) == [1]
+    assert not restored(source, enumerator).has_input(2)
+
+
 def test_the_table_is_read_and_then_what_is_added(database: Database) -> None:
     numbered(database)
     source = source_of(database)

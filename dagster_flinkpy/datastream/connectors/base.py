@@ -212,6 +212,22 @@ class SplitEnumerator(ABC):
         """
         return False
 
+    def has_input(self, parallelism: int) -> bool | None:
+        """Returns whether the next epoch would read something, or end the input. Nothing outside must change.
+
+        It is called where no job runs, for example by a sensor, right after the enumerator was created: there is no
+        `start`, and nothing follows but `close`. Most can simply plan, see `plans_something`. Default: None, which
+        means that only a run can tell.
+
+        Raises:
+            SourceReadError: The input cannot be listed.
+        """
+        return None
+
+    def plans_something(self, parallelism: int) -> bool:
+        """Returns `has_input` of an enumerator whose `plan_epoch` only looks."""
+        return any(self.plan_epoch(parallelism)) or self.exhausted
+
     def unread(self) -> Sequence[str]:
         """Returns the names of input that exists and has not been assigned, for messages.
 

@@ -84,6 +84,9 @@ class SliceEnumerator(SplitEnumerator):
             self._next = position_field(restored, "next", int)
             self._ended = restored.get("ended", False) is True
 
+    def has_input(self, parallelism: int) -> bool:
+        return self.plans_something(parallelism)
+
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
         count = 0 if self._ended else max(self._total - self._next, 0)
         count = count if self._per_epoch is None else min(count, self._per_epoch)

@@ -149,6 +149,9 @@ class _GeneratorEnumerator(SplitEnumerator):
             if self._began_ms is not None:
                 position_field(restored, "began_ms", int)
 
+    def has_input(self, parallelism: int) -> bool:
+        return self.plans_something(parallelism)
+
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
         begin = self._next if self._unread is None else self._unread
         if not self._ended:

@@ -25,7 +25,7 @@ from dagster_flinkpy.orchestration.definitions.shown_operators import Show
 from dagster_flinkpy.orchestration.definitions.translator import FlinkTranslator, job_assets
 from dagster_flinkpy.orchestration.failure import flink_failures
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG, Environment, Program, flink_job
-from dagster_flinkpy.orchestration.job_assets import JobAssets
+from dagster_flinkpy.orchestration.job_assets import JobAssets, of_job
 from dagster_flinkpy.orchestration.run_config import FlinkRunConfig
 from dagster_flinkpy.orchestration.runs.job_run import JobRun
 from dagster_flinkpy.orchestration.runs.partition_check import (
@@ -278,7 +278,7 @@ def _job_assets(
             yield from events.results()
         yield from checks.run(context, storage)
 
-    return region
+    return of_job(region, job)
 
 
 def _partitioned_assets(
@@ -332,4 +332,4 @@ def _partitioned_assets(
             yield from partition_results(context, chosen, stale)
         yield from checks.run(context, storage)
 
-    return region
+    return of_job(region, job)

@@ -42,8 +42,7 @@ class FlinkAssetChecks:
     - ``source_lag``, of sources of jobs without time partitions: how much input the last epoch left unread, because of
       a limit such as ``max_bytes_per_epoch``.
     - ``event_time``, of operators with inputs: fails if windows and timers wait because an input gives no watermarks.
-    - ``late_records``, of event-time windows that drop late records: how many they dropped since the materialization
-      before.
+    - ``late_records``, of event-time windows that drop late records: how many they dropped since the event before.
     - ``lingering_transactions``, of sinks: fails if data is staged that no checkpoint will commit.
     - ``checkpoint_trend``, of operators with state, or of sources if there are none: compares duration and size of the
       last checkpoint with the median of the earlier ones.

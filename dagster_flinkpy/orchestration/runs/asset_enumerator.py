@@ -84,6 +84,9 @@ class MaterializationEnumerator(SplitEnumerator):
             fields = (("asset", list), ("run_id", str), ("metadata", dict))
             self._open.restore(position_field(restored, "open", list), position_field(restored, "planned", int), fields)
 
+    def has_input(self, parallelism: int) -> bool:
+        return self.plans_something(parallelism)
+
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
         if not self._ended:
             records, same_log = self._look()

@@ -21,6 +21,7 @@ from dagster_flinkpy.metrics import LATE_RECORDS_DROPPED
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
 from dagster_flinkpy.orchestration.job_assets import JobAssets
 from dagster_flinkpy.orchestration.program import RestoreForecast, forecast
+from dagster_flinkpy.orchestration.runs.changed_tables import last_event
 from dagster_flinkpy.orchestration.runs.runs_of_job import active_runs
 from dagster_flinkpy.runtime.master.committers import Committers
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
@@ -245,7 +246,7 @@ def _source_lag(view: _View, **limits: int | None) -> Finding:
 
 
 def _late_records(view: _View, max_late_records: int | None) -> Finding:
-    dropped, since = _late_of_materialization(view), "since the materialization before"
+    dropped, since = _late_of_last_event(view), "since the event before"
     if dropped is None:
         operator = view.latest.operator(view.uid)
         dropped = sum(int(s.metrics.get(LATE_RECORDS_DROPPED, 0)) for s in operator.subtasks) if operator else 0
@@ -260,12 +261,13 @@ def _late_records(view: _View, max_late_records: int | None) -> Finding:
     return Finding(passed, f"{said}.", {LATE_RECORDS_DROPPED: dropped})
 
 
-def _late_of_materialization(view: _View) -> int | None:
-    """Returns the number in the asset's last materialization; None if that is not of the last checkpoint."""
-    event = view.of_job.instance.get_latest_materialization_event(view.asset)
-    if event is None or event.asset_materialization is None:
+def _late_of_last_event(view: _View) -> int | None:
+    """Returns the number in the asset's last event; None if that is not of the last checkpoint."""
+    event = last_event(view.of_job.instance, view.asset)
+    recorded = (event.asset_materialization or event.asset_observation) if event else None
+    if recorded is None:
         return None
-    metadata = event.asset_materialization.metadata
+    metadata = recorded.metadata
     name = "flink/late_records_dropped" if view.uid in view.of_job.assets.specs else f"{view.uid}/late_records_dropped"
     checkpoint, dropped = metadata.get(_CHECKPOINT), metadata.get(name)
     if checkpoint is None or checkpoint.value != view.latest.checkpoint_id or not isinstance(dropped, IntMetadataValue):

@@ -8,17 +8,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dagster import MaterializeResult
+from dagster import AssetObservation, AssetSpec, DataVersion, MaterializeResult
 
-from dagster_flinkpy.orchestration.dagster_internals import record_at_once
+from dagster_flinkpy.orchestration.dagster_internals import DATA_VERSION_TAG, record_at_once
 from dagster_flinkpy.orchestration.execution_tables import operator_states
 from dagster_flinkpy.orchestration.metadata_set import FlinkCheckpointMetadataSet
+from dagster_flinkpy.orchestration.runs.changed_tables import ChangedTables
 from dagster_flinkpy.orchestration.runs.job_run import JobRun
 from dagster_flinkpy.orchestration.runs.report import asset_metadata, checkpoint_line, data_version
 from dagster_flinkpy.orchestration.runs.table_rows import table_rows
 
 if TYPE_CHECKING:
     from dagster_flinkpy.checkpoint.execution_report import ExecutionReport
+    from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
     from dagster_flinkpy.runtime.master.reports import CompletedEpoch
 
 __all__ = ["EpochEvents"]
@@ -31,6 +33,9 @@ class EpochEvents:
     interval, and always with the last checkpoint, whether the run succeeds or fails. A step yields one result per
     asset, so all materializations but those of `results` are events in the log of the run.
 
+    If no table has changed since then, the assets are not materialized but observed, with the data version that they
+    have. So whatever runs when they are updated does not run.
+
     Args:
         run: The step.
         interval: Seconds from one materialization to the next. The first is due after this time. 0: with each
@@ -41,13 +46,23 @@ class EpochEvents:
     def __init__(self, run: JobRun, interval: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._run, self._interval, self._clock = run, interval, clock
         self._recorded_at = clock()
+        self._tables = ChangedTables(run.assets)
         self._last: tuple[CompletedEpoch, int] | None = None
         """The last completed checkpoint, and the fencing token of its attempt."""
         self._is_recorded = False
         self._late = Counter[str]()
-        """The late records that each operator has dropped since the materialization before."""
+        """The late records that each operator has dropped since the event before."""
         self.execution: ExecutionReport | None = None
         """How the run was executed, for `results`; None if it has not ended."""
+
+    def begin(self, restored: CheckpointMetadata | None) -> None:
+        """Finds out whether the assets were recorded as they are now.
+
+        Args:
+            restored: The job's own latest checkpoint, from which the run continues; None if it starts otherwise.
+        """
+        if restored is not None:
+            self._tables.continues_from(restored.checkpoint_id, self._run.context.instance)
 
     def completed(self, epoch: CompletedEpoch, attempt: int, *, is_last: bool) -> None:
         """Records a checkpoint that was just completed.
@@ -62,6 +77,7 @@ class EpochEvents:
             self._late.clear()
         for report in epoch.operators:
             self._late[report.uid] += report.late_records_dropped or 0
+        self._tables.completed(epoch)
         self._last, self._is_recorded = (self._with_late(epoch), attempt), False
         if not is_last and self._clock() - self._recorded_at >= self._interval:
             self.record_last()
@@ -72,27 +88,45 @@ class EpochEvents:
             return
         epoch, attempt = self._last
         version, run = data_version(epoch), self._run.with_inputs_of(epoch.metadata.timestamp_ms)
+        versions = dict.fromkeys(run.specs, version)
         for uid, spec in run.specs.items():
-            record_at_once(run.context, run.event(spec, self._facts(uid, epoch, attempt), run.tags(spec, version)))
+            facts = self._facts(uid, epoch, attempt)
+            if (known := self._tables.unchanged(uid)) is not None:
+                versions[uid] = known
+                record_at_once(run.context, _observation(spec, facts, known))
+            else:
+                record_at_once(run.context, run.event(spec, facts, run.tags(spec, version)))
+        self._tables.recorded(versions)
         self._is_recorded, self._recorded_at = True, self._clock()
 
     def results(self) -> Iterator[MaterializeResult[Any]]:
-        """Yields the results of a step that has succeeded: the assets with the last checkpoint, if there is one."""
+        """Yields the results of a step that has succeeded: the assets with the last checkpoint, if there is one.
+
+        Assets that have not changed are observed, and have no result.
+        """
         if self._last is None:
             return
         epoch, attempt = self._last
         version, run = data_version(epoch), self._run.with_inputs_of(epoch.metadata.timestamp_ms)
-        executed = {}
+        executed, observed = {}, 0
         if self.execution is not None:
             executed = dict(FlinkCheckpointMetadataSet(execution=operator_states(self.execution)))
         for uid, spec in run.specs.items():
             facts = {**self._facts(uid, epoch, attempt), **executed}
-            if run.is_selected(spec):
+            if (known := self._tables.unchanged(uid)) is not None:
+                observed += 1
+                run.context.log_event(_observation(spec, facts, known))
+            elif run.is_selected(spec):
                 # Dagster would say that the step has read what was there when it began.
                 tags = {**run.outside_tags(spec), **run.input_tags(spec, version)}
                 yield MaterializeResult(asset_key=spec.key, data_version=version, metadata=facts, tags=tags)
             else:
                 run.record(spec, facts, run.tags(spec, version), partition=None)
+        if observed:
+            run.context.log.info(
+                f"Checkpoint {epoch.checkpoint_id} has changed no table of {observed} assets: they are observed, and "
+                "not materialized, so nothing runs that waits for an update of them."
+            )
 
     def _with_late(self, epoch: CompletedEpoch) -> CompletedEpoch:
         """Returns the checkpoint with the late records of the epochs before it, which have no materialization."""
@@ -107,3 +141,7 @@ class EpochEvents:
     def _facts(self, uid: str, epoch: CompletedEpoch, attempt: int) -> dict[str, Any]:
         assets = self._run.assets
         return {**asset_metadata(epoch, assets, uid, attempt), **table_rows(self._run, assets.job.graph.vertex(uid))}
+
+
+def _observation(spec: AssetSpec, facts: dict[str, Any], version: DataVersion) -> AssetObservation:
+    return AssetObservation(spec.key, metadata=facts, tags={DATA_VERSION_TAG: version.value})

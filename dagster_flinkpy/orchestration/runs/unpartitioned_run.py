@@ -66,6 +66,7 @@ def run_epochs(
     taken = 0
     try:
         with assets_from(context.instance), attempt:
+            events.begin(None if config.start_empty or config.restore_from is not None else attempt.restored)
             attempt.refuse_input_after_end()
             if not attempt.finished:
                 barriers = 1 if config.periodic else config.barriers or job.checkpointing.barriers_per_job

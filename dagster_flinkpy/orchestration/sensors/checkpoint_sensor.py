@@ -21,6 +21,7 @@ from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
 from dagster_flinkpy.orchestration.runs.runs_of_job import active_runs, runs_on
 from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget, flink_targets
+from dagster_flinkpy.orchestration.sensors.waiting_look import WaitingLook
 from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["CHECKPOINT_TAG", "CheckpointPolicy", "JobStatus", "build_checkpoint_sensor", "reason_to_wait"]
@@ -116,8 +117,12 @@ def build_checkpoint_sensor(
 
     Each tick reads the job's ``HEAD`` from the store, so it sees the checkpoints of any run and any deployment. It
     requests a run of the asset job ``{job}_checkpoint``, unless the input has ended, the interval or pause has not
-    passed, or a run is working on the job. The run key is ``{job}-{checkpoint id}-{attempt}``: a failed checkpoint is
-    tried again at the next interval, as another attempt.
+    passed, a run is working on the job, or there is nothing to do: no source has input after the last checkpoint, no
+    processing-time timer is due, nobody asks the job for anything, and the checkpoint is committed. A source that
+    cannot say in 10 seconds whether it has input counts as having some.
+
+    The run key is ``{job}-{checkpoint id}-{attempt}``: a failed checkpoint is tried again at the next interval, as
+    another attempt.
 
     A run that goes on until it is told otherwise (``epochs: 0``) is asked for the checkpoint instead. So the sensor
     completes a checkpoint at each interval, whoever runs the job.
@@ -153,6 +158,7 @@ def build_checkpoint_sensor(
     ticks = max(1, min(30, int(shortest))) if minimum_interval_seconds is None else minimum_interval_seconds
     every = ", ".join(f"{job_id} every {_span(to_millis(each.interval))}" for job_id, each in policies.items())
 
+    looks = {target.job_id: WaitingLook(target) for target in targets}
     sensor_name = name or f"{targets[0].dagster_name}_checkpoint_sensor"
 
     @sensor(
@@ -175,6 +181,8 @@ def build_checkpoint_sensor(
                 reasons.append(reason)
             elif status.runs_on is not None:
                 reasons.append(asked.ask(storage.child(target.job_id), target.job_id, status.runs_on))
+            elif reason := looks[target.job_id].reason_to_wait(storage.child(target.job_id), context.instance):
+                reasons.append(reason)
             else:
                 requests.append(_request(target, context.instance, status, job.name))
         if requests:

@@ -10,7 +10,8 @@ from dagster import AssetKey, AssetsDefinition, AssetSelection, define_asset_job
 
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.dagster_internals import UnresolvedAssetJobDefinition
-from dagster_flinkpy.orchestration.flink_job import JOB_TAG, dagster_name
+from dagster_flinkpy.orchestration.flink_job import JOB_TAG, FlinkJob, dagster_name
+from dagster_flinkpy.orchestration.job_assets import job_of
 from dagster_flinkpy.orchestration.metadata_set import FlinkMetadataSet
 
 __all__ = ["FlinkTarget", "flink_targets"]
@@ -28,6 +29,8 @@ class FlinkTarget:
     """Minimum time from a completion to the next checkpoint; set by the program."""
     partitioned: bool = False
     """Whether the job has time partitions, so that it takes a checkpoint for each instead of one per interval."""
+    job: FlinkJob | None = None
+    """The job. None if its assets are in a multi-asset of the user's own."""
 
     @property
     def dagster_name(self) -> str:
@@ -69,4 +72,5 @@ def _target(assets: AssetsDefinition, builder: str) -> FlinkTarget:
     interval_ms = declared[0].checkpoint_interval_ms
     interval = None if interval_ms is None else timedelta(milliseconds=interval_ms)
     min_pause = timedelta(milliseconds=declared[0].checkpoint_min_pause_ms or 0)
-    return FlinkTarget(job_id, tuple(assets.keys), interval, min_pause, assets.partitions_def is not None)
+    partitioned = assets.partitions_def is not None
+    return FlinkTarget(job_id, tuple(assets.keys), interval, min_pause, partitioned, job_of(assets))

@@ -93,6 +93,9 @@ class SparkSourceEnumerator(SplitEnumerator):
         self._read = self._ended or (self._read and self._run is not None and self._run == context.run_id)
         self._run = context.run_id
 
+    def has_input(self, parallelism: int) -> bool:
+        return not self._ended  # each run reads the DataFrame
+
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
         source = self._source
         if self._read:

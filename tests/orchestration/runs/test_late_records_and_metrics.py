@@ -171,7 +171,7 @@ def test_late_records_of_epochs_without_a_materialization_are_not_forgotten(depl
     assert deployment.metadata("window")["flink/late_records_dropped"] == 2
     (late,) = (each for each in result.get_asset_check_evaluations() if each.check_name == "late_records")
     assert not late.passed
-    assert "2 records came too late for any window since the materialization before" in str(late.description)
+    assert "2 records came too late for any window since the event before" in str(late.description)
     assert deployment.check(max_late_records=2)[0]
     assert not deployment.check(max_late_records=1)[0]
     assert ["window", "late_records_dropped", "0"] in deployment.describe(), "the last epoch"

@@ -1,0 +1,64 @@
+"""Asks whether a job has anything to do, for a sensor that would start a run: cheaply, and for a limited time."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from dagster import DagsterInstance
+
+from dagster_flinkpy.common.clock import current_millis
+from dagster_flinkpy.errors import FlinkPyError
+from dagster_flinkpy.orchestration.runs.asset_enumerator import assets_from
+from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget
+from dagster_flinkpy.storage import StorageLocation
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.runtime.waiting_input import WaitingInput
+
+__all__ = ["WaitingLook"]
+
+_TIMEOUT = timedelta(seconds=10)
+"""Dagster gives a tick 60 seconds."""
+
+
+class WaitingLook:
+    """Looks at one job.
+
+    Args:
+        target: The job.
+    """
+
+    def __init__(self, target: FlinkTarget) -> None:
+        self._target = target
+
+    @cached_property
+    def _input(self) -> WaitingInput | None:
+        # Imported here, because a code location must load quickly.
+        from dagster_flinkpy.runtime.waiting_input import WaitingInput
+
+        return None if self._target.job is None else WaitingInput(self._target.job.graph)
+
+    def reason_to_wait(self, job: StorageLocation, instance: DagsterInstance) -> str | None:
+        """Returns why no run is started; None if it has something to do, or nobody can tell: then the run says why.
+
+        Args:
+            job: The job's prefix.
+            instance: Where assets that sources read are recorded.
+        """
+        from dagster_flinkpy.runtime.master.watchdog import Watchdog
+
+        if self._input is None:
+            return None
+        watchdog, now_ms = Watchdog(_TIMEOUT), current_millis()
+        try:
+            with assets_from(instance):
+                found = watchdog.run("asking the sources for input", self._input.find, job, now_ms)
+        except FlinkPyError:
+            return None
+        finally:
+            watchdog.close()
+        if found is not None:
+            return None
+        return f"Job {self._target.job_id}: no source has input after the last checkpoint, and no timer is due."

@@ -1,0 +1,259 @@
+"""Nothing to read: the sensor starts no run, and a checkpoint that has changed no table is no update of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from dagster import (
+    AssetKey,
+    AutomationCondition,
+    DagsterInstance,
+    Definitions,
+    ExecuteInProcessResult,
+    asset,
+    build_sensor_context,
+    evaluate_automation_conditions,
+)
+from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
+from dagster._core.loader import LoadingContextForTest
+
+from dagster_flinkpy.checkpoint.requests import JobRequests, Order, RequestKind
+from dagster_flinkpy.common import Duration, Time, Types, WatermarkStrategy
+from dagster_flinkpy.connectors import ParquetSink, ParquetSource
+from dagster_flinkpy.datastream import StreamExecutionEnvironment
+from dagster_flinkpy.datastream.connectors.base import SplitEnumerator
+from dagster_flinkpy.datastream.window import TumblingEventTimeWindows, TumblingProcessingTimeWindows
+from dagster_flinkpy.errors import SourceReadError
+from dagster_flinkpy.orchestration import build_checkpoint_sensor, flink_assets
+from dagster_flinkpy.orchestration.sensors import waiting_look
+from dagster_flinkpy.runtime import waiting_input
+from dagster_flinkpy.runtime.master import job as job_loop
+from dagster_flinkpy.storage import StorageLocation, lease
+from tests.runtime.harness import run_rows
+
+ROW = Types.ROW_NAMED(["key", "at", "n"], [Types.STRING(), Types.LONG(), Types.LONG()])
+BY_TIME = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("at")
+SUMS, TABLE, WINDOWS = (AssetKey(["job", name]) for name in ("sums", "sums_table", "windows_table"))
+
+
+@pytest.fixture(autouse=True)
+def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_loop.JobAttempt, "_on_spark", lambda self, job: run_rows(job))
+
+
+def write(folder: Path, number: int) -> None:
+    folder.mkdir(exist_ok=True)
+    pq.write_table(pa.table({"key": ["k"], "at": [number * 10], "n": [number]}), folder / f"{number:02}.parquet")
+
+
+class Deployment:
+    """Running sums of numbers in files, sums by window, and an asset that runs whenever a table was updated."""
+
+    def __init__(self, path: Path, instance: DagsterInstance, resources: dict[str, Any]) -> None:
+        self.files, self._tables = path / "files", path / "tables"
+        self.instance, self.resources, self.cursor = instance, resources, None
+        self.window: Any = TumblingEventTimeWindows.of(Time.milliseconds(500))
+        self.strategy = BY_TIME
+
+    def program(self) -> StreamExecutionEnvironment:
+        env = StreamExecutionEnvironment.get_execution_environment().set_max_parallelism(8)
+        rows = env.from_source(ParquetSource(str(self.files), row_type=ROW), self.strategy, "files").uid("files")
+        sums = rows.key_by("key").sum("n").uid("sums")
+        sums.sink_to(ParquetSink(str(self._tables / "sums"))).uid("sums_table")
+        windows = env.from_source(ParquetSource(str(self.files), row_type=ROW), self.strategy, "also").uid("also")
+        windows = windows.key_by("key").window(self.window).sum("n").uid("windows")
+        windows.sink_to(ParquetSink(str(self._tables / "windows"))).uid("windows_table")
+        return env
+
+    def definitions(self) -> Definitions:
+        @asset(deps=[TABLE], automation_condition=AutomationCondition.eager())
+        def of_sums() -> None: ...
+
+        @asset(deps=[WINDOWS], automation_condition=AutomationCondition.eager())
+        def of_windows() -> None: ...
+
+        assets = [*flink_assets(self.program, name="job"), of_sums, of_windows]
+        return Definitions(assets, resources=self.resources)
+
+    def run(self, **config: Any) -> ExecuteInProcessResult:
+        definitions = self.definitions()
+        job = definitions.resolve_implicit_global_asset_job_def()
+        own = [key for key in job.asset_layer.executable_asset_keys if key.path[0] == "job"]
+        return job.execute_in_process(
+            instance=self.instance,
+            asset_selection=own,
+            run_config={"ops": {"job": {"config": config}}},
+            raise_on_error=False,
+        )
+
+    def updated(self) -> set[str]:
+        """Returns what an automation sensor would start now."""
+        found = evaluate_automation_conditions(self.definitions(), self.instance, cursor=self.cursor)
+        self.cursor = found.cursor
+        names = {key.to_user_string() for key in (AssetKey("of_sums"), AssetKey("of_windows"))}
+        return {name for name in names if found.get_num_requested(AssetKey(name))}
+
+    def stale(self) -> list[AssetKey]:
+        graph = self.definitions().resolve_asset_graph()
+        resolver = CachingStaleStatusResolver(self.instance, graph, LoadingContextForTest(self.instance))
+        own = [key for key in graph.get_all_asset_keys() if key.path[0] == "job"]
+        return [key for key in own if resolver.get_status(key) is not StaleStatus.FRESH]
+
+    @property
+    def job(self) -> StorageLocation:
+        location: StorageLocation = self.resources["checkpoint_storage"].location().child("job")
+        return location
+
+    def tick(self) -> str | None:
+        """Returns why the sensor starts no run; None if it starts one."""
+        sensor = build_checkpoint_sensor(flink_assets(self.program, name="job"), interval=timedelta(milliseconds=10))
+        resources = {"checkpoint_storage": self.resources["checkpoint_storage"]}
+        tick = sensor.evaluate_tick(build_sensor_context(self.instance, resources=resources))
+        return None if tick.run_requests else tick.skip_message
+
+
+@pytest.fixture
+def deployment(tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any]) -> Deployment:
+    deployment = Deployment(tmp_path, instance, resources)
+    write(deployment.files, 1)
+    return deployment
+
+
+NOTHING = "Job job: no source has input after the last checkpoint, and no timer is due."
+
+
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_waits_for_a_table_runs_after_rows_and_not_after_an_empty_checkpoint(deployment: Deployment) -> None:
+    deployment.updated()
+    assert deployment.run().success
+    assert deployment.updated() == {"of_sums", "of_windows"}, "they are there now"
+    instance, version = deployment.instance, deployment.instance.get_latest_data_version_record(TABLE)
+    for asset_key in ("of_sums", "of_windows"):
+        instance.report_runless_asset_event(_materialized(asset_key))
+
+    empty = deployment.run()
+    assert empty.success
+    assert empty.asset_materializations_for_node("job") == []
+    assert deployment.updated() == set()
+    (observed,) = instance.fetch_observations(TABLE, limit=1).records
+    assert observed.asset_observation is not None
+    assert observed.asset_observation.metadata["flink/checkpoint_id"].value == 2
+    assert version is not None
+    data_version = version.event_log_entry.tags["dagster/data_version"]
+    assert observed.event_log_entry.tags["dagster/data_version"] == data_version
+    assert deployment.stale() == []
+
+    write(deployment.files, 2)
+    assert deployment.run().success
+    assert deployment.updated() == {"of_sums"}, "the window holds its rows back"
+    assert deployment.stale() == []
+    instance.report_runless_asset_event(_materialized("of_sums"))
+    assert deployment.run().success
+    assert deployment.updated() == set()
+
+
+def _materialized(key: str) -> Any:
+    from dagster import AssetMaterialization
+
+    return AssetMaterialization(key)
+
+
+def test_rows_that_a_run_has_committed_and_not_recorded_are_an_update(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert deployment.run().success
+    write(deployment.files, 2)
+    deployment.updated()
+    with monkeypatch.context() as lost:
+        # As if the process had died behind the commit.
+        lost.setattr("dagster_flinkpy.orchestration.runs.epoch_events.EpochEvents.results", lambda self: iter(()))
+        assert deployment.run().success
+    assert deployment.updated() == set()
+    assert deployment.run().success
+    assert "of_sums" in deployment.updated(), "by a checkpoint that has read nothing itself"
+
+
+def test_several_checkpoints_of_a_run_are_recorded_as_one(deployment: Deployment) -> None:
+    assert deployment.run(epochs=3).success
+    assert deployment.instance.get_latest_materialization_event(TABLE) is not None, "the first one had rows"
+
+
+# --- the sensor -------------------------------------------------------------------------------------------------------
+
+
+def test_no_input_no_run(deployment: Deployment) -> None:
+    assert deployment.tick() is None, "there is a file"
+    assert deployment.run().success
+    assert deployment.tick() == NOTHING
+    write(deployment.files, 2)
+    assert deployment.tick() is None
+
+
+def test_a_checkpoint_that_is_not_known_to_be_committed_is_work(deployment: Deployment) -> None:
+    assert deployment.run().success
+    store = deployment.job.open()
+    leader = lease.acquire(store, "a run that dies", timedelta(0), 0)
+    lease.release(store, leader, committed=0)
+    assert deployment.tick() is None
+
+
+def test_a_request_that_waits_is_work(deployment: Deployment) -> None:
+    assert deployment.run().success
+    store = deployment.job.open()
+    leader = lease.acquire(store, "a run that dies", timedelta(minutes=1), waiting_look.current_millis())
+    JobRequests(deployment.job, "a test").submit(Order(RequestKind.SAVEPOINT))
+    lease.release(store, leader)
+    assert deployment.tick() is None
+
+
+def test_processing_time_windows_are_work_when_they_are_due(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment.window = TumblingProcessingTimeWindows.of(Time.hours(1))
+    assert deployment.run().success
+    assert deployment.tick() == NOTHING
+    now = waiting_look.current_millis() + 2 * 3_600_000
+    monkeypatch.setattr(waiting_look, "current_millis", lambda: now)
+    assert deployment.tick() is None
+
+
+def test_event_time_of_idle_sources_is_work_once(deployment: Deployment) -> None:
+    deployment.strategy = BY_TIME.with_idleness(Duration.of_seconds(1))
+    assert deployment.run().success
+    assert deployment.tick() is None, "the next epoch has only idle sources"
+    assert deployment.run().success
+    assert deployment.tick() == NOTHING
+
+
+def test_a_source_that_cannot_say_counts_as_having_input(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert deployment.run().success
+    (kind,) = {type(enumerator) for enumerator in _enumerators(deployment)}
+
+    def broken(self: SplitEnumerator, parallelism: int) -> bool:
+        raise SourceReadError("no answer")
+
+    hangs = threading.Event()
+    answers: list[Callable[..., Any]] = [lambda *_: None, broken, lambda *_: hangs.wait()]
+    monkeypatch.setattr(waiting_look, "_TIMEOUT", timedelta(milliseconds=50))
+    monkeypatch.setattr("dagster_flinkpy.runtime.master.watchdog._GRACE_SECONDS", 0.01)
+    for answer in answers:
+        with monkeypatch.context() as asked:
+            asked.setattr(kind, "has_input", answer)
+            assert deployment.tick() is None
+    hangs.set()
+
+
+def _enumerators(deployment: Deployment) -> Iterator[SplitEnumerator]:
+    for vertex in deployment.program().get_job_graph().sources:
+        yield waiting_input.create_enumerator(vertex.uid, vertex.spec.source, None)
