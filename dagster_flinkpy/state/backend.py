@@ -102,7 +102,7 @@ class ColumnarKeyedStateBackend:
         written_by: Part of the names of its files; see `state_files.state_file`.
         inline_below: Runs with fewer bytes are part of the metadata (Flink: ``state.storage.fs.memory-threshold``).
             Default: 20,000.
-        turn: Whether this subtask should merge its runs early, before it has to. Default: False.
+        phase: Whose turn it is to merge early; see `state.compaction.has_turn`. Default: nobody's.
     """
 
     def __init__(
@@ -118,12 +118,12 @@ class ColumnarKeyedStateBackend:
         overlay_rows: int = OVERLAY_ROWS,
         written_by: str = "",
         inline_below: int = INLINE_BELOW,
-        turn: bool = False,
+        phase: int | None = None,
     ) -> None:
         self._operator = operator
         self._key_groups = key_groups
         self._max_parallelism = max_parallelism
-        self._files = RunFiles(store, cache, key_groups, now, written_by, inline_below, turn)
+        self._files = RunFiles(store, cache, key_groups, now, written_by, inline_below, phase)
         self._cache = cache
         self._overlay_rows = overlay_rows
         self._keys = TouchedKeys()
@@ -433,11 +433,14 @@ class ColumnarKeyedStateBackend:
         if key_type is None or not len(table.runs):
             return
         needed = {"sort_key", "deleted", *table.layout.identity, *(["expires_at"] if table.ttl else []), APPEND}
-        tables = [run.table() for run in table.runs.newest_first()]
-        runs = [stored.select([name for name in stored.column_names if name in needed]) for stored in tables]
-        rows = merge_runs(table.layout, runs, drop_deleted=True, now=self._files.now())
-        column = rows.column("key").combine_chunks()
-        column = column.take(pa.array(distinct_rows(column)[0]))
+        for tables in table.runs.sections():
+            runs = [stored.select([name for name in stored.column_names if name in needed]) for stored in tables]
+            rows = merge_runs(table.layout, runs, drop_deleted=True, now=self._files.now())
+            column = rows.column("key").combine_chunks()
+            yield from self._as_current(key_type, column.take(pa.array(distinct_rows(column)[0])))
+
+    def _as_current(self, key_type: TypeInformation, column: pa.Array[Any]) -> Iterator[Any]:
+        """Yields keys, each as the current key."""
         for start in range(0, len(column), _KEYS_AT_ONCE):
             part = column.slice(start, _KEYS_AT_ONCE)
             keys = key_type.from_arrow(part)
@@ -456,14 +459,14 @@ class ColumnarKeyedStateBackend:
             table.clear()
         self._keys.clear()
 
-    def begin_checkpoint(self, written_by: str, *, turn: bool) -> None:
+    def begin_checkpoint(self, written_by: str, *, phase: int) -> None:
         """Begins what belongs to the next snapshot.
 
         Args:
             written_by: Part of the names of its files.
-            turn: Whether this subtask should merge its runs early, before it has to.
+            phase: Whose turn it is to merge early; see `state.compaction.has_turn`.
         """
-        self._files.written_by, self._files.turn = written_by, turn
+        self._files.written_by, self._files.phase = written_by, phase
 
     def uploads(self) -> list[Future[None]]:
         """Returns what must be done so that everything that the snapshots describe is in the store.

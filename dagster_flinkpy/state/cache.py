@@ -42,6 +42,8 @@ _WRITE_ASIDE = 1 << 20
 """Copies of at least this many bytes are written in the background."""
 _ABANDONED_AFTER = 3600.0
 """A temporary file that is older than this many seconds was left by a killed process."""
+_RETIRED_AFTER = 60.0
+"""A copy that has been retired for this many seconds is deleted. Until then a failed checkpoint may need it again."""
 
 _verified: set[tuple[str, int, int]] = set()
 """Path, inode and modification time of the files that this process has verified or written."""
@@ -73,6 +75,8 @@ class Run:
 
     def __init__(self, rows: Rows, key_groups: KeyGroupRange) -> None:
         self._rows = rows
+        self.key_groups = key_groups
+        """The key groups of the rows."""
         self.start, self.stop = clip_rows(rows.sort_keys, key_groups)
         self._value_types: Sequence[TypeInformation] = ()
         self.time_order: Indices | None = None
@@ -86,6 +90,14 @@ class Run:
     def sort_keys(self) -> SortKeys:
         """The sort keys, in ascending order."""
         return self._rows.sort_keys[self.start : self.stop]
+
+    def within(self, key_groups: KeyGroupRange) -> Run:
+        """Returns the rows that lie in some of the key groups, in place."""
+        run = copy.copy(self)
+        start, stop = clip_rows(self.sort_keys, key_groups)
+        run.key_groups, run.time_order = key_groups, None
+        run.start, run.stop = self.start + start, self.start + stop
+        return run
 
     def evolved(self, value_types: Sequence[TypeInformation]) -> Run:
         """Returns the run with values of another type, which are converted when they are requested.
@@ -217,13 +229,24 @@ class RunCache:
         if run.time_order is None and handle.data is not None:
             run.time_order = make_time_order(run)
         elif run.time_order is None:
-            name = f"{_file_name(handle, whole=False).removesuffix('.arrow')}-by-time.arrow"
+            name = _name_by_time(_file_name(handle, whole=False))
             batch = self._map(self.directory / name)
             if batch is None:
                 made = pa.RecordBatch.from_arrays([pa.array(make_time_order(run))], names=["row"])
                 batch = self._write(name, made)
             run.time_order = batch.column("row").to_numpy()
         return run.time_order
+
+    def retire(self, handle: RunHandle) -> None:
+        """Marks the copies of a run that no later snapshot names: they are deleted before others, and soon.
+
+        A use of such a copy unmarks it.
+        """
+        for name in dict.fromkeys(_file_name(handle, whole=whole) for whole in (True, False)):
+            for each in (name, _name_by_time(name)):
+                path = self.directory / each
+                with suppress(OSError):
+                    os.utime(path, ns=(0, path.stat().st_mtime_ns))
 
     @property
     def pending(self) -> tuple[Future[None], ...]:
@@ -296,7 +319,7 @@ class RunCache:
         return pa.ipc.open_file(pa.BufferReader(body)).get_batch(0)
 
     def _evict(self, keep: str, size: int) -> None:
-        """Deletes the least recently used files. Processes that have mapped them keep their mapping.
+        """Deletes retired files, and the least recently used ones. Processes that have mapped them keep their mapping.
 
         Args:
             keep: The file that was just written.
@@ -312,7 +335,9 @@ class RunCache:
         for entry in os.scandir(self.directory):
             with suppress(FileNotFoundError):  # Another process may be evicting too.
                 stat = entry.stat()
-                if entry.name.endswith(".tmp") and time.time() - stat.st_mtime > _ABANDONED_AFTER:
+                if (entry.name.endswith(".tmp") and time.time() - stat.st_mtime > _ABANDONED_AFTER) or (
+                    stat.st_atime_ns == 0 and time.time() - stat.st_ctime > _RETIRED_AFTER
+                ):
                     os.unlink(entry.path)
                 elif entry.name.endswith(".arrow"):
                     files.append((stat.st_atime_ns, stat.st_size, entry.path, entry.name))
@@ -346,6 +371,10 @@ def _checksum(body: pa.Buffer) -> int:
     words = np.frombuffer(body, dtype=np.uint64, count=pages * _PAGE // 8).reshape(pages, _PAGE // 8)
     sums = words.sum(axis=1, dtype=np.uint64)
     return zlib.crc32(memoryview(body)[pages * _PAGE :], zlib.crc32(sums))
+
+
+def _name_by_time(name: str) -> str:
+    return f"{name.removesuffix('.arrow')}-by-time.arrow"
 
 
 def _file_name(handle: RunHandle, *, whole: bool) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -117,18 +117,37 @@ def read_rows(table: TableSnapshot, store: ObjectStore, columns: Sequence[str]) 
     """
     layout = TableLayout.of(table)
     schema = pa.schema([table_schema(table).field(name) for name in columns])
-    if len(table.runs) == 1 and table.runs[0].is_whole:
-        stored = read_columns(table.runs[0], store, layout, [*columns, "deleted"])
-        if stored is not None:
-            deleted = stored.column("deleted")
-            if pc.any(deleted).as_py():
-                stored = stored.filter(pc.invert(deleted))
-            return stored.select(schema.names).cast(schema)
-    if layout.kind == "LIST":  # whose rows may append to older ones
-        return read_table(table, store).select(schema.names)
-    runs = [in_layout(Run.of(read_run(h, store)[0], h.key_groups), h, layout, store) for h in reversed(table.runs)]
-    parts = [_live(run, runs[:i], layout, schema) for i, run in enumerate(runs)]
-    return pa.concat_tables([schema.empty_table(), *parts])
+    parts, others = [schema.empty_table()], []
+    for handle in table.runs:
+        alone = handle.is_whole and not any(_overlap(handle, other) for other in table.runs if other is not handle)
+        stored = _stored_rows(handle, store, layout, schema) if alone else None
+        if stored is None:
+            others.append(handle)
+        else:
+            parts.append(stored)
+    if layout.kind == "LIST" and others:  # whose rows may append to older ones
+        return pa.concat_tables([*parts, read_table(replace(table, runs=tuple(others)), store).select(schema.names)])
+    others.reverse()
+    runs = [in_layout(Run.of(read_run(h, store)[0], h.key_groups), h, layout, store) for h in others]
+    for i, (handle, run) in enumerate(zip(others, runs, strict=True)):
+        newer = [runs[j] for j in range(i) if _overlap(handle, others[j])]
+        parts.append(_live(run, newer, layout, schema))
+    return pa.concat_tables(parts)
+
+
+def _overlap(one: RunHandle, other: RunHandle) -> bool:
+    return one.key_groups.intersection(other.key_groups) is not None
+
+
+def _stored_rows(handle: RunHandle, store: ObjectStore, layout: TableLayout, schema: pa.Schema) -> pa.Table | None:
+    """Returns the live rows of a file that no other run changes, or None if it was written with another layout."""
+    stored = read_columns(handle, store, layout, [*schema.names, "deleted"])
+    if stored is None:
+        return None
+    deleted = stored.column("deleted")
+    if pc.any(deleted).as_py():
+        stored = stored.filter(pc.invert(deleted))
+    return stored.select(schema.names).cast(schema)
 
 
 def _live(run: Run, newer: Sequence[Run], layout: TableLayout, schema: pa.Schema) -> pa.Table:

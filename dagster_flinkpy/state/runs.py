@@ -1,8 +1,8 @@
-"""The runs of one table: lookup, appending a delta, and size-tiered compaction."""
+"""The runs of one table: lookup, appending a delta, and size-tiered compaction section by section."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
@@ -16,21 +16,28 @@ from dagster_flinkpy.common.typeinfo import type_from_json
 from dagster_flinkpy.errors import CorruptStateError
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state.cache import Run, RunCache
+from dagster_flinkpy.state.compaction import SECTION_ROWS, Delta, cut_key_groups, first_to_merge, has_turn, sections_of
 from dagster_flinkpy.state.handles import RunHandle
-from dagster_flinkpy.state.layout import APPEND, TableLayout, equal_rows, expired_rows, merge_runs, sorted_rows
+from dagster_flinkpy.state.layout import (
+    APPEND,
+    TableLayout,
+    equal_rows,
+    expired_rows,
+    key_groups_of,
+    merge_runs,
+    sorted_rows,
+)
 from dagster_flinkpy.state.operator_state import INLINE_BELOW
-from dagster_flinkpy.state.run_file import encode_run, inline, upload_run
+from dagster_flinkpy.state.run_file import clip_rows, encode_run, inline, upload_run
 from dagster_flinkpy.state.schema_evolution import can_evolve
 from dagster_flinkpy.state.time_order import MIN_TIME, TimedRun
 from dagster_flinkpy.state.transfers import Uploads
 from dagster_flinkpy.storage import ObjectStore
 
-__all__ = ["MAX_RUNS", "TURNS", "Match", "RunFiles", "Runs", "in_layout", "merge_from"]
+__all__ = ["Match", "RunFiles", "Runs", "in_layout"]
 
-MAX_RUNS = 8
-"""The maximum number of runs of a table. If there are more, they are merged when the next delta is written."""
-TURNS = 4
-"""Each subtask has its turn to merge once in this many epochs, so that they do not all merge in the same epoch."""
+PIECE_BYTES = 1 << 26
+"""A run has at most this many bytes in memory, unless a single key group has more."""
 
 Indices = npt.NDArray[np.int64]
 
@@ -49,8 +56,8 @@ class RunFiles:
     """Part of the names of the files."""
     inline_below: int = INLINE_BELOW
     """Runs with fewer bytes are part of the metadata."""
-    turn: bool = False
-    """Whether this subtask should merge early, before it has to."""
+    phase: int | None = None
+    """Whose turn it is to merge early; see :func:`~dagster_flinkpy.state.compaction.has_turn`."""
     make_runs: Callable[[TableLayout, Sequence[RunHandle], RunFiles], Runs] = field(default_factory=lambda: Runs)
     """Creates the runs of a table."""
     _uploads: Uploads = field(default_factory=Uploads, init=False)
@@ -59,19 +66,24 @@ class RunFiles:
     written_rows: int = field(default=0, init=False)
     """The number of rows of all runs written so far."""
 
-    def write(self, layout: TableLayout, table: pa.Table) -> tuple[RunHandle, Run]:
+    def write(self, layout: TableLayout, table: pa.Table, key_groups: KeyGroupRange) -> tuple[RunHandle, Run]:
         """Writes a sorted, non-empty table. A small one becomes part of the metadata, a large one a file.
 
         The upload runs in the background; see :meth:`uploads`.
 
+        Args:
+            layout: The layout of the table.
+            table: The rows.
+            key_groups: The key groups that the run is for; all rows lie in them.
+
         Raises:
             StorageError: The local cache could not be written.
         """
-        data, handle = encode_run(layout, table, self.key_groups, self.written_by)
+        data, handle = encode_run(layout, table, key_groups, self.written_by)
         self.written_bytes += handle.bytes
         self.written_rows += handle.rows
         if handle.bytes < self.inline_below:
-            return inline(handle, data), Run.of(table, self.key_groups)
+            return inline(handle, data), Run.of(table, key_groups)
         self._uploads.submit(handle.path, lambda: upload_run(self.store, handle, data))
         return handle, self.cache.put(handle, table)
 
@@ -133,13 +145,15 @@ class Runs:
         Raises:
             CorruptStateError: A run is missing, damaged, or of another table.
         """
-        for i in reversed(range(len(self._runs))):
-            handle, run = self._runs[i]
-            if run is None:
-                run = self._files.cache.open(handle, self._files.store)
-                run = in_layout(run, handle, self.layout, self._files.store)
-                self._runs[i] = (handle, run)
-            yield run
+        return map(self._open, reversed(range(len(self._runs))))
+
+    def _open(self, index: int) -> Run:
+        handle, run = self._runs[index]
+        if run is None:
+            run = self._files.cache.open(handle, self._files.store)
+            run = in_layout(run, handle, self.layout, self._files.store)
+            self._runs[index] = (handle, run)
+        return run
 
     def by_time(self) -> list[TimedRun]:
         """Returns the runs of timers, newest first.
@@ -158,125 +172,152 @@ class Runs:
         if before > MIN_TIME:
             self._runs = [(handle.fired(before), run) for handle, run in self._runs]
 
-    def find(self, identity: pa.Table, runs: int | None = None) -> Iterator[Match]:
+    def find(self, identity: pa.Table) -> Iterator[Match]:
         """Finds rows, newest run first.
 
         Args:
             identity: The column ``sort_key`` and the identity columns that are known, at least ``key``.
-            runs: How many of the newest runs to search. Default: all.
         """
-        columns = {name: identity.column(name).combine_chunks() for name in identity.column_names}
-        sort_keys = columns.pop("sort_key").to_numpy()
-        order = np.argsort(sort_keys)  # So neighbours in a run are looked up one after the other.
-        for run in islice(self.newest_first(), runs):
-            found, rows = run.find(sort_keys[order])
-            if len(found):
-                wanted = order[found]
-                taken = pa.array(wanted)
-                same = equal_rows(
-                    [run.take(name, rows) for name in columns], [column.take(taken) for column in columns.values()]
-                )
-                yield Match(run, wanted[same], rows[same])
+        return _find(self.newest_first(), identity)
 
     def append(self, delta: pa.Table | None) -> None:
-        """Adds a delta as the newest run, merged with older ones if there are too many.
+        """Adds a delta as the newest run, merged with older ones where there are too many.
 
         Args:
             delta: Rows with ``local_schema`` or ``append_schema``, one per identity, in any order. None for no change.
         """
-        handles = self.handles
-        sizes = [handle.rows for handle in handles]
-        weights = [handle.bytes * handle.rows // max(handle.file_rows, 1) for handle in handles]
-        appends = [0 if _is_base(handles, i) else _appends(handle) for i, handle in enumerate(handles)]
-        tombstones = sum(min(handle.tombstones, handle.rows) for handle in handles)
-        base_rows = sum(handle.rows for i, handle in enumerate(handles) if _is_base(handles, i))
-        hidden: list[Match] = []
         if delta is not None:
-            delta, hidden = self._without_idle_tombstones(delta)
-            if not handles and APPEND in delta.column_names:
+            delta = self._without_idle_tombstones(delta)
+            if not self._runs and APPEND in delta.column_names:
                 delta = delta.drop_columns(APPEND)  # There is nothing to append to.
-            sizes.append(len(delta))
-            weights.append(delta.nbytes)
-            added = APPEND in delta.column_names
-            appends.append(int(np.count_nonzero(delta.column(APPEND).to_numpy())) if added else 0)
-            tombstones += int(np.count_nonzero(delta.column("deleted").to_numpy()))
-        if delta is None or not len(delta):
-            count = len(handles)
-            delta, sizes, weights, appends = None, sizes[:count], weights[:count], appends[:count]
-        start = merge_from(
-            sizes,
-            base_rows,
-            tombstones,
-            added=_unhidden(sizes, appends),
-            # The number of rows says little about the size of lists.
-            weights=weights if self.layout.kind == "LIST" else None,
-            turn=self._files.turn,
-        )
+            delta = self._with_inline(sorted_rows(self.layout, delta)) if len(delta) else None
+        own = self._files.key_groups
+        sections = sections_of(self.handles, own, None if delta is None else _rows_per_key_group(delta, own))
+        merged: dict[KeyGroupRange, int] = {}
+        for i, section in enumerate(sections):
+            first = self._first_to_merge(section, delta, turn=has_turn(self._files.phase, i, len(sections)))
+            if first is not None:
+                merged[section] = first
+        written = [run for section, first in merged.items() for run in self._merge(section, first, delta)]
         if delta is not None:
-            start = min(start, self._first_inline())
-        if start < len(sizes) - 1:
-            tables = self._to_merge(delta, hidden, len(handles) - start)
-            delta = merge_runs(self.layout, tables, drop_deleted=start == 0, now=self._files.now())
-            del self._runs[start:]
-        elif delta is not None:
-            delta = sorted_rows(self.layout, delta)
-        if delta is not None and len(delta):
-            self._runs.append(self._files.write(self.layout, delta))
+            rest = [_rows_of(delta, section) for section in sections if section not in merged]
+            rows = pa.concat_tables([delta.schema.empty_table(), *rest]).combine_chunks() if merged else delta
+            written += self._write(own, rows) if len(rows) else []
+        self._replace([*self._runs_without(merged), *written])
+
+    def _first_to_merge(self, section: KeyGroupRange, delta: pa.Table | None, *, turn: bool) -> int | None:
+        """Returns the index of the first run to merge with all newer ones of a section, or None not to merge."""
+        runs = [(i, clip) for i, handle in enumerate(self.handles) if (clip := handle.clip(section))]
+        rows = None if delta is None else _rows_of(delta, section)
+        added = None if rows is None or not len(rows) else _described(rows)
+        is_list = self.layout.kind == "LIST"
+        first = first_to_merge([handle for _, handle in runs], added, is_list=is_list, turn=turn)
+        most = len(runs) if added is not None else len(runs) - 1
+        return runs[first][0] if first < most else None
+
+    def _merge(self, section: KeyGroupRange, first: int, delta: pa.Table | None) -> list[tuple[RunHandle, Run]]:
+        """Writes the rows of a section from a run on, and those of the delta.
+
+        Returns:
+            The new runs.
+        """
+        there = [i for i, handle in enumerate(self.handles) if handle.clip(section)]
+        older = there[0] < first
+        newest = [self._open(i).within(section) for i in reversed(there) if i >= first]
+        tables = self._to_merge(None if delta is None else _rows_of(delta, section), newest, older=older)
+        merged = merge_runs(self.layout, tables, drop_deleted=not older, now=self._files.now())
+        return self._write(section, merged) if len(merged) else []
+
+    def _runs_without(self, merged: Mapping[KeyGroupRange, int]) -> Iterator[tuple[RunHandle, Run | None]]:
+        """Yields the runs, oldest first, without the key groups in which they have been merged."""
+        for i, (handle, run) in enumerate(self._runs):
+            own = handle.key_groups
+            gone = [section for section, first in merged.items() if first <= i and section.intersection(own)]
+            if not gone:
+                yield handle, run
+                continue
+            ends = [own.start - 1, *(section.end for section in gone)]
+            starts = [*(section.start for section in gone), own.end + 1]
+            for end, start in zip(ends, starts, strict=True):
+                left = handle.clip(KeyGroupRange(end + 1, start - 1)) if end + 1 < start else None
+                if left is not None:
+                    yield left, None if run is None else run.within(left.key_groups)
+
+    def _replace(self, runs: list[tuple[RunHandle, Run | None]]) -> None:
+        kept = {handle.sha256 for handle, _ in runs}
+        for handle in self.handles:
+            if handle.data is None and handle.sha256 not in kept:
+                self._files.cache.retire(handle)
+        self._runs = runs
+
+    def _write(self, key_groups: KeyGroupRange, rows: pa.Table) -> list[tuple[RunHandle, Run]]:
+        """Writes sorted rows of some key groups, as several runs if they are too many for one."""
+        weight = max(1 / SECTION_ROWS, rows.nbytes / len(rows) / PIECE_BYTES)
+        parts = cut_key_groups(key_groups, _rows_per_key_group(rows, key_groups) * weight)
+        if len(parts) == 1:
+            return [self._files.write(self.layout, rows, key_groups)]
+        pieces = ((part, _rows_of(rows, part)) for part in parts)
+        return [self._files.write(self.layout, piece, part) for part, piece in pieces if len(piece)]
 
     def save(self) -> None:
         """Writes what :meth:`append` has not written yet; in this class that is nothing."""
 
-    def drop_expired(self) -> None:
-        """Rewrites the runs if a row in them has expired."""
-        now = self._files.now()
-        tables = [run.table() for run in self.newest_first()]
-        if any(expired_rows(table, now).any() for table in tables):
-            live = merge_runs(self.layout, tables, drop_deleted=True, now=now)
-            self._runs = [self._files.write(self.layout, live)] if len(live) else []
+    def sections(self) -> Iterator[list[pa.Table]]:
+        """Yields the rows of each section, newest run first. Each key is in one section."""
+        for section in sections_of(self.handles, self._files.key_groups, None):
+            yield [run.within(section).table() for run in self.newest_first()]
 
-    def _first_inline(self) -> int:
-        """Returns the index to merge from, so that runs in the metadata do not accumulate but become a file."""
+    def drop_expired(self) -> None:
+        """Rewrites the sections that have a row that has expired."""
+        now = self._files.now()
+        for section in sections_of(self.handles, self._files.key_groups, None):
+            tables = [part.table() for run in self.newest_first() if len(part := run.within(section))]
+            if any(expired_rows(table, now).any() for table in tables):
+                written = self._merge(section, 0, None)
+                self._replace([*self._runs_without({section: 0}), *written])
+
+    def _with_inline(self, delta: pa.Table) -> pa.Table:
+        """Adds the newest runs to a delta if they are in the metadata and add up, so that they become a file."""
         first, size = len(self._runs), 0
         for handle in reversed(self.handles):
             if handle.data is None:
                 break
             first, size = first - 1, size + handle.bytes
-        return first if size >= self._files.inline_below else len(self._runs)
+        if size < self._files.inline_below or first == len(self._runs):
+            return delta
+        newest = list(islice(self.newest_first(), len(self) - first))
+        tables = self._to_merge(delta, newest, older=first > 0)
+        del self._runs[first:]
+        return merge_runs(self.layout, tables, drop_deleted=not first, now=self._files.now())
 
-    def _without_idle_tombstones(self, delta: pa.Table) -> tuple[pa.Table, list[Match]]:
-        """Leaves out tombstones that hide nothing, because the rows were added and deleted since the last snapshot.
-
-        Returns:
-            The remaining delta, and the rows that its tombstones hide.
-        """
+    def _without_idle_tombstones(self, delta: pa.Table) -> pa.Table:
+        """Leaves out tombstones that hide nothing, because the rows were added and deleted since the last snapshot."""
         deleted = delta.column("deleted").to_numpy()
         tombstones = np.flatnonzero(deleted)
         if not len(tombstones):
-            return delta, []
-        hidden = list(self.find(self._identity(delta, tombstones)))
+            return delta
         kept = ~deleted
-        for match in hidden:
+        for match in self.find(self._identity(delta, tombstones)):
             kept[tombstones[match.wanted]] = True
-        return delta.filter(pa.array(kept)), hidden
+        return delta.filter(pa.array(kept))
 
-    def _to_merge(self, delta: pa.Table | None, hidden: list[Match], runs: int) -> list[pa.Table]:
+    def _to_merge(self, delta: pa.Table | None, newest: list[Run], *, older: bool) -> list[pa.Table]:
         """Returns the delta and the newest runs, newest first.
 
         The rows that the delta hides are left out, so that fewer rows are compared.
 
         Args:
             delta: The changes, if any.
-            hidden: The rows that its tombstones hide.
-            runs: How many of the newest runs are merged.
+            newest: The runs to merge, newest first.
+            older: Whether there are older ones. Otherwise, tombstones are no longer needed.
         """
-        newest = list(islice(self.newest_first(), runs))
-        if delta is None:
-            return [run.table() for run in newest]
-        live = ~delta.column("deleted").to_numpy()
-        if self.layout.kind != "LIST":  # in a LIST, a row may append to the rows that it would hide
-            hidden = [*hidden, *self.find(self._identity(delta, np.flatnonzero(live)), runs)]
-        # When all runs are merged, tombstones are no longer needed.
-        tables = [delta if runs < len(self) or live.all() else delta.filter(pa.array(live))]
+        if delta is None or not len(delta):
+            return [run.table() for run in newest] or [self.layout.local_schema.empty_table()]
+        deleted = delta.column("deleted").to_numpy()
+        # In a list, a row may append to the rows that it would hide.
+        hiding = np.flatnonzero(deleted) if self.layout.kind == "LIST" else np.arange(len(delta))
+        tables = [delta if older or not deleted.any() else delta.filter(pa.array(~deleted))]
+        hidden = list(_find(newest, self._identity(delta, hiding)))
         for run in newest:
             kept = np.ones(len(run), dtype=np.bool_)
             for match in hidden:
@@ -287,6 +328,41 @@ class Runs:
 
     def _identity(self, delta: pa.Table, rows: Indices) -> pa.Table:
         return delta.select(["sort_key", *self.layout.identity]).take(pa.array(rows))
+
+
+def _find(newest_first: Iterable[Run], identity: pa.Table) -> Iterator[Match]:
+    columns = {name: identity.column(name).combine_chunks() for name in identity.column_names}
+    sort_keys = columns.pop("sort_key").to_numpy()
+    order = np.argsort(sort_keys)  # So neighbours in a run are looked up one after the other.
+    ordered = sort_keys[order]
+    for run in newest_first:
+        start, stop = clip_rows(ordered, run.key_groups)
+        found, rows = run.find(ordered[start:stop])
+        if len(found):
+            wanted = order[found + start]
+            taken = pa.array(wanted)
+            same = equal_rows(
+                [run.take(name, rows) for name in columns], [column.take(taken) for column in columns.values()]
+            )
+            yield Match(run, wanted[same], rows[same])
+
+
+def _rows_of(rows: pa.Table, key_groups: KeyGroupRange) -> pa.Table:
+    """Returns the rows of some key groups, of sorted ones."""
+    start, stop = clip_rows(rows.column("sort_key").to_numpy(), key_groups)
+    return rows.slice(start, stop - start)
+
+
+def _rows_per_key_group(rows: pa.Table, key_groups: KeyGroupRange) -> Indices:
+    groups = key_groups_of(rows.column("sort_key").to_numpy()).astype(np.int64) - key_groups.start
+    return np.bincount(groups, minlength=key_groups.end + 1 - key_groups.start)
+
+
+def _described(rows: pa.Table) -> Delta:
+    def count(name: str) -> int:
+        return int(np.count_nonzero(rows.column(name).to_numpy())) if name in rows.column_names else 0
+
+    return Delta(len(rows), rows.nbytes, appends=count(APPEND), tombstones=count("deleted"))
 
 
 def in_layout(run: Run, handle: RunHandle, layout: TableLayout, store: ObjectStore) -> Run:
@@ -317,72 +393,3 @@ def in_layout(run: Run, handle: RunHandle, layout: TableLayout, store: ObjectSto
             f"the handle of {store.url}/{handle.path} names types that cannot have followed each other"
         )
     return run.evolved(types)
-
-
-def _is_base(handles: Sequence[RunHandle], index: int) -> bool:
-    """Returns whether no older run has rows in the same key groups. After rescaling, several runs may be such bases."""
-    clip = handles[index].key_groups
-    return not any(clip.intersection(older.key_groups) for older in handles[:index])
-
-
-def _appends(handle: RunHandle) -> int:
-    """Returns how many rows of a handle append to older ones. It is a lower bound if the handle is a part of a file."""
-    return max(0, handle.rows - (handle.file_rows - handle.appends))
-
-
-def _unhidden(sizes: Sequence[int], appends: Sequence[int]) -> int:
-    """Returns a lower bound of the live rows that append to older ones.
-
-    A newer row hides such a row, unless it appends, too.
-
-    Args:
-        sizes: The number of rows of each run, oldest first.
-        appends: How many of these rows append to older ones.
-    """
-    newer, live = 0, 0
-    for size, added in zip(reversed(sizes), reversed(appends), strict=True):
-        live += max(0, added - newer)
-        newer += size - added
-    return live
-
-
-def merge_from(
-    sizes: Sequence[int],
-    base_rows: int,
-    tombstones: int = 0,
-    *,
-    added: int = 0,
-    weights: Sequence[int] | None = None,
-    turn: bool = False,
-) -> int:
-    """Returns the index of the first run to merge with all newer runs. The index of the newest run means no merge.
-
-    All runs are merged if there would be more than twice as many rows as live ones. A row of a delta replaces a row, is
-    new, or is a tombstone that hides a row. So the number of live rows is at least that of the bases minus that of the
-    tombstones. Rows that append to lists are counted separately. Otherwise, if there are more than ``MAX_RUNS``, the
-    newest run is merged with all older runs that are not larger than the runs after them together. So the number of
-    times that a row is rewritten is about the logarithm of the size.
-
-    When it is its turn, a subtask merges at half of the runs and at three quarters of the rows. So under steady load,
-    no subtask has to merge out of turn.
-
-    Args:
-        sizes: The number of rows of each run, oldest first.
-        base_rows: The number of rows of the runs that have no older run below them.
-        tombstones: The number of tombstones among all rows.
-        added: The number of rows outside the bases that are live because they append to older ones.
-        weights: The cost of writing each run, in any unit. Default: its number of rows.
-        turn: Whether it is this subtask's turn. Default: False.
-    """
-    last = len(sizes) - 1
-    room = base_rows + added - 2 * tombstones
-    if base_rows and sum(sizes) - base_rows - added > (0.75 * room if turn else room):
-        return 0
-    runs = MAX_RUNS // 2 if turn else MAX_RUNS
-    if len(sizes) <= runs:
-        return last
-    start = min(last - 1, runs - 1)
-    costs = sizes if weights is None else weights
-    while start > 0 and costs[start - 1] <= sum(costs[start:]):
-        start -= 1
-    return start

@@ -155,6 +155,27 @@ def test_the_least_recently_used_run_goes_first(store: LocalObjectStore, tmp_pat
     assert first.table().equals(written[0][1])  # The mapped file has the same content.
 
 
+def test_a_retired_run_goes_first_and_soon(
+    store: LocalObjectStore, cache: RunCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_module, "_LOOKS", 1 << 30)
+    written = [write(store, rows) for rows in (1000, 1001, 1002, 1003)]
+    for handle, table in written[:3]:
+        cache.put(handle, table)
+    runs = [cache.open(handle, store) for handle, _ in written[:2]]
+    for handle, _ in written[:2]:
+        cache.retire(handle)
+    cache.put(*written[3])
+    assert all(local_file(cache, handle).exists() for handle, _ in written), "a failed checkpoint may need them"
+    cache.open(written[1][0], store)  # somebody restores it
+    monkeypatch.setattr(cache_module, "_RETIRED_AFTER", -1.0)
+    cache.put(*write(store, 1004))
+    assert [local_file(cache, handle).exists() for handle, _ in written] == [False, True, True, True]
+    assert runs[0].table().equals(written[0][1])
+    assert cache.open(written[0][0], store).table().equals(written[0][1]), "it is read from the store"
+    cache.retire(write(store, 1005)[0])  # there is no copy of it
+
+
 def test_small_runs_add_up_to_little_more_than_the_cache_may_keep(
     store: LocalObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

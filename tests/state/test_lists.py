@@ -17,10 +17,11 @@ from dagster_flinkpy.datastream.state import ListStateDescriptor
 from dagster_flinkpy.errors import CorruptStateError, TypeMismatchError
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state.cache import RunCache
+from dagster_flinkpy.state.compaction import MAX_RUNS, TURNS, merge_from
 from dagster_flinkpy.state.handles import KeyedSnapshot, RunHandle
 from dagster_flinkpy.state.layout import APPEND, TableLayout, make_sort_keys, merge_runs
 from dagster_flinkpy.state.reader import read_table
-from dagster_flinkpy.state.runs import MAX_RUNS, TURNS, RunFiles, Runs, merge_from
+from dagster_flinkpy.state.runs import RunFiles, Runs
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.examples import examples
 from tests.state.conftest import MakeBackend
@@ -112,7 +113,7 @@ def test_runs_and_rows_are_bounded_by_what_makes_up_the_lists(
         for what, key in each:
             made[key] = ("add", [epoch, key]) if what == "add" else ("set", [epoch] if what == "set" else [])
         apply(model, made)
-        files.turn = turns and epoch % TURNS == 0
+        files.phase = epoch % TURNS if turns else None
         runs.append(delta(made) if made else None)
         tables = [run.table() for run in runs.newest_first()]
         merged = merge_runs(LAYOUT, [*tables, LAYOUT.local_schema.empty_table()], drop_deleted=True)
@@ -201,7 +202,7 @@ def test_files_have_the_column_only_if_they_need_it(make_backend: MakeBackend, s
 
 def test_a_column_in_a_state_that_is_none_of_lists_is_refused(store: LocalObjectStore, cache: RunCache) -> None:
     files = RunFiles(store, cache, KeyGroupRange(0, 9))
-    handle, _ = files.write(LAYOUT, delta({1: ("add", [1])}))
+    handle, _ = files.write(LAYOUT, delta({1: ("add", [1])}), KeyGroupRange(0, 0))
     other = TableLayout("v", "VALUE", Types.LONG(), value_type=Types.LIST(Types.LONG()))
     with pytest.raises(CorruptStateError, match="does not belong to state 'v'"):
         list(Runs(other, (handle,), files).newest_first())

@@ -190,8 +190,8 @@ class Program(RuleBasedStateMachine):
             if self.heap:
                 backend = HeapKeyedStateBackend(**options)
             else:
-                turn = (self.made + i) % 2 == 0
-                backend = ColumnarKeyedStateBackend(**options, overlay_rows=self.overlay_rows, turn=turn)
+                phase = (self.made + i) % 2
+                backend = ColumnarKeyedStateBackend(**options, overlay_rows=self.overlay_rows, phase=phase)
             self.subtasks.append(Subtask(backend, self.key_type, self.late))
 
     def at(self, i: int, touched: bool = False) -> Subtask:

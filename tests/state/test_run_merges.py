@@ -177,9 +177,9 @@ class Subtasks:
                 ]
             self.restore(len(self.runs))
 
-    def append(self, rows: list[Row], turn: bool) -> None:
+    def append(self, rows: list[Row], phase: int | None) -> None:
         for i, runs in enumerate(self.runs):
-            runs._files.turn = turn
+            runs._files.phase = phase
             size = KEY_GROUPS // len(self.runs)
             mine = [row for row in rows if row.key % KEY_GROUPS // size == i]
             runs.append(table(self.layout, mine) if mine else None)
@@ -198,7 +198,7 @@ class Subtasks:
 
 
 EPOCHS = st.lists(
-    st.tuples(ROWS, st.integers(0, 4), st.booleans(), st.sampled_from([None, None, None, 1, 2, 3])),
+    st.tuples(ROWS, st.integers(0, 4), st.sampled_from([None, 0, 1, 2]), st.sampled_from([None, None, None, 1, 2, 3])),
     min_size=1,
     max_size=16,
 )
@@ -211,6 +211,7 @@ EPOCHS = st.lists(
     evolve=st.integers(0, 20),
     inline_below=st.sampled_from([0, 0, 7000]),
     runs=st.sampled_from([2, 3, 8]),
+    section_rows=st.sampled_from([1 << 20, 30, 8, 2]),
     always=st.booleans(),
 )
 def test_runs_hold_what_a_dict_would(
@@ -221,24 +222,27 @@ def test_runs_hold_what_a_dict_would(
     evolve: int,
     inline_below: int,
     runs: int,
+    section_rows: int,
     always: bool,
 ) -> None:
     layout = LAYOUTS[name]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dagster_flinkpy.state.runs.MAX_RUNS", runs)
+        patch.setattr("dagster_flinkpy.state.compaction.MAX_RUNS", runs)
+        patch.setattr("dagster_flinkpy.state.compaction.SECTION_ROWS", section_rows)
+        patch.setattr("dagster_flinkpy.state.runs.SECTION_ROWS", section_rows)
         subtasks = Subtasks(layout, RunFiles(store, cache, KeyGroupRange(0, 5), inline_below=inline_below))
         subtasks.restore(1)
         model = Model(layout)
         # Because of rows that no delta touches, only few of the runs are merged.
         kept = [] if always else [Row(i, n, n, n, [1], [99] * 3, False) for i in range(12) for n in range(3)]
-        for epoch, (changes, passed, turn, parallelism) in enumerate([(kept, 0, False, None), *epochs]):
+        for epoch, (changes, passed, phase, parallelism) in enumerate([(kept, 0, None, None), *epochs]):
             if epoch == evolve:
                 subtasks.evolve()
             if parallelism is not None:
                 subtasks.restore(parallelism)
             keys = len(KEYS[layout.key_type])
             rows = {row.identity(layout): row for row in (replace(row, key=row.key % keys) for row in changes)}
-            subtasks.append([*rows.values()], turn)
+            subtasks.append([*rows.values()], phase)
             for row in rows.values():
                 model.write(row)
             subtasks.now += passed

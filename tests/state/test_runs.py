@@ -13,19 +13,21 @@ from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.errors import CorruptStateError
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state.cache import RunCache
+from dagster_flinkpy.state.compaction import MAX_RUNS, TURNS, merge_from
 from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.state.layout import TableLayout, make_sort_keys
 from dagster_flinkpy.state.operator_state import INLINE_BELOW
-from dagster_flinkpy.state.runs import MAX_RUNS, TURNS, RunFiles, Runs, merge_from
+from dagster_flinkpy.state.runs import RunFiles, Runs
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.examples import examples
 
+ALL = KeyGroupRange(0, 9)
 LAYOUT = TableLayout("v", "VALUE", Types.LONG(), value_type=Types.LONG())
 
 
 @pytest.fixture
 def files(store: LocalObjectStore, cache: RunCache) -> RunFiles:
-    return RunFiles(store, cache, KeyGroupRange(0, 9))
+    return RunFiles(store, cache, ALL)
 
 
 def delta(rows: dict[int, int | None]) -> pa.Table:
@@ -68,7 +70,7 @@ def test_runs_and_rows_are_bounded_by_what_is_live(
     inline_below: int,
     turns: bool,
 ) -> None:
-    files = RunFiles(store, cache, KeyGroupRange(0, 9), inline_below=inline_below)
+    files = RunFiles(store, cache, ALL, inline_below=inline_below)
     runs, live, made = Runs(LAYOUT, (), files), dict[int, int](), 0
     for epoch, (new, changed, deleted) in enumerate(epochs):
         known = list(live)
@@ -77,7 +79,7 @@ def test_runs_and_rows_are_bounded_by_what_is_live(
         rows |= dict.fromkeys(known[:changed], epoch)
         rows |= dict.fromkeys(known[-deleted:] if deleted else [], None)
         live = {key: value for key, value in {**live, **rows}.items() if value is not None}
-        files.turn = turns and epoch % TURNS == 0
+        files.phase = epoch % TURNS if turns else None
         handles = runs.handles
         runs.append(delta(rows) if rows else None)
         assert len(runs) <= MAX_RUNS
@@ -155,6 +157,20 @@ def test_a_merge_of_the_newest_runs_opens_no_older_one(files: RunFiles, monkeypa
     assert opened
 
 
+def test_local_copies_of_what_was_merged_are_retired(files: RunFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    retired: list[str] = []
+    monkeypatch.setattr(files.cache, "retire", lambda handle: retired.append(handle.path))
+    files.inline_below = 0
+    runs = Runs(LAYOUT, (), files)
+    runs.append(delta({1: 1, 2: 2}))
+    runs.append(delta({3: 3}))
+    before = [handle.path for handle in runs.handles]
+    assert not retired
+    runs.append(delta({1: 3, 2: 3}))
+    assert len(runs) == 1
+    assert retired == before
+
+
 def test_a_merge_of_all_runs_drops_tombstones(files: RunFiles) -> None:
     runs = Runs(LAYOUT, (), files)
     runs.append(delta({1: 1, 2: 2}))
@@ -196,7 +212,7 @@ def test_a_clipped_run_brings_only_its_rows_into_a_merge(files: RunFiles, tmp_pa
     column = pa.array([1, 2, 3])
     groups = pa.array([0, 4, 8]).cast("uint16").to_numpy()
     arrays = [pa.array(make_sort_keys(groups, column.cast("int32").to_numpy())), column, column, pa.array([False] * 3)]
-    handle, _ = files.write(LAYOUT, pa.table(arrays, schema=LAYOUT.local_schema))
+    handle, _ = files.write(LAYOUT, pa.table(arrays, schema=LAYOUT.local_schema), ALL)
     clip = handle.clip(KeyGroupRange(3, 5))
     assert clip is not None
     runs = Runs(LAYOUT, (clip,), files)
@@ -206,14 +222,14 @@ def test_a_clipped_run_brings_only_its_rows_into_a_merge(files: RunFiles, tmp_pa
 
 
 def test_a_run_of_another_state_is_refused(files: RunFiles) -> None:
-    handle, _ = files.write(LAYOUT, delta({1: 1}))
+    handle, _ = files.write(LAYOUT, delta({1: 1}), ALL)
     other = TableLayout("w", "VALUE", Types.LONG(), value_type=Types.STRING())
     with pytest.raises(CorruptStateError, match=f"{handle.path}.*'w'"):
         list(Runs(other, (handle,), files).newest_first())
 
 
 def test_small_runs_are_part_of_the_metadata_until_they_add_up(store: LocalObjectStore, cache: RunCache) -> None:
-    files = RunFiles(store, cache, KeyGroupRange(0, 9), written_by="3-7")
+    files = RunFiles(store, cache, ALL, written_by="3-7")
     runs = Runs(LAYOUT, (), files)
     random = Random(1)
     runs.append(delta({key: random.getrandbits(60) for key in range(20_000)}))

@@ -79,7 +79,7 @@ def test_timers_behave_like_a_set(epochs: Any, at_once: int, overlay_rows: int, 
                 backend = (
                     HeapKeyedStateBackend(**options)
                     if heap
-                    else ColumnarKeyedStateBackend(**options, overlay_rows=overlay_rows, turn=number % 4 == i)
+                    else ColumnarKeyedStateBackend(**options, overlay_rows=overlay_rows, phase=(number - i) % 4)
                 )
                 backend.bind_key_type(LONG)
                 backends.append((key_groups, backend))
@@ -131,7 +131,7 @@ def test_what_is_looked_at_follows_the_due_timers(make_backend: MakeBackend, mon
     for epoch in range(120):
         snapshot = backend.snapshot()
         bases.add(snapshot.tables[0].runs[0].sha256)
-        backend = make_backend(snapshot, key_type=LONG, inline_below=0, turn=epoch % 4 == 0)
+        backend = make_backend(snapshot, key_type=LONG, inline_below=0, phase=epoch % 4)
         backend.get_timers("t").runs.by_time()  # Orders the run that is new.
         read.clear()
         searched.clear()

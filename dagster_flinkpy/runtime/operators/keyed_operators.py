@@ -40,9 +40,9 @@ from dagster_flinkpy.runtime.operators.stream_operator import OperatorSnapshot, 
 from dagster_flinkpy.runtime.shuffle.batch import KeyColumn, StreamBatch, each_int
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
 from dagster_flinkpy.state.cache import RunCache
+from dagster_flinkpy.state.compaction import TURNS
 from dagster_flinkpy.state.heap_backend import HeapKeyedStateBackend
 from dagster_flinkpy.state.keys import TouchedKeys, hash_keys
-from dagster_flinkpy.state.runs import TURNS
 from dagster_flinkpy.state.timers import TimerQueue
 
 __all__ = [
@@ -159,7 +159,7 @@ class KeyedStateOperator(StreamOperator):
         if job.state_backend is StateBackendType.HASHMAP:
             self.backend = HeapKeyedStateBackend(**options)
         else:
-            self.backend = ColumnarKeyedStateBackend(**options, turn=self._has_turn())
+            self.backend = ColumnarKeyedStateBackend(**options, phase=self._phase())
         self._counted: dict[str, int] = {}
         """The backend's statistics at the previous snapshot."""
         self._has_keys = restored is not None and bool(restored.tables)
@@ -181,10 +181,10 @@ class KeyedStateOperator(StreamOperator):
         return TaskRuntimeContext(self.context, self.backend.get_state)
 
     def begin_checkpoint(self) -> None:
-        self.backend.begin_checkpoint(self.context.job.writer_of(self.context.checkpoint_id), turn=self._has_turn())
+        self.backend.begin_checkpoint(self.context.job.writer_of(self.context.checkpoint_id), phase=self._phase())
 
-    def _has_turn(self) -> bool:
-        return (self.context.checkpoint_id + self.context.subtask) % TURNS == 0
+    def _phase(self) -> int:
+        return (self.context.checkpoint_id + self.context.subtask) % TURNS
 
     def uploads(self) -> Sequence[Future[None]]:
         return self.backend.uploads()
