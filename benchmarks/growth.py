@@ -1,7 +1,8 @@
-"""How the time and memory of a job grow: with events, keys, skew, the size of values, string keys, and subtasks.
+"""How the time and memory of a job grow: with events, keys, skew, the size of values, string keys, subtasks, and state.
 
-Each run is a job in one epoch, from Parquet files that are read through `ParquetSource`, on a Spark server of its own
-with as many slots as subtasks need. Runs that are compared take turns. ``docs/performance.md`` explains the lines.
+Each run is a job in one epoch, except for state, from Parquet files that are read through ``ParquetSource``, on a Spark
+server of its own with as many slots as subtasks need. Runs that are compared take turns.
+``docs/performance.md`` explains the lines.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import shutil
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,6 +153,19 @@ class Run:
     """Peak bytes of this process, where the master runs."""
 
 
+@dataclass(frozen=True)
+class Epoch:
+    """What an epoch took."""
+
+    seconds: float
+    worker_anonymous: int
+    """Peak bytes of the Python worker that needed most, without pages of files."""
+    stored: int
+    """Bytes of state in the checkpoint."""
+    local: int
+    """Bytes of the local copies of state."""
+
+
 class Runner:
     """Runs jobs on one warm Spark server.
 
@@ -173,9 +189,36 @@ class Runner:
             seconds = timed(lambda: list(attempt.run_epochs()))[0]
         peaks: dict[str, list[int]] = {"java": [0], "worker": [0], "driver": [0]}
         for process in _processes():
-            peaks[_kind(process)].append(_peak_rss(process))
+            peaks[_kind(process)].append(_status(process, "VmHWM"))
         shutil.rmtree(storage)
         return Run(seconds, max(peaks["worker"]), max(peaks["java"]), max(peaks["driver"]))
+
+    def run_epochs(self, form: str, epochs: Iterable[tuple[int, int, int]], files: Path) -> list[Epoch]:
+        """Runs a job epoch by epoch, each with a file of its own.
+
+        Args:
+            form: The job.
+            epochs: For each, the first key, the number of keys, and the number of keys that are skipped after each.
+            files: A new folder for the input.
+        """
+        storage = self._folder / f"job-{next(self._number)}"
+        cache = storage / "cache"
+        config = JobConfig("growth", StorageLocation(str(storage)), self._settings, cache_dir=str(cache))
+        files.mkdir()
+        found = []
+        for number, (first, keys, step) in enumerate(epochs):
+            spread = (first + np.arange(keys) * step) * _SPREAD % (1 << 40)
+            pq.write_table(pa.table({"key": spread, "value": spread % _VALUES}), files / f"{number:03}.parquet")
+            program = _program(form, files, PARALLELISM, bounded=False)
+            with _anonymous_memory() as peaks, JobAttempt(program, config, owner="benchmark") as attempt:
+                start = time.perf_counter()
+                *_, last = attempt.run_epochs()
+                seconds = time.perf_counter() - start
+            local = sum(path.stat().st_size for path in cache.rglob("*.arrow"))
+            found.append(Epoch(seconds, max(peaks), last.metadata.state_bytes, local))
+        shutil.rmtree(storage)
+        shutil.rmtree(files)
+        return found
 
     def compare(self, sides: Mapping[Any, tuple[Any, ...]], rounds: int) -> dict[Any, list[Run]]:
         """Runs some sides in turn, once more than is counted."""
@@ -188,11 +231,10 @@ class Runner:
         return found
 
 
-def _program(form: str, source: Path, parallelism: int) -> JobGraph:
+def _program(form: str, source: Path, parallelism: int, *, bounded: bool = True) -> JobGraph:
     env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(parallelism)
-    stream = env.from_source(ParquetSource(str(source), bounded=True), WatermarkStrategy.no_watermarks(), "events").uid(
-        "events"
-    )
+    events = ParquetSource(str(source), bounded=bounded)
+    stream = env.from_source(events, WatermarkStrategy.no_watermarks(), "events").uid("events")
     FORMS[form](stream.key_by("key")).uid(form)
     return env.get_job_graph()
 
@@ -201,6 +243,24 @@ def _processes() -> list[psutil.Process]:
     """Returns this process, and the Java and Python processes of its Spark."""
     me = psutil.Process()
     return [me, *(each for each in me.children(recursive=True) if _kind(each) != "other")]
+
+
+@contextmanager
+def _anonymous_memory() -> Iterator[list[int]]:
+    """Yields a list that takes the memory of the largest Python worker, as long as the block runs."""
+    peaks, over = [0], threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.05):
+            peaks.extend(_status(each, "RssAnon") for each in _processes() if _kind(each) == "worker")
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        yield peaks
+    finally:
+        over.set()
+        watcher.join()
 
 
 def _kind(process: psutil.Process) -> str:
@@ -214,12 +274,13 @@ def _kind(process: psutil.Process) -> str:
         return "other"
 
 
-def _peak_rss(process: psutil.Process) -> int:
+def _status(process: psutil.Process, name: str) -> int:
+    """Returns a number of bytes that Linux tells about a process; 0 if it has ended."""
     try:
         lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
     except OSError:
         return 0
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:")), 0)
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:")), 0)
 
 
 @contextmanager
@@ -377,6 +438,33 @@ def _subtasks(at: Runner, folder: Path, events: int, rounds: int) -> Lines:
     return lines
 
 
+def _state(at: Runner, folder: Path, keys: int) -> Lines:
+    """Memory and time by the size of the state: keys that are new in each epoch, then updates of a few at random."""
+    part, few = keys // 8, keys // 40
+    epochs = at.run_epochs(
+        "sum", [*((part * i, part, 1) for i in range(8)), *((i, few, 40) for i in range(4))], folder / "state"
+    )
+    new, updates = epochs[:8], epochs[8:]
+    settings = {
+        "keys": keys,
+        "parallelism": PARALLELISM,
+        "worker_anonymous_mb": [each.worker_anonymous >> 20 for each in epochs],
+        "seconds": [round(each.seconds, 2) for each in epochs],
+    }
+    # The first epoch has the delta, but nothing to merge it with.
+    memory = max(each.worker_anonymous for each in new[4:]) / max(each.worker_anonymous for each in new[1:4])
+    slowest = max(each.seconds for each in new[1:]) / statistics.median(each.seconds for each in new[1:])
+    last = updates[-1]
+    found = [
+        ("state_worker_anonymous", memory, "ratio of peak bytes", "the first half of the keys", "<= 1.2"),
+        ("state_slowest_epoch", slowest, "ratio of time", "the median epoch", "<= 1.5"),
+        ("state_local_copies", last.local / last.stored, "ratio of bytes", "the state in the store", "<= 2"),
+    ]
+    return [
+        line(f"growth.{n}", ratio, unit, peer=peer, bar=bar, settings=settings) for n, ratio, unit, peer, bar in found
+    ]
+
+
 def _ratio(of: Sequence[Run], to: Sequence[Run]) -> float:
     return statistics.median(a.seconds / b.seconds for a, b in zip(of, to, strict=True))
 
@@ -418,6 +506,7 @@ def run(peers: tuple[str, ...] = (), *, sizes: Sequence[int] = SIZES, rounds: in
                 lambda: _subtasks(at, folder, middle, rounds),
                 lambda: _values(at, folder, middle),
                 lambda: _keys(at, folder, largest // 2),
+                lambda: _state(at, folder, middle),
             )
             lines: Lines = []
             for part in parts:

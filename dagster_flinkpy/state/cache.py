@@ -42,7 +42,7 @@ _WRITE_ASIDE = 1 << 20
 """Copies of at least this many bytes are written in the background."""
 _ABANDONED_AFTER = 3600.0
 """A temporary file that is older than this many seconds was left by a killed process."""
-_RETIRED_AFTER = 60.0
+_RETIRED_AFTER = 10.0
 """A copy that has been retired for this many seconds is deleted. Until then a failed checkpoint may need it again."""
 
 _verified: set[tuple[str, int, int]] = set()

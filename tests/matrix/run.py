@@ -30,7 +30,7 @@ from dagster_flinkpy.runtime.shuffle import batch as shuffle_batch
 from dagster_flinkpy.runtime.shuffle import key_dictionary
 from dagster_flinkpy.runtime.slot import pipelined_task
 from dagster_flinkpy.runtime.task.operator_task import OperatorTask
-from dagster_flinkpy.state import cell_columns, cell_grid, column_table, runs, session_table, timer_table
+from dagster_flinkpy.state import cell_columns, cell_grid, column_table, compaction, runs, session_table, timer_table
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
 from dagster_flinkpy.state_processor import read_savepoint
 from tests.matrix.programs import Program, Sources, build
@@ -112,7 +112,8 @@ def _small_limits() -> Iterator[None]:
     limits[cell_grid] = {"_SMALL": 0}
     limits[local_aggregate] = {"ROWS": 3, "TRIED": 3}
     limits[key_dictionary] = {"ROWS": 1, "REPEATED": 1, "RESTS": 1}
-    limits[runs] = {"MAX_RUNS": 2}
+    limits[compaction] = {"MAX_RUNS": 2, "SECTION_ROWS": 3}
+    limits[runs] = {"SECTION_ROWS": 3}
     limits[shuffle_batch] = {"_AT_ONCE": 1}
     limits[places] = {"_MIN_CREDIT": 1, "_MAX_CREDIT": 1}
     limits[pipelined_task] = {"_ROWS_AT_ONCE": 1}
