@@ -14,7 +14,7 @@ from dagster_flinkpy.state.cache import Run, RunCache, make_time_order
 from dagster_flinkpy.state.handles import KeyedSnapshot, RunHandle
 from dagster_flinkpy.state.layout import TableLayout, merge_runs
 from dagster_flinkpy.state.operator_state import INLINE_BELOW
-from dagster_flinkpy.state.runs import RunFiles, Runs
+from dagster_flinkpy.state.runs import Openers, RunFiles, Runs, openers_of
 from dagster_flinkpy.state.time_order import MIN_TIME, TimedRun
 from dagster_flinkpy.storage import ObjectStore
 
@@ -36,6 +36,9 @@ class _HeapRuns(Runs):
         rows = self._all()
         if len(rows):
             yield Run.of(rows, self._files.key_groups)
+
+    def _openers(self) -> Openers:
+        return openers_of(self.newest_first())
 
     def by_time(self) -> list[TimedRun]:
         return [TimedRun(run, make_time_order(run), MIN_TIME) for run in self.newest_first()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice, pairwise
 
 import numpy as np
@@ -34,12 +35,14 @@ from dagster_flinkpy.state.time_order import MIN_TIME, TimedRun
 from dagster_flinkpy.state.transfers import Uploads
 from dagster_flinkpy.storage import ObjectStore
 
-__all__ = ["Match", "RunFiles", "Runs", "in_layout"]
+__all__ = ["Match", "Openers", "RunFiles", "Runs", "in_layout", "openers_of"]
 
 PIECE_BYTES = 1 << 26
 """A run has at most this many bytes in memory, unless a single key group has more."""
 
 Indices = npt.NDArray[np.int64]
+Openers = Sequence[tuple[KeyGroupRange, Callable[[], Run]]]
+"""Runs with their key groups. A call opens one."""
 
 
 @dataclass
@@ -178,7 +181,11 @@ class Runs:
         Args:
             identity: The column ``sort_key`` and the identity columns that are known, at least ``key``.
         """
-        return _find(self.newest_first(), identity)
+        return _find(self._openers(), identity)
+
+    def _openers(self) -> Openers:
+        """Returns what opens each run, newest first."""
+        return [(handle.key_groups, partial(self._open, i)) for i, handle in [*enumerate(self.handles)][::-1]]
 
     def append(self, delta: pa.Table | None) -> None:
         """Adds a delta as the newest run, merged with older ones where there are too many.
@@ -317,7 +324,7 @@ class Runs:
         # In a list, a row may append to the rows that it would hide.
         hiding = np.flatnonzero(deleted) if self.layout.kind == "LIST" else np.arange(len(delta))
         tables = [delta if older or not deleted.any() else delta.filter(pa.array(~deleted))]
-        hidden = list(_find(newest, self._identity(delta, hiding)))
+        hidden = list(_find(openers_of(newest), self._identity(delta, hiding)))
         for run in newest:
             kept = np.ones(len(run), dtype=np.bool_)
             for match in hidden:
@@ -330,13 +337,26 @@ class Runs:
         return delta.select(["sort_key", *self.layout.identity]).take(pa.array(rows))
 
 
-def _find(newest_first: Iterable[Run], identity: pa.Table) -> Iterator[Match]:
+def openers_of(runs: Iterable[Run]) -> Openers:
+    """Returns runs that are open in the form of those that are not."""
+    return [(run.key_groups, partial(_same, run)) for run in runs]
+
+
+def _same(run: Run) -> Run:
+    return run
+
+
+def _find(newest_first: Openers, identity: pa.Table) -> Iterator[Match]:
+    """Finds rows in runs, which are opened only if keys in their key groups are looked for."""
     columns = {name: identity.column(name).combine_chunks() for name in identity.column_names}
     sort_keys = columns.pop("sort_key").to_numpy()
     order = np.argsort(sort_keys)  # So neighbours in a run are looked up one after the other.
     ordered = sort_keys[order]
-    for run in newest_first:
-        start, stop = clip_rows(ordered, run.key_groups)
+    for key_groups, open_run in newest_first:
+        start, stop = clip_rows(ordered, key_groups)
+        if start == stop:
+            continue
+        run = open_run()
         found, rows = run.find(ordered[start:stop])
         if len(found):
             wanted = order[found + start]

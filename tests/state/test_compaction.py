@@ -158,6 +158,22 @@ def test_a_large_file_of_an_older_release_is_divided_when_it_is_merged(
     assert {value for tables in table.sections() for value in tables[0]["value"].to_pylist()} == {2}
 
 
+def test_a_lookup_opens_only_runs_of_its_key_groups(
+    store: LocalObjectStore, cache: RunCache, merges: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = RunFiles(store, cache, OWN, inline_below=0)
+    before = Runs(LAYOUT, (), files)
+    before.append(delta(np.arange(40_000), 0))
+    opened: list[KeyGroupRange] = []
+    real = cache.open
+    monkeypatch.setattr(cache, "open", lambda handle, store: opened.append(handle.key_groups) or real(handle, store))
+    table = Runs(LAYOUT, before.handles, files)
+    identity = delta(np.array([3, 19]), 0).select(["sort_key", "key"])
+    assert sum(len(match.rows) for match in table.find(identity)) == 2
+    assert len(opened) == 1
+    assert OWN.start + 3 in opened[0]
+
+
 @settings(max_examples=examples(20), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(first=st.integers(0, 15), count=st.integers(1, 16), parts=st.sampled_from([1, 3, 16]))
 def test_gaps_of_a_run_belong_to_nobody(
