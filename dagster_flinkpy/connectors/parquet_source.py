@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import fnmatch
+import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -148,11 +149,23 @@ class ParquetSource(PartitionedSource):
         source.bounded = False
         return source
 
+    def check_partition(self, partition: TimePartition) -> None:
+        self._bounds(partition)
+
     def for_partition(self, partition: TimePartition) -> ParquetSource:
+        since, before = self._bounds(partition)
+        part = copy.copy(self)
+        part.bounded, part.max_files_per_epoch, part.limits = True, None, EpochLimits()
+        part.since, part._before = max(since, self.since or since), before
+        return part
+
+    def _bounds(self, partition: TimePartition) -> tuple[str, str]:
+        """Returns the first name that belongs to a partition, and the first one after it."""
         if self.partition_format is None:
             raise ConfigurationError(
                 f"the Parquet source {self.location.url} does not know which files belong to partition "
-                f"{partition.key}: give it partition_format=..., such as '%Y-%m-%d'"
+                f"{partition.key}: give it partition_format=..., such as '%Y-%m-%d', or call static() on the stream if "
+                "each partition needs all files"
             )
         since, before = (when.strftime(self.partition_format) for when in (partition.start, partition.end))
         if since >= before:
@@ -160,10 +173,7 @@ class ParquetSource(PartitionedSource):
                 f"partition_format={self.partition_format!r} formats start and end of partition {partition.key} as "
                 f"{since!r} and {before!r}; it must be as fine as the partitions, with the larger units first"
             )
-        part = copy.copy(self)
-        part.bounded, part.max_files_per_epoch, part.limits = True, None, EpochLimits()
-        part.since, part._before = max(since, self.since or since), before
-        return part
+        return since, before
 
     @cached_property
     def produced_type(self) -> RowTypeInfo:
@@ -185,6 +195,10 @@ class ParquetSource(PartitionedSource):
         with _naming(store, first.key), _open(store, first.key, first.size) as file:
             _check_unique(file.schema_arrow, file.schema_arrow.names)
             return row_type_of(file.schema_arrow)
+
+    @property
+    def content_token(self) -> str:
+        return json.dumps(self.produced_type.to_json())  # splits name size and version of a file
 
     @property
     def is_partition(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
@@ -166,6 +167,10 @@ class TableSource(PartitionedSource):
         """The type of the records."""
         return self.table_type
 
+    @property
+    def content_token(self) -> str:
+        return json.dumps(self.table_type.to_json())  # files of a table never change
+
     def folders(self) -> list[str]:
         return [self.location.url]
 
@@ -174,12 +179,16 @@ class TableSource(PartitionedSource):
         """Whether one subtask reads all files, in their order."""
         return False
 
-    def for_partition(self: SourceT, partition: TimePartition) -> SourceT:
+    def check_partition(self, partition: TimePartition) -> None:
         if self.partition_column is None:
             raise ConfigurationError(
                 f"the {type(self).__name__} of {self.location.url} does not know which files belong to partition "
-                f"{partition.key}: give it partition_column=..., a column by which the table is partitioned"
+                f"{partition.key}: give it partition_column=..., a column by which the table is partitioned, or call "
+                "static() on the stream if each partition needs the whole table"
             )
+
+    def for_partition(self: SourceT, partition: TimePartition) -> SourceT:
+        self.check_partition(partition)
         part = copy.copy(self)
         part.bounded, part.max_files_per_epoch, part.partition = True, None, partition
         part.limits = EpochLimits()

@@ -215,6 +215,22 @@ class JobGraph:
             stage[v.uid] = depth
         return stage
 
+    @cached_property
+    def static_uids(self) -> frozenset[str]:
+        """Uids of the operators that only static sources reach, and of these sources."""
+        found: set[str] = set()
+        for v in self.vertices:
+            inputs = self.inputs(v.uid)
+            if getattr(v.spec, "static", False) if not inputs else all(e.source in found for e in inputs):
+                found.add(v.uid)
+        return frozenset(found)
+
+    def static_inputs(self, uid: str) -> list[JobEdge]:
+        """Returns the edges whose records an operator takes before those of its other edges; none if all are alike."""
+        edges = self.inputs(uid)
+        static = [e for e in edges if e.source in self.static_uids]
+        return static if len(static) < len(edges) else []
+
     def is_chained(self, edge: JobEdge) -> bool:
         """Returns whether an edge joins two operators of the same task."""
         return edge.partitioner.kind is PartitionerKind.FORWARD and self.stages[edge.source] == self.stages[edge.target]
@@ -448,6 +464,11 @@ def build_job_graph(vertices: Iterable[JobVertex], edges: Iterable[JobEdge]) -> 
             if e.side_output is not None and e.side_output not in dict(v.side_outputs):
                 raise ConfigurationError(f"operator {v.uid!r} has no side output {e.side_output!r}")
         _check_key_types(v, graph)
+        if any(e.blocking and e.source in graph.static_uids for e in graph.inputs(v.uid)):
+            raise JobGraphError(
+                f"operator {v.uid!r} reads a static input over a blocking edge, which does not keep it before other "
+                "input: call blocking() on another edge, or leave out static()"
+            )
     return graph
 
 

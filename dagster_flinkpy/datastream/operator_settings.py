@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypeVar
 
 from dagster_flinkpy.common.arguments import check_argument, check_name
 from dagster_flinkpy.common.no_effect import no_effect
+from dagster_flinkpy.datastream.connectors.reader_source import ReaderSource
+from dagster_flinkpy.datastream.operator_specs import SourceSpec, SparkSourceSpec
 from dagster_flinkpy.datastream.slot_sharing_group import SlotSharingGroup
 from dagster_flinkpy.datastream.transformation import Transformation
+from dagster_flinkpy.errors import JobGraphError
 from dagster_flinkpy.key_groups import check_whole_number
 
 __all__ = ["DataStreamSink", "OperatorSettings", "StreamSettings"]
@@ -85,6 +89,30 @@ class StreamSettings(OperatorSettings):
     def set_buffer_timeout(self: S, timeout_millis: int) -> S:
         """Has no effect: the timeout is set for the whole program, with ``env.set_buffer_timeout()``."""
         no_effect("set_buffer_timeout()", "it is set for the whole program, with env.set_buffer_timeout()")
+        return self
+
+    def static(self: S) -> S:
+        """Makes a source a static input, such as a table of master data; not in Flink.
+
+        All of it is read at the start of a run, if it has changed since the last one. An operator takes what its static
+        inputs bring before what its other inputs do. Nobody waits for event time of a static input, and it may have no
+        partitions in a job that has.
+
+        Raises:
+            JobGraphError: The stream is not a source, or one that cannot be static.
+        """
+        operator = self._operator
+        spec = operator.spec
+        if not isinstance(spec, SourceSpec) or type(spec) not in (SourceSpec, SparkSourceSpec):
+            raise JobGraphError(f"static() belongs to a source, and operator {operator.name!r} is none: call it first")
+        if isinstance(spec.source, ReaderSource):
+            raise JobGraphError(f"source {operator.name!r} is read by readers of Flink's kind, which cannot be static")
+        if spec.watermark_strategy.max_out_of_orderness is not None:
+            raise JobGraphError(
+                f"source {operator.name!r} is static, so nobody waits for its event time: give it "
+                "WatermarkStrategy.no_watermarks()"
+            )
+        operator.spec = replace(spec, static=True)
         return self
 
     def force_non_parallel(self: S) -> S:

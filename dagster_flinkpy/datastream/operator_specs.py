@@ -133,6 +133,8 @@ class SourceSpec(OperatorSpec):
 
     source: Source
     watermark_strategy: WatermarkStrategy
+    static: bool = False
+    """Whether all of it is read at once, before what other inputs of an operator bring."""
     kind: ClassVar[str] = "source"
     stateful: ClassVar[bool] = True
 

@@ -101,7 +101,7 @@ def _try(job: EpochJob, vertex: JobVertex, assignment: OperatorAssignment) -> Op
     spec = vertex.spec
     try:
         if isinstance(spec, SourceSpec):
-            create_enumerator(vertex.uid, spec.source, assignment.coordinator_state)
+            create_enumerator(vertex.uid, spec, assignment.coordinator_state)
         elif spec.keeps_state and not isinstance(spec, (SinkSpec, CollectSpec, PrintSpec)):
             return OperatorTrial(changes=_open(job, vertex))
     except UserFunctionError as error:

@@ -92,7 +92,7 @@ class WaitingInput:
     def _of_source(self, uid: str, parallelism: int, restored: Json | None) -> str | None:
         spec = self._graph.vertex(uid).spec
         assert isinstance(spec, SourceSpec)
-        enumerator = create_enumerator(uid, spec.source, restored)
+        enumerator = create_enumerator(uid, spec, restored)
         with raised_on_driver(f"the split enumerator of source {uid!r}", SourceReadError), closing(enumerator):
             if restored and enumerator.exhausted:
                 return f"source {uid!r} has input that came after its end" if enumerator.unread() else None

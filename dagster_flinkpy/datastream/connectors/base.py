@@ -271,6 +271,14 @@ class Source(ABC):
     def produced_type(self) -> TypeInformation:
         """The type of the records."""
 
+    @property
+    def content_token(self) -> str | None:
+        """A text that changes if equal splits no longer have equal records. Default: None, they never need to.
+
+        A `static` source that has one is read again only if the token or its splits have changed.
+        """
+        return None
+
     @abstractmethod
     def create_enumerator(self, restored: Json | None) -> SplitEnumerator:
         """Returns an enumerator, either new or restored from what `SplitEnumerator.snapshot_state` returned."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,17 @@ class CollectionSource(Source):
     @property
     def produced_type(self) -> TypeInformation:
         return self._type_info
+
+    @property
+    def content_token(self) -> str | None:
+        if isinstance(self._values, list):
+            return None  # pickled values need not have equal bytes
+        import pyarrow as pa
+
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, pa.schema([pa.field("value", self._values.type)])) as writer:
+            writer.write_batch(pa.record_batch([self._values], names=["value"]))
+        return hashlib.sha256(sink.getvalue()).hexdigest()
 
     def create_enumerator(self, restored: Json | None) -> SplitEnumerator:
         return SliceEnumerator(len(self._values), self._records_per_epoch, restored)

@@ -180,6 +180,10 @@ class FileSource(Source):
     def produced_type(self) -> TypeInformation:
         return self.stream_format.produced_type
 
+    @property
+    def content_token(self) -> str:
+        return f"{type(self.stream_format).__qualname__} {self.stream_format.charset_name}"  # splits name the versions
+
     def create_enumerator(self, restored: Json | None) -> SplitEnumerator:
         enumerator: SplitEnumerator = resolve("file_enumerator")(self, restored)
         return enumerator

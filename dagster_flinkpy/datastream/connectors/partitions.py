@@ -28,6 +28,15 @@ class TimePartition:
 class PartitionedSource(Source):
     """A source for jobs that are partitioned by time, where each epoch reads one partition."""
 
+    def check_partition(self, partition: TimePartition) -> None:
+        """Checks without a look at the input that the source can be read by such partitions.
+
+        It is called with one of them when Dagster loads the job.
+
+        Raises:
+            ConfigurationError: It cannot.
+        """
+
     @abstractmethod
     def for_partition(self, partition: TimePartition) -> Source:
         """Returns the input of one partition, as a bounded source.

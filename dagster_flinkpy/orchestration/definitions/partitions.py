@@ -9,6 +9,7 @@ from dagster import AssetDep, AssetSpec, TimeWindowPartitionMapping
 from dagster import PartitionsDefinition as AnyPartitionsDefinition
 from dagster import TimeWindowPartitionsDefinition as PartitionsDefinition
 
+from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
 from dagster_flinkpy.orchestration.job_assets import JobAssets
@@ -41,7 +42,7 @@ def check_partitions(job: FlinkJob, partitions_def: AnyPartitionsDefinition | No
             f"{partitions_def.timezone}, where one hour of the year occurs twice. File names cannot tell the two "
             "apart: use timezone='UTC', or partitions of a day or longer."
         )
-    check_partitioned(job.graph)
+    check_partitioned(job.graph, TimePartition(start.strftime(partitions_def.fmt), window.start, window.end, 0))
     return partitions_def
 
 

@@ -89,7 +89,7 @@ class EpochPlanner:
             ConfigurationError: A source cannot be read by partition.
         """
         self._program, self.partition = of_partition(self._graph, partition), partition
-        self.splits = SplitPlanner(self._program, {}, self._context, whole=True)
+        self.splits = SplitPlanner(self._program, self.splits.static_positions(), self._context, whole=True)
 
     def repeat(self, checkpoint_id: int) -> EpochResults:
         """Returns the current state as the results of an epoch that has read nothing."""

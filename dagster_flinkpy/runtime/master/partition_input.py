@@ -14,21 +14,28 @@ from dagster_flinkpy.errors import ConfigurationError
 __all__ = ["WholeInput", "check_partitioned", "of_partition"]
 
 
-def check_partitioned(graph: JobGraph) -> None:
+def check_partitioned(graph: JobGraph, partition: TimePartition) -> None:
     """Checks that all sources can be read by partition. Blocking edges have what the regions before them have read.
+
+    Args:
+        graph: The program.
+        partition: One of the partitions.
 
     Raises:
         ConfigurationError: A source cannot. The message names it.
     """
     for vertex in graph.vertices:
-        if not isinstance(vertex.spec, SourceSpec) or isinstance(vertex.spec, BlockingEdgeSourceSpec):
+        spec = vertex.spec
+        if not isinstance(spec, SourceSpec) or isinstance(spec, BlockingEdgeSourceSpec) or spec.static:
             continue
-        if not isinstance(vertex.spec.source, PartitionedSource):
-            kind = type(vertex.spec.source).__name__
+        if not isinstance(spec.source, PartitionedSource):
+            kind = type(spec.source).__name__
             raise ConfigurationError(
                 f"source {vertex.uid!r} ({kind}) cannot be read by partition, so the job cannot have partitions_def: "
-                "use a source that can, such as ParquetSource(partition_format=...), or make it a PartitionedSource"
+                "use a source that can, such as ParquetSource(partition_format=...), make it a PartitionedSource, or "
+                "call static() on the stream if each partition needs all of it, as of a table of master data"
             )
+        spec.source.check_partition(partition)
 
 
 def of_partition(graph: JobGraph, partition: TimePartition) -> JobGraph:
@@ -37,11 +44,12 @@ def of_partition(graph: JobGraph, partition: TimePartition) -> JobGraph:
     Raises:
         ConfigurationError: A source cannot be read by partition.
     """
-    check_partitioned(graph)
+    check_partitioned(graph, partition)
     specs: dict[str, OperatorSpec] = {}
     for vertex in graph.vertices:
-        if isinstance(vertex.spec, SourceSpec) and isinstance(vertex.spec.source, PartitionedSource):
-            specs[vertex.uid] = replace(vertex.spec, source=vertex.spec.source.for_partition(partition))
+        spec = vertex.spec
+        if isinstance(spec, SourceSpec) and isinstance(spec.source, PartitionedSource) and not spec.static:
+            specs[vertex.uid] = replace(spec, source=spec.source.for_partition(partition))
     return graph.with_specs(specs)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from dagster_flinkpy.checkpoint.messages import Subtask
@@ -25,6 +26,7 @@ from dagster_flinkpy.runtime.blocking.blocking_edge import BlockingEdgeEnumerato
 from dagster_flinkpy.runtime.epoch import Epoch
 from dagster_flinkpy.runtime.failure import raised_on_driver
 from dagster_flinkpy.runtime.master.partition_input import WholeInput
+from dagster_flinkpy.runtime.master.static_input import StaticInput
 
 __all__ = ["SplitPlanner", "create_enumerator"]
 
@@ -47,13 +49,14 @@ class SplitPlanner:
         self, graph: JobGraph, restored: Mapping[str, Any], context: SplitEnumeratorContext, *, whole: bool = False
     ) -> None:
         self._enumerators = {
-            v.uid: create_enumerator(v.uid, v.spec.source, restored.get(v.uid))
+            v.uid: create_enumerator(v.uid, v.spec, restored.get(v.uid))
             for v in graph.vertices
             if isinstance(v.spec, SourceSpec)
         }
         self._edges = {u: e for u, e in self._enumerators.items() if isinstance(e, BlockingEdgeEnumerator)}
         if whole:
-            own = {u: WholeInput(e) for u, e in self._enumerators.items() if u not in self._edges}
+            kept = (*self._edges, *(u for u, e in self._enumerators.items() if isinstance(e, StaticInput)))
+            own = {u: WholeInput(e) for u, e in self._enumerators.items() if u not in kept}
             self._enumerators |= own
         self._parallelism = {uid: graph.vertex(uid).parallelism for uid in self._enumerators}
         for uid, enumerator in self._enumerators.items():
@@ -257,6 +260,10 @@ class SplitPlanner:
             with _asked(uid):
                 self._enumerators[uid].on_snapshot(checkpoint_id)
 
+    def static_positions(self) -> dict[str, Any]:
+        """Returns what static sources have read, by uid: the partitions of a job share it."""
+        return {uid: each.snapshot_state() for uid, each in self._enumerators.items() if isinstance(each, StaticInput)}
+
     def take_states(self, checkpoint_id: int) -> dict[str, Any]:
         """Returns and forgets the state of the enumerators at the barrier of a checkpoint, by uid.
 
@@ -298,21 +305,23 @@ def _position(enumerator: SplitEnumerator) -> Any:
     return position if lag is None else {**position, "lag": lag.to_json()}
 
 
-def create_enumerator(uid: str, source: Source, restored: Any) -> SplitEnumerator:
+def create_enumerator(uid: str, spec: SourceSpec, restored: Any) -> SplitEnumerator:
     """Creates the enumerator of a source.
 
     Args:
         uid: Uid of the source.
-        source: The source.
+        spec: The source.
         restored: Its state to continue from, or None.
 
     Raises:
         RestoreError: The source cannot continue from its state.
     """
+    source = spec.source
+    create = partial(StaticInput, source) if spec.static else source.create_enumerator
     if restored in (None, {}):  # an epoch that reads a time partition leaves no position
-        return source.create_enumerator(None)
+        return create(None)
     try:
-        return source.create_enumerator(restored)
+        return create(restored)
     except FlinkPyError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -27,7 +27,7 @@ from dagster_flinkpy.runtime.shuffle.channel_selectors import (
 )
 from dagster_flinkpy.runtime.shuffle.key_columns import field_positions, key_column
 from dagster_flinkpy.runtime.shuffle.key_dictionary import KeyDictionary
-from dagster_flinkpy.runtime.shuffle.wire import SEQ_BITS, Kind, RowOutput, encode_buffer
+from dagster_flinkpy.runtime.shuffle.wire import AFTER_STATIC, SEQ_BITS, Kind, RowOutput, encode_buffer
 
 __all__ = ["BUFFER_SIZE", "NETWORK_MEMORY", "BufferPool", "RecordWriter"]
 
@@ -82,6 +82,7 @@ class RecordWriter:
         output: Takes the rows.
         channels: Upstream parallelism.
         replay: Job id and checkpoint id, which are the same when these records are sent again.
+        after_static: Whether the receivers take what static inputs send first.
         pool: The buffer pool of the task.
     """
 
@@ -95,6 +96,7 @@ class RecordWriter:
         channels: int = 1,
         *,
         replay: tuple[str, int] = ("", 0),
+        after_static: bool = False,
         pool: BufferPool | None = None,
     ) -> None:
         self._edge = edge
@@ -109,7 +111,8 @@ class RecordWriter:
         broadcast = kind is PartitionerKind.BROADCAST
         self._lanes = {0: self._targets} if broadcast else {t: [t] for t in self._targets}
         self._pending: dict[int, list[pa.RecordBatch]] = {lane: [] for lane in self._lanes}
-        self._seq = dict.fromkeys(self._targets, 0)
+        self._first_seq = AFTER_STATIC if after_static else 0
+        self._seq = dict.fromkeys(self._targets, self._first_seq)
         self._markers = subtask
         self.bytes_out = 0
         """The size of all encoded records sent so far, to each subtask that they were sent to."""
@@ -270,7 +273,7 @@ class RecordWriter:
         """Sends a barrier. Seq jumps after it, so that all channels, sorted by seq, reach it together."""
         self.event(Kind.BARRIER, payload)
         for target in self._targets:
-            self._seq[target] = ((self._seq[target] >> SEQ_BITS) + 1) << SEQ_BITS
+            self._seq[target] = ((self._seq[target] >> SEQ_BITS) + 1 << SEQ_BITS) + self._first_seq
 
     def latency_marker(self, payload: bytes) -> None:
         """Sends a latency marker to one subtask, a different one each time (Flink: ``RecordWriter.randomEmit``)."""

@@ -25,6 +25,7 @@ from dagster_flinkpy.runtime.shuffle.key_dictionary import keys_of
 from dagster_flinkpy.state.schema_evolution import upgraded
 
 __all__ = [
+    "AFTER_STATIC",
     "COLLECTED",
     "MAX_PAYLOAD",
     "NO_EDGE",
@@ -46,6 +47,9 @@ __all__ = [
 
 SEQ_BITS = 40
 """The low bits of seq are the position between two barriers; the high bits are the number of barriers before it."""
+
+AFTER_STATIC = 1 << (SEQ_BITS - 1)
+"""The first position of what an operator takes after its static inputs: Spark sorts the rows of an epoch by it."""
 
 MAX_PAYLOAD = 1 << 30
 """The maximum payload of a row, in bytes: half of what Spark and Arrow can address."""

@@ -85,6 +85,7 @@ class PipelinedTask(StreamTask):
                 self._readers[task.vertex.uid] = task.operator
                 task.operator.is_called = lambda: bool(self._to_read)
                 task.operator.on_available = lambda: self._later(self._poll_again)
+        self._block()  # static inputs come first
 
     @property
     def epoch(self) -> int:
@@ -132,7 +133,8 @@ class PipelinedTask(StreamTask):
                 if not self.partition.is_available or (row := self.gate.poll()) is None:
                     break
                 self._take(row)
-                if row.kind is Kind.BARRIER or self.job.alignment_timeout is not None:
+                may_unblock = self._blocked and row.kind is not Kind.BUFFER
+                if may_unblock or row.kind is Kind.BARRIER or self.job.alignment_timeout is not None:
                     self._block()
             if not self.gate.is_available:
                 self.process_held()  # the other tasks of the slot may have work for long

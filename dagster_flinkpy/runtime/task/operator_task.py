@@ -187,6 +187,13 @@ class OperatorTask:
             )
         }
         self._valve = WatermarkValve(channels, watermark)
+        static = {e.id for e in graph.static_inputs(vertex.uid)}
+        self._static = {channel for channel in channels if channel[0] in static}
+        """The channels of static inputs that have not brought everything since the task began."""
+        self._later = channels.keys() - self._static if static else set()
+        """The channels that wait until then."""
+        self._early: list[Element | Barrier] = []
+        """What has come from them."""
         self._is_source = isinstance(vertex.spec, SourceSpec)
         self._makes_watermarks = isinstance(vertex.spec, SourceSpec | TimestampsSpec)
         self._barriers = _create_handler(channels, job)
@@ -267,9 +274,13 @@ class OperatorTask:
             Cancelled: An upstream task has failed.
             CheckpointError: A barrier arrived out of order.
         """
-        if isinstance(event, Element | Barrier) and self._is_ahead(event):
-            self._ahead.append(event)
-            return
+        if isinstance(event, Element | Barrier):
+            if event.channel in self._later:
+                self._early.append(event)
+                return
+            if self._is_ahead(event):
+                self._ahead.append(event)
+                return
         self._task.enter(self.vertex.uid)
         if isinstance(event, Barrier):
             self._first_barrier.setdefault(event.checkpoint_id, self._job.clock.now())
@@ -295,6 +306,20 @@ class OperatorTask:
                 case Block() | Unblock():
                     pass  # the handler keeps the elements of a blocked channel
         self._task.leave()
+        if self._later:
+            self._look_at_static(event)
+
+    def _look_at_static(self, event: Event) -> None:
+        """Lets the other channels go on if static inputs have brought everything."""
+        if isinstance(event, Barrier):
+            self._static.discard(event.channel)
+        self._static = {channel for channel in self._static if not self._valve.is_silent(channel)}
+        if self._static:
+            return
+        self._later = set()
+        early, self._early = self._early, []
+        for each in early:
+            self.handle(each)
 
     def _is_ahead(self, event: Element | Barrier) -> bool:
         """Returns whether an event is for an epoch of which the driver has told others, but not this task yet."""
@@ -309,8 +334,8 @@ class OperatorTask:
 
     @property
     def blocked(self) -> Set[Channel]:
-        """The channels that wait until the others have delivered their barriers."""
-        return self._barriers.blocked
+        """The channels that wait until the others have delivered their barriers, or static ones everything."""
+        return self._barriers.blocked | self._later if self._later else self._barriers.blocked
 
     def check_timeout(self) -> None:
         """Makes the checkpoint unaligned if alignment takes too long."""

@@ -126,6 +126,7 @@ class StreamTask:
                         channels=task.vertex.parallelism,
                         replay=(self.job.job_id, self.job.checkpoint_id),
                         pool=self._pool,
+                        after_static=bool(first := graph.static_inputs(edge.target)) and edge not in first,
                     )
                     task.outputs.append(writer_output(edge, writer, self.job))
         for task in self._entered(self._tasks.values()):

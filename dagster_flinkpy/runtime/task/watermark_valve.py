@@ -78,6 +78,14 @@ class WatermarkValve(Generic[C]):
         """Returns whether no channel will deliver anything of an origin until the end of an epoch."""
         return self._origins[origin].idle_in(epoch)
 
+    def is_silent(self, channel: C) -> bool:
+        """Returns whether a channel has nothing more of any origin until its next barrier, as far as is known."""
+        origins = [each for each in self._origins.values() if channel in each.watermarks]
+        return all(
+            each.watermarks[channel] == MAX_WATERMARK or each.idle.get(channel, BEFORE - 1) >= self._epoch
+            for each in origins
+        )
+
     def all_idle_in(self, epoch: int) -> bool:
         """Returns whether each origin is idle until the end of an epoch or has ended, but not all have ended."""
         open_origins = [o for o in self._origins.values() if o.reached != MAX_WATERMARK]

@@ -42,10 +42,11 @@ from dagster_flinkpy.checkpoint.head import read_head
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd, PartitionRetention
 from dagster_flinkpy.common import Types, WatermarkStrategy
 from dagster_flinkpy.connectors import ParquetSink
-from dagster_flinkpy.datastream import StreamExecutionEnvironment
+from dagster_flinkpy.datastream import BroadcastProcessFunction, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import Source
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
+from dagster_flinkpy.datastream.state import MapStateDescriptor
 from dagster_flinkpy.errors import ConfigurationError, RestoreError
 from dagster_flinkpy.orchestration import (
     FlinkAssetChecks,
@@ -70,6 +71,7 @@ WEEK = DailyPartitionsDefinition("2024-03-01", end_date="2024-03-08")
 KEYS = [f"2024-03-0{i}" for i in range(1, 8)]
 WORDS = dict(zip(KEYS, ["abba", "cab", "", "aaaa", "bcb", "a", "b"], strict=True))
 COUNTS = Types.TUPLE([Types.STRING(), Types.LONG()])
+NEW_NAMES = MapStateDescriptor("new names", Types.STRING(), Types.STRING())
 
 
 class Letters(PartitionedSource):
@@ -183,6 +185,61 @@ def test_partitions_in_order_one_run_each(deployment: Deployment) -> None:
         assert deployment.run(key).success
     assert deployment.table() == straight_run(KEYS[:3])
     assert deployment.materialized() == dict(zip(KEYS, [1, 2, 3], strict=False))
+
+
+class Renamed(BroadcastProcessFunction):
+    """Replaces a letter by what a table says."""
+
+    def process_element(self, value: str, ctx: BroadcastProcessFunction.ReadOnlyContext) -> Iterator[str]:
+        yield ctx.get_broadcast_state(NEW_NAMES).get(value) or "?"
+
+    def process_broadcast_element(self, value: Any, ctx: BroadcastProcessFunction.Context) -> None:
+        ctx.get_broadcast_state(NEW_NAMES).put(value[0], value[1])
+
+
+def renamed(table: Path, names: dict[str, str]) -> StreamExecutionEnvironment:
+    env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(1).set_max_parallelism(8)
+    stream = env.from_source(Letters(), WatermarkStrategy.no_watermarks(), "letters").uid("letters")
+    rows = env.from_collection([*names.items()], Types.TUPLE([Types.STRING(), Types.STRING()])).uid("names").static()
+    found = stream.connect(rows.broadcast(NEW_NAMES)).process(Renamed(), Types.STRING()).uid("renamed")
+    found.map(lambda name: (name, 1), COUNTS).sink_to(ParquetSink(str(table))).uid("table")
+    return env
+
+
+def test_a_static_input_is_read_by_the_first_partition_and_by_the_one_after_a_change(
+    deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = dict(zip("abc", "xyz", strict=True))
+    reads: list[int] = []
+    real = CollectionSource.read
+
+    def read(source: CollectionSource, split: Any) -> Any:
+        reads.append(len(source._values))
+        return real(source, split)
+
+    def use_table() -> None:
+        program = renamed(tmp_path / "table", dict(names))
+        options: dict[str, Any] = {"name": "letters", "partitions_def": WEEK}
+        monkeypatch.setattr(deployment, "assets", lambda *_: flink_assets(program, **options))
+        reads.clear()
+
+    def expected(keys: Sequence[str]) -> dict[str, Counter[Any]]:
+        return {key: Counter((names[letter], 1) for letter in WORDS[key]) for key in keys if WORDS[key]}
+
+    monkeypatch.setattr(CollectionSource, "read", read)
+    use_table()
+    assert deployment.run(KEYS[0], KEYS[1]).success
+    assert reads == [4, 3, 3], "the table has three rows, and so has the second day"
+    use_table()
+    assert deployment.run(KEYS[2]).success
+    assert deployment.run(KEYS[3]).success
+    assert reads == [4]
+    before = expected(KEYS[:4])
+    names["a"] = "new"
+    use_table()
+    assert deployment.run(KEYS[4]).success
+    assert sorted(reads) == [3, 3]
+    assert deployment.table() == before | expected(KEYS[4:5])
 
 
 def test_a_backfill_in_a_single_run_goes_on_from_the_partition_before(deployment: Deployment) -> None:
