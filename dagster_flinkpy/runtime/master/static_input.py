@@ -61,7 +61,6 @@ class StaticInput(SplitEnumerator):
             return [self._rest[i::parallelism] for i in range(parallelism)]
         if self._looked:
             return [[] for _ in range(parallelism)]
-        self._looked = True
         inner = self._create()
         try:
             if self._context is not None:
@@ -69,6 +68,7 @@ class StaticInput(SplitEnumerator):
             shares = WholeInput(inner).plan_epoch(parallelism)
         finally:
             inner.close()
+        self._looked = True
         content = None if self._content_token is None else _checksum(self._content_token, shares)
         if content is not None and content == self._read:
             return [[] for _ in range(parallelism)]
@@ -77,7 +77,7 @@ class StaticInput(SplitEnumerator):
 
     def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
         if splits:
-            self._read = self._planned = self._planned or self._read
+            self._read = self._planned or self._read
             self._rest = [split for split in splits if not split.finished]
 
     @property
