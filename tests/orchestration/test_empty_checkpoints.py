@@ -256,4 +256,4 @@ def test_a_source_that_cannot_say_counts_as_having_input(
 
 def _enumerators(deployment: Deployment) -> Iterator[SplitEnumerator]:
     for vertex in deployment.program().get_job_graph().sources:
-        yield waiting_input.create_enumerator(vertex.uid, vertex.spec.source, None)
+        yield waiting_input.create_enumerator(vertex.uid, vertex.spec, None)

@@ -33,6 +33,8 @@ from dagster_flinkpy.errors import ConfigurationError, JobGraphError
 from dagster_flinkpy.runtime.master.partition_input import check_partitioned
 from dagster_flinkpy.runtime.master.split_planner import create_enumerator
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
+from dagster_flinkpy.runtime.waiting_input import WaitingInput
+from dagster_flinkpy.storage import StorageLocation
 from tests.examples import examples
 from tests.runtime.harness import (
     HarnessAttempt,
@@ -263,3 +265,14 @@ def test_what_cannot_be_static_is_refused() -> None:
     stream = env.from_source(numbers, NO_TIME, "n").uid("n").static()
     with pytest.raises(JobGraphError, match="over a blocking edge"):
         collect_graph(stream.blocking().map(lambda n: n, Types.LONG()).uid("map"))
+
+
+def test_a_static_source_is_not_asked_for_input_when_nothing_runs(tmp_path: Path) -> None:
+    graph = program(folder_of(tmp_path / "table"), per_epoch=None)
+    with HarnessAttempt(graph, tmp_path / "jobs") as attempt:
+        while not attempt.finished:
+            attempt.run_epoch()
+    job = StorageLocation(str(tmp_path / "jobs" / "job"))
+    assert WaitingInput(graph).find(job, 0) is None
+    folder_of(tmp_path / "table", "!")
+    assert WaitingInput(graph).find(job, 0) is None, "it is read by the next run that others need"
