@@ -92,6 +92,8 @@ class Session:
             if self.exists(connection, self.target):
                 return
             connection.execute(statement.encode())
+            if not indexed:
+                return
             names = sql.SQL(", ").join(map(sql.Identifier, indexed))
             connection.execute(sql.SQL("CREATE INDEX ON {} ({})").format(self.target, names))
 

@@ -40,7 +40,7 @@ class PostgresSink(TwoPhaseCommittingSink):
     Args:
         conninfo: How to connect, as libpq knows it: ``postgresql://user@host/database`` or ``host=... dbname=...``.
             Take the password from the environment (``PGPASSWORD``) or from ``~/.pgpass``.
-        table: The table, ``name`` or ``schema.name``. It must exist.
+        table: The table, ``name`` or ``schema.name``. It must exist, unless ``create`` is set.
         staging: The folder for staged rows, local or on S3. Not with ``prepare_transactions``.
         key: Columns with a unique index.
         partition_column: A column that the sink fills with the key of the Dagster partition. It must not be one of the
@@ -49,6 +49,7 @@ class PostgresSink(TwoPhaseCommittingSink):
             (``PREPARE TRANSACTION``) at the barrier and committed on completion. That saves a copy of big epochs.
             Appends only. The server must allow it (``max_prepared_transactions``), and readers may see the rows of one
             subtask before those of another.
+        create: Whether to create the table if it does not exist and the sink has not written to it. Default: False.
 
     Raises:
         ConfigurationError: Arguments contradict each other, or psycopg is not installed.
@@ -63,6 +64,7 @@ class PostgresSink(TwoPhaseCommittingSink):
         key: Sequence[str] = (),
         partition_column: str | None = None,
         prepare_transactions: bool = False,
+        create: bool = False,
     ) -> None:
         check_name("PostgresSink() as conninfo", conninfo)
         check_name("PostgresSink() as table", table)
@@ -91,6 +93,7 @@ class PostgresSink(TwoPhaseCommittingSink):
         self.key = tuple(key)
         self.filled = None if partition_column is None else FilledColumns(partition_column)
         self.prepare_transactions = prepare_transactions
+        self.create = create
 
     def validate(self, type_info: TypeInformation | None) -> None:
         where = f"the sink of table {self.table!r}"

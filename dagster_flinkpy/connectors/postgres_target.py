@@ -69,8 +69,16 @@ class TargetTable:
         columns = [self._column(connection, name) for name in (*self._wanted, *self._filled)]
         parts = [*columns, *([f"PRIMARY KEY ({key})"] if key else [])]
         statement = f"CREATE TABLE {self._session.target.as_string(connection)} ({', '.join(parts)})"
-        if self._sink.filled is None or self._sink.filled.owner is None:
-            raise ConfigurationError(f"table {self._sink.uri()} does not exist. Create it: {statement}")
+        owned = self._sink.filled is not None and self._sink.filled.owner is not None
+        if not owned and not self._sink.create:
+            raise ConfigurationError(
+                f"table {self._sink.uri()} does not exist. Give the sink create=True, or create it: {statement}"
+            )
+        if not owned and (last := self._session.last_committed(connection)) is not None:
+            raise ConfigurationError(
+                f"table {self._sink.uri()} does not exist any more, and had rows up to checkpoint {last}. Put it back. "
+                f"To go on without these rows, create it: {statement}"
+            )
         self._session.create_table(connection, statement, self._filled)
 
     def _column(self, connection: psycopg.Connection[Any], name: str) -> str:

@@ -379,12 +379,25 @@ def test_a_server_without_prepared_transactions_is_refused_at_the_start(
 def test_a_missing_table_comes_with_the_statement_that_creates_it(database: Database) -> None:
     type_info = Types.ROW_NAMED(["id", "Price"], [Types.INT(), Types.DECIMAL(10, 2)])
     sink = database.sink(key=["id"])
-    with pytest.raises(ConfigurationError, match=r"does not exist\. Create it: CREATE TABLE") as refused:
+    with pytest.raises(ConfigurationError, match=r"does not exist\. Give .* create it: CREATE TABLE") as refused:
         committer(sink, type_info=type_info).abort_lingering([])
-    database.sql(str(refused.value).partition("Create it: ")[2])
+    database.sql(str(refused.value).partition("create it: ")[2])
     committer(sink, type_info=type_info).abort_lingering([])
     commit(sink, stage(sink, [(1, Decimal("9.99"))], type_info), type_info=type_info)
     assert database.rows('id, "Price"') == [(1, Decimal("9.99"))]
+
+
+@pytest.mark.parametrize("options", [{}, {"key": ["n"]}, {"partition_column": "day"}, {"prepare_transactions": True}])
+def test_a_table_is_created_once(database: Database, options: Any) -> None:
+    sink = database.sink(create=True, **options)
+    partition = "d1" if "partition_column" in options else None
+    committer(sink).abort_lingering([])
+    assert database.rows() == []
+    commit(sink, stage(sink, [(1, "a")], partition=partition))
+    assert database.rows() == [1]
+    database.sql("DROP TABLE {}.t")
+    with pytest.raises(ConfigurationError, match="does not exist any more, and had rows up to checkpoint 1"):
+        committer(sink).abort_lingering([])
 
 
 @pytest.mark.parametrize(
