@@ -49,6 +49,7 @@ def take_lead(
     start_over: bool,
     led_by: str = "",
     after: lease.Leader | None = None,
+    take_over: bool = True,
 ) -> Lead:
     """Takes the ``leader`` object with a greater token, and writes the token to ``HEAD``.
 
@@ -60,14 +61,17 @@ def take_lead(
         start_over: Whether the attempt may lead even if ``HEAD`` was lost or is damaged.
         led_by: Id of the run that the attempt belongs to.
         after: The former attempt of the same run, which must still lead. Default: whoever leads is fenced.
+        take_over: Whether an attempt of another run is fenced whose lease holds.
 
     Raises:
+        LeaseHeldError: There is such an attempt, and it is not to be fenced; nothing is changed.
         HeadLostError: ``HEAD`` was lost; nothing is changed.
         CorruptMetadataError: ``HEAD`` or ``leader`` is damaged; nothing is changed.
         FencedError: A newer attempt took over in the meantime.
     """
     found = _find_head(store, start_over)
-    leader = lease.acquire(store, owner, ttl, now_ms, above=found.head.fencing_token, led_by=led_by, after=after)
+    above = found.head.fencing_token
+    leader = lease.acquire(store, owner, ttl, now_ms, above=above, led_by=led_by, after=after, take_over=take_over)
     former = leader.former
     while True:
         if found.head.fencing_token >= leader.token:

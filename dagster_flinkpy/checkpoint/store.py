@@ -23,6 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import Enum
+from threading import Lock
 
 from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.counter import COUNTER_KEY, Counter, read_counter
@@ -104,6 +105,7 @@ class CompletedCheckpointStore:
             raise ConfigurationError(f"num_retained checkpoints must be at least 1, not {num_retained}")
         self.store = store
         self._num_retained = num_retained
+        self._lease_lock = Lock()
 
     # --- reading; needs no attempt ------------------------------------------------------------------------------------
 
@@ -207,6 +209,7 @@ class CompletedCheckpointStore:
         start_over: bool = False,
         led_by: str = "",
         after: Attempt | None = None,
+        take_over: bool = True,
     ) -> Attempt:
         """Takes over from any other attempt, and finds out where to continue.
 
@@ -219,15 +222,18 @@ class CompletedCheckpointStore:
                 remains. Tokens and ids are greater than all that the remaining objects name.
             led_by: Id of the run that the attempt belongs to, such as a Dagster run id.
             after: The former attempt of the same run, which must still lead. Default: whoever leads is fenced.
+            take_over: Whether an attempt of another run is fenced whose lease holds.
 
         Raises:
+            LeaseHeldError: There is such an attempt, and it is not to be fenced; nothing is changed.
             HeadLostError: ``HEAD`` is missing, but the job has run before; nothing is changed.
             CorruptMetadataError: ``leader``, ``counter``, ``HEAD`` or the latest ``_metadata`` is damaged or missing;
                 the message names it.
             FencedError: Another attempt took over in the meantime.
         """
         former = None if after is None else after.leader
-        beginning = take_lead(self.store, owner, now_ms, ttl, start_over=start_over, led_by=led_by, after=former)
+        how = {"start_over": start_over, "take_over": take_over}
+        beginning = take_lead(self.store, owner, now_ms, ttl, led_by=led_by, after=former, **how)
         leader, head = beginning.leader, beginning.head
         left_behind, latest = beginning.left_behind, None
         try:
@@ -273,7 +279,8 @@ class CompletedCheckpointStore:
 
     def end_attempt(self, attempt: Attempt) -> None:
         """Releases the leadership. Does nothing if the attempt was fenced."""
-        lease.release(self.store, attempt.leader, attempt.committed)
+        with self._lease_lock:
+            lease.release(self.store, attempt.leader, attempt.committed)
 
     def renew(self, attempt: Attempt, ttl: timedelta, now_ms: int) -> None:
         """Renews the lease if less than half of it is left.
@@ -281,8 +288,9 @@ class CompletedCheckpointStore:
         Raises:
             FencedError: Another attempt took over; the message says which.
         """
-        if attempt.leader.record.expires_at - now_ms < ttl // timedelta(milliseconds=2):
-            attempt.leader = lease.renew(self.store, attempt.leader, ttl, now_ms)
+        with self._lease_lock:
+            if attempt.leader.record.expires_at - now_ms < ttl // timedelta(milliseconds=2):
+                attempt.leader = lease.renew(self.store, attempt.leader, ttl, now_ms)
 
     def assign_checkpoint_id(self, attempt: Attempt) -> int:
         """Takes the next id, which no other attempt can get (Flink: ``CheckpointIDCounter.getAndIncrement``).

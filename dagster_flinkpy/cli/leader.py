@@ -23,7 +23,8 @@ __all__ = ["leader"]
 def leader() -> None:
     """Show which run leads a job, or release its leadership.
 
-    A run that takes over fences the previous one, so the leadership rarely needs to be released by hand.
+    A run waits until the one that leads has ended; if that one has died, for a few seconds. So the leadership rarely
+    needs to be released by hand.
     """
 
 
@@ -48,6 +49,9 @@ def show_leader(directory: str, endpoint_url: str | None, as_json: bool) -> None
     facts = Table.grid(padding=(0, 2))
     for name, value in (
         ("owner", escape(record.owner)),
+        ("host", escape(record.host) or "-"),
+        ("process", str(record.pid or "-")),
+        ("run", escape(record.led_by) or "-"),
         ("token", str(record.token)),
         ("since", time_of(datetime_of_millis(record.acquired_at))),
         ("lease", lease),

@@ -80,7 +80,7 @@ class FlinkJob:
             storage: Where checkpoints are kept.
             spark: The Spark that runs the epochs.
             owner: Names this attempt in messages to the attempts that it fences.
-            options: Further arguments of ``JobAttempt``.
+            options: Further arguments of ``JobAttempt``. By default it waits for another run that works on the job.
 
         Raises:
             RestoreError: The job would start from empty state, but former jobs that are now parts of it have state.
@@ -95,6 +95,7 @@ class FlinkJob:
             told = options.get("start_empty") or options.get("restore_from") is not None
         if not told and (former := self._former_ids()):
             refuse_former_jobs(location, self.job_id, self.graph, former)
+        options.setdefault("take_over", False)
         config = JobConfig(
             self.job_id,
             location,

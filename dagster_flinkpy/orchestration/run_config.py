@@ -96,6 +96,11 @@ class FlinkRunConfig(_StartConfig):
         "needed. NO_CLAIM: still you. Default: set by the program, otherwise NO_CLAIM.",
     )
     start_empty: bool = Field(default=False, description="Start from empty state even if there are checkpoints.")
+    take_over: bool = Field(
+        default=False,
+        description="End another run that is working on the job, also one that this instance does not know. Default: "
+        "wait for its end.",
+    )
 
 
 class SavepointConfig(Config):

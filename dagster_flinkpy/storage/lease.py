@@ -1,13 +1,15 @@
 """The ``leader`` object: which execution attempt owns a job, fenced by a token that only grows.
 
-The token alone gives safety. The lease only shows people and programs whether the owner is still active: nothing waits
-for it, so no clock has to be right.
+The token alone gives safety, so no clock has to be right. The lease shows people and programs whether the owner is
+still active: an attempt that is not told to take over waits until it has ended.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import secrets
+import socket
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 
@@ -17,7 +19,7 @@ from dagster_flinkpy.storage import json_fields
 from dagster_flinkpy.storage.conditional import put_if
 from dagster_flinkpy.storage.object_store import ObjectStore
 
-__all__ = ["LEADER_KEY", "Leader", "LeaderRecord", "acquire", "check", "read", "release", "renew"]
+__all__ = ["LEADER_KEY", "Leader", "LeaderRecord", "LeaseHeldError", "acquire", "check", "read", "release", "renew"]
 
 LEADER_KEY = "leader"
 
@@ -31,7 +33,7 @@ class LeaderRecord:
     owner: str
     """The execution attempt, in words a person can search for (such as a Dagster run id)."""
     expires_at: int
-    """When the lease ends, in milliseconds since 1970; 0 if it was released. A takeover never waits for it."""
+    """When the lease ends, in milliseconds since 1970; 0 if it was released."""
     acquired_at: int
     """When the attempt took the leadership, in milliseconds since 1970."""
     nonce: str = ""
@@ -40,6 +42,10 @@ class LeaderRecord:
     """The checkpoint up to which all sinks have committed, as the last owner recorded it at its end."""
     led_by: str = ""
     """Id of the run of the attempt, such as a Dagster run id, for other runs to look up. Empty if unknown."""
+    host: str = ""
+    """The name of the machine or container of the attempt. Empty if an older release has written the record."""
+    pid: int = 0
+    """The id of its process, as the host knows it."""
 
     def alive(self, now_ms: int) -> bool:
         """Returns whether the lease still holds.
@@ -48,6 +54,19 @@ class LeaderRecord:
             now_ms: Milliseconds since 1970.
         """
         return now_ms < self.expires_at
+
+    def __str__(self) -> str:
+        """Returns who that is, since when, for people."""
+        since = datetime_of_millis(self.acquired_at).isoformat(timespec="seconds")
+        return f"{self.owner!r} (host {self.host or 'unknown'}, process {self.pid or 'unknown'}, since {since})"
+
+
+class LeaseHeldError(Exception):
+    """Another attempt leads, its lease holds, and nobody said that it is to be taken over."""
+
+    def __init__(self, leader: LeaderRecord) -> None:
+        super().__init__(str(leader))
+        self.leader = leader
 
 
 @dataclass(frozen=True)
@@ -90,6 +109,7 @@ def acquire(
     above: int = 0,
     led_by: str = "",
     after: Leader | None = None,
+    take_over: bool = True,
 ) -> Leader:
     """Takes the leadership, with the next token, from the attempt that has it.
 
@@ -104,8 +124,10 @@ def acquire(
         above: The token is also greater than this one, because the object may have been lost.
         led_by: Id of the run that the attempt belongs to.
         after: The former attempt of the same run, which must still lead. Default: whoever leads is fenced.
+        take_over: Whether an attempt of another run is fenced whose lease holds.
 
     Raises:
+        LeaseHeldError: There is such an attempt, and it is not to be fenced. Nothing is changed.
         CorruptMetadataError: The object is not a leader record; it is not overwritten.
         FencedError: Another owner leads than that of ``after``.
     """
@@ -113,6 +135,9 @@ def acquire(
         found = _read(store)
         if after is not None and (found is None or found[0].owner != after.owner):
             check(store, after)
+        waits = not take_over and after is None
+        if waits and found is not None and found[0].alive(now_ms) and (not led_by or found[0].led_by != led_by):
+            raise LeaseHeldError(found[0])
         record = LeaderRecord(
             token=max(above, found[0].token if found else 0) + 1,
             owner=owner,
@@ -121,6 +146,8 @@ def acquire(
             nonce=secrets.token_hex(8),
             committed=found[0].committed if found else None,
             led_by=led_by,
+            host=socket.gethostname(),
+            pid=os.getpid(),
         )
         try:
             leader = _write(store, record, found[1] if found else None)
@@ -187,6 +214,8 @@ def _read(store: ObjectStore) -> tuple[LeaderRecord, str] | None:
             nonce=json_fields.text(raw, "nonce") if "nonce" in raw else "",
             committed=json_fields.optional_integer(raw, "committed"),
             led_by=json_fields.text(raw, "led_by") if "led_by" in raw else "",
+            host=json_fields.text(raw, "host") if "host" in raw else "",
+            pid=json_fields.integer(raw, "pid") if "pid" in raw else 0,
         )
     except ValueError as error:
         raise CorruptMetadataError(

@@ -207,6 +207,9 @@ class HarnessAttempt(JobAttempt):
     def _create_mailbox(self) -> Mailbox:
         return ThreadMailbox() if self._threads else InlineMailbox()
 
+    def _create_lease_keeper(self) -> None:
+        """Tests let attempts take over from each other, with clocks of their own."""
+
     def _on_spark(self, job: EpochJob, *open_epoch: OpenEpoch) -> Sequence[WireRow]:
         job = replace(job, clock=self._clock)
         return super()._on_spark(job, *open_epoch) if self._live else run_rows(job, self._order)

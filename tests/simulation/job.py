@@ -148,6 +148,9 @@ class SimulatedAttempt(JobAttempt):
     def _create_mailbox(self) -> Mailbox:
         return _ActorMailbox(self._world, self._name)
 
+    def _create_lease_keeper(self) -> None:
+        """The world knows no such thread. Attempts take over from each other whenever they want."""
+
     def _on_spark(self, job: EpochJob, open_epoch: OpenEpoch | None = None) -> Sequence[WireRow]:
         world = self._world
         if self._live:

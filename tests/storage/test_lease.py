@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -40,7 +42,8 @@ def test_first_leader(job: ObjectStore) -> None:
     leader = lease.acquire(job, "run-1", TTL, NOON)
     assert (leader.token, leader.owner) == (1, "run-1")
     nonce = leader.record.nonce
-    assert lease.read(job) == LeaderRecord(1, "run-1", expires_at=NOON + 30_000, acquired_at=NOON, nonce=nonce)
+    at = {"host": socket.gethostname(), "pid": os.getpid()}
+    assert lease.read(job) == LeaderRecord(1, "run-1", expires_at=NOON + 30_000, acquired_at=NOON, nonce=nonce, **at)
     assert json.loads(job.get("leader")[0]) == {
         "token": 1,
         "owner": "run-1",
@@ -49,6 +52,7 @@ def test_first_leader(job: ObjectStore) -> None:
         "nonce": nonce,
         "committed": None,
         "led_by": "",
+        **at,
     }
     lease.check(job, leader)
 

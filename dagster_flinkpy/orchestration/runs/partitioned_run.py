@@ -91,6 +91,7 @@ def run_partitions(
         spark,
         owner=run.owner,
         led_by=context.run.run_id,
+        take_over=config.take_over,
         parallelism=config.parallelism,
         restore_from=restore_from,
         claim_mode=claim_mode,

@@ -53,6 +53,7 @@ def run_epochs(
         spark,
         owner=run.owner,
         led_by=context.run.run_id,
+        take_over=config.take_over,
         parallelism=config.parallelism,
         restore_from=config.restore_from,
         claim_mode=config.claim_mode,

@@ -52,6 +52,7 @@ from dagster_flinkpy.runtime.master.job_reporter import JobReporter
 from dagster_flinkpy.runtime.master.job_session import JobSession, SharedSession
 from dagster_flinkpy.runtime.master.job_slots import JobSlots, require_all_slots
 from dagster_flinkpy.runtime.master.job_state import JobState
+from dagster_flinkpy.runtime.master.lease_keeper import LeaseKeeper, await_leadership
 from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Mailbox, ThreadMailbox
 from dagster_flinkpy.runtime.master.master_hooks import MasterHooks
 from dagster_flinkpy.runtime.master.open_epoch import OpenEpoch
@@ -70,8 +71,10 @@ from dagster_flinkpy.runtime.user_logs import LogEntry, log_here, pass_on
 
 __all__ = ["JobAttempt", "JobConfig"]
 
+_LEASE = timedelta(seconds=15)
+"""How long another run waits for one that has died. The lease is renewed when less than half of it is left."""
 _LEASE_MARGIN = timedelta(minutes=1)
-"""The lease of an attempt lasts this much longer than the checkpoint timeout."""
+"""Where no thread renews it, the lease lasts this much longer than the checkpoint timeout."""
 _LINE_CHARACTERS = 2_000
 
 
@@ -86,6 +89,8 @@ class JobAttempt(AttemptRuns):
         config: Where the job runs.
         owner: Who runs the attempt, in a form that people understand, such as a Dagster run id.
         led_by: Id of the run that the attempt belongs to, for other runs of the job. Default: unknown.
+        take_over: Whether to fence another run that is working on the job, instead of waiting for its end. An earlier
+            try of the same run is always fenced. Default: True; but runs in Dagster and scripts wait.
         start_empty: Whether to start from empty state, even if there are checkpoints.
         start_over: Whether the attempt may begin even if HEAD or the latest checkpoint is lost or damaged. Default:
             True if ``start_empty`` or ``restore_from`` is given.
@@ -123,6 +128,7 @@ class JobAttempt(AttemptRuns):
         *,
         owner: str,
         led_by: str = "",
+        take_over: bool = True,
         start_empty: bool = False,
         start_over: bool | None = None,
         parallelism: int | None = None,
@@ -150,7 +156,7 @@ class JobAttempt(AttemptRuns):
         """How many committables of the last checkpoint this attempt had to commit when it began."""
         self.aborted_lingering = 0
         """How many open transactions of dead attempts were aborted."""
-        self._owner, self._led_by = owner, led_by
+        self._owner, self._led_by, self._takes_over = owner, led_by, take_over
         self._start_over = start_empty or restore_from is not None if start_over is None else start_over
         self._run_id = run_id
         self._on_progress, self._on_log = on_progress, on_log
@@ -168,7 +174,8 @@ class JobAttempt(AttemptRuns):
         self._exchange = JobExchange(config, self._spark, self._progress, lambda: self._transactions.check_leader())
         self._stopped = False
         """Whether the job was stopped earlier, and nobody has restored a savepoint since."""
-        self._lease = config.checkpointing.timeout + _LEASE_MARGIN
+        self._keeper = self._create_lease_keeper()
+        self._lease = config.checkpointing.timeout + _LEASE_MARGIN if self._keeper is None else _LEASE
         self._watchdog = Watchdog(config.checkpointing.timeout)
         self._hooks = MasterHooks(config.checkpointing.master_hooks, self._watchdog)
         self._mailbox = self._create_mailbox()
@@ -185,11 +192,15 @@ class JobAttempt(AttemptRuns):
     def __enter__(self) -> JobAttempt:
         try:
             self._require_slots(self.graph)
-            self._attempt: Attempt = self._watchdog.run(f"taking over job {self.config.job_id!r}", self._take_over)
+            what = f"taking over job {self.config.job_id!r}"
+            self._attempt: Attempt = await_leadership(
+                lambda: self._watchdog.run(what, self._take_over), self._location, _now, self._progress
+            )
         except BaseException:
             self._watchdog.close()
             raise
         try:
+            self._keep_lease()
             self._begin()
         except BaseException:
             self._end()
@@ -205,8 +216,18 @@ class JobAttempt(AttemptRuns):
         self.config.storage.open().probe()
         self._store = CompletedCheckpointStore(job_store, self.config.checkpointing.num_retained)
         return self._store.begin_attempt(
-            self._owner, _now(), self._lease, start_over=self._start_over, led_by=self._led_by, after=after
+            self._owner,
+            _now(),
+            self._lease,
+            start_over=self._start_over,
+            led_by=self._led_by,
+            after=after,
+            take_over=self._takes_over,
         )
+
+    def _keep_lease(self) -> None:
+        if self._keeper is not None:
+            self._keeper.keep(self._store, self._attempt)
 
     def _begin(self) -> None:
         former = self._attempt.former
@@ -370,6 +391,9 @@ class JobAttempt(AttemptRuns):
         self._reporter.tokens.add(self.token)
         master.start()
 
+    def _create_lease_keeper(self) -> LeaseKeeper | None:
+        return LeaseKeeper(_LEASE, _now)
+
     def _create_mailbox(self) -> Mailbox:
         return ThreadMailbox(_now) if self._exchange.needs_threads else InlineMailbox(now=_now)
 
@@ -434,6 +458,8 @@ class JobAttempt(AttemptRuns):
 
     def _end(self) -> None:
         self._mailbox.close()
+        if self._keeper is not None:
+            self._keeper.close()
         self._reporter.close()
         self._hooks.close()
         with suppress(FlinkPyError):  # a lease that is not released expires
@@ -513,6 +539,7 @@ class JobAttempt(AttemptRuns):
         has_completed = latest is not None and latest.fencing_token in self._reporter.tokens
         self._start_over = self._start_over and not has_completed
         self._attempt = self._watchdog.run("restarting the job", self._take_over, self._attempt)
+        self._keep_lease()
         self._reporter.save_statistics(self._store)  # those of the attempt that has failed
         if has_completed:
             self._restore.continue_run()

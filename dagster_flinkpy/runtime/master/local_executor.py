@@ -110,6 +110,7 @@ class LocalExecutor:
                     in_process=settings.local,
                 ),
                 owner="env.execute()",
+                take_over=False,
                 on_progress=show,
                 start_over=True if ephemeral else None,
                 restore_from=settings.savepoint_path,

@@ -70,8 +70,7 @@ def child(path: str, first: str, last: str, backfill: str, stops: str) -> None:
     patch.setattr(exclusive_run, "SILENT_SECONDS", 2.0)
     instance = DagsterInstance.get()
     if stops == "dead":
-        # A lease of one second, where the minimum is a minute.
-        patch.setattr(job_loop, "_LEASE_MARGIN", timedelta(seconds=-599))
+        patch.setattr(job_loop, "_LEASE", timedelta(seconds=1))
     assets = Deployment(Path(path), instance, {}).assets()
     definitions = Definitions(assets, resources=resources(Path(path)), executor=in_process)
     job = definitions.resolve_implicit_global_asset_job_def()
