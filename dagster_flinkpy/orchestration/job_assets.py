@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-from dagster import AssetKey, AssetsDefinition, AssetSpec
+from dagster import AssetKey, AssetsDefinition, AssetSelection, AssetSpec, define_asset_job
 
 from dagster_flinkpy.datastream.job_graph import JobVertex
 from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSinkSpec, BlockingEdgeSourceSpec, SparkTransformSpec
-from dagster_flinkpy.orchestration.flink_job import FlinkJob
+from dagster_flinkpy.orchestration.dagster_internals import UnresolvedAssetJobDefinition
+from dagster_flinkpy.orchestration.flink_job import JOB_TAG, FlinkJob, dagster_name
 
-__all__ = ["JobAssets", "is_internal", "job_of", "of_job"]
+__all__ = ["JobAssets", "asset_job", "is_internal", "job_of", "of_job"]
 
 _jobs: WeakKeyDictionary[object, FlinkJob] = WeakKeyDictionary()
 """By the op of its step, which assets keep when Dagster copies them with other keys or attributes."""
@@ -27,6 +28,19 @@ def of_job(assets: AssetsDefinition, job: FlinkJob) -> AssetsDefinition:
 def job_of(assets: AssetsDefinition) -> FlinkJob | None:
     """Returns the job whose assets these are. None if they are not what ``flink_assets`` has returned."""
     return _jobs.get(assets.node_def)
+
+
+def asset_job(job_id: str, keys: Iterable[AssetKey], suffix: str, description: str) -> UnresolvedAssetJobDefinition:
+    """Builds the asset job ``{job}_{suffix}``, with the checks of the assets. Its runs have the tag of the job.
+
+    Dagster takes two of one name for the same if they select the same in the same order.
+    """
+    return define_asset_job(
+        f"{dagster_name(job_id)}_{suffix}",
+        AssetSelection.assets(*sorted(keys)),
+        description=description,
+        tags={JOB_TAG: job_id},
+    )
 
 
 def is_internal(vertex: JobVertex) -> bool:

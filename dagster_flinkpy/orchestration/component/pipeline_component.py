@@ -41,7 +41,7 @@ from dagster_flinkpy.orchestration.component.attributes import (
     switched,
 )
 from dagster_flinkpy.orchestration.component.scaffolder import FlinkPipelineScaffolder
-from dagster_flinkpy.orchestration.dagster_internals import MAX_RUNTIME_SECONDS_TAG
+from dagster_flinkpy.orchestration.dagster_internals import MAX_RUNTIME_SECONDS_TAG, UnresolvedAssetJobDefinition
 from dagster_flinkpy.orchestration.definitions.assets import flink_assets
 from dagster_flinkpy.orchestration.definitions.checks import FlinkAssetChecks
 from dagster_flinkpy.orchestration.definitions.jobs import build_flink_jobs
@@ -185,7 +185,7 @@ class FlinkPipelineComponent(Component, Resolvable, Model):
             spark_resource_key=spark,
             checkpoint_storage_resource_key=storage,
         )
-        jobs: list[JobDefinition] = []
+        jobs: list[JobDefinition | UnresolvedAssetJobDefinition] = []
         if self.jobs:
             jobs = build_flink_jobs(
                 program,
@@ -208,7 +208,9 @@ class FlinkPipelineComponent(Component, Resolvable, Model):
             env.enable_checkpointing(to_millis(self.checkpoint_interval))
         return env
 
-    def _sensors(self, assets: list[AssetsDefinition], jobs: list[JobDefinition]) -> list[SensorDefinition]:
+    def _sensors(
+        self, assets: list[AssetsDefinition], jobs: list[JobDefinition | UnresolvedAssetJobDefinition]
+    ) -> list[SensorDefinition]:
         on, storage, built = self.sensors, self.checkpoint_storage_resource_key, list[SensorDefinition]()
         if on.checkpoint:
             built.append(

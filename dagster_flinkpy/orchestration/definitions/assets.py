@@ -35,6 +35,7 @@ from dagster_flinkpy.orchestration.runs.partition_check import (
 )
 from dagster_flinkpy.orchestration.runs.partition_events import materialize_partitions
 from dagster_flinkpy.orchestration.runs.partitioned_run import run_partitions
+from dagster_flinkpy.orchestration.runs.termination import clean_termination
 from dagster_flinkpy.orchestration.runs.unpartitioned_run import run_epochs
 
 __all__ = ["build_flink_asset_specs", "flink_assets"]
@@ -273,8 +274,10 @@ def _job_assets(
         storage, spark = getattr(context.resources, storage_key), getattr(context.resources, spark_key)
         if context.selected_asset_keys:  # else only checks are to run
             run = JobRun.begin(context, assets)
-            with flink_failures(context.log):
+            with clean_termination(context) as termination, flink_failures(context.log):
                 events = run_epochs(run, config, job, storage, spark)
+            if termination.happened:
+                return
             yield from events.results()
         yield from checks.run(context, storage)
 
@@ -320,10 +323,12 @@ def _partitioned_assets(
         storage, spark = getattr(context.resources, storage_key), getattr(context.resources, spark_key)
         if context.selected_asset_keys:
             run = JobRun.begin(context, assets)
-            with flink_failures(context.log):
+            with clean_termination(context) as termination, flink_failures(context.log):
                 completed, token, stale = run_partitions(
                     run, config, job, storage, spark, partitions_def=partitions_def, pool=pool, checked=checked
                 )
+            if termination.happened:
+                return
             yield from materialize_partitions(run, completed, token)
             yield from partition_results(context, checked, stale)
         elif chosen := [spec.asset_key for spec in up_to_date if spec.key in context.selected_asset_check_keys]:

@@ -7,10 +7,11 @@ from typing import Any
 from dagster import JobDefinition, OpExecutionContext, job, op
 
 from dagster_flinkpy.datastream.job_graph import JobVertex
+from dagster_flinkpy.orchestration.dagster_internals import UnresolvedAssetJobDefinition
 from dagster_flinkpy.orchestration.definitions.shown_operators import Show
 from dagster_flinkpy.orchestration.definitions.translator import FlinkTranslator, job_assets
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG, Environment, flink_job
-from dagster_flinkpy.orchestration.job_assets import JobAssets, is_internal
+from dagster_flinkpy.orchestration.job_assets import JobAssets, asset_job, is_internal
 from dagster_flinkpy.orchestration.run_config import (
     DisposeConfig,
     InspectConfig,
@@ -39,20 +40,21 @@ def build_flink_jobs(
     translator: FlinkTranslator | None = None,
     spark_resource_key: str = "spark",
     checkpoint_storage_resource_key: str = "checkpoint_storage",
-) -> list[JobDefinition]:
-    """Builds the Dagster jobs for everything besides checkpoints: savepoints, restores and the like.
+) -> list[JobDefinition | UnresolvedAssetJobDefinition]:
+    """Builds the Dagster jobs of a program: checkpoints, savepoints, restores and the like.
 
-    ==================== ===========================================================================================
-    ``{name}_savepoint`` Keeps the last completed checkpoint, or the next one of a running job, as a savepoint.
-    ``{name}_restore``   Makes a savepoint the job's latest checkpoint, optionally at another parallelism.
-    ``{name}_rescale``   Spreads the latest checkpoint over another parallelism. A stopped job stays stopped.
-    ``{name}_reset``     Goes back to an older checkpoint that is still kept.
-    ``{name}_stop``      Takes a last checkpoint and keeps it as a savepoint. The job then stays stopped, and its sensor
-                         starts no runs, until a savepoint is restored.
-    ``{name}_dispose``   Deletes a savepoint.
-    ``{name}_sweep``     Deletes files that failed epochs have left behind, and old savepoints.
-    ``{name}_inspect``   Shows the state of one key.
-    ==================== ===========================================================================================
+    ===================== ===========================================================================================
+    ``{name}_checkpoint`` Takes checkpoints: it materializes the assets, and evaluates their checks.
+    ``{name}_savepoint``  Keeps the last completed checkpoint, or the next one of a running job, as a savepoint.
+    ``{name}_restore``    Makes a savepoint the job's latest checkpoint, optionally at another parallelism.
+    ``{name}_rescale``    Spreads the latest checkpoint over another parallelism. A stopped job stays stopped.
+    ``{name}_reset``      Goes back to an older checkpoint that is still kept.
+    ``{name}_stop``       Takes a last checkpoint and keeps it as a savepoint. The job then stays stopped, and its
+                          sensor starts no runs, until a savepoint is restored.
+    ``{name}_dispose``    Deletes a savepoint.
+    ``{name}_sweep``      Deletes files that failed epochs have left behind, and old savepoints.
+    ``{name}_inspect``    Shows the state of one key.
+    ===================== ===========================================================================================
 
     While a run works on the job, savepoint, stop and rescale ask it, and it answers; restore and reset refuse to start.
     These five record what was done as an observation of each asset. After a restore, a rescale or a reset, later runs
@@ -86,7 +88,9 @@ def build_flink_jobs(
     def assets() -> JobAssets:
         return job_assets(program, name=name, show=show, translator=translator)
 
-    return _jobs_of(JobOperations(program, assets, spark_resource_key, checkpoint_storage_resource_key))
+    operations = JobOperations(program, assets, spark_resource_key, checkpoint_storage_resource_key)
+    checkpoint = asset_job(name, assets().keys, "checkpoint", f"Takes a checkpoint of job {name}.")
+    return [checkpoint, *_jobs_of(operations)]
 
 
 def _jobs_of(operations: JobOperations) -> list[JobDefinition]:

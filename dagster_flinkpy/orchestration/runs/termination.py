@@ -6,9 +6,48 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 
-__all__ = ["interrupts_passed_to"]
+from dagster import AssetExecutionContext, DagsterEventType
+
+__all__ = ["Termination", "clean_termination", "interrupts_passed_to"]
+
+_CLEAN = "The job has ended after its last checkpoint, from which the next run continues."
+
+
+@dataclass
+class Termination:
+    """Whether a run was terminated."""
+
+    happened: bool = False
+
+
+@contextmanager
+def clean_termination(context: AssetExecutionContext) -> Iterator[Termination]:
+    """Ends the step without an error if the job that runs inside is terminated and ends as it should.
+
+    The run is canceled all the same: whoever has started the process of the step knows that the run is to end. If the
+    step is in the process of the run, nobody else can tell Dagster, so then the interrupt is raised on.
+
+    Args:
+        context: Context of the step.
+    """
+    termination = Termination()
+    try:
+        yield termination
+    except BaseException as error:
+        if _CLEAN not in getattr(error, "__notes__", ()) or not _has_own_process(context):
+            raise
+        termination.happened = True
+        context.log.info(f"The run was terminated. {_CLEAN}")
+
+
+def _has_own_process(context: AssetExecutionContext) -> bool:
+    started = context.instance.get_records_for_run(context.run.run_id, of_type=DagsterEventType.STEP_WORKER_STARTED)
+    steps = [record.event_log_entry.step_key for record in started.records]
+    return context.op_execution_context.get_step_execution_context().step.key in steps
+
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -35,6 +74,7 @@ def interrupts_passed_to(terminate: Callable[[BaseException], object]) -> Iterat
         try:
             raising[signal.Signals(number)](number, frame)
         except BaseException as error:
+            error.add_note(_CLEAN)
             terminate(error)
 
     def restore() -> None:

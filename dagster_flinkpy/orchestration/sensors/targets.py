@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from dagster import AssetKey, AssetsDefinition, AssetSelection, define_asset_job
+from dagster import AssetKey, AssetsDefinition
 
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.dagster_internals import UnresolvedAssetJobDefinition
-from dagster_flinkpy.orchestration.flink_job import JOB_TAG, FlinkJob, dagster_name
-from dagster_flinkpy.orchestration.job_assets import job_of
+from dagster_flinkpy.orchestration.flink_job import FlinkJob, dagster_name
+from dagster_flinkpy.orchestration.job_assets import asset_job, job_of
 from dagster_flinkpy.orchestration.metadata_set import FlinkMetadataSet
 
 __all__ = ["FlinkTarget", "flink_targets"]
@@ -38,13 +38,8 @@ class FlinkTarget:
         return dagster_name(self.job_id)
 
     def asset_job(self, suffix: str, description: str) -> UnresolvedAssetJobDefinition:
-        """Builds the asset job ``{job}_{suffix}``. Its runs have the tag of the job."""
-        return define_asset_job(
-            f"{self.dagster_name}_{suffix}",
-            AssetSelection.assets(*self.keys).without_checks(),  # they read all state
-            description=description,
-            tags={JOB_TAG: self.job_id},
-        )
+        """Builds the asset job ``{job}_{suffix}``, with the checks of the assets."""
+        return asset_job(self.job_id, self.keys, suffix, description)
 
 
 def flink_targets(assets: AssetsDefinition | Sequence[AssetsDefinition], *, builder: str) -> list[FlinkTarget]:

@@ -25,7 +25,7 @@ from dagster import (
 
 from dagster_flinkpy.common.clock import current_millis, epoch_millis
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.orchestration.dagster_internals import WILL_RETRY_TAG
+from dagster_flinkpy.orchestration.dagster_internals import WILL_RETRY_TAG, UnresolvedAssetJobDefinition
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
 from dagster_flinkpy.orchestration.run_config import SavepointConfig, SweepConfig
 from dagster_flinkpy.orchestration.runs.runs_of_job import active_runs, runs_on
@@ -45,7 +45,7 @@ _TRIES = 3
 
 def build_savepoint_sensor(
     assets: AssetsDefinition | Sequence[AssetsDefinition],
-    jobs: Sequence[JobDefinition],
+    jobs: Sequence[JobDefinition | UnresolvedAssetJobDefinition],
     *,
     interval: timedelta | None = None,
     condition: Callable[[CheckpointMetadata], bool] | None = None,
@@ -134,7 +134,7 @@ def build_savepoint_sensor(
 
 def build_retention_sensor(
     assets: AssetsDefinition | Sequence[AssetsDefinition],
-    jobs: Sequence[JobDefinition],
+    jobs: Sequence[JobDefinition | UnresolvedAssetJobDefinition],
     *,
     interval: timedelta = timedelta(days=1),
     config: SweepConfig | None = None,
@@ -293,9 +293,12 @@ def _left(last_ms: int, interval: timedelta, now_ms: int) -> timedelta | None:
 
 
 def _jobs_of(
-    targets: Sequence[FlinkTarget], jobs: Sequence[JobDefinition], verb: str, builder: str
+    targets: Sequence[FlinkTarget],
+    jobs: Sequence[JobDefinition | UnresolvedAssetJobDefinition],
+    verb: str,
+    builder: str,
 ) -> dict[str, JobDefinition]:
-    known = {job.name: job for job in jobs}
+    known = {job.name: job for job in jobs if isinstance(job, JobDefinition)}
     wanted = [f"{target.dagster_name}_{verb}" for target in targets]
     if missing := [name for name in wanted if name not in known]:
         raise ConfigurationError(

@@ -63,7 +63,7 @@ def failure(result: ExecuteInProcessResult) -> Any:
 
 
 def test_names(jobs: dict[str, JobDefinition], tmp_path: Path) -> None:
-    verbs = ("savepoint", "restore", "rescale", "reset", "stop", "dispose", "sweep", "inspect")
+    verbs = ("checkpoint", "savepoint", "restore", "rescale", "reset", "stop", "dispose", "sweep", "inspect")
     assert list(jobs) == [f"words_{verb}" for verb in verbs]
     names = [job.name for job in build_flink_jobs(parts(tmp_path, "a", "b"), name="both")]
     assert names == [f"both_{verb}" for verb in verbs]

@@ -16,6 +16,7 @@ from dagster import (
     AssetKey,
     AssetMaterialization,
     AssetRecordsFilter,
+    DagsterEvent,
     DagsterEventType,
     DagsterInstance,
     DagsterRunStatus,
@@ -220,6 +221,31 @@ def test_a_run_that_is_terminated_keeps_its_checkpoints(words: Words, number: si
     first, last = words.checkpoints("table")
     assert first == 2 and last in (7, 8), "number 3 was abandoned, and 4 may have been taken while its epoch ran"
     assert words.rows() == [2, 6]
+
+
+def test_a_terminated_step_that_has_its_own_process_does_not_fail(words: Words) -> None:
+    ended = threading.Event()
+
+    def terminate(checkpoint_id: int) -> None:
+        if checkpoint_id == 3:
+            (run,) = words.instance.get_runs()
+            # As the multiprocess executor does, which itself ends the run as canceled.
+            started = DagsterEvent(DagsterEventType.STEP_WORKER_STARTED.value, run.job_name, step_key="words")
+            words.instance.report_dagster_event(started, run.run_id)
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert ended.wait(LIMIT), "the run waits for Spark"
+
+    words.during = terminate
+    try:
+        result = words.run("abcdef", epochs=0)
+    finally:
+        ended.set()
+    assert not [event for event in result.all_events if event.is_step_failure]
+    assert words.checkpoints("table") == [2]
+    assert words.rows() == [2]
+    (run,) = words.instance.get_runs()
+    said = [entry.user_message for entry in words.instance.all_logs(run.run_id)]
+    assert any(line.startswith("The run was terminated. The job has ended after its last checkpoint") for line in said)
 
 
 LONG = "ab" * 200
