@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from weakref import WeakKeyDictionary
 
 from dagster import AssetKey, AssetsDefinition, AssetSelection, AssetSpec, define_asset_job
@@ -31,13 +32,16 @@ def job_of(assets: AssetsDefinition) -> FlinkJob | None:
 
 
 def asset_job(job_id: str, keys: Iterable[AssetKey], suffix: str, description: str) -> UnresolvedAssetJobDefinition:
-    """Builds the asset job ``{job}_{suffix}``, with the checks of the assets. Its runs have the tag of the job.
+    """Returns the asset job ``{job}_{suffix}``, with the checks of the assets. Its runs have the tag of the job."""
+    return _asset_job(job_id, tuple(sorted(keys)), suffix, description)
 
-    Dagster takes two of one name for the same if they select the same in the same order.
-    """
+
+@lru_cache(None)
+def _asset_job(job_id: str, keys: tuple[AssetKey, ...], suffix: str, description: str) -> UnresolvedAssetJobDefinition:
+    # A sensor and a list of jobs may both have it. Dagster takes two of one name only if they are the same object.
     return define_asset_job(
         f"{dagster_name(job_id)}_{suffix}",
-        AssetSelection.assets(*sorted(keys)),
+        AssetSelection.assets(*keys),
         description=description,
         tags={JOB_TAG: job_id},
     )

@@ -77,10 +77,12 @@ def run_partitions(
     continues = continues_backfill(
         instance, context.run, job, assets, partitions_def, partitions[0], store, pool=pool, log=log
     )
-    await_exclusive_run(instance, job, assets, context.run, store, log)
+    take_over = config.take_over and not continues  # in a backfill, the config is for its first run
+    if not take_over:
+        await_exclusive_run(instance, job, assets, context.run, store, log)
     restore_from, start_empty, claim_mode = config.restore_from, config.start_empty, config.claim_mode
     start_over = start_empty or restore_from is not None
-    if continues or (restore_from is None and not start_empty):  # in a backfill, the config is for its first run
+    if continues or (restore_from is None and not start_empty):
         start = _start(job, specs, partitions_def, storage, partitions[0])
         context.log.info(start.reason)
         restore_from, start_empty = start.restore_from, start.checkpoint_id is None
@@ -91,7 +93,7 @@ def run_partitions(
         spark,
         owner=run.owner,
         led_by=context.run.run_id,
-        take_over=config.take_over,
+        take_over=take_over,
         parallelism=config.parallelism,
         restore_from=restore_from,
         claim_mode=claim_mode,

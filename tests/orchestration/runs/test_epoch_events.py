@@ -27,6 +27,7 @@ from dagster import (
     asset,
 )
 from dagster._core.definitions.data_version import DATA_VERSION_TAG, CachingStaleStatusResolver, StaleStatus
+from dagster._core.events import EngineEventData
 from dagster._core.loader import LoadingContextForTest
 
 from dagster_flinkpy.checkpoint.requests import JobRequests, Order, RequestKind
@@ -230,7 +231,8 @@ def test_a_terminated_step_that_has_its_own_process_does_not_fail(words: Words) 
         if checkpoint_id == 3:
             (run,) = words.instance.get_runs()
             # As the multiprocess executor does, which itself ends the run as canceled.
-            started = DagsterEvent(DagsterEventType.STEP_WORKER_STARTED.value, run.job_name, step_key="words")
+            kind, what = DagsterEventType.STEP_WORKER_STARTED.value, EngineEventData()
+            started = DagsterEvent(kind, run.job_name, step_key="words", event_specific_data=what)
             words.instance.report_dagster_event(started, run.run_id)
             os.kill(os.getpid(), signal.SIGTERM)
             assert ended.wait(LIMIT), "the run waits for Spark"

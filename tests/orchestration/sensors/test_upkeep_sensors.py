@@ -217,7 +217,7 @@ def test_a_cursor_of_something_else_is_forgotten(location: Location, cursor: str
     ("build", "says"),
     [
         (lambda assets, jobs: build_savepoint_sensor(assets, jobs), "interval="),
-        (lambda assets, jobs: build_savepoint_sensor(assets, jobs[1:], interval=HOUR), "no job words_savepoint"),
+        (lambda assets, jobs: build_savepoint_sensor(assets, jobs[2:], interval=HOUR), "no job words_savepoint"),
         (lambda assets, jobs: build_retention_sensor(assets, []), "no job words_sweep"),
         (lambda assets, jobs: build_retention_sensor(assets, jobs, interval=-HOUR), "positive"),
     ],
