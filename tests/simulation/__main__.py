@@ -46,7 +46,7 @@ def main() -> int:
     failed: list[Outcome] = []
     attempts = checkpoints = requests = 0
     with ProcessPoolExecutor(args.workers) as pool:
-        for outcome in pool.map(partial(simulate, mutation=args.mutation, live=args.live), seeds, chunksize=10):
+        for outcome in pool.map(partial(simulate, mutation=args.mutation, live=args.live), seeds):
             attempts += outcome.attempts
             checkpoints += outcome.checkpoints
             requests += outcome.steps

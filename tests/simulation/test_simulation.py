@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,8 @@ _ROOT = Path(__file__).parents[2]
 def run(*options: str) -> tuple[int, str]:
     """Runs the command in separate processes, where the order of sets is fixed. A failure names its seed."""
     command = [sys.executable, "-m", "tests.simulation", *options]
-    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True)
+    environment = {**os.environ, "PYTHONHASHSEED": "0"}  # else the command starts again with it
+    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, env=environment)
     return done.returncode, done.stdout + done.stderr
 
 
