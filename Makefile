@@ -68,7 +68,7 @@ chaos: install
 	$(BIN)/python -m tests.chaos.live --kills $(LIVE) $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.chaos.sinks --random $(KILLS) --write docs/reliability.md
 
-# One job for half an hour: memory, threads and files must not grow. `make test` runs 75 epochs of it. Then one whose tasks
+# One job for half an hour: memory, threads and files must not grow. `make test` runs 57 epochs of it. Then one whose tasks
 # live, with a source that is faster than what follows, for ten minutes.
 MINUTES ?= 30
 LIVE_MINUTES ?= 10

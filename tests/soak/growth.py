@@ -45,7 +45,7 @@ class Sample:
     """Files of checkpoints, in the cache and in Spark's scratch folder, by kind; see `files_below`."""
 
 
-_ALLOWED = Held(memory_mb=48, threads=4, descriptors=12)
+_ALLOWED = Held(memory_mb=32, threads=4, descriptors=12)
 _ALLOWED_SHARE = 0.1
 """Memory may grow by this share, if that is more: an allocator returns it late, and Java's heap grows to its limit."""
 _ALLOWED_FILES = 8
