@@ -17,12 +17,25 @@ from urllib.parse import parse_qs, urlsplit
 
 import psutil
 
+from dagster_flinkpy.spark.class_archive import ClassArchive
 from tests.waiting import LIMIT, until
 
 SCRIPTS = Path(sys.executable).parent
 QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Options of Java for a short life: it would optimise for longer than tests run."""
 _METHODS = (b"GET ", b"HEAD ", b"PUT ", b"POST ", b"DELETE ")
+
+
+def quick_spark_java(java_home: Path) -> list[str]:
+    """Options of a Java that runs Spark for a short life: `QUICK_JAVA`, and the archive of classes if there is one.
+
+    Args:
+        java_home: The home of the Java. Its class path is that of the library's server.
+    """
+    import pyspark
+
+    archive = ClassArchive.of_spark(java_home, Path(pyspark.__file__).parent)
+    return [QUICK_JAVA, *(archive.options() if archive is not None else [])]
 
 
 @contextmanager

@@ -22,9 +22,11 @@ from benchmarks.nexmark.queries import QUERIES, build
 from benchmarks.nexmark.spark_sql import SPARK
 from dagster_flinkpy.connectors import ParquetSink
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
+from dagster_flinkpy.spark.java import find_java_home
 from tests.benchmarks.nexmark_sql import SQL
 from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt, random_order
+from tests.servers import quick_spark_java
 
 EVENTS = Events(5_000, rate=50, start=1_436_918_400_000 - 60_000)
 """A hundred seconds around midnight."""
@@ -150,6 +152,7 @@ def test_queries_through_a_kill_and_a_rescale(name: str, folder: Path, tmp_path:
 @pytest.mark.spark
 def test_spark_gives_the_same_in_several_micro_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A join of windows, without those that are open at the end, and an aggregation in update mode."""
+    monkeypatch.setenv("JDK_JAVA_OPTIONS", " ".join(quick_spark_java(find_java_home())))
     monkeypatch.setattr(generator, "FILE_EVENTS", EVENTS.number // 2)
     generator.write(tmp_path, EVENTS)
     names = ["q8", "q17"]

@@ -19,11 +19,10 @@ from pathlib import Path
 import psutil
 import pyspark
 
-from dagster_flinkpy.spark.class_archive import ClassArchive
 from dagster_flinkpy.spark.java import find_java_home
 from dagster_flinkpy.spark.server import _die_with_parent
 from dagster_flinkpy.spark.sessions import SparkSettings
-from tests.servers import QUICK_JAVA, free_port
+from tests.servers import free_port, quick_spark_java
 
 __all__ = ["Cluster", "ancestor", "running_cluster"]
 
@@ -42,10 +41,9 @@ appender.out.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 
 
 def _java_options(java_home: Path, folder: Path) -> list[str]:
-    """Options of all Java processes. The class path is that of the library's server, so its archive of classes fits."""
-    archive = ClassArchive.of_spark(java_home, _HOME)
+    """Options of all Java processes."""
     log4j = (folder / "log4j2.properties").as_uri()
-    return [QUICK_JAVA, f"-Dlog4j2.configurationFile={log4j}", *(archive.options() if archive is not None else [])]
+    return [*quick_spark_java(java_home), f"-Dlog4j2.configurationFile={log4j}"]
 
 
 class _Service:
