@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -188,11 +188,9 @@ def dagster_dev(
             time.sleep(0.25)
         yield running
     finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            server.wait(10)
-        with suppress(ProcessLookupError):  # a code server would wait for its runs
-            os.killpg(server.pid, signal.SIGKILL)
+        # If it is asked to end, it waits for its code servers, and those for their runs.
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
 
 
 def _repository(location: str) -> dict[str, str]:

