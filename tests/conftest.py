@@ -27,17 +27,24 @@ if TYPE_CHECKING:
 
 LONGEST = (
     "e2e/test_dagster_dev.py",
-    "chaos/test_chaos.py",
-    "soak/test_soak.py",
     "orchestration/runs/test_backfills.py",
+    "chaos/test_chaos.py",
     "simulation/test_simulation.py",
     "docs/test_snippets.py",
     "runtime/master/test_job_spark.py",
+    "benchmarks/test_nexmark.py",
+    "world/test_world.py",
     "spark/test_sessions.py",
-    "orchestration/runs/test_exclusive_run.py",
-    "runtime/master/test_kill.py",
-    "matrix/test_matrix.py",
+    "soak/test_soak.py",
     "orchestration/runs/test_partitioned_run.py",
+    "runtime/task/test_event_time_in_job.py",
+    "storage/test_conformance.py",
+    "matrix/test_matrix.py",
+    "runtime/test_output_transaction.py",
+    "orchestration/runs/test_exclusive_run.py",
+    "runtime/slot/test_reader_sources.py",
+    "test_shop_example.py",
+    "orchestration/runs/test_selection.py",
 )
 """Files that take longest, which begin first: otherwise one process would run one of them when the others are done."""
 
