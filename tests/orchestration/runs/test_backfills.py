@@ -6,6 +6,7 @@ Tasks run in the harness, without Spark. Runs are executed in this process, one 
 from __future__ import annotations
 
 import logging
+import shutil
 import sys
 import tempfile
 import uuid
@@ -83,6 +84,11 @@ SINGLE, EACH = BackfillPolicy.single_run(), BackfillPolicy.multi_run(1)
 IN_PROCESS = {
     # A file per run takes a connection, and files of its own, for each event.
     "event_log_storage": {"module": "dagster._core.storage.event_log", "class": "InMemoryEventLogStorage"},
+    # Otherwise each step has processes that copy its output to files.
+    "compute_logs": {
+        "module": "dagster._core.storage.noop_compute_log_manager",
+        "class": "NoOpComputeLogManager",
+    },
     "run_launcher": {
         "module": "dagster._core.launcher.sync_in_memory_run_launcher",
         "class": "SyncInMemoryRunLauncher",
@@ -297,12 +303,21 @@ def selected(run: DagsterRun) -> set[str]:
     return {key.path[-1] for key in run.asset_selection or ()}
 
 
+@pytest.fixture(scope="module")
+def empty_instance(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an instance that has its tables, which take Dagster long to make. Each test has a copy."""
+    folder = tmp_path_factory.mktemp("instance")
+    with instance_for_test(overrides=IN_PROCESS, temp_dir=str(folder)):
+        return folder
+
+
 @pytest.fixture
-def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
+def daemon(tmp_path: Path, empty_instance: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
     monkeypatch.setattr(JobAttempt, "_on_spark", lambda self, job: run_rows(job, spark_order))
     # Dagster's ids repeat themselves when hypothesis seeds the random numbers.
     monkeypatch.setattr(launching, "make_new_backfill_id", lambda: uuid.uuid4().hex[:8])
     _definitions.append(Definitions())
+    shutil.copytree(empty_instance, tmp_path, dirs_exist_ok=True)
     with (
         instance_for_test(overrides=IN_PROCESS, temp_dir=str(tmp_path)) as instance,
         create_test_daemon_workspace_context(Location(), instance) as workspace,
