@@ -14,12 +14,13 @@ def test_nothing_runs_before_it_is_switched_on() -> None:
     assert {sensor.default_status for sensor in sensors} == {DefaultSensorStatus.STOPPED}
 
 
-def test_a_checkpoint_does_not_wait_for_the_checks() -> None:
+def test_the_run_of_a_sensor_evaluates_the_checks() -> None:
     graph = defs.get_repository_def().asset_graph
     checked = {key.asset_key for key in graph.asset_check_keys}
     assert AssetKey([JOB, "rotations"]) in checked
     assert AssetKey([DAILY_JOB, "rotations_table"]) in checked
-    assert not defs.resolve_job_def(f"{JOB}_checkpoint").asset_layer.asset_graph.asset_check_keys
+    evaluated = defs.resolve_job_def(f"{JOB}_checkpoint").asset_layer.asset_graph.asset_check_keys
+    assert evaluated == {key for key in graph.asset_check_keys if key.asset_key.path[0] == JOB}
 
 
 def test_tables_are_to_be_fresh_and_days_follow_each_other() -> None:
