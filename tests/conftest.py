@@ -23,6 +23,7 @@ from tests import servers
 from tests.examples import examples
 
 if TYPE_CHECKING:
+    from alembic.config import Config
     from pyspark.sql import SparkSession
 
 LONGEST = (
@@ -87,6 +88,24 @@ def nothing_has_to_outlive_the_machine() -> Iterator[None]:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
     event.remove(Engine, "connect", no_sync)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def migrations_are_read_once() -> Iterator[None]:
+    """Keeps what Alembic reads for each new Dagster instance: 60 files of Python, which are run."""
+    from alembic.script import ScriptDirectory
+
+    read, kept = ScriptDirectory.from_config, dict[str | None, ScriptDirectory]()
+
+    def from_config(config: Config) -> ScriptDirectory:
+        place = config.get_main_option("script_location")
+        if place not in kept:
+            kept[place] = read(config)
+        return kept[place]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ScriptDirectory, "from_config", from_config)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
