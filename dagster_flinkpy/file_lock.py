@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
-import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 __all__ = ["LockTimeoutError", "describe_process", "file_lock"]
 
@@ -18,18 +17,6 @@ _SILENT_SECONDS = 2.0
 """A process that waits longer than this logs a warning."""
 _POLL_SECONDS = 0.005
 _SHOWN_CHARACTERS = 200
-
-_held: set[int] = set()
-"""Descriptors of locks that this process holds."""
-
-
-def _forget() -> None:
-    """Closes them in a forked process, which would otherwise hold the locks after the death of this one."""
-    while _held:
-        os.close(_held.pop())
-
-
-os.register_at_fork(after_in_child=_forget)
 
 
 class LockTimeoutError(Exception):
@@ -49,45 +36,22 @@ def file_lock(path: Path, *, timeout: float) -> Iterator[None]:
         FileNotFoundError: The directory of the file is gone.
         OSError: The file cannot be opened.
     """
-    descriptor = _acquired(path, min(timeout, _SILENT_SECONDS))
-    if descriptor is None:
+    lock = FileLock(path)
+    try:
+        lock.acquire(min(timeout, _SILENT_SECONDS), poll_interval=_POLL_SECONDS)
+    except Timeout:
         _log.warning("Waiting at most %g s for the lock %s, held by %s.", timeout, path, _holder(path))
-        descriptor = _acquired(path, max(0.0, timeout - _SILENT_SECONDS))
-    if descriptor is None:
-        raise LockTimeoutError(
-            f"the lock {path} was not free within {timeout:g} s; it is held by {_holder(path)}: "
-            "end that process, or let it continue (`kill -CONT` if it is stopped)"
-        )
-    _held.add(descriptor)
+        try:
+            lock.acquire(max(0.0, timeout - _SILENT_SECONDS), poll_interval=_POLL_SECONDS)
+        except Timeout:
+            raise LockTimeoutError(
+                f"the lock {path} was not free within {timeout:g} s; it is held by {_holder(path)}: "
+                "end that process, or let it continue (`kill -CONT` if it is stopped)"
+            ) from None
     try:
         yield
     finally:
-        if descriptor in _held:  # else this is a forked process
-            _held.remove(descriptor)
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # at once, also if a process that is being forked has it
-            os.close(descriptor)
-
-
-def _acquired(path: Path, timeout: float) -> int | None:
-    """Opens and locks a file. Returns its descriptor, or None if it was not free in time."""
-    end = time.monotonic() + timeout
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):  # which one depends on the file system
-            os.close(descriptor)
-            if time.monotonic() >= end:
-                return None
-            time.sleep(_POLL_SECONDS)
-            continue
-        except BaseException:
-            os.close(descriptor)
-            raise
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(descriptor), path.stat()):
-                return descriptor
-        os.close(descriptor)  # another process had deleted the file before it was locked
+        lock.release()
 
 
 def _holder(path: Path) -> str:

@@ -129,33 +129,6 @@ def test_a_stopped_process_that_holds_the_lock_is_named(
     assert store.get("k")[0] == b"new"
 
 
-FORKED = """
-import os, sys
-from pathlib import Path
-from dagster_flinkpy.storage.local_files import locked
-
-with locked(Path(sys.argv[1])):
-    if os.fork() == 0:
-        sys.stdin.read()
-        os._exit(0)
-    print("held", flush=True)
-    input()
-"""
-
-
-def test_a_forked_process_does_not_keep_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dagster_flinkpy.storage.local_files._LOCK_TIMEOUT_SECONDS", 0.1)
-    store, command = LocalObjectStore(tmp_path), [sys.executable, "-c", FORKED, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
-        with pytest.raises(StorageError, match=r"the lock .*/lock was not free"):
-            store.put("k", b"new")
-        holder.kill()
-        holder.wait()
-        store.put("k", b"new")  # the other process lives on
-    assert store.get("k")[0] == b"new"
-
-
 # --- a crash at any step ----------------------------------------------------------------------------------------------
 
 
