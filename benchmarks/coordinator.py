@@ -85,6 +85,7 @@ def metadata(write: WriteMetadata, attempt: Attempt) -> CheckpointMetadata:
             OperatorState(uid, uid, SUBTASKS, MAX_PARALLELISM, subtasks=subtasks)
             for uid, subtasks in write.states.items()
         ),
+        properties={},
     )
 
 

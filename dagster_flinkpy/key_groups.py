@@ -8,9 +8,9 @@ Source: Flink's ``KeyGroupRangeAssignment``, ``KeyGroupRange``.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from dagster_flinkpy.errors import ParallelismError
+from dagster_flinkpy.json_records import ArrayRecord
 
 __all__ = [
     "UPPER_BOUND_MAX_PARALLELISM",
@@ -30,8 +30,7 @@ DEFAULT_LOWER_BOUND_MAX_PARALLELISM = 128
 """The smallest max parallelism chosen for an operator that sets none."""
 
 
-@dataclass(frozen=True)
-class KeyGroupRange:
+class KeyGroupRange(ArrayRecord, frozen=True):
     """The key groups from ``start`` to ``end``, both inclusive. A range is never empty."""
 
     start: int

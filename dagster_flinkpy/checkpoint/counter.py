@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from dagster_flinkpy.errors import CorruptMetadataError, ObjectNotFoundError
-from dagster_flinkpy.storage import json_fields
+from dagster_flinkpy.json_records import Count, JsonRecord, load_object
 from dagster_flinkpy.storage.object_store import ObjectStore
 
 __all__ = ["COUNTER_KEY", "Counter", "read_counter"]
@@ -15,19 +14,15 @@ COUNTER_KEY = "counter"
 
 
 @dataclass(frozen=True)
-class Counter:
+class Counter(JsonRecord):
     """The content of ``counter``."""
 
-    last: int
+    last: Count
     """The last id that was taken."""
-    token: int = 0
+    token: Count = 0
     """The fencing token of the attempt that took it."""
     nonce: str = ""
     """A random id of that attempt, which makes its write unique."""
-
-    def to_bytes(self) -> bytes:
-        """Encodes the object."""
-        return json.dumps(asdict(self)).encode()
 
 
 def read_counter(store: ObjectStore) -> tuple[Counter, str] | None:
@@ -47,9 +42,7 @@ def read_counter(store: ObjectStore) -> tuple[Counter, str] | None:
     except ObjectNotFoundError:
         return None
     try:
-        raw = json_fields.load_object(data)
-        last = json_fields.integer(raw, "last")
-        return Counter(last, json_fields.optional_integer(raw, "token") or 0), etag
+        return Counter.from_json(load_object(data)), etag
     except ValueError as error:
         raise CorruptMetadataError(
             f"{store.url}/{COUNTER_KEY} does not say which checkpoint id was taken last: {error}. Make sure that no "

@@ -6,14 +6,13 @@ on it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from dagster_flinkpy.errors import ObjectNotFoundError, PreconditionFailedError
-from dagster_flinkpy.storage import ObjectStore, json_fields
+from dagster_flinkpy.json_records import Count, Json, JsonRecord, Millis, load_object
+from dagster_flinkpy.storage import ObjectStore
 from dagster_flinkpy.storage.conditional import put_if
 
 __all__ = [
@@ -31,7 +30,7 @@ _VERSION = 1
 
 
 @dataclass(frozen=True)
-class PriorExecutions:
+class PriorExecutions(JsonRecord):
     """The executions of an operator's subtasks before a restart."""
 
     attempt: int
@@ -43,7 +42,7 @@ class PriorExecutions:
 
 
 @dataclass(frozen=True)
-class VertexReport:
+class VertexReport(JsonRecord):
     """One operator (Flink: ``JobDetailsInfo.JobVertexDetailsInfo``)."""
 
     uid: str
@@ -61,7 +60,7 @@ class VertexReport:
 
 
 @dataclass(frozen=True)
-class FailureReport:
+class FailureReport(JsonRecord):
     """One failure (Flink: ``JobExceptionsInfoWithHistory``)."""
 
     at_ms: int
@@ -76,26 +75,26 @@ class FailureReport:
 
 
 @dataclass(frozen=True)
-class RunReport:
+class RunReport(JsonRecord):
     """A run of the job."""
 
-    token: int
+    token: Count
     """The fencing token of its last execution attempt."""
     owner: str
-    began_ms: int
-    at_ms: int
+    began_ms: Millis
+    at_ms: Millis
     """When this was written, in milliseconds since 1970."""
     status: str
     """Status of the job, as a name of `JobStatus`."""
-    restarts: int
-    checkpoint_id: int | None
+    restarts: Count
+    checkpoint_id: Count | None
     """The last checkpoint that was complete."""
     error: str = ""
     """The type of the error that ended it."""
 
 
 @dataclass(frozen=True)
-class ExecutionReport:
+class ExecutionReport(JsonRecord):
     """The last run of a job, and those before it."""
 
     run: RunReport
@@ -105,37 +104,8 @@ class ExecutionReport:
     earlier: tuple[RunReport, ...] = ()
     """The last 16 earlier runs, the oldest first."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Encodes the report."""
-        return {"version": _VERSION, **asdict(self)}
-
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> ExecutionReport:
-        """Decodes what :meth:`to_json` returned.
-
-        Raises:
-            KeyError, TypeError, ValueError: The data is something else.
-        """
-        if data["version"] != _VERSION:
-            raise ValueError(f"version {data['version']}")
-        return ExecutionReport(
-            _run(data["run"]),
-            tuple(
-                VertexReport(**{**each, "prior": tuple(PriorExecutions(**prior) for prior in each["prior"])})
-                for each in json_fields.items(data, "vertices")
-            ),
-            tuple(FailureReport(**each) for each in json_fields.items(data, "failures")),
-            tuple(_run(each) for each in json_fields.items(data, "earlier")),
-        )
-
-
-def _run(data: dict[str, Any]) -> RunReport:
-    for name in ("began_ms", "at_ms"):
-        json_fields.integer(data, name, most=json_fields.MAX_TIMESTAMP_MS)
-    for name in ("token", "restarts"):
-        json_fields.integer(data, name)
-    json_fields.optional_integer(data, "checkpoint_id")
-    return RunReport(**data)
+    def to_json(self) -> dict[str, Json]:
+        return {"version": _VERSION, **super().to_json()}
 
 
 def read_execution_report(store: ObjectStore) -> tuple[ExecutionReport | None, str | None]:
@@ -148,8 +118,10 @@ def read_execution_report(store: ObjectStore) -> tuple[ExecutionReport | None, s
         data, etag = store.get(EXECUTION_KEY)
     except ObjectNotFoundError:
         return None, None
-    with suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return ExecutionReport.from_json(json_fields.load_object(data)), etag
+    with suppress(ValueError):
+        stored = load_object(data)
+        if stored.get("version") == _VERSION:
+            return ExecutionReport.from_json(stored), etag
     return None, etag
 
 
@@ -168,6 +140,6 @@ def write_execution_report(store: ObjectStore, report: ExecutionReport, etag: st
         StorageError: It may not have been written.
     """
     try:
-        return put_if(store, EXECUTION_KEY, json.dumps(report.to_json()).encode(), etag)
+        return put_if(store, EXECUTION_KEY, report.to_bytes(), etag)
     except PreconditionFailedError:
         return None

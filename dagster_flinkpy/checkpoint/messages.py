@@ -48,6 +48,11 @@ class CheckpointFailureReason(Enum):
     UNKNOWN_TASK_CHECKPOINT_NOTIFICATION_FAILURE = "An unknown task was to be notified."
     FINALIZE_CHECKPOINT_FAILURE = "The checkpoint could not be finalized."
 
+    @classmethod
+    def _missing_(cls, value: object) -> CheckpointFailureReason | None:
+        """Finds it by the name under which it is stored."""
+        return cls.__members__.get(str(value))
+
 
 @dataclass(frozen=True)
 class AcknowledgeCheckpoint:

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from typing import Any
 
-from dagster_flinkpy.checkpoint.json_values import Json, extra_fields, sequence, text
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.datastream.job_graph import JobGraph, PartitionerKind
 from dagster_flinkpy.datastream.operator_specs import (
@@ -33,6 +32,7 @@ from dagster_flinkpy.datastream.operator_specs import (
 )
 from dagster_flinkpy.datastream.window import Trigger, WindowAssigner
 from dagster_flinkpy.errors import FlinkPyError
+from dagster_flinkpy.json_records import Json, JsonRecord
 from dagster_flinkpy.storage import StorageLocation
 
 __all__ = [
@@ -53,7 +53,7 @@ _MOST_VALUES = 200_000
 
 
 @dataclass(frozen=True)
-class OperatorProgram:
+class OperatorProgram(JsonRecord, omit_defaults=True):
     """What an operator did when a checkpoint was taken."""
 
     kind: str
@@ -64,20 +64,8 @@ class OperatorProgram:
     """A short text for each setting, by name. If the text is not the whole value, ``@`` and a hash follow it."""
     folders: tuple[str, ...] = ()
     """The URLs of the folders that a source reads or a sink writes."""
-    extra: dict[str, Json] = field(default_factory=dict)
+    extra: Json = field(default_factory=dict)
     """Fields that this release does not know."""
-
-    def to_json(self) -> dict[str, Json]:
-        """Encodes it for ``_metadata``."""
-        data = {**self.extra, "kind": self.kind, "python": self.python, "settings": self.settings}
-        return {**data, "folders": list(self.folders)} if self.folders else data
-
-    @classmethod
-    def from_json(cls, data: dict[str, Json]) -> OperatorProgram:
-        """Decodes what :meth:`to_json` returned."""
-        settings = {text(name): text(value) for name, value in data["settings"].items()}
-        folders = tuple(text(folder) for folder in sequence(data.get("folders", [])))
-        return cls(text(data["kind"]), text(data["python"]), settings, folders, extra_fields(cls, data))
 
 
 def operator_program(graph: JobGraph, uid: str, *, with_modules: bool = False) -> OperatorProgram:

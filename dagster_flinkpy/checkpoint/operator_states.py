@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dagster_flinkpy.checkpoint.json_values import Json, extra_fields, integer, sequence, text
 from dagster_flinkpy.checkpoint.operator_program import OperatorProgram
+from dagster_flinkpy.json_records import Json, JsonRecord
 from dagster_flinkpy.state.handles import KeyedSnapshot, OperatorStateHandle
 from dagster_flinkpy.state.state_files import files_of
 from dagster_flinkpy.storage.object_store import check_relative
@@ -17,7 +17,7 @@ EXCHANGE_FOLDER = "exchange"
 
 
 @dataclass(frozen=True)
-class SubtaskState:
+class SubtaskState(JsonRecord, omit_defaults=True):
     """What one subtask acknowledged (Flink: ``OperatorSubtaskState``)."""
 
     index: int
@@ -35,7 +35,7 @@ class SubtaskState:
     committables: tuple[Json, ...] = ()
     """What a sink's committer commits when the checkpoint completes."""
     metrics: dict[str, int | float] = field(default_factory=dict)
-    extra: dict[str, Json] = field(default_factory=dict)
+    extra: Json = field(default_factory=dict)
     """Fields that this release does not know."""
 
     @property
@@ -64,56 +64,24 @@ class SubtaskState:
         partitions = (p for handle in self.operator_state for p in handle.partitions)
         return files_of([*partitions, *self.raw_keyed, *self.channel_state])
 
-    def to_json(self) -> dict[str, Json]:
-        """Encodes it for ``_metadata``, without empty fields."""
-        data: dict[str, Json] = {**self.extra, "index": self.index}
-        if self.keyed is not None:
-            data["keyed"] = self.keyed.to_json()
-        if self.operator_state:
-            data["operator_state"] = [handle.to_json() for handle in self.operator_state]
-        for name in ("raw_keyed", "channel_state", "splits", "committables"):
-            if values := getattr(self, name):
-                data[name] = list(values)
-        if self.watermark is not None:
-            data["watermark"] = self.watermark
-        if self.metrics:
-            data["metrics"] = self.metrics
-        return data
-
-    @classmethod
-    def from_json(cls, data: dict[str, Json]) -> SubtaskState:
-        """Decodes what :meth:`to_json` returned."""
-        return cls(
-            index=integer(data["index"]),
-            keyed=KeyedSnapshot.from_json(data["keyed"]) if "keyed" in data else None,
-            operator_state=tuple(map(OperatorStateHandle.from_json, data.get("operator_state", []))),
-            raw_keyed=sequence(data.get("raw_keyed", [])),
-            channel_state=sequence(data.get("channel_state", [])),
-            splits=sequence(data.get("splits", [])),
-            watermark=integer(data["watermark"]) if "watermark" in data else None,
-            committables=sequence(data.get("committables", [])),
-            metrics=dict(data.get("metrics", {})),
-            extra=extra_fields(cls, data),
-        )
-
 
 @dataclass(frozen=True)
-class OperatorState:
+class OperatorState(JsonRecord, omit_defaults=True):
     """The whole state of one operator (Flink: ``OperatorState``)."""
 
     uid: str
     name: str
     parallelism: int
     max_parallelism: int
+    subtasks: tuple[SubtaskState, ...]
+    """All subtasks in order of their index, or empty."""
     coordinator_state: Json | None = None
     """State of the operator's coordinator, such as a source's split enumerator."""
-    subtasks: tuple[SubtaskState, ...] = ()
-    """All subtasks in order of their index, or empty."""
     in_flight: tuple[Json, ...] = ()
     """What the operator before a blocking edge has written and this one has not read, by epoch, the oldest first."""
     program: OperatorProgram | None = None
     """What the operator did; None if unknown, as in checkpoints of older releases."""
-    extra: dict[str, Json] = field(default_factory=dict)
+    extra: Json = field(default_factory=dict)
     """Fields that this release does not know."""
 
     @property
@@ -142,36 +110,3 @@ class OperatorState:
             for output in self.in_flight
             for segment in output["segments"]
         }
-
-    def to_json(self) -> dict[str, Json]:
-        """Encodes it for ``_metadata``."""
-        data: dict[str, Json] = {
-            **self.extra,
-            "uid": self.uid,
-            "name": self.name,
-            "parallelism": self.parallelism,
-            "max_parallelism": self.max_parallelism,
-            "subtasks": [subtask.to_json() for subtask in self.subtasks],
-        }
-        if self.coordinator_state is not None:
-            data["coordinator_state"] = self.coordinator_state
-        if self.in_flight:
-            data["in_flight"] = list(self.in_flight)
-        if self.program is not None:
-            data["program"] = self.program.to_json()
-        return data
-
-    @classmethod
-    def from_json(cls, data: dict[str, Json]) -> OperatorState:
-        """Decodes what :meth:`to_json` returned."""
-        return cls(
-            uid=text(data["uid"]),
-            name=text(data["name"]),
-            parallelism=integer(data["parallelism"]),
-            max_parallelism=integer(data["max_parallelism"]),
-            coordinator_state=data.get("coordinator_state"),
-            subtasks=tuple(map(SubtaskState.from_json, data["subtasks"])),
-            in_flight=sequence(data.get("in_flight", [])),
-            program=OperatorProgram.from_json(data["program"]) if "program" in data else None,
-            extra=extra_fields(cls, data),
-        )

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.json_records import ArrayRecord
 
 __all__ = ["PartitionEnd", "PartitionRetention"]
 
 
-@dataclass(frozen=True)
-class PartitionEnd:
-    """The state at the end of a partition."""
+class PartitionEnd(ArrayRecord, frozen=True):
+    """The state at the end of a partition. ``HEAD`` has one for each kept partition, in a short form."""
 
     partition: str
     """Dagster's partition key."""
@@ -27,22 +26,6 @@ class PartitionEnd:
     """The checkpoint with this state."""
     based_on: int | None
     """The checkpoint that the partition started from; None if it started from empty state."""
-
-    def to_json(self) -> list[Any]:
-        """Encodes it for ``HEAD``, in a short form because there is one entry for each kept partition."""
-        return [self.partition, self.ordinal, self.checkpoint_id, self.based_on]
-
-    @staticmethod
-    def from_json(data: Any) -> PartitionEnd:
-        """Decodes what :meth:`to_json` returned.
-
-        Raises:
-            ValueError: The data is something else.
-        """
-        match data:
-            case [str(partition), int(ordinal), int(checkpoint_id), int() | None as based_on]:
-                return PartitionEnd(partition, ordinal, checkpoint_id, based_on)
-        raise ValueError(f"not the end state of a partition: {str(data)[:100]}")
 
 
 @dataclass(frozen=True)

@@ -3,43 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
-from dagster_flinkpy.storage import json_fields
+from dagster_flinkpy.json_records import Count, JsonRecord
 
 __all__ = ["CheckpointPhases"]
 
 
 @dataclass(frozen=True)
-class CheckpointPhases:
+class CheckpointPhases(JsonRecord):
     """The phases of a checkpoint, from its trigger to the end of its commit, in milliseconds.
 
     What runs in several regions is added up. A Spark job that reads several epochs counts for each of them.
     """
 
-    trigger_ms: int = 0
+    trigger_ms: Count = 0
     """The lease is renewed, the id is taken, and master hooks are called."""
-    plan_ms: int = 0
+    plan_ms: Count = 0
     """Sources list what the epoch reads."""
-    spark_ms: int = 0
+    spark_ms: Count = 0
     """The Spark job, from its start to its end."""
-    sync_ms: int = 0
+    sync_ms: Count = 0
     """The longest time for which a subtask took its snapshot and processed nothing; part of the Spark job."""
-    async_ms: int = 0
+    async_ms: Count = 0
     """The longest time for which a task waited at its end until its files were stored; part of the Spark job."""
-    metadata_ms: int = 0
+    metadata_ms: Count = 0
     """``_metadata`` is written."""
-    head_ms: int = 0
+    head_ms: Count = 0
     """HEAD is replaced."""
-    commit_ms: int = 0
+    commit_ms: Count = 0
     """Sinks commit, and listeners are notified."""
-    total_ms: int = 0
+    total_ms: Count = 0
     """From the trigger to the end of the commit."""
-    latency_ms_p50: int | None = None
+    latency_ms_p50: Count | None = None
     """The time from a source to the commit: the median of the latency markers that reached the end of a stream. None
     if there were no markers."""
-    latency_ms_p99: int | None = None
+    latency_ms_p99: Count | None = None
 
     @property
     def waiting_ms(self) -> int:
@@ -60,15 +59,3 @@ class CheckpointPhases:
             "commit": self.commit_ms,
             "waiting": self.waiting_ms,
         }
-
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> CheckpointPhases:
-        """Decodes what ``dataclasses.asdict`` returned.
-
-        Raises:
-            KeyError, TypeError, ValueError: The data is something else.
-        """
-        optional = ("latency_ms_p50", "latency_ms_p99")
-        for name in asdict(CheckpointPhases()):
-            (json_fields.optional_integer if name in optional else json_fields.integer)(data, name)
-        return CheckpointPhases(**data)

@@ -39,7 +39,8 @@ from dagster_flinkpy.errors import (
     StorageError,
     UnknownRequestError,
 )
-from dagster_flinkpy.storage import StorageLocation, json_fields, lease
+from dagster_flinkpy.json_records import Count, Json, JsonRecord, Millis, load_object
+from dagster_flinkpy.storage import StorageLocation, lease
 from dagster_flinkpy.storage.conditional import put_if
 
 __all__ = [
@@ -89,7 +90,7 @@ class RequestKind(str, Enum):
 
 
 @dataclass(frozen=True)
-class Order:
+class Order(JsonRecord):
     """What a job is asked to do."""
 
     kind: RequestKind
@@ -99,7 +100,7 @@ class Order:
     """SAVEPOINT and STOP: whether the savepoint is self-contained or refers to files of the job's checkpoints."""
     drain: bool = False
     """STOP: whether to end event time first, so that all timers and windows fire. Default: False."""
-    parallelism: int | None = None
+    parallelism: Count | None = None
     """RESCALE: the subtasks of each operator that sets no parallelism itself."""
 
     def __post_init__(self) -> None:
@@ -121,6 +122,12 @@ class Order:
 
 
 @dataclass(frozen=True)
+class _Asked(JsonRecord):
+    owner: str
+    expires_at: Millis
+
+
+@dataclass(frozen=True)
 class Request:
     """A request as it is stored."""
 
@@ -133,19 +140,8 @@ class Request:
 
     def to_bytes(self) -> bytes:
         """Encodes the request."""
-        order = self.order
-        fields = {
-            "version": _VERSION,
-            "request_id": self.request_id,
-            "kind": order.kind.value,
-            "owner": self.owner,
-            "expires_at": self.expires_at,
-            "target": order.target,
-            "format_type": order.format_type.value,
-            "drain": order.drain,
-            "parallelism": order.parallelism,
-        }
-        return json.dumps(fields).encode()
+        fields = {"request_id": self.request_id, "owner": self.owner, "expires_at": self.expires_at}
+        return json.dumps({"version": _VERSION, **fields, **self.order.to_json()}).encode()
 
     @staticmethod
     def from_bytes(data: bytes, request_id: str) -> Request:
@@ -155,20 +151,9 @@ class Request:
             UnknownRequestError: It is not a request, or one of another release.
         """
         try:
-            raw = json_fields.load_object(data)
-            if (version := json_fields.integer(raw, "version")) != _VERSION:
-                raise ValueError(f"it has version {version}, and this release knows version {_VERSION}")
-            if type(drain := raw.get("drain")) is not bool:
-                raise ValueError(f"drain is {drain!r:.40}, not true or false")
-            order = Order(
-                RequestKind(json_fields.text(raw, "kind")),
-                target=None if raw.get("target") is None else json_fields.text(raw, "target"),
-                format_type=SavepointFormatType(json_fields.text(raw, "format_type")),
-                drain=drain,
-                parallelism=json_fields.optional_integer(raw, "parallelism"),
-            )
-            expires_at = json_fields.integer(raw, "expires_at", most=json_fields.MAX_TIMESTAMP_MS)
-            return Request(request_id, order, json_fields.text(raw, "owner"), expires_at)
+            raw = _load(data)
+            asked = _Asked.from_json(raw)
+            return Request(request_id, Order.from_json(raw), asked.owner, asked.expires_at)
         except (ValueError, PathEscapesPrefixError) as error:
             raise UnknownRequestError(
                 f"request {request_id} cannot be carried out: {error}. Ask with the release that the job runs with"
@@ -188,14 +173,14 @@ class AnswerState(str, Enum):
 
 
 @dataclass(frozen=True)
-class Answer:
+class Answer(JsonRecord):
     """What became of a request."""
 
     request_id: str
     state: AnswerState
-    attempt: int = 0
+    attempt: Count = 0
     """The fencing token of the attempt that answers; 0 if the asker has withdrawn the request."""
-    checkpoint_id: int | None = None
+    checkpoint_id: Count | None = None
     """The checkpoint that was taken. It is complete, and the sinks have committed it. If a stop has FAILED, the job has
     stopped with it nevertheless, but its savepoint could not be written."""
     savepoint: str | None = None
@@ -212,9 +197,8 @@ class Answer:
         """Whether the answer does not change any more."""
         return self.state is not AnswerState.ACCEPTED
 
-    def to_bytes(self) -> bytes:
-        """Encodes the answer."""
-        return json.dumps({"version": _VERSION, **vars(self), "state": self.state.value}).encode()
+    def to_json(self) -> dict[str, Json]:
+        return {"version": _VERSION, **super().to_json()}
 
     @staticmethod
     def from_bytes(data: bytes, request_id: str) -> Answer:
@@ -224,21 +208,16 @@ class Answer:
             UnknownRequestError: It is not an answer, or one of another release.
         """
         try:
-            raw = json_fields.load_object(data)
-            if (version := json_fields.integer(raw, "version")) != _VERSION:
-                raise ValueError(f"it has version {version}, and this release knows version {_VERSION}")
-            return Answer(
-                request_id,
-                AnswerState(json_fields.text(raw, "state")),
-                json_fields.integer(raw, "attempt"),
-                json_fields.optional_integer(raw, "checkpoint_id"),
-                None if raw.get("savepoint") is None else json_fields.text(raw, "savepoint"),
-                json_fields.text(raw, "error"),
-                json_fields.text(raw, "message"),
-                json_fields.text(raw, "nonce"),
-            )
+            return Answer.from_json({**_load(data), "request_id": request_id})
         except ValueError as error:
             raise UnknownRequestError(f"the answer to request {request_id} cannot be read: {error}") from error
+
+
+def _load(data: bytes) -> dict[str, Json]:
+    raw = load_object(data)
+    if (version := raw.get("version")) != _VERSION:
+        raise ValueError(f"it has version {version!r:.40}, and this release knows version {_VERSION}")
+    return raw
 
 
 def name_of(request: Request) -> str:

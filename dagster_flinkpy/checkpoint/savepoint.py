@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 from dagster_flinkpy.checkpoint.head import read_head
-from dagster_flinkpy.checkpoint.json_values import Json
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointKind, CheckpointMetadata, fetch_metadata
 from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER, OperatorState, SubtaskState
 from dagster_flinkpy.common.daemon_threads import in_daemon_threads
@@ -25,6 +24,7 @@ from dagster_flinkpy.errors import (
     SavepointOutcomeUnknownError,
     StorageError,
 )
+from dagster_flinkpy.json_records import Json
 from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.state.run_file import as_file, upload_run
 from dagster_flinkpy.state.state_files import file_of, sha256_of, state_file

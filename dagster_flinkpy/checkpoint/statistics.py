@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from math import ceil
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from dagster_flinkpy.checkpoint.messages import CheckpointFailureReason
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind
 from dagster_flinkpy.checkpoint.phases import CheckpointPhases
-from dagster_flinkpy.storage import json_fields
+from dagster_flinkpy.json_records import Count, Json, JsonRecord, Millis
 
 __all__ = ["CheckpointCounts", "CheckpointStatistics", "CheckpointStats", "CheckpointStatus", "Summary"]
 
@@ -29,75 +29,47 @@ class CheckpointStatus(Enum):
 
 
 @dataclass(frozen=True)
-class CheckpointStats:
+class CheckpointStats(JsonRecord):
     """One checkpoint (Flink: ``AbstractCheckpointStats``)."""
 
-    checkpoint_id: int
+    checkpoint_id: Count
     kind: CheckpointKind
     status: CheckpointStatus
-    trigger_ms: int
+    trigger_ms: Millis
     """When it was triggered, in milliseconds since 1970."""
-    duration_ms: int
+    duration_ms: Count
     """The time from the trigger to the end, or to the last event if it has not ended."""
-    acknowledged: int
+    acknowledged: Count
     """The number of tasks that have acknowledged it."""
-    tasks: int
+    tasks: Count
     """The number of tasks that have to acknowledge it."""
-    state_bytes: int
+    state_bytes: Count
     """Size of the acknowledged keyed state, in bytes."""
-    alignment_ms: int = 0
+    alignment_ms: Count = 0
     """The longest time that a gate waited for its last barrier."""
-    start_delay_ms: int = 0
+    start_delay_ms: Count = 0
     """The longest time from the trigger until a task saw the barrier (Flink: the start delay)."""
     reason: CheckpointFailureReason | None = None
     """Why it failed; None if it did not."""
     phases: CheckpointPhases | None = None
     """How long its phases took; None until it is committed, and in statistics of older releases."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Encodes it for the job's ``statistics`` object."""
-        return {
-            **asdict(self),
-            "kind": self.kind.value,
-            "status": self.status.value,
-            "reason": self.reason.name if self.reason else None,
-        }
-
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> CheckpointStats:
-        """Decodes what :meth:`to_json` returned.
-
-        Raises:
-            KeyError, TypeError, ValueError: The data is something else.
-        """
-        for name in ("checkpoint_id", "duration_ms", "acknowledged", "tasks", "state_bytes"):
-            json_fields.integer(data, name)
-        json_fields.integer(data, "trigger_ms", most=json_fields.MAX_TIMESTAMP_MS)
-        json_fields.optional_integer(data, "alignment_ms")
-        json_fields.optional_integer(data, "start_delay_ms")
-        return CheckpointStats(
-            **{
-                **data,
-                "kind": CheckpointKind(data["kind"]),
-                "status": CheckpointStatus(data["status"]),
-                "reason": CheckpointFailureReason[data["reason"]] if data["reason"] else None,
-                "phases": CheckpointPhases.from_json(data["phases"]) if data.get("phases") else None,
-            }
-        )
+    def to_json(self) -> dict[str, Json]:
+        return {**super().to_json(), "reason": self.reason and self.reason.name}
 
 
 @dataclass(frozen=True)
-class CheckpointCounts:
+class CheckpointCounts(JsonRecord):
     """The number of checkpoints since the job began (Flink: ``CheckpointStatsCounts``)."""
 
-    completed: int = 0
-    failed: int = 0
+    completed: Count = 0
+    failed: Count = 0
     """Includes checkpoints that failed before they had an id."""
-    restored: int = 0
+    restored: Count = 0
     """How often an attempt started from a checkpoint or savepoint."""
-    restarts: int = 0
+    restarts: Count = 0
     """How often a region or the whole job was restarted inside a run (Flink: ``numRestarts``)."""
-    full_restarts: int = 0
+    full_restarts: Count = 0
     """How often the whole job was."""
 
 
@@ -210,7 +182,7 @@ class CheckpointStatistics:
         """Encodes the job's ``statistics`` object, without checkpoints in progress."""
         return {
             "version": _VERSION,
-            "counts": asdict(self.counts),
+            "counts": self.counts.to_json(),
             "history": [stats.to_json() for stats in self._ended],
         }
 
@@ -221,7 +193,6 @@ class CheckpointStatistics:
             if data["version"] != _VERSION:
                 return CheckpointStatistics()
             history = [CheckpointStats.from_json(each) for each in data["history"]]
-            counts = {name: json_fields.integer(data["counts"], name) for name in data["counts"]}
-            return CheckpointStatistics(CheckpointCounts(**counts), history)
-        except (AttributeError, KeyError, TypeError, ValueError):
+            return CheckpointStatistics(CheckpointCounts.from_json(data["counts"]), history)
+        except (KeyError, TypeError, ValueError):
             return CheckpointStatistics()

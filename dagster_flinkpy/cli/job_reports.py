@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict
 from typing import Any
 
 import click
@@ -118,7 +117,7 @@ def list_jobs(directory: str, endpoint_url: str | None, as_json: bool) -> None:
     if not jobs:
         raise click.ClickException(f"no job has stored how it was executed in {directory}")
     if as_json:
-        facts = [{"job": n, **asdict(run), "killed": _killed(store, run)} for n, (store, run) in jobs.items()]
+        facts = [{"job": n, **run.to_json(), "killed": _killed(store, run)} for n, (store, run) in jobs.items()]
         click.echo(json.dumps(facts, indent=2))
         return
     table = plain_table("job", "status", "since", "#restarts", "#checkpoint", "owner", "error")
@@ -136,7 +135,7 @@ def job_history(directory: str, endpoint_url: str | None, as_json: bool) -> None
     store = StorageLocation(directory, endpoint_url).open()
     report = _report(store)
     if as_json:
-        every = [asdict(run) for run in (*report.earlier, report.run)]
+        every = [run.to_json() for run in (*report.earlier, report.run)]
         facts = report.to_json()
         executions = {each["uid"]: each["prior"] for each in facts["vertices"]}
         click.echo(json.dumps({"runs": every, "failures": facts["failures"], "prior_executions": executions}, indent=2))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 
 import click
 from rich.markup import escape
@@ -40,7 +39,7 @@ def show_leader(directory: str, endpoint_url: str | None, as_json: bool) -> None
     until = datetime_of_millis(record.expires_at)
     alive = record.alive(current_millis())
     if as_json:
-        click.echo(json.dumps({**asdict(record), "alive": alive}, indent=2))
+        click.echo(json.dumps({**record.to_json(), "alive": alive}, indent=2))
         return
     if record.expires_at == 0:
         lease = "released"

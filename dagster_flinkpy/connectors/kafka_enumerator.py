@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import msgspec
 from confluent_kafka import KafkaException
 
 from dagster_flinkpy.connectors.kafka_client import BEGINNING, END, PartitionLookup, shown
@@ -264,12 +265,6 @@ def _to_json(offsets: _Offsets) -> list[list[str | int]]:
     return [[each.topic, each.partition, offset] for each, offset in sorted(offsets.items())]
 
 
-def _from_json(data: list[object]) -> _Offsets:
-    found = {}
-    for entry in data:
-        match entry:
-            case [str(topic), int(partition), int(offset)]:
-                found[KafkaTopicPartition(topic, partition)] = offset
-            case _:
-                raise ValueError(f"{entry!r:.100} is not a topic, a partition and an offset")
-    return found
+def _from_json(data: list[Json]) -> _Offsets:
+    found = msgspec.convert(data, list[tuple[str, int, int]])
+    return {KafkaTopicPartition(topic, partition): offset for topic, partition, offset in found}

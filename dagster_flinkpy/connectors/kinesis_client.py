@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from dagster_flinkpy.datastream.connectors.base import Json, position_field
 from dagster_flinkpy.errors import SourceReadError
+from dagster_flinkpy.json_records import Count, JsonRecord
 
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors.kinesis_source import KinesisSource
@@ -23,30 +23,13 @@ _PAUSE_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
-class Position:
+class Position(JsonRecord):
     """Where reading of a shard goes on: after a record, at a time, or else at its oldest record."""
 
     after: str | None = None
     """A sequence number."""
-    since_ms: int | None = None
+    since_ms: Count | None = None
     """Milliseconds since 1970."""
-
-    def to_json(self) -> Json:
-        """Returns the position for checkpoint metadata."""
-        return {"after": self.after, "since_ms": self.since_ms}
-
-    @staticmethod
-    def from_json(data: Json) -> Position:
-        """Returns what `to_json` described.
-
-        Raises:
-            ValueError: It is no position.
-        """
-        after, since = data.get("after"), data.get("since_ms")
-        return Position(
-            None if after is None else position_field(data, "after", str),
-            None if since is None else position_field(data, "since_ms", int),
-        )
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,16 @@ import json
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import quote, unquote
 
 import tenacity
 
 from dagster_flinkpy.datastream.connectors.base import Json
 from dagster_flinkpy.errors import CorruptMetadataError, FencedError, ObjectNotFoundError, PreconditionFailedError
+from dagster_flinkpy.json_records import ArrayRecord, Count, Id, JsonRecord, load_object
 from dagster_flinkpy.storage import ObjectStore
 from dagster_flinkpy.storage.conditional import put_if
-from dagster_flinkpy.storage.json_fields import integer, items, load_object, text
 
 __all__ = ["LedgerState", "OutputLedger", "StagedRows", "Stages", "TransactionRecord"]
 
@@ -37,28 +37,27 @@ _TRIES = tenacity.Retrying(
 )
 
 
-@dataclass(frozen=True)
-class StagedRows:
+class StagedRows(ArrayRecord, frozen=True):
     """What a writer has staged."""
 
     partition: str | None
-    rows: int
+    rows: Count
     """How many, if its writer ran elsewhere; otherwise 0."""
     committable: Json
     """What the sink needs to commit it."""
 
 
 @dataclass(frozen=True)
-class TransactionRecord:
+class TransactionRecord(JsonRecord):
     """A transaction that has begun and has not ended."""
 
-    token: int
+    token: Id
     """Its number among the transactions of the output. A newer one has a greater one."""
     partitions: tuple[str, ...] | None
     """The partitions that it replaces, or None for the whole output."""
     run_id: str
     """The Dagster run."""
-    began_ms: int
+    began_ms: Count
     options: Json
     """The options of the sink."""
     stages: Stages
@@ -78,58 +77,12 @@ class TransactionRecord:
         """Returns whether it replaces some of these partitions; None stands for the whole output."""
         return self.partitions is None or partitions is None or not set(self.partitions).isdisjoint(partitions)
 
-    def to_json(self) -> Json:
-        """Converts the record to JSON."""
-        staged = (
-            None if self.staged is None else [[each.partition, each.rows, each.committable] for each in self.staged]
-        )
-        return {
-            "token": self.token,
-            "partitions": self.partitions,
-            "run_id": self.run_id,
-            "began_ms": self.began_ms,
-            "options": self.options,
-            "stages": self.stages,
-            "staged": staged,
-            "record_type": self.record_type,
-            "writer": self.writer,
-        }
-
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> TransactionRecord:
-        """Reads what `to_json` wrote.
-
-        Raises:
-            ValueError: It is something else.
-        """
-        staged = None
-        if data.get("staged") is not None:
-            staged = tuple(_staged(each) for each in items(data, "staged"))
-        return TransactionRecord(
-            integer(data, "token", 1),
-            None if data.get("partitions") is None else tuple(str(each) for each in items(data, "partitions")),
-            text(data, "run_id"),
-            integer(data, "began_ms"),
-            dict(data["options"]),
-            "files" if text(data, "stages") == "files" else "uploads",
-            staged,
-            data.get("record_type"),
-            None if data.get("writer") is None else text(data, "writer"),
-        )
-
-
-def _staged(data: Any) -> StagedRows:
-    if not isinstance(data, list) or len(data) != 3 or not isinstance(data[2], dict):
-        raise ValueError(f"not staged rows: {data!s:.100}")
-    partition, rows, committable = data
-    return StagedRows(None if partition is None else str(partition), int(rows), committable)
-
 
 @dataclass(frozen=True)
-class LedgerState:
+class LedgerState(JsonRecord):
     """The content of a ledger."""
 
-    last_token: int = 0
+    last_token: Count
     """The token that was given last."""
     transactions: tuple[TransactionRecord, ...] = ()
     """Those that have begun and have not ended, oldest first."""
@@ -213,26 +166,20 @@ class OutputLedger:
         try:
             data, etag = self._store.get(self._key)
         except ObjectNotFoundError:
-            return LedgerState(), None
+            return LedgerState(0), None
         try:
             record = load_object(data)
-            if integer(record, "version") != _VERSION:
-                raise ValueError(f"version {record['version']} was written by a newer release")
-            transactions = tuple(TransactionRecord.from_json(each) for each in items(record, "transactions"))
-            writers = tuple(str(each) for each in items(record, "writers")) if "writers" in record else ()
-            return LedgerState(integer(record, "last_token"), transactions, writers, exists=True), etag
-        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            if (version := record.get("version")) != _VERSION:
+                raise ValueError(f"version {version} was written by a newer release")
+            return replace(LedgerState.from_json(record), exists=True), etag
+        except ValueError as error:
             raise CorruptMetadataError(
                 f"cannot read the transactions of {self._store.url}/{self._key}: {error}"
             ) from error
 
 
 def _encoded(state: LedgerState) -> bytes:
-    record = {
-        "version": _VERSION,
-        "last_token": state.last_token,
-        "transactions": [each.to_json() for each in state.transactions],
-        "writers": state.writers,
-        "write": uuid.uuid4().hex,  # so that no two writes are equal, see put_if
-    }
+    record = {**state.to_json(), "version": _VERSION}
+    record["write"] = uuid.uuid4().hex  # so that no two writes are equal, see put_if
+    del record["exists"]
     return json.dumps(record).encode()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 
-from dagster_flinkpy.datastream.connectors.base import Json, position_field
+from dagster_flinkpy.json_records import JsonRecord
 
 __all__ = ["InFlight"]
 
@@ -22,16 +23,14 @@ _PREPARED = "SELECT 'prepared ' || transaction, gid FROM pg_prepared_xacts WHERE
 _SERVER = "SELECT extract(epoch FROM pg_postmaster_start_time())::text"
 
 
-class InFlight:
-    """The transactions of a database that were in flight at some moment, as far as they are known to go on.
+@dataclass
+class InFlight(JsonRecord):
+    """The transactions of a database that were in flight at some moment, as far as they are known to go on."""
 
-    Args:
-        server: When the server started. Virtual ids are of one run of the server.
-        waiting: The ids of the transactions, with what people know them by.
-    """
-
-    def __init__(self, server: str, waiting: dict[str, str]) -> None:
-        self._server, self._waiting = server, waiting
+    server: str
+    """When the server started. Virtual ids are of one run of the server."""
+    waiting: dict[str, str]
+    """The ids of the transactions, with what people know them by."""
 
     @staticmethod
     def now(connection: psycopg.Connection[Any]) -> InFlight:
@@ -48,33 +47,20 @@ class InFlight:
         Args:
             connection: A connection without an open transaction.
         """
-        if not self._waiting:
+        if not self.waiting:
             return False
-        going_on = {} if self._server != _server(connection) else _running(connection)
+        going_on = {} if self.server != _server(connection) else _running(connection)
         prepared = _prepared(connection)  # after the others, so that one that is prepared meanwhile is in either
         going_on |= prepared
-        still = {each: shown for each, shown in self._waiting.items() if each in going_on}
-        if any(not each.startswith("prepared ") for each in self._waiting.keys() - still.keys()):
+        still = {each: shown for each, shown in self.waiting.items() if each in going_on}
+        if any(not each.startswith("prepared ") for each in self.waiting.keys() - still.keys()):
             still |= prepared  # one of them may be what has become of a transaction that is no longer running
-        self._waiting, self._server = still, _server(connection)
+        self.waiting, self.server = still, _server(connection)
         return bool(still)
 
     def shown(self) -> str:
         """Names some of them, for messages."""
-        return ", ".join(sorted(set(self._waiting.values()))[:5])
-
-    def to_json(self) -> Json:
-        """Returns a description for the position of a source."""
-        return {"server": self._server, "waiting": self._waiting}
-
-    @staticmethod
-    def from_json(data: Json) -> InFlight:
-        """Returns what `to_json` described.
-
-        Raises:
-            ValueError: The data describes something else.
-        """
-        return InFlight(position_field(data, "server", str), position_field(data, "waiting", dict))
+        return ", ".join(sorted(set(self.waiting.values()))[:5])
 
 
 def _server(connection: psycopg.Connection[Any]) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 from psycopg import sql
 
 from dagster_flinkpy.connectors.postgres_scan import Scan, Value
-from dagster_flinkpy.datastream.connectors.base import Json, position_field
 from dagster_flinkpy.errors import InputChangedError, RestoreError
+from dagster_flinkpy.json_records import Count, JsonRecord
 
 __all__ = ["Seen"]
 
@@ -40,16 +40,16 @@ _SAME_ORDER = ({"int2", "int4", "int8"}, {"text", "varchar"})
 
 
 @dataclass(frozen=True)
-class Seen:
+class Seen(JsonRecord):
     """What was there when a position was made."""
 
     system: str
     """The database cluster."""
-    lsn: int
+    lsn: Count
     """How far its log was written, or 0 on a standby."""
     snapshot: str
     """Which transactions were visible."""
-    table: int
+    table: Count
     """The id of the table."""
     columns: dict[str, list[Any]]
     """Number, type and collation of each column by which the table is read."""
@@ -57,27 +57,6 @@ class Seen:
     """The file of each table that has rows: of each partition, by its id. ``TRUNCATE`` makes another one."""
     sequences: dict[str, int]
     """The last value of each sequence of the first column, of those that this role may read."""
-
-    @staticmethod
-    def from_json(state: Json) -> Seen:
-        """Returns what `to_json` described.
-
-        Raises:
-            ValueError: It is damaged.
-        """
-        return Seen(
-            position_field(state, "system", str),
-            position_field(state, "lsn", int),
-            position_field(state, "snapshot", str),
-            position_field(state, "table", int),
-            position_field(state, "columns", dict),
-            position_field(state, "files", dict),
-            position_field(state, "sequences", dict),
-        )
-
-    def to_json(self) -> Json:
-        """Returns it as part of a stored position."""
-        return dict(vars(self))
 
     @staticmethod
     def of(scan: Scan) -> Seen:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dagster_flinkpy.connectors.postgres_columns import columns_of_table
 from dagster_flinkpy.connectors.postgres_slot import Slot, lsn_text
-from dagster_flinkpy.datastream.connectors.base import Json, position_field
 from dagster_flinkpy.errors import RestoreError
+from dagster_flinkpy.json_records import Count, JsonRecord
 
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors.postgres_change_source import PostgresChangeSource
@@ -17,37 +17,21 @@ __all__ = ["Surroundings"]
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class Surroundings(JsonRecord):
     """What a position in the changes of a table belongs to."""
 
     system: str
     """The database cluster."""
-    timeline: int | None
-    """The timeline of its WAL. None in positions of older releases, as in the fields below."""
-    table: int
+    table: Count
     """The id of the table."""
-    publication: str | None
+    timeline: Count | None = None
+    """The timeline of its WAL. None in positions of older releases, as in the fields below."""
+    publication: str | None = None
     """The mark of the publication."""
-    columns: dict[str, int]
+    columns: dict[str, int] = field(default_factory=dict)
     """The numbers of the columns that are read; 0 for one that the table does not have."""
-    key: list[str] | None
+    key: list[str] | None = None
     """The columns that a deleted row has in mode ``upsert``."""
-
-    @staticmethod
-    def from_json(state: Json) -> Surroundings:
-        """Returns those of a stored position.
-
-        Raises:
-            ValueError: It is damaged.
-        """
-        return Surroundings(
-            position_field(state, "system", str),
-            None if state.get("timeline") is None else position_field(state, "timeline", int),
-            position_field(state, "table", int),
-            None if state.get("publication") is None else position_field(state, "publication", str),
-            {} if state.get("columns") is None else position_field(state, "columns", dict),
-            None if state.get("key") is None else position_field(state, "key", list),
-        )
 
     @staticmethod
     def of(slot: Slot, source: PostgresChangeSource) -> Surroundings:
@@ -58,7 +42,8 @@ class Surroundings:
         """
         table, there = slot.table(), columns_of_table(slot.connection, slot.table_name)
         columns = {name: there[name].number if name in there else 0 for name in source.table_type.field_names}
-        return Surroundings(*slot.system(), table, slot.publication.mark(table), columns, slot.key(table))
+        system, timeline = slot.system()
+        return Surroundings(system, table, timeline, slot.publication.mark(table), columns, slot.key(table))
 
     def followed_by(self, now: Surroundings, slot: Slot, position: int) -> Surroundings:
         """Returns those with which the source goes on from a position.
@@ -106,8 +91,4 @@ class Surroundings:
                 f"{slot.way_on}"
             )
         key = now.key if self.key is None else self.key
-        return Surroundings(now.system, now.timeline, now.table, now.publication, before, key)
-
-    def to_json(self) -> Json:
-        """Returns them as part of a stored position."""
-        return dict(vars(self))
+        return Surroundings(now.system, now.table, now.timeline, now.publication, before, key)

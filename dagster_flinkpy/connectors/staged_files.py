@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote, unquote
 
 from dagster_flinkpy.datastream.connectors.base import (
@@ -30,10 +30,12 @@ from dagster_flinkpy.errors import (
     StorageError,
     UploadNotFoundError,
 )
+from dagster_flinkpy.json_records import JsonRecord
 from dagster_flinkpy.storage import ObjectStore, UploadedPart, UploadInfo, check_relative
 
 __all__ = [
     "PART_BYTES",
+    "Committable",
     "FileNames",
     "StagedFile",
     "StagedFileCommitter",
@@ -53,8 +55,36 @@ _NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 """What Hive and Spark write for a null in the name of a folder."""
 
 
+class Committable(JsonRecord):
+    """What a sink needs to commit a file, as checkpoint metadata describes it."""
+
+    key: str
+
+    @classmethod
+    def from_json(cls, data: Json) -> Self:
+        """Reads what :meth:`to_json` returned.
+
+        Raises:
+            SinkCommitError: It is something else, or its key leads out of the location.
+        """
+        try:
+            found = super().from_json(data)
+            found.check_key()
+        except (ValueError, PathEscapesPrefixError) as error:
+            raise SinkCommitError(f"not a committable ({cls.__name__.lstrip('_')}): {error}") from error
+        return found
+
+    def check_key(self) -> None:
+        """Checks that the key does not lead out of the location.
+
+        Raises:
+            PathEscapesPrefixError: It does.
+        """
+        check_relative(self.key)
+
+
 @dataclass(frozen=True)
-class StagedFile:
+class StagedFile(Committable):
     """A staged file, as checkpoint metadata describes it."""
 
     key: str
@@ -65,36 +95,6 @@ class StagedFile:
     bytes: int
     sha256: str
     """SHA-256 of the whole file, in hex."""
-
-    def to_json(self) -> Json:
-        """Converts the file to JSON for checkpoint metadata."""
-        return {
-            "key": self.key,
-            "upload_id": self.upload_id,
-            "parts": [[part.number, part.etag] for part in self.parts],
-            "rows": self.rows,
-            "bytes": self.bytes,
-            "sha256": self.sha256,
-        }
-
-    @staticmethod
-    def from_json(data: Json) -> StagedFile:
-        """Reads what :meth:`to_json` wrote.
-
-        Raises:
-            SinkCommitError: The data is not a staged file, or its key leads out of the location.
-        """
-        try:
-            return StagedFile(
-                check_relative(data["key"]),
-                data["upload_id"],
-                tuple(UploadedPart(int(number), str(etag)) for number, etag in data["parts"]),
-                int(data["rows"]),
-                int(data["bytes"]),
-                str(data["sha256"]),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError, PathEscapesPrefixError) as error:
-            raise SinkCommitError(f"not a committable of a file sink: {data!r} ({error!r})") from error
 
 
 @contextmanager

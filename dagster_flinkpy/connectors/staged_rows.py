@@ -6,14 +6,14 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.typeinfo import TypeInformation
-from dagster_flinkpy.connectors.staged_files import FileNames, StagedFile, still_staged
+from dagster_flinkpy.connectors.staged_files import Committable, FileNames, StagedFile, still_staged
 from dagster_flinkpy.connectors.table_sink import TableSink
 from dagster_flinkpy.connectors.table_writer import TableWriter
 from dagster_flinkpy.datastream.connectors.base import (
@@ -27,17 +27,15 @@ from dagster_flinkpy.errors import (
     CommitRefusedError,
     CommittableLostError,
     ObjectNotFoundError,
-    PathEscapesPrefixError,
-    SinkCommitError,
     StorageError,
 )
-from dagster_flinkpy.storage import ObjectStore, StorageLocation, UploadInfo, check_relative
+from dagster_flinkpy.storage import ObjectStore, StorageLocation, UploadInfo
 
 __all__ = ["RowFile", "StagedRows", "StagedRowsWriter", "digest_of", "refuse"]
 
 
 @dataclass(frozen=True)
-class RowFile:
+class RowFile(Committable):
     """A file of staged rows, as checkpoint metadata describes it."""
 
     key: str
@@ -47,7 +45,7 @@ class RowFile:
     sha256: str
     staged_ms: int
     """When it was staged, in milliseconds since 1970."""
-    partition: str | None
+    partition: str | None = None
     """The Dagster partition of the run, if any."""
 
     @staticmethod
@@ -57,20 +55,11 @@ class RowFile:
         Raises:
             SinkCommitError: It is something else.
         """
-        data = request.committable
-        try:
-            key = str(data["key"])
-            partition = data.get("partition")
-            return RowFile(
-                check_relative(key) if key else "",
-                int(data["rows"]),
-                int(data["bytes"]),
-                str(data["sha256"]),
-                int(data["staged_ms"]),
-                None if partition is None else str(partition),
-            )
-        except (AttributeError, KeyError, TypeError, ValueError, PathEscapesPrefixError) as error:
-            raise SinkCommitError(f"not a committable of staged rows: {data!r:.300} ({error!r})") from error
+        return RowFile.from_json(request.committable)
+
+    def check_key(self) -> None:
+        if self.key:
+            super().check_key()
 
 
 def digest_of(files: Sequence[RowFile | StagedFile]) -> str:
@@ -134,7 +123,7 @@ class StagedRowsWriter(CommittingSinkWriter):
         staged = [RowFile(f.key, f.rows, f.bytes, f.sha256, now, partition) for f in files]
         if not staged and partition is not None and self._context.subtask == 0:
             staged = [RowFile("", 0, 0, self._context.execution, now, partition)]
-        return [asdict(file) for file in staged]
+        return [file.to_json() for file in staged]
 
     def abort(self) -> None:
         self._writer.abort()

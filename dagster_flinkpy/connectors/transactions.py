@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
-from dagster_flinkpy.connectors.staged_files import FileNames, file_name
+from dagster_flinkpy.connectors.staged_files import Committable, FileNames, file_name
 from dagster_flinkpy.datastream.connectors.base import (
     CommitRequest,
     Committer,
@@ -27,8 +27,8 @@ from dagster_flinkpy.datastream.connectors.base import (
     WriterInitContext,
 )
 from dagster_flinkpy.datastream.two_phase_commit_sink_function import TwoPhaseCommitSinkFunction
-from dagster_flinkpy.errors import ObjectNotFoundError, PathEscapesPrefixError, SinkCommitError, TypeMismatchError
-from dagster_flinkpy.storage import ObjectStore, StorageLocation, check_relative
+from dagster_flinkpy.errors import ObjectNotFoundError, TypeMismatchError
+from dagster_flinkpy.storage import ObjectStore, StorageLocation
 
 __all__ = ["TransactionCommitter", "TransactionWriter"]
 
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _Entry(Committable):
     """A transaction as checkpoint metadata and the folder of open transactions describe it."""
 
     key: str
@@ -44,18 +44,6 @@ class _Entry:
     started_ms: int
     fencing_token: int
     """The attempt that began it."""
-
-    def to_json(self, **more: Any) -> Json:
-        return {**vars(self), **more}
-
-    @staticmethod
-    def from_json(data: Any) -> _Entry:
-        try:
-            return _Entry(
-                check_relative(data["key"]), data["transaction"], int(data["started_ms"]), int(data["fencing_token"])
-            )
-        except (KeyError, TypeError, ValueError, PathEscapesPrefixError) as error:
-            raise SinkCommitError(f"not a transaction of a sink function: {data!r} ({error!r})") from error
 
 
 class TransactionWriter(CommittingSinkWriter):
@@ -77,7 +65,7 @@ class TransactionWriter(CommittingSinkWriter):
         self._entry = _Entry(f"{file_name(context)}.json", transaction, function.clock.now(), context.fencing_token)
         try:
             self._check_json()
-            self._store.put(self._entry.key, json.dumps(self._entry.to_json()).encode())
+            self._store.put(self._entry.key, self._entry.to_bytes())
         except BaseException:
             with suppress(Exception):
                 function.abort(transaction)
@@ -103,7 +91,7 @@ class TransactionWriter(CommittingSinkWriter):
     def prepare_commit(self) -> list[Json]:
         self._function.pre_commit(self._entry.transaction)
         self._check_json()  # it may have changed
-        return [self._entry.to_json(rows=self._rows)]
+        return [{**self._entry.to_json(), "rows": self._rows}]
 
     def abort(self) -> None:
         self._function.abort(self._entry.transaction)

@@ -6,13 +6,13 @@ Spark Connect does not tell a client about the jobs of others.
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
+from dagster_flinkpy.json_records import JsonRecord, load_object
 from dagster_flinkpy.spark.processes import ProcessId
 
 __all__ = ["CurrentJobs"]
@@ -42,9 +42,7 @@ class CurrentJobs:
         with contextlib.suppress(OSError):  # a job also runs without its record
             self._folder.mkdir(mode=0o700, exist_ok=True)
             draft = note.with_suffix(".draft")
-            process = asdict(ProcessId.current())
-            fields = {"what": what, "owner": owner, "since": time.time(), "slots": slots, "process": process}
-            draft.write_text(json.dumps(fields))
+            draft.write_bytes(_Note(what, time.time(), ProcessId.current(), owner, slots).to_bytes())
             draft.replace(note)
         try:
             yield others
@@ -62,15 +60,8 @@ class CurrentJobs:
     def _notes(self) -> Iterator[_Note]:
         for path in self._folder.glob("*.json"):
             try:
-                fields = json.loads(path.read_text())
-                note = _Note(
-                    str(fields["what"]),
-                    fields.get("owner"),
-                    float(fields["since"]),
-                    int(fields.get("slots", 0)),
-                    ProcessId(**fields["process"]),
-                )
-            except (OSError, ValueError, KeyError, TypeError):
+                note = _Note.from_json(load_object(path.read_text()))
+            except (OSError, ValueError):
                 continue
             if note.process.is_alive():
                 yield note
@@ -79,12 +70,12 @@ class CurrentJobs:
 
 
 @dataclass(frozen=True)
-class _Note:
+class _Note(JsonRecord):
     what: str
-    owner: str | None
     since: float
-    slots: int
     process: ProcessId
+    owner: str | None = None
+    slots: int = 0
 
     @property
     def line(self) -> str:

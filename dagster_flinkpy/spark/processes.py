@@ -16,6 +16,7 @@ import psutil
 
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.file_lock import describe_process
+from dagster_flinkpy.json_records import JsonRecord
 
 __all__ = [
     "OWNER_PID_VARIABLE",
@@ -40,7 +41,7 @@ _CLOCK_JITTER_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class ProcessId:
+class ProcessId(JsonRecord):
     """One process. A pid may be reused after its process has ended, so the start time distinguishes processes."""
 
     pid: int

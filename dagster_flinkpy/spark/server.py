@@ -20,11 +20,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
+from dagster_flinkpy.json_records import JsonRecord, load_object
 from dagster_flinkpy.spark.class_archive import ClassArchive
 from dagster_flinkpy.spark.fair_pool import fair_pool_conf
 from dagster_flinkpy.spark.processes import ProcessId, childless_daemons, open_pidfd
@@ -74,7 +74,7 @@ logger.calls.level = off
 
 
 @dataclass(frozen=True)
-class ServerOrder:
+class ServerOrder(JsonRecord):
     """The order for a server, as JSON on the supervisor's standard input."""
 
     state_path: str
@@ -84,20 +84,10 @@ class ServerOrder:
     spark_home: str
     conf: Mapping[str, str]
 
-    def to_json(self) -> str:
-        """Encodes the order as JSON."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> ServerOrder:
-        """Decodes an order that `to_json` returned."""
-        fields: dict[str, Any] = json.loads(text)
-        return cls(**{**fields, "owner": ProcessId(**fields["owner"])})
-
 
 def main() -> None:
     """Runs the server until its last owner has ended; writes one line of JSON, the answer, to standard output."""
-    order = ServerOrder.from_json(sys.stdin.read())
+    order = ServerOrder.from_json(load_object(sys.stdin.read()))
     signal.signal(signal.SIGTERM, _exit)
     scratch = Path(tempfile.mkdtemp(prefix="flinkpy-spark-"))
     state_file = StateFile(Path(order.state_path))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -11,11 +10,12 @@ import socket
 import stat
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dagster_flinkpy.errors import SparkUnavailableError
 from dagster_flinkpy.file_lock import LockTimeoutError, file_lock
+from dagster_flinkpy.json_records import JsonRecord, load_object
 from dagster_flinkpy.spark.processes import ProcessId
 
 __all__ = ["RUNTIME_DIR_VARIABLE", "ServerState", "StateFile", "runtime_directory"]
@@ -56,7 +56,7 @@ def runtime_directory() -> Path:
 
 
 @dataclass(frozen=True)
-class ServerState:
+class ServerState(JsonRecord):
     """A server that is running or starting."""
 
     token: str
@@ -127,24 +127,14 @@ class StateFile:
     def read(self) -> ServerState | None:
         """Reads the state; returns None if there is none, or if it is not readable."""
         try:
-            stored = json.loads(self.path.read_text())
-            port, server, scratch = stored["port"], stored["server"], stored["scratch"]
-            return ServerState(
-                token=str(stored["token"]),
-                supervisor=ProcessId(**stored["supervisor"]),
-                owners=tuple(ProcessId(**owner) for owner in stored["owners"]),
-                log=str(stored["log"]),
-                port=None if port is None else int(port),
-                server=None if server is None else ProcessId(**server),
-                scratch=None if scratch is None else str(scratch),
-            )
-        except (OSError, ValueError, KeyError, TypeError):
+            return ServerState.from_json(load_object(self.path.read_text()))
+        except (OSError, ValueError):
             return None
 
     def write(self, state: ServerState) -> None:
         """Replaces the state atomically."""
         draft = self.path.with_suffix(".draft")
-        draft.write_text(json.dumps(asdict(state)))
+        draft.write_bytes(state.to_bytes())
         draft.chmod(0o600)
         draft.replace(self.path)
 

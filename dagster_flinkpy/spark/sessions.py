@@ -421,7 +421,7 @@ def _launch_server(settings: SparkSettings, state_file: StateFile) -> tuple[subp
     state_file.write(ServerState(order.token, process, (order.owner,), str(log)))
     assert supervisor.stdin is not None
     with contextlib.suppress(BrokenPipeError), supervisor.stdin as orders:
-        orders.write(order.to_json().encode())
+        orders.write(order.to_bytes())
     return supervisor, ServerLog(log)
 
 

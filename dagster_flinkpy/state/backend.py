@@ -161,8 +161,8 @@ class ColumnarKeyedStateBackend:
             )
         check_key_like(key_type, f"the key of operator {self._operator!r}")
         for table in self._restored.values():
-            if table.key_type != key_type.to_json():
-                raise self._mismatch(f"the key of state {table.name!r}", table.key_type, key_type.to_json())
+            if table.key != key_type.to_json():
+                raise self._mismatch(f"the key of state {table.name!r}", table.key, key_type.to_json())
         self._key_type = key_type
         self._keys.bind(key_type)
         for overlay in self._tables.values():
@@ -242,9 +242,9 @@ class ColumnarKeyedStateBackend:
             UnsupportedKeyTypeError: A namespace or map key cannot have this type.
         """
         restored = self._restored.get((False, descriptor.name))
-        if restored is not None and restored.map_key_type is not None and isinstance(descriptor, MapStateDescriptor):
+        if restored is not None and restored.map_key is not None and isinstance(descriptor, MapStateDescriptor):
             descriptor = copy.copy(descriptor)
-            descriptor.key_type_info = stored_key_type(type_from_json(restored.map_key_type), descriptor.key_type_info)
+            descriptor.key_type_info = stored_key_type(type_from_json(restored.map_key), descriptor.key_type_info)
         state = make_state(descriptor, namespace_type, *self._where((False, descriptor.name)))
         self._check((False, descriptor.name), state.table)
         if descriptor.name not in self._states:
@@ -589,8 +589,8 @@ class ColumnarKeyedStateBackend:
         if types == declared.types:
             return
         if _takes(declared, restored):
-            assert restored.value_type is not None and declared.value_type is not None
-            changes = describe_evolution(type_from_json(restored.value_type), declared.value_type)
+            assert restored.value is not None and declared.value_type is not None
+            changes = describe_evolution(type_from_json(restored.value), declared.value_type)
             self._evolved.append(f"state {declared.name!r}: {', '.join(changes)}")
             evolved = restored.with_value_type(declared.types["value"])
             self._restored[identity] = evolved
@@ -621,10 +621,10 @@ class ColumnarKeyedStateBackend:
 
 def _takes(declared: OverlayTable, restored: TableSnapshot) -> bool:
     """Returns whether a declared state can continue from a restored one whose values have another type."""
-    if declared.value_type is None or restored.value_type is None:
+    if declared.value_type is None or restored.value is None:
         return False
-    same = {**restored.schema, "value": None} == {**declared.types, "key": restored.key_type, "value": None}
-    return same and can_evolve(type_from_json(restored.value_type), declared.value_type)
+    same = {**restored.schema, "value": None} == {**declared.types, "key": restored.key, "value": None}
+    return same and can_evolve(type_from_json(restored.value), declared.value_type)
 
 
 def _id_of(table: TableSnapshot) -> _TableId:

@@ -1,19 +1,18 @@
 """What a checkpoint records about state: runs and key groups of keyed state, partitions of operator state.
 
-The classes are plain data, with conversion to and from JSON.
+The classes are plain data, which is stored as JSON.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_flinkpy.errors import CorruptMetadataError, StateSchemaError
+from dagster_flinkpy.json_records import JsonRecord
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.storage import check_relative
 
@@ -38,8 +37,8 @@ _Bytes = bytes  # RunHandle has a field of this name.
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-@dataclass(frozen=True)
-class RunHandle:
+@dataclass(frozen=True, kw_only=True)
+class RunHandle(JsonRecord, omit_defaults=True, error=CorruptMetadataError):
     """One immutable, sorted run file, or the part of it that lies in some key groups (Flink: ``KeyGroupsStateHandle``).
 
     Raises:
@@ -47,11 +46,11 @@ class RunHandle:
         CorruptMetadataError: A checksum is malformed, or a number is negative.
     """
 
-    path: str
+    path: str = ""
     """Relative to the job's prefix: ``shared/<written by>-<sha256>.parquet``; empty for a run in ``data``."""
     sha256: str
     """The SHA-256 of the whole file, in hex."""
-    bytes: int
+    bytes: int = 0
     """Size of the whole file."""
     rows: int
     """Number of rows in ``key_groups``, tombstones included."""
@@ -75,16 +74,17 @@ class RunHandle:
     """For timers: all timers before this time, in milliseconds, have fired or were deleted."""
     data: _Bytes | None = None
     """The file itself, if it is small enough to be part of the metadata (Flink: ``ByteStreamStateHandle``)."""
-    extra: Json = field(default_factory=dict, hash=False)
+    extra: Any = field(default_factory=dict, hash=False)
     """Fields that this release does not know."""
 
     def __post_init__(self) -> None:
-        checksums = [self.sha256]
-        sizes = self.bytes >= 0
+        checksums, sizes = [self.sha256], True
         if self.data is None:
             check_relative(self.path)
             checksums.append(self.footer_sha256)
             sizes = 0 < self.footer_bytes <= self.bytes
+        else:
+            object.__setattr__(self, "bytes", len(self.data))
         if not all(map(_SHA256.fullmatch, checksums)):
             raise CorruptMetadataError(f"the handle of {self.path} has no SHA-256 checksum")
         if not sizes or min(self.rows, self.tombstones, self.appends) < 0 or not self.rows_per_key_group:
@@ -130,73 +130,32 @@ class RunHandle:
             group += 1
 
     def to_json(self) -> Json:
-        """Returns a JSON object that :meth:`from_json` reads."""
-        rows = {
-            **self.extra,
-            "sha256": self.sha256,
-            "rows": self.rows,
-            "key_groups": [self.key_groups.start, self.key_groups.end],
-            "rows_per_key_group": list(self.rows_per_key_group),
-            **({"tombstones": self.tombstones} if self.tombstones else {}),
-            **({"appends": self.appends} if self.appends else {}),
-            **({} if self.fired_before is None else {"fired_before": self.fired_before}),
-            **({"value_types": list(self.value_types)} if self.value_types else {}),
-        }
+        data = super().to_json()
         if self.data is not None:
-            return {"data": base64.b64encode(self.data).decode(), **rows}
-        footer = {"footer_bytes": self.footer_bytes, "footer_sha256": self.footer_sha256}
-        return {"path": self.path, "bytes": self.bytes, **rows, **footer}
-
-    @staticmethod
-    def from_json(raw: Json) -> RunHandle:
-        """Reads what :meth:`to_json` returned.
-
-        Raises:
-            CorruptMetadataError: The object is malformed.
-            PathEscapesPrefixError: The path could lead outside the job's prefix.
-        """
-        try:
-            data = base64.b64decode(raw["data"], validate=True) if "data" in raw else None
-            return RunHandle(
-                path="" if data is not None else str(raw["path"]),
-                sha256=str(raw["sha256"]),
-                bytes=int(raw["bytes"]) if data is None else len(data),
-                rows=int(raw["rows"]),
-                key_groups=_range_from_json(raw["key_groups"]),
-                rows_per_key_group=tuple(int(count) for count in raw["rows_per_key_group"]),
-                footer_bytes=int(raw["footer_bytes"]) if data is None else 0,
-                footer_sha256=str(raw["footer_sha256"]) if data is None else "",
-                tombstones=int(raw.get("tombstones", 0)),
-                appends=int(raw.get("appends", 0)),
-                fired_before=int(raw["fired_before"]) if "fired_before" in raw else None,
-                value_types=tuple(dict(kind) for kind in raw.get("value_types", ())),
-                data=data,
-                extra=_extra(raw, _RUN_FIELDS),
-            )
-        except (binascii.Error, KeyError, TypeError, ValueError) as error:
-            raise CorruptMetadataError(f"not the handle of a state file ({error!r}): {str(raw)[:200]}") from error
+            del data["bytes"]  # it follows from the data
+        return data
 
 
 @dataclass(frozen=True)
-class TableSnapshot:
+class TableSnapshot(JsonRecord, omit_defaults=True, error=CorruptMetadataError):
     """One named state, or one timer queue, of one subtask."""
 
     name: str
     kind: StateKind
-    key_type: Json
+    key: Json
     """Type information as JSON (``TypeInformation.to_json``); so are the next three."""
-    namespace_type: Json | None
+    namespace: Json | None
     """None for state without a namespace."""
-    map_key_type: Json | None
+    map_key: Json | None
     """None for state other than MAP."""
-    value_type: Json | None
+    value: Json | None
     """None for timers. For MAP, the type of an entry's value; for LIST, the type of the list."""
     runs: tuple[RunHandle, ...]
     """The runs, oldest first. A row of a later run replaces the row of an earlier one, or adds to its list."""
     ttl: bool = False
     """Whether there is a column ``expires_at`` with milliseconds since 1970. For LIST it has a list of them, one per
     element."""
-    extra: Json = field(default_factory=dict, hash=False)
+    extra: Any = field(default_factory=dict, hash=False)
     """Fields that this release does not know."""
 
     @property
@@ -214,57 +173,28 @@ class TableSnapshot:
         """The kind and the types, as they appear in error messages and in the files."""
         return {
             "kind": self.kind,
-            "key": self.key_type,
-            "namespace": self.namespace_type,
-            "map_key": self.map_key_type,
-            "value": self.value_type,
+            "key": self.key,
+            "namespace": self.namespace,
+            "map_key": self.map_key,
+            "value": self.value,
             **({"ttl": True} if self.ttl else {}),
         }
 
     def with_value_type(self, value_type: Json) -> TableSnapshot:
         """Returns the state with another type of values. The runs do not change, and record their own type."""
-        before = self.value_type
+        before = self.value
         assert before is not None
         runs = tuple(replace(run, value_types=(*run.value_types, before)) for run in self.runs)
-        return replace(self, value_type=value_type, runs=runs)
-
-    def to_json(self) -> Json:
-        """Returns a JSON object that :meth:`from_json` reads."""
-        return {**self.extra, "name": self.name, **self.schema, "runs": [run.to_json() for run in self.runs]}
-
-    @staticmethod
-    def from_json(raw: Json) -> TableSnapshot:
-        """Reads what :meth:`to_json` returned.
-
-        Raises:
-            CorruptMetadataError: The object is malformed.
-            PathEscapesPrefixError: A path could lead outside the job's prefix.
-        """
-        try:
-            if raw["kind"] not in get_args(StateKind):
-                raise ValueError(f"unknown kind {raw['kind']!r}")
-            return TableSnapshot(
-                name=str(raw["name"]),
-                kind=raw["kind"],
-                key_type=dict(raw["key"]),
-                namespace_type=raw["namespace"],
-                map_key_type=raw["map_key"],
-                value_type=raw["value"],
-                runs=tuple(RunHandle.from_json(run) for run in raw["runs"]),
-                ttl=bool(raw.get("ttl", False)),
-                extra=_extra(raw, _TABLE_FIELDS),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise CorruptMetadataError(f"not the snapshot of a state ({error!r}): {str(raw)[:200]}") from error
+        return replace(self, value=value_type, runs=runs)
 
 
 @dataclass(frozen=True)
-class KeyedSnapshot:
+class KeyedSnapshot(JsonRecord, error=CorruptMetadataError):
     """The keyed state of one subtask."""
 
     key_groups: KeyGroupRange
     tables: tuple[TableSnapshot, ...]
-    extra: Json = field(default_factory=dict, hash=False)
+    extra: Any = field(default_factory=dict, hash=False)
     """Fields that this release does not know."""
 
     @property
@@ -321,28 +251,6 @@ class KeyedSnapshot:
                 tables[identity] = replace(known, runs=known.runs + table.runs)
         return KeyedSnapshot(key_groups, tuple(tables.values()))
 
-    def to_json(self) -> Json:
-        """Returns a JSON object that :meth:`from_json` reads."""
-        return {
-            **self.extra,
-            "key_groups": [self.key_groups.start, self.key_groups.end],
-            "tables": [table.to_json() for table in self.tables],
-        }
-
-    @staticmethod
-    def from_json(raw: Json) -> KeyedSnapshot:
-        """Reads what :meth:`to_json` returned.
-
-        Raises:
-            CorruptMetadataError: The object is malformed.
-            PathEscapesPrefixError: A path could lead outside the job's prefix.
-        """
-        try:
-            tables = tuple(TableSnapshot.from_json(table) for table in raw["tables"])
-            return KeyedSnapshot(_range_from_json(raw["key_groups"]), tables, _extra(raw, _SNAPSHOT_FIELDS))
-        except (KeyError, TypeError, ValueError) as error:
-            raise CorruptMetadataError(f"not a keyed snapshot ({error!r}): {str(raw)[:200]}") from error
-
 
 class DistributionMode(str, Enum):
     """How operator state is distributed when the parallelism changes (Flink: ``OperatorStateHandle.Mode``)."""
@@ -356,7 +264,7 @@ class DistributionMode(str, Enum):
 
 
 @dataclass(frozen=True)
-class OperatorStateHandle:
+class OperatorStateHandle(JsonRecord, omit_defaults=True):
     """One named operator state of one subtask."""
 
     name: str
@@ -365,30 +273,8 @@ class OperatorStateHandle:
     """The elements of the list, which redistribution moves. See ``state.operator_state``."""
     types: Json = field(default_factory=dict)
     """Type information as JSON: for the ``value`` of an element, or the ``key`` and ``value`` of an entry."""
-    extra: Json = field(default_factory=dict)
+    extra: Any = field(default_factory=dict)
     """Fields that this release does not know."""
-
-    def to_json(self) -> Json:
-        """Returns the JSON object for ``_metadata``."""
-        types = {"types": self.types} if self.types else {}
-        return {**self.extra, "name": self.name, "mode": self.mode.value, "partitions": list(self.partitions), **types}
-
-    @staticmethod
-    def from_json(data: Json) -> OperatorStateHandle:
-        """Reads what :meth:`to_json` returned.
-
-        Raises:
-            KeyError: A field is missing.
-            TypeError: A field has another type.
-            ValueError: The mode is unknown.
-        """
-        return OperatorStateHandle(
-            name=data["name"],
-            mode=DistributionMode(data["mode"]),
-            partitions=_list(data["partitions"]),
-            types=dict(data.get("types", {})),
-            extra=_extra(data, _OPERATOR_STATE_FIELDS),
-        )
 
 
 def describe_schema(types: Json) -> str:
@@ -416,24 +302,3 @@ def count_key_groups(key_groups: np.ndarray[Any, np.dtype[Any]]) -> tuple[int, .
         encoded.append(count)
         expected = group + 1
     return tuple(encoded)
-
-
-_RUN_FIELDS = {name for name in RunHandle.__dataclass_fields__ if name != "extra"}
-_TABLE_FIELDS = {"name", "kind", "key", "namespace", "map_key", "value", "ttl", "runs"}
-_SNAPSHOT_FIELDS = {"key_groups", "tables"}
-_OPERATOR_STATE_FIELDS = {"name", "mode", "partitions", "types"}
-
-
-def _extra(raw: Json, known: set[str]) -> Json:
-    return {name: raw[name] for name in raw.keys() - known}
-
-
-def _range_from_json(raw: Sequence[int]) -> KeyGroupRange:
-    start, end = raw
-    return KeyGroupRange(int(start), int(end))
-
-
-def _list(value: Any) -> tuple[Any, ...]:
-    if type(value) is not list:
-        raise TypeError(f"{value!r} should be a list")
-    return tuple(value)

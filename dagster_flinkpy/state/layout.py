@@ -115,10 +115,10 @@ class TableLayout:
         return TableSnapshot(
             name=self.name,
             kind=self.kind,
-            key_type=self.key_type.to_json(),
-            namespace_type=to_json(self.namespace_type),
-            map_key_type=to_json(self.map_key_type),
-            value_type=to_json(self.value_type),
+            key=self.key_type.to_json(),
+            namespace=to_json(self.namespace_type),
+            map_key=to_json(self.map_key_type),
+            value=to_json(self.value_type),
             runs=runs,
             ttl=self.ttl,
         )
@@ -129,10 +129,10 @@ class TableLayout:
         return TableLayout(
             name=table.name,
             kind=table.kind,
-            key_type=type_from_json(table.key_type),
-            namespace_type=_from_json(table.namespace_type),
-            map_key_type=_from_json(table.map_key_type),
-            value_type=_from_json(table.value_type),
+            key_type=type_from_json(table.key),
+            namespace_type=_from_json(table.namespace),
+            map_key_type=_from_json(table.map_key),
+            value_type=_from_json(table.value),
             ttl=table.ttl,
         )
 

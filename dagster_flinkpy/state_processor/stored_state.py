@@ -165,10 +165,10 @@ class KeyedStateRows(StoredState):
     def types(self) -> Mapping[str, TypeInformation]:
         table = self.tables[0][1]
         types = {
-            "key": table.key_type,
-            "namespace": table.namespace_type,
-            "map_key": table.map_key_type,
-            "value": table.value_type,
+            "key": table.key,
+            "namespace": table.namespace,
+            "map_key": table.map_key,
+            "value": table.value,
         }
         return {column: type_from_json(kind) for column, kind in types.items() if kind is not None}
 

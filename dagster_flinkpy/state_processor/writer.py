@@ -145,9 +145,7 @@ class SavepointWriter:
             now=current_millis(),
         )
         operator = self._operator(uid, layout.name)
-        stored = [table.key_type for table in operator.tables()] + [
-            known.key_type.to_json() for known, _ in operator.keyed
-        ]
+        stored = [table.key for table in operator.tables()] + [known.key_type.to_json() for known, _ in operator.keyed]
         if stored and stored[0] != layout.key_type.to_json():
             raise StateSchemaError(
                 f"operator {uid!r} has keys of {describe_schema(stored[0])}, and state {layout.name!r} has "
@@ -211,7 +209,7 @@ class SavepointWriter:
         return self
 
     def _operator(self, uid: str, new_state: str) -> _Operator:
-        shell = OperatorState(uid, uid, self._parallelism, self._max_parallelism)
+        shell = OperatorState(uid, uid, self._parallelism, self._max_parallelism, ())
         operator = self._operators.setdefault(uid, _Operator(shell, None, self._max_parallelism))
         if new_state in operator.names():
             raise ConfigurationError(f"operator {uid!r} already has a state {new_state!r}")
@@ -325,6 +323,7 @@ class SavepointWriter:
             graph_fingerprint="",
             end_of_input=False,
             operators=(),
+            properties={},
         )
         store.put(METADATA_NAME, as_savepoint(base, written).to_bytes(), if_none_match=True)
         return store.url

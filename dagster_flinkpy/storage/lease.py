@@ -6,16 +6,15 @@ still active: an attempt that is not told to take over waits until it has ended.
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import socket
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from dagster_flinkpy.common.clock import datetime_of_millis, to_millis
 from dagster_flinkpy.errors import CorruptMetadataError, FencedError, ObjectNotFoundError, PreconditionFailedError
-from dagster_flinkpy.storage import json_fields
+from dagster_flinkpy.json_records import Count, Id, JsonRecord, Millis, load_object
 from dagster_flinkpy.storage.conditional import put_if
 from dagster_flinkpy.storage.object_store import ObjectStore
 
@@ -25,26 +24,26 @@ LEADER_KEY = "leader"
 
 
 @dataclass(frozen=True)
-class LeaderRecord:
+class LeaderRecord(JsonRecord):
     """What the ``leader`` object says."""
 
-    token: int
+    token: Id
     """Fencing token; greater than that of every attempt before, and never used twice."""
     owner: str
     """The execution attempt, in words a person can search for (such as a Dagster run id)."""
-    expires_at: int
+    expires_at: Millis
     """When the lease ends, in milliseconds since 1970; 0 if it was released."""
-    acquired_at: int
+    acquired_at: Millis
     """When the attempt took the leadership, in milliseconds since 1970."""
     nonce: str = ""
     """Random, to distinguish attempts with the same name that began in the same millisecond."""
-    committed: int | None = None
+    committed: Count | None = None
     """The checkpoint up to which all sinks have committed, as the last owner recorded it at its end."""
     led_by: str = ""
     """Id of the run of the attempt, such as a Dagster run id, for other runs to look up. Empty if unknown."""
     host: str = ""
     """The name of the machine or container of the attempt. Empty if an older release has written the record."""
-    pid: int = 0
+    pid: Count = 0
     """The id of its process, as the host knows it."""
 
     def alive(self, now_ms: int) -> bool:
@@ -205,28 +204,16 @@ def _read(store: ObjectStore) -> tuple[LeaderRecord, str] | None:
     except ObjectNotFoundError:
         return None
     try:
-        raw = json_fields.load_object(data)
-        record = LeaderRecord(
-            token=json_fields.integer(raw, "token", 1),
-            owner=json_fields.text(raw, "owner"),
-            expires_at=json_fields.integer(raw, "expires_at", most=json_fields.MAX_TIMESTAMP_MS),
-            acquired_at=json_fields.integer(raw, "acquired_at", most=json_fields.MAX_TIMESTAMP_MS),
-            nonce=json_fields.text(raw, "nonce") if "nonce" in raw else "",
-            committed=json_fields.optional_integer(raw, "committed"),
-            led_by=json_fields.text(raw, "led_by") if "led_by" in raw else "",
-            host=json_fields.text(raw, "host") if "host" in raw else "",
-            pid=json_fields.integer(raw, "pid") if "pid" in raw else 0,
-        )
+        return LeaderRecord.from_json(load_object(data)), etag
     except ValueError as error:
         raise CorruptMetadataError(
             f"{store.url}/{LEADER_KEY} is not a leader record: {error}. Without it an old run cannot be fenced: "
             "make sure that no run of this job is alive, then delete the object."
         ) from error
-    return record, etag
 
 
 def _write(store: ObjectStore, record: LeaderRecord, etag: str | None) -> Leader:
-    return Leader(record, put_if(store, LEADER_KEY, json.dumps(asdict(record)).encode(), etag))
+    return Leader(record, put_if(store, LEADER_KEY, record.to_bytes(), etag))
 
 
 def _who(record: LeaderRecord) -> str:

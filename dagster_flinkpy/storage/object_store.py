@@ -16,6 +16,7 @@ from dagster_flinkpy.errors import (
     PreconditionFailedError,
     StorageError,
 )
+from dagster_flinkpy.json_records import ArrayRecord
 
 __all__ = ["ObjectInfo", "ObjectStore", "UploadInfo", "UploadedPart", "check_prefix", "check_relative", "resolve_key"]
 
@@ -47,8 +48,7 @@ class UploadInfo:
     """When the upload began, with time zone."""
 
 
-@dataclass(frozen=True)
-class UploadedPart:
+class UploadedPart(ArrayRecord, frozen=True):
     """One part of a staged upload: what ``complete_upload`` needs to know about it."""
 
     number: int

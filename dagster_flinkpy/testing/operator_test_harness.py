@@ -415,6 +415,7 @@ class OperatorTestHarness:
             graph_fingerprint=self._graph.fingerprint,
             end_of_input=False,
             operators=operators,
+            properties={},
         )
         self._begin(inputs_after({Subtask(o.uid, s.index): s for o in operators for s in o.subtasks}))
         return HarnessSnapshot(metadata, self._storage)

@@ -60,7 +60,7 @@ def test_an_operator_has_the_sum_the_slowest_event_time_and_the_longest_wait_of_
 def test_a_checkpoint_of_an_older_release_has_what_it_has() -> None:
     found = operator_metrics(OperatorState("count", "Count", 1, 16, subtasks=(subtask(0, records_in=3),)))
     assert found.total == {"numRecordsIn": 3}
-    assert operator_metrics(OperatorState("count", "Count", 1, 16)).total == {}
+    assert operator_metrics(OperatorState("count", "Count", 1, 16, ())).total == {}
 
 
 def test_the_job_says_how_many_tasks_found_their_state_on_their_machine() -> None:

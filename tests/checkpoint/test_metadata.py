@@ -141,9 +141,9 @@ def nested(body: Any) -> None:
 
 BAD = {
     "duplicate uid": (lambda b: b["operators"].append(b["operators"][0]), "uid 'flights' occurs twice"),
-    "no job": (lambda b: b.pop("job_id"), "no 'job_id'"),
-    "id is text": (lambda b: b.update(checkpoint_id="1"), "'1' should be a whole number"),
-    "id is a bool": (lambda b: b.update(checkpoint_id=True), "True should be a whole number"),
+    "no job": (lambda b: b.pop("job_id"), "missing required field `job_id`"),
+    "id is text": (lambda b: b.update(checkpoint_id="1"), "Expected `int`, got `str` - at `$.checkpoint_id`"),
+    "id is a bool": (lambda b: b.update(checkpoint_id=True), "Expected `int`, got `bool`"),
     "unknown kind": (lambda b: b.update(kind="copy"), "copy"),
     "operators is a number": (lambda b: b.update(operators=3), ""),
     "parallelism over maximum": (lambda b: b["operators"][1].update(parallelism=9), "parallelism 9 of at most 8"),
@@ -168,7 +168,7 @@ BAD = {
     ),
     "a range with one end": (
         lambda b: b["operators"][1]["subtasks"][0]["keyed"].update(key_groups=[3]),
-        "not enough values",
+        "at least length 2",
     ),
     "more key groups than there are": (
         lambda b: b["operators"][1].update(parallelism=10**9, max_parallelism=10**9),

@@ -124,7 +124,7 @@ def test_an_operator_without_any_state_may_go() -> None:
 
 
 def test_an_operator_without_any_state_does_not_bind_the_max_parallelism() -> None:
-    empty = OperatorState("map", "Map", 2, 8)
+    empty = OperatorState("map", "Map", 2, 8, ())
     plan = assign(metadata(5, empty), [spec("map", 16, 128, max_parallelism_set=True)])
     assert plan.operators["map"].max_parallelism == 128
 
@@ -162,7 +162,7 @@ def test_in_flight_data_cannot_be_rescaled() -> None:
 
 def with_watermarks(*watermarks: int | None) -> CheckpointMetadata:
     subtasks = tuple(SubtaskState(i, watermark=w) for i, w in enumerate(watermarks))
-    return metadata(5, OperatorState("count", "Count", len(watermarks), 8, 1, subtasks))
+    return metadata(5, OperatorState("count", "Count", len(watermarks), 8, subtasks, 1))
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_parts_of_one_operator_state_are_joined() -> None:
 def test_broadcast_state_is_given_once_even_where_flink_gives_two_copies() -> None:
     copy = OperatorStateHandle("rules", DistributionMode.BROADCAST, ("a", "b"))
     subtasks = (SubtaskState(1, operator_state=(copy,)), SubtaskState(2, operator_state=(copy,)))
-    plan = assign(metadata(5, OperatorState("count", "Count", 3, 8, None, subtasks)), [spec(parallelism=3)])
+    plan = assign(metadata(5, OperatorState("count", "Count", 3, 8, subtasks)), [spec(parallelism=3)])
     assert [s.operator_state for s in plan.operators["count"].subtasks] == [(copy,)] * 3
 
 

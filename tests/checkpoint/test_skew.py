@@ -16,7 +16,13 @@ MAX = 16
 def run_of(groups: list[int]) -> RunHandle:
     """Returns a run with a row in each of these key groups."""
     counts = count_key_groups(np.array(sorted(groups)))
-    return RunHandle("", "0" * 64, 9, len(groups), KeyGroupRange(0, MAX - 1), counts, data=b"123456789")
+    return RunHandle(
+        sha256="0" * 64,
+        rows=len(groups),
+        key_groups=KeyGroupRange(0, MAX - 1),
+        rows_per_key_group=counts,
+        data=b"123456789",
+    )
 
 
 @given(st.lists(st.integers(0, MAX - 1), min_size=1), st.integers(1, 5))

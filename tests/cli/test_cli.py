@@ -106,6 +106,7 @@ def job(tmp_path: Path) -> Path:
             "f",
             checkpoint_id == 3,
             (samples.source(), count),
+            {},
         )
         checkpoints.write_metadata(attempt, metadata)
         checkpoints.complete(attempt, metadata)

@@ -170,7 +170,7 @@ class FakeAttempt:
             for v in self.graph.vertices
         )
         return CheckpointMetadata(
-            "words", checkpoint_id, CheckpointKind.CHECKPOINT, None, 0, None, 7, "f", self._left == 0, operators
+            "words", checkpoint_id, CheckpointKind.CHECKPOINT, None, 0, None, 7, "f", self._left == 0, operators, {}
         )
 
     def _epoch(self, checkpoint_id: int) -> CompletedEpoch:

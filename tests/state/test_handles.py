@@ -136,7 +136,7 @@ def test_a_run_in_the_metadata_names_no_file() -> None:
     assert (part.rows, part.data) == (1, data)
     table = TableSnapshot("v", "VALUE", {}, None, None, {}, (run, inline))
     assert KeyedSnapshot(KeyGroupRange(0, 99), (table,)).files() == {run.path}
-    with pytest.raises(CorruptMetadataError, match="not the handle"):
+    with pytest.raises(CorruptMetadataError, match="not a stored RunHandle: Invalid base64"):
         RunHandle.from_json({**raw, "data": "no base64!"})
 
 

@@ -170,7 +170,7 @@ def test_old_runs_live_on_beside_new_ones(
             state.update(row)
             expected[key] = row.as_dict()
         snapshot = stored_again(backend.snapshot())
-        assert snapshot.tables[0].value_type == kind.to_json()
+        assert snapshot.tables[0].value == kind.to_json()
         assert values(snapshot, store) == expected
     assert snapshot is not None
     runs = snapshot.tables[0].runs
@@ -226,4 +226,4 @@ def test_state_that_is_restored_and_not_touched_has_the_new_type(make_backend: M
     unbound = make_backend(before.snapshot())
     unbound.get_state(ValueStateDescriptor("state", LONG))
     (table,) = unbound.snapshot().tables
-    assert (table.value_type, table.runs[0].value_types) == (LONG.to_json(), (INT.to_json(),))
+    assert (table.value, table.runs[0].value_types) == (LONG.to_json(), (INT.to_json(),))

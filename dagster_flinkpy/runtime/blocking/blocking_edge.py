@@ -24,6 +24,7 @@ from dagster_flinkpy.datastream.connectors.base import (
 )
 from dagster_flinkpy.datastream.connectors.blocking_edge import BlockingEdgeSink, BlockingEdgeSource
 from dagster_flinkpy.errors import CorruptMetadataError, RestoreError, StorageError
+from dagster_flinkpy.json_records import JsonRecord
 from dagster_flinkpy.runtime.blocking.segments import SegmentWriter, deal_out, open_segments
 from dagster_flinkpy.runtime.task.watermark_valve import WatermarkValve
 from dagster_flinkpy.storage import StorageLocation
@@ -61,7 +62,7 @@ def _prefix(fencing_token: int, checkpoint_id: int) -> str:
 
 
 @dataclass(frozen=True)
-class EdgeOutput:
+class EdgeOutput(JsonRecord):
     """What a region has written to a blocking edge in one epoch (Flink: ``ResultPartition``)."""
 
     checkpoint_id: int
@@ -83,22 +84,6 @@ class EdgeOutput:
             all(part["end_of_input"] for _, part in parts),
         )
 
-    def to_json(self, sink_uid: str) -> Json:
-        """Encodes it for a checkpoint that names it, because it was not read before the barrier."""
-        return {
-            "edge": sink_uid,
-            "checkpoint_id": self.checkpoint_id,
-            "segments": list(self.segments),
-            "watermark": self.watermark,
-            "end_of_input": self.end_of_input,
-        }
-
-    @staticmethod
-    def from_json(data: Json) -> EdgeOutput:
-        """Decodes what :meth:`to_json` returned."""
-        segments, ended = tuple(data["segments"]), data["end_of_input"]
-        return EdgeOutput(data["checkpoint_id"], segments, data["watermark"], ended)
-
 
 def _watermark(times: Sequence[Mapping[str, Json]]) -> int | None:
     """Combines the watermarks of all subtasks, as an input gate does."""
@@ -119,7 +104,10 @@ EdgeInputs = Sequence[Mapping[str, EdgeOutput]]
 
 def stored_outputs(inputs: EdgeInputs, sinks: Mapping[str, str]) -> list[tuple[str, list[Json]]]:
     """Encodes what inputs have of each edge, for a checkpoint that names it, by uid of the source that reads it."""
-    return [(uid, [each[sink].to_json(sink) for each in inputs if sink in each]) for uid, sink in sinks.items()]
+    return [
+        (uid, [{"edge": sink, **each[sink].to_json()} for each in inputs if sink in each])
+        for uid, sink in sinks.items()
+    ]
 
 
 class BlockingEdgeEnumerator(SplitEnumerator):

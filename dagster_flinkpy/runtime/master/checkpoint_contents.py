@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from dagster_flinkpy.checkpoint.instructions import WriteMetadata
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind, CheckpointMetadata
@@ -89,4 +90,4 @@ class CheckpointContents:
             return None
         # A repeated checkpoint has the same state, such as at another parallelism. The next partition starts from it.
         same = (end for end in kept if end.checkpoint_id == metadata.parent_id)
-        return next((replace(end, checkpoint_id=metadata.checkpoint_id) for end in same), None)
+        return next((msgspec.structs.replace(end, checkpoint_id=metadata.checkpoint_id) for end in same), None)

@@ -165,7 +165,7 @@ class KeyedStateOperator(StreamOperator):
         self._has_keys = restored is not None and bool(restored.tables)
         if restored is not None and restored.tables:
             # Restored timers may be due before the first record, and so the first key, arrives.
-            self.backend.bind_key_type(type_from_json(restored.tables[0].key_type))
+            self.backend.bind_key_type(type_from_json(restored.tables[0].key))
 
     def bind(self, batch: StreamBatch) -> KeyColumn:
         """Returns the keys of a batch, and sets the key type of the state."""

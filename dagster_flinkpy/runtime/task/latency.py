@@ -6,14 +6,14 @@ Sources send markers, and operators forward them without calling user functions 
 
 from __future__ import annotations
 
-import json
 from collections import deque
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 
 import numpy as np
 
 from dagster_flinkpy.common.clock import to_millis
+from dagster_flinkpy.json_records import JsonRecord, load_object
 
 __all__ = ["LatencyMarker", "LatencyStats", "LatencyTimer"]
 
@@ -21,7 +21,7 @@ _HISTORY = 128  # Flink: metrics.latency.history-size
 
 
 @dataclass(frozen=True)
-class LatencyMarker:
+class LatencyMarker(JsonRecord):
     """A marker that travels with the records."""
 
     source: str
@@ -31,14 +31,10 @@ class LatencyMarker:
     marked_ms: int
     """When it was sent, in milliseconds since 1970."""
 
-    def to_bytes(self) -> bytes:
-        """Encodes the marker as a payload."""
-        return json.dumps(asdict(self)).encode()
-
     @staticmethod
     def from_bytes(payload: bytes) -> LatencyMarker:
-        """Decodes what :meth:`to_bytes` returned."""
-        return LatencyMarker(**json.loads(payload))
+        """Reads what :meth:`to_bytes` returned."""
+        return LatencyMarker.from_json(load_object(payload))
 
 
 class LatencyTimer:

@@ -31,7 +31,8 @@ def test_skew_of_an_operator_with_keyed_state(tmp_path: Path) -> None:
     (table,) = records(bare["flink/subtasks"])[:1]
     assert (table["keys"], table["skew"]) == (3, 2.0), "the other subtask has none"
 
-    run = RunHandle("", "0" * 64, 9, 4, KeyGroupRange(0, 7), (1, 3, -2, 1), data=b"123456789")
+    groups, counts = KeyGroupRange(0, 7), (1, 3, -2, 1)
+    run = RunHandle(sha256="0" * 64, rows=4, key_groups=groups, rows_per_key_group=counts, data=b"123456789")
     states = [KeyedSnapshot(KeyGroupRange(*r), ()) for r in ((0, 7), (8, 15))]
     states[0] = replace(states[0], tables=(TableSnapshot("count", "VALUE", {}, None, None, {}, (run,)),))
     subtasks = tuple(SubtaskState(i, keyed=keyed) for i, keyed in enumerate(states))

@@ -132,7 +132,7 @@ def complete(
     attempt = store.begin_attempt("test", now)
     at = now - ago // timedelta(milliseconds=1)
     metadata = CheckpointMetadata(
-        job, checkpoint_id, CheckpointKind.CHECKPOINT, None, at, None, attempt.token, "f", end, ()
+        job, checkpoint_id, CheckpointKind.CHECKPOINT, None, at, None, attempt.token, "f", end, (), {}
     )
     store.write_metadata(attempt, metadata)
     store.complete(attempt, metadata)
