@@ -183,8 +183,10 @@ class SlotDeployment:
 
     def _in(self, task: PipelinedTask, action: Callable[[PipelinedTask], object]) -> None:
         self.current = task
+        task.resume()
         try:
             action(task)
+            task.pause()
         except BaseException as error:
             if os.getpid() != self._pid:
                 end_forked_process(task.current, error)

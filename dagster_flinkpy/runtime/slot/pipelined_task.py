@@ -121,9 +121,17 @@ class PipelinedTask(StreamTask):
         waits = bool(self._readers) and all(uid in self._readers and self._readers[uid].waits for uid in self._left)
         return bool(self._to_read) if self._reading is None else not waits
 
+    def resume(self) -> None:
+        """The thread of the slot comes to the task, whatever for."""
+        self.times.resume(back_pressured=not self._was_available)
+
+    def pause(self) -> None:
+        """The thread of the slot leaves the task."""
+        self._was_available = self.partition.is_available
+        self.times.pause()
+
     def step(self) -> None:
         """Reads a batch of a source, or takes a few rows of the gate."""
-        self.times.resume(back_pressured=not self._was_available)
         self.unsent = True
         if self.stage == 0:
             self._step_of_source()
@@ -138,8 +146,6 @@ class PipelinedTask(StreamTask):
                     self._block()
             if not self.gate.is_available:
                 self.process_held()  # the other tasks of the slot may have work for long
-        self._was_available = self.partition.is_available
-        self.times.pause()
 
     def _poll_again(self) -> None:
         for reader in self._readers.values():

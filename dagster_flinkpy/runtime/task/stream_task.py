@@ -167,7 +167,7 @@ class StreamTask:
     def _read_all(
         self, sources: Sequence[tuple[OperatorTask, SourceOperator]], epoch: Epoch, *, take_turns: bool
     ) -> Iterator[None]:
-        reading = deque((t.vertex.uid, self._read_source(t, s, epoch, leaves=take_turns)) for t, s in sources)
+        reading = deque((t.vertex.uid, self._read_source(t, s, epoch)) for t, s in sources)
         while reading:
             uid, batches = reading[0]
             try:
@@ -184,7 +184,7 @@ class StreamTask:
         for task in self._entered(task for task, _ in sources):
             task.trigger(epoch.checkpoint_id)
 
-    def _read_source(self, task: OperatorTask, source: SourceOperator, epoch: Epoch, *, leaves: bool) -> Iterator[None]:
+    def _read_source(self, task: OperatorTask, source: SourceOperator, epoch: Epoch) -> Iterator[None]:
         uid = task.vertex.uid
         timer = self._latency.setdefault(uid, LatencyTimer(self.job.latency_interval))
         self.enter(uid)
@@ -195,11 +195,9 @@ class StreamTask:
             now = self.job.clock.now()
             if timer.due(now):
                 task.send_latency_marker(LatencyMarker(uid, self.index, now))
-            if leaves:
-                self.leave()
+            self.leave()  # until it is asked again, others run, or the task waits
             yield
-            if leaves:
-                self.enter(uid)
+            self.enter(uid)
         if source.stop is None and source.is_idle_when_read(epoch):
             task.send_status(uid, idle=True)
         self.leave()

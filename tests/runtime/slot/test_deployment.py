@@ -23,6 +23,8 @@ from dagster_flinkpy.runtime.master.results import EpochResults
 from dagster_flinkpy.runtime.shipping import dump_job, load_job
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.runtime.slot.deployment import SlotDeployment
+from dagster_flinkpy.runtime.slot.pipelined_task import PipelinedTask
+from dagster_flinkpy.runtime.task.task_times import OperatorTimes, TaskTimes
 from tests.examples import examples
 from tests.runtime.harness import collect_graph, collected, make_job
 from tests.runtime.programs import COUNTED, EVENT, CountPerKey, environment, events
@@ -249,6 +251,37 @@ def test_credits_for_a_slot_that_is_gone_end_the_deployment_and_not_the_slot(
     failure = EpochResults.of(slots.rows).failure
     assert (failure is None) == cancelled
     assert failure is None or isinstance(failure.error, SlotLostError)
+
+
+def test_a_source_that_waits_for_room_is_back_pressured_whatever_else_the_slot_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dagster_flinkpy.runtime.exchange.places._MIN_CREDIT", 1)
+    monkeypatch.setattr("dagster_flinkpy.runtime.exchange.places._MAX_CREDIT", 1)
+    monkeypatch.setattr("dagster_flinkpy.runtime.shuffle.record_writer.BUFFER_SIZE", 1)
+    graph = collect_graph(events(environment(2), RECORDS).key_by("key").process(CountPerKey(), COUNTED).uid("count"))
+    (source,) = (v for v in graph.vertices if v.uid == "events")
+    splits = {
+        ("events", i): tuple(each) for i, each in enumerate(source.spec.source.create_enumerator(None).plan_epoch(2))
+    }
+    job = replace(make_job(graph, tmp_path, inputs={}), epochs=(Epoch(1, splits),))
+    slots = Slots(job, [])
+    first = slots._slots[slots.names[0]]
+    task = next(task for task in first.tasks.values() if task.stage == 0)
+    slots.begin(slots.names[0])
+    while task.is_available:
+        first.step()
+    assert task._reading is not None, "the other slot gives no credits"
+    nanos = [0]
+    task.times = TaskTimes(lambda: nanos[0])
+    for _ in range(3):
+        nanos[0] += 1_000_000
+        first.in_all(PipelinedTask.on_processing_time)
+        nanos[0] += 1_000_000
+        first.rest(worked=False)
+    nanos[0] += 1_000_000
+    task.resume()
+    assert task.times.take("events") == OperatorTimes(busy_us=0, idle_us=0, back_pressured_us=7_000)
 
 
 # --- places -----------------------------------------------------------------------------------------------------------
