@@ -1,7 +1,7 @@
 """What is stored about the execution of a job: the state of its operators, restarts, failures and earlier runs.
 
-It is the object ``execution`` below the job's prefix. A run writes it now and then, and when it ends. Nothing depends
-on it.
+It is the object ``execution`` below the job's prefix. A run writes it when it begins, now and then, and when it ends.
+Nothing depends on it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dagster_flinkpy.storage.conditional import put_if
 __all__ = [
     "ExecutionReport",
     "FailureReport",
+    "InputReport",
     "PriorExecutions",
     "RunReport",
     "VertexReport",
@@ -42,6 +43,18 @@ class PriorExecutions(JsonRecord):
 
 
 @dataclass(frozen=True)
+class InputReport(JsonRecord):
+    """An edge into an operator (Flink: ``JobPlanInfo.Plan.Node.Input``)."""
+
+    uid: str
+    """The operator that it comes from."""
+    partitioner: str
+    """How it distributes records, such as ``hash``; ``blocking`` if they are stored first."""
+    chained: bool
+    """Whether both operators run in the same task."""
+
+
+@dataclass(frozen=True)
 class VertexReport(JsonRecord):
     """One operator (Flink: ``JobDetailsInfo.JobVertexDetailsInfo``)."""
 
@@ -57,6 +70,8 @@ class VertexReport(JsonRecord):
     """When its subtasks entered their last state, in milliseconds since 1970."""
     prior: tuple[PriorExecutions, ...] = ()
     """The last 16 restarts, the oldest first."""
+    inputs: tuple[InputReport, ...] = ()
+    """Empty for sources, and in reports of older releases."""
 
 
 @dataclass(frozen=True)

@@ -368,6 +368,7 @@ class JobAttempt(AttemptRuns):
             self._mailbox,
             self._desk,
             on_completed=self._on_completed,
+            on_aborted=self._reporter.aborted,
             abort_lingering=self._transactions.abort_after_failure,
             discard_read=regions.discard_read,
             now=_now,
@@ -426,8 +427,6 @@ class JobAttempt(AttemptRuns):
         with suppress(FlinkPyError):
             if discards_checkpoints(self.config.checkpointing.retention, self._attempt, error, finished=self.finished):
                 self._watchdog.run("deleting checkpoints", self._store.delete_checkpoints, self._attempt)
-        with suppress(FlinkPyError):
-            self._reporter.save_statistics(self._store)
         with suppress(FlinkPyError):
             self._desk.close(error or self._deployed.master.error)
         self._deployed.failover.close(error or self._deployed.master.error, finished=self.finished)
@@ -540,7 +539,7 @@ class JobAttempt(AttemptRuns):
         self._start_over = self._start_over and not has_completed
         self._attempt = self._watchdog.run("restarting the job", self._take_over, self._attempt)
         self._keep_lease()
-        self._reporter.save_statistics(self._store)  # those of the attempt that has failed
+        self._reporter.save_statistics()  # those of the attempt that has failed
         if has_completed:
             self._restore.continue_run()
         self._deployed.failover.restart_all()

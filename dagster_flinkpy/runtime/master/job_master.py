@@ -74,6 +74,7 @@ class JobMaster:
         mailbox: Runs the lanes.
         desk: Serves requests to the job.
         on_completed: Called with each checkpoint once HEAD names it.
+        on_aborted: Called when a checkpoint has failed.
         abort_lingering: Aborts open transactions that no checkpoint names.
         discard_read: Deletes the segments of epochs that a complete checkpoint does not name.
         now: Tells milliseconds since 1970.
@@ -89,6 +90,7 @@ class JobMaster:
         desk: RequestDesk,
         *,
         on_completed: Callable[[CheckpointMetadata], object],
+        on_aborted: Callable[[], object],
         abort_lingering: Callable[[], object],
         discard_read: Callable[[Mapping[str, Collection[int]], Collection[str]], object],
         now: Callable[[], int],
@@ -96,7 +98,8 @@ class JobMaster:
     ) -> None:
         self.state = state
         self._runners, self._steps, self._mailbox, self._desk = tuple(runners), steps, mailbox, desk
-        self._on_completed, self._abort_lingering, self._discard_read = on_completed, abort_lingering, discard_read
+        self._on_completed, self._on_aborted = on_completed, on_aborted
+        self._abort_lingering, self._discard_read = abort_lingering, discard_read
         self._now, self._progress = now, progress
         self._asked: dict[Work, Instruction] = {}
         """What the lanes are carrying out."""
@@ -294,6 +297,7 @@ class JobMaster:
             case NotifyAborted(checkpoint_id=checkpoint_id):
                 self._triggered.pop(checkpoint_id, None)
                 store(partial(steps.tell_aborted, checkpoint_id))
+                self._on_aborted()
             case NotifySubsumed(checkpoint_id=checkpoint_id):
                 store(partial(steps.tell, "notify_checkpoint_subsumed", checkpoint_id))
             # What is not needed any more.

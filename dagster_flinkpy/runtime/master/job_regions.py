@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 
+from dagster_flinkpy.checkpoint.execution_report import InputReport
 from dagster_flinkpy.checkpoint.messages import Subtask
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER
@@ -86,6 +87,18 @@ class JobRegions:
             for number, planner in enumerate(self.planners)
             for uid, sink in planner.edge_sources.items()
         }
+
+    @property
+    def inputs(self) -> dict[str, tuple[InputReport, ...]]:
+        """The edges into each operator, with the blocking ones."""
+        found = dict[str, tuple[InputReport, ...]]()
+        for graph, planner in zip(self.graphs, self.planners, strict=True):
+            for v in graph.vertices:
+                found[v.uid] = tuple(
+                    InputReport(e.source, e.partitioner.kind.value, graph.is_chained(e)) for e in graph.inputs(v.uid)
+                )
+            found |= {uid: (InputReport(sink, "blocking", False),) for uid, sink in planner.edge_sources.items()}
+        return found
 
     def states(self, graph: ExecutionGraph, slots: JobSlots, turn: Turn) -> list[RegionState]:
         """Returns what the state of the job has of the regions; see :class:`RegionState` for the arguments."""

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
+from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.execution_report import (
     ExecutionReport,
     FailureReport,
+    InputReport,
     PriorExecutions,
     RunReport,
     VertexReport,
     read_execution_report,
     write_execution_report,
 )
-from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics
+from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics, CheckpointStatus
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.common.job_status import JobStatus
-from dagster_flinkpy.errors import FlinkPyError
+from dagster_flinkpy.errors import FencedError, FlinkPyError
 from dagster_flinkpy.runtime.master.deployed_job import DeployedJob
 from dagster_flinkpy.runtime.master.epoch_request import Completion
 from dagster_flinkpy.runtime.master.execution_graph import ExecutionGraph, ExecutionJobVertex
@@ -37,7 +39,8 @@ _HISTORY = 16
 class JobReporter:
     """Tells others about a run: how it is executed, the statistics of its checkpoints, and metrics.
 
-    How it is executed is stored after a checkpoint, at most once in ten seconds; at restarts; and when the run ends.
+    How it is executed is stored when it begins; after a checkpoint that is complete or has failed, at most once in ten
+    seconds, with the statistics; at restarts; and when the run ends.
 
     Args:
         config: The job.
@@ -68,11 +71,12 @@ class JobReporter:
         self._etag: str | None = None
         self._earlier: tuple[RunReport, ...] = ()
         self._due: ExecutionReport | None = None
+        self._due_statistics: tuple[Attempt, CheckpointStatistics] | None = None
 
     def open(self, store: CompletedCheckpointStore) -> None:
         """Begins to report about a run whose first attempt is deployed."""
         self._metrics.open()
-        self._store, self._began_ms = store.store, self._now()
+        self._store, self._began_ms = store, self._now()
         self._written_ms = self._began_ms
 
     def close(self) -> None:
@@ -90,11 +94,17 @@ class JobReporter:
         """Notes on the master's thread how things are, if it is time; :meth:`write` stores it."""
         if self._now() - self._written_ms >= _INTERVAL_MS:
             self.note()
+            self._note_statistics()
+
+    def aborted(self) -> None:
+        """Lets others see that checkpoints fail, if it is time: none may complete for long."""
+        if self._now() - self._written_ms >= _INTERVAL_MS:
+            self.completed()
+            self._mailbox.submit(Lane.STORE, self._write_watched)
 
     def on_status(self, status: JobStatus, _: int) -> None:
-        """Lets others see a restart while it is under way: no checkpoint may complete for long."""
-        restarted = status is JobStatus.RUNNING and self._deployed().failover.graph.restarts
-        if status is JobStatus.RESTARTING or restarted:
+        """Lets others see the beginning, or a restart while it is under way: no checkpoint may complete for long."""
+        if status in (JobStatus.RESTARTING, JobStatus.RUNNING):
             self.note()
             self._mailbox.submit(Lane.STORE, self._write_watched)
 
@@ -102,6 +112,8 @@ class JobReporter:
         """Notes how the run has ended, and stores it."""
         report = self.note()
         self._due = replace(report, run=replace(report.run, error="" if error is None else type(error).__name__))
+        if not isinstance(error, FencedError):  # another attempt has read them, and goes on with them
+            self._note_statistics()
         self._write_watched()
 
     def _write_watched(self) -> None:
@@ -111,14 +123,18 @@ class JobReporter:
     def write(self) -> None:
         """Stores what was noted. Failures are ignored, because nothing depends on it."""
         report, self._due = self._due, None
+        statistics, self._due_statistics = self._due_statistics, None
+        with suppress(FlinkPyError):
+            if statistics is not None:
+                self._store.save_statistics(*statistics)
         if report is None or self._lost:
             return
         with suppress(FlinkPyError):
             if not self._read:
-                former, self._etag = read_execution_report(self._store)
+                former, self._etag = read_execution_report(self._store.store)
                 self._earlier = () if former is None else (*former.earlier, former.run)[-_HISTORY:]
                 self._read = True
-            self._etag = write_execution_report(self._store, replace(report, earlier=self._earlier), self._etag)
+            self._etag = write_execution_report(self._store.store, replace(report, earlier=self._earlier), self._etag)
             self._lost = self._etag is None  # a newer run writes it now
 
     def note(self) -> ExecutionReport:
@@ -139,7 +155,7 @@ class JobReporter:
             restarts=graph.restarts,
             checkpoint_id=None if latest is None else latest.checkpoint_id,
         )
-        return execution_report(graph, run)
+        return execution_report(graph, run, self._deployed().regions.inputs)
 
     # --- its checkpoints ---------------------------------------------------------------------------------------------
 
@@ -151,10 +167,16 @@ class JobReporter:
         statistics.record_restarts(now[0] - restarts, now[1] - full)
         return statistics
 
-    def save_statistics(self, store: CompletedCheckpointStore) -> None:
+    def save_statistics(self) -> None:
         """Writes the statistics of the attempt."""
-        save: Callable[..., object] = store.save_statistics
+        save: Callable[..., object] = self._store.save_statistics
         self._watchdog.run("writing the statistics", save, self._deployed().attempt, self._statistics())
+
+    def _note_statistics(self) -> None:
+        """Notes on the master's thread how checkpoints were: it changes them while the store is written."""
+        now = self._statistics()
+        ended = [each for each in now.history if each.status is not CheckpointStatus.IN_PROGRESS]
+        self._due_statistics = self._deployed().attempt, CheckpointStatistics(now.counts, ended)
 
     def hand_out(self, completion: Completion) -> CompletedEpoch:
         """Reports a checkpoint, and returns it as callers know it."""
@@ -163,12 +185,15 @@ class JobReporter:
         return completed_epoch(completion.metadata, self._url, completion.duration_ms, sinks, statistics)
 
 
-def execution_report(graph: ExecutionGraph, run: RunReport) -> ExecutionReport:
+def execution_report(
+    graph: ExecutionGraph, run: RunReport, inputs: Mapping[str, tuple[InputReport, ...]]
+) -> ExecutionReport:
     """Returns the report of an execution graph.
 
     Args:
         graph: The execution graph.
         run: The run that it belongs to.
+        inputs: The edges into each operator.
     """
     failures = tuple(
         FailureReport(
@@ -182,10 +207,11 @@ def execution_report(graph: ExecutionGraph, run: RunReport) -> ExecutionReport:
         )
         for entry in graph.failures
     )
-    return ExecutionReport(run, tuple(_vertex(each) for region in graph.regions for each in region), failures)
+    vertices = (_vertex(each, inputs[each.uid]) for region in graph.regions for each in region)
+    return ExecutionReport(run, tuple(vertices), failures)
 
 
-def _vertex(vertex: ExecutionJobVertex) -> VertexReport:
+def _vertex(vertex: ExecutionJobVertex, inputs: tuple[InputReport, ...]) -> VertexReport:
     prior: dict[int, list[tuple[str, int, int]]] = {}
     for each in vertex.vertices:
         for execution in each.prior:
@@ -201,6 +227,7 @@ def _vertex(vertex: ExecutionJobVertex) -> VertexReport:
         attempt=vertex.attempt,
         since_ms=max(max(each.current.timestamps.values()) for each in vertex.vertices),
         prior=tuple(_prior(attempt, each) for attempt, each in sorted(prior.items())),
+        inputs=inputs,
     )
 
 
