@@ -28,6 +28,7 @@ __all__ = [
     "JavaNotFoundError",
     "JobCancelledError",
     "JobGraphError",
+    "JobNotFoundError",
     "JobNotRunningError",
     "JobRestartedError",
     "MissingUidError",
@@ -238,6 +239,10 @@ class RequestFailedError(FlinkPyError):
 
 class UnknownRequestError(RequestFailedError):
     """A running job does not know this kind of request, or cannot read it. Its release may be older."""
+
+
+class JobNotFoundError(ConfigurationError):
+    """No run of a job has stored anything in a folder."""
 
 
 class JobNotRunningError(RequestFailedError):

@@ -9,6 +9,7 @@ import click
 from dagster_flinkpy.cli.checkpoints import checkpoints
 from dagster_flinkpy.cli.doctor import doctor
 from dagster_flinkpy.cli.job import job
+from dagster_flinkpy.cli.job_page import job_ui
 from dagster_flinkpy.cli.job_reports import job_history, list_jobs, show_job
 from dagster_flinkpy.cli.leader import leader
 from dagster_flinkpy.cli.savepoint import savepoint
@@ -39,7 +40,7 @@ def main() -> None:
     """
 
 
-for _command in (show_job, list_jobs, job_history):
+for _command in (show_job, list_jobs, job_history, job_ui):
     job.add_command(_command)
 for _command in (job, checkpoints, savepoint, leader, state, transactions, doctor):
     main.add_command(_command)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -12,16 +14,15 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+from dagster_flinkpy.checkpoint.event_time_holders import EventTime
 from dagster_flinkpy.checkpoint.execution_report import ExecutionReport, RunReport, read_execution_report
-from dagster_flinkpy.checkpoint.job_metrics import JobMetrics, stored_job_metrics
-from dagster_flinkpy.checkpoint.phases import CheckpointPhases
-from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
+from dagster_flinkpy.checkpoint.job_metrics import JobMetrics
+from dagster_flinkpy.checkpoint.job_overview import JobOverview, is_killed, job_overview, stored_report
 from dagster_flinkpy.cli.common import endpoint_url_option, json_option
 from dagster_flinkpy.cli.metrics_table import metrics_table
-from dagster_flinkpy.cli.terminal import console_of_width, plain_table, time_of
-from dagster_flinkpy.common.clock import current_millis, datetime_of_millis
-from dagster_flinkpy.common.job_status import JobStatus
-from dagster_flinkpy.storage import ObjectStore, StorageLocation
+from dagster_flinkpy.cli.terminal import console_of_width, plain_table, time_of, watermark_of
+from dagster_flinkpy.common.clock import datetime_of_millis
+from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["job_history", "list_jobs", "show_job"]
 
@@ -38,51 +39,30 @@ _wait = time.sleep
 def show_job(directory: str, endpoint_url: str | None, as_json: bool, watch: bool) -> None:
     """Show the last run of the job in DIR: its status, operators, restarts and failures, and where its time goes.
 
-    A run stores this after a checkpoint, at most every ten seconds, when something restarts, and when it ends. The
-    numbers of operators are those of the last checkpoint.
+    A run stores this when it begins, after a checkpoint, at most every ten seconds, when something restarts, and when
+    it ends. The numbers of operators are those of the last checkpoint. "flinkpy job ui" shows the same as a page.
     """
     store = StorageLocation(directory, endpoint_url).open()
+    overview = job_overview(store)
     if as_json:
         if watch:
             raise click.UsageError("--watch and --json do not go together")
-        _print_json(store)
+        click.echo(json.dumps(overview.to_json(), indent=2))
         return
     console = console_of_width()
-    shown, goes_on = _shown(store)
     if not watch:
-        console.print(shown)
+        console.print(_shown(overview))
         return
-    with Live(shown, console=console, auto_refresh=False) as live:
-        while goes_on:
+    with Live(_shown(overview), console=console, auto_refresh=False) as live:
+        while overview.goes_on:
             _wait(_WATCH_SECONDS)
-            shown, goes_on = _shown(store)
-            live.update(shown, refresh=True)
+            overview = job_overview(store, overview)
+            live.update(_shown(overview), refresh=True)
 
 
-def _print_json(store: ObjectStore) -> None:
-    report = _report(store)
-    phases, metrics = _numbers(store)
-    facts = report.to_json()
-    del facts["earlier"]
-    facts |= {"killed": _killed(store, report.run), "phases": None if phases is None else phases.by_name()}
-    facts["metrics"] = {} if metrics is None else {each.uid: dict(each.total) for each in metrics.operators}
-    facts["job_metrics"] = {} if metrics is None else dict(metrics.job)
-    click.echo(json.dumps(facts, indent=2))
-
-
-def _numbers(store: ObjectStore) -> tuple[CheckpointPhases | None, JobMetrics | None]:
-    """Returns the phases of the last checkpoint that has some, and the metrics of the last one."""
-    checkpoints = CompletedCheckpointStore(store)
-    phases = next((each.phases for each in reversed(checkpoints.statistics().history) if each.phases), None)
-    return phases, stored_job_metrics(checkpoints)
-
-
-def _shown(store: ObjectStore) -> tuple[Group, bool]:
-    """Returns what is shown of a job, and whether its run goes on."""
-    report = _report(store)
-    run, killed = report.run, _killed(store, report.run)
-    phases, metrics = _numbers(store)
-    parts: list[RenderableType] = [_facts(run, killed, metrics)]
+def _shown(overview: JobOverview) -> Group:
+    report, phases, metrics = overview.report, overview.phases, overview.metrics
+    parts: list[RenderableType] = [_facts(overview)]
     table = plain_table("operator", "name", "#region", "#subtasks", "state", "subtasks by state", "since", "#attempt")
     for each in report.vertices:
         states = ", ".join(f"{each.states[state]} {state}" for state in _STATES if state in each.states)
@@ -98,9 +78,23 @@ def _shown(store: ObjectStore) -> tuple[Group, bool]:
         parts.append(times)
     if metrics is not None:
         parts.append(metrics_table(metrics.operators))
+    if any(each.output is not None for each in overview.event_times.values()):
+        parts.append(_event_times(overview.event_times))
     if report.failures:
         parts.append(_failures(report))
-    return Group(*parts), not (killed or JobStatus[run.status].is_terminal_state())
+    return Group(*parts)
+
+
+def _event_times(times: Mapping[str, EventTime]) -> Table:
+    table = plain_table("operator", "event time", "waits for", "watermarks of its inputs")
+    for uid, each in times.items():
+        inputs = ", ".join(f"{escape(before)} {_watermark(sent)}" for before, sent in each.inputs.items())
+        table.add_row(escape(uid), _watermark(each.output), escape(each.held_by or "-"), inputs or "-")
+    return table
+
+
+def _watermark(milliseconds: int | None) -> str:
+    return "-" if milliseconds is None else watermark_of(milliseconds)
 
 
 @click.command("list")
@@ -117,12 +111,12 @@ def list_jobs(directory: str, endpoint_url: str | None, as_json: bool) -> None:
     if not jobs:
         raise click.ClickException(f"no job has stored how it was executed in {directory}")
     if as_json:
-        facts = [{"job": n, **run.to_json(), "killed": _killed(store, run)} for n, (store, run) in jobs.items()]
+        facts = [{"job": n, **asdict(run), "killed": is_killed(store, run)} for n, (store, run) in jobs.items()]
         click.echo(json.dumps(facts, indent=2))
         return
     table = plain_table("job", "status", "since", "#restarts", "#checkpoint", "owner", "error")
     for name, (store, run) in jobs.items():
-        table.add_row(escape(name), *_row(run, _killed(store, run)))
+        table.add_row(escape(name), *_row(run, is_killed(store, run)))
     console_of_width().print(table)
 
 
@@ -133,17 +127,17 @@ def list_jobs(directory: str, endpoint_url: str | None, as_json: bool) -> None:
 def job_history(directory: str, endpoint_url: str | None, as_json: bool) -> None:
     """Show the last runs of the job in DIR, and the failures and earlier executions of the last one."""
     store = StorageLocation(directory, endpoint_url).open()
-    report = _report(store)
+    report = stored_report(store)
     if as_json:
-        every = [run.to_json() for run in (*report.earlier, report.run)]
-        facts = report.to_json()
+        every = [asdict(run) for run in (*report.earlier, report.run)]
+        facts = asdict(report)
         executions = {each["uid"]: each["prior"] for each in facts["vertices"]}
         click.echo(json.dumps({"runs": every, "failures": facts["failures"], "prior_executions": executions}, indent=2))
         return
     console = console_of_width()
     runs = plain_table("run", "status", "began", "#restarts", "#checkpoint", "owner", "error")
     for run in (*report.earlier, report.run):
-        killed = run is report.run and _killed(store, run)
+        killed = run is report.run and is_killed(store, run)
         runs.add_row(f"token {run.token}", *_row(run, killed))
     console.print(runs)
     table = plain_table("operator", "#attempt", "began", "#seconds", "subtasks by state")
@@ -158,21 +152,6 @@ def job_history(directory: str, endpoint_url: str | None, as_json: bool) -> None
         console.print(_failures(report))
 
 
-def _report(store: ObjectStore) -> ExecutionReport:
-    report, _ = read_execution_report(store)
-    if report is None:
-        raise click.ClickException(f"no run has stored how the job in {store.url} was executed")
-    return report
-
-
-def _killed(store: ObjectStore, run: RunReport) -> bool:
-    """Returns whether a run has not ended, as far as is known, but does not lead the job any more."""
-    if JobStatus[run.status].is_terminal_state():
-        return False
-    leader = CompletedCheckpointStore(store).leader()
-    return leader is None or leader.token != run.token or not leader.alive(current_millis())
-
-
 def _row(run: RunReport, killed: bool) -> tuple[str, ...]:
     checkpoint = "-" if run.checkpoint_id is None else str(run.checkpoint_id)
     return _status(run, killed), _time(run.began_ms), str(run.restarts), checkpoint, escape(run.owner), run.error
@@ -182,14 +161,14 @@ def _status(run: RunReport, killed: bool) -> str:
     return f"{run.status} when it was killed" if killed else run.status
 
 
-def _facts(run: RunReport, killed: bool, metrics: JobMetrics | None) -> Table:
-    facts = Table.grid(padding=(0, 2))
+def _facts(overview: JobOverview) -> Table:
+    run, facts = overview.report.run, Table.grid(padding=(0, 2))
     for name, value in (
-        ("status", f"{_status(run, killed)}, as of {_time(run.at_ms)}"),
+        ("status", f"{_status(run, overview.killed)}, as of {_time(run.at_ms)}"),
         ("run", f"{escape(run.owner)}, since {_time(run.began_ms)}, token {run.token}"),
         ("restarts", str(run.restarts)),
         ("last checkpoint", "-" if run.checkpoint_id is None else str(run.checkpoint_id)),
-        ("local state", _local_state(metrics)),
+        ("local state", _local_state(overview.metrics)),
     ):
         facts.add_row(f"[bold]{name}[/]", value)
     return facts

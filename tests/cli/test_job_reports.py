@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from dagster_flinkpy.checkpoint.execution_report import EXECUTION_KEY, read_execution_report
+from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.cli import job_reports
 from dagster_flinkpy.cli.command import main
 from dagster_flinkpy.errors import StorageError, UserFunctionError
@@ -22,7 +23,8 @@ from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.harness import HarnessAttempt
 from tests.runtime.master.test_restarts import FailsAt, Watched, program
-from tests.runtime.programs import COUNTED, CountPerKey, environment, events
+from tests.runtime.master.test_tolerated_failures import fails, tolerating
+from tests.runtime.programs import COUNTED, EVENT, CountPerKey, environment, events
 
 
 def flinkpy(*arguments: str) -> str:
@@ -57,10 +59,11 @@ def test_show(folder: Path) -> None:
     output = flinkpy("job", "show", str(folder / "job"))
     lines = words(output)
     assert next(line for line in lines if line[:1] == ["status"])[:4] == ["status", "FAILED,", "as", "of"]
-    counts, metrics = (line for line in lines if line[:1] == ["counts"])
+    counts, metrics, event_time = (line for line in lines if line[:1] == ["counts"])
     assert metrics[1] == "4", "records of the last checkpoint"
     assert counts[2:6] == ["0", "2", "CANCELED", "2"]
     assert counts[-1] == "1", "the attempt number"
+    assert event_time[1:] == ["1970-01-01", "00:00:00", "UTC", "-", "map", "-"], "that checkpoint has no map"
     assert next("FAILED" in line for line in lines if line[:1] == ["map"])
     assert output.count("UserFunctionError: map() of operator 'map'") == 2
 
@@ -181,7 +184,7 @@ def test_a_report_that_cannot_be_read_is_replaced(folder: Path, damaged: str) ->
     assert (report.run.status, report.earlier) == ("SUSPENDED", ())
 
 
-def test_a_run_writes_it_at_most_once_per_checkpoint_and_at_the_end(
+def test_a_run_writes_it_at_the_start_at_most_once_per_checkpoint_and_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_reporter, "_INTERVAL_MS", 0)
@@ -196,7 +199,7 @@ def test_a_run_writes_it_at_most_once_per_checkpoint_and_at_the_end(
     graph, _ = program(tmp_path)
     with HarnessAttempt(graph, tmp_path) as attempt:
         list(attempt.run_epochs())
-    assert written == [*(("RUNNING", n) for n in range(1, 6)), ("FINISHED", 5)]
+    assert written == [("RUNNING", None), *(("RUNNING", n) for n in range(1, 6)), ("FINISHED", 5)]
 
 
 def test_restarts_are_seen_although_no_checkpoint_completes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +216,66 @@ def test_restarts_are_seen_although_no_checkpoint_completes(tmp_path: Path, monk
     with HarnessAttempt(graph, tmp_path, config=config) as attempt:
         list(attempt.run_epochs())
     restarts = [("RESTARTING", 0, 1), ("RUNNING", 1, 1), ("RESTARTING", 1, 2), ("RUNNING", 2, 2)]
-    assert written == [*restarts, ("FINISHED", 2, 2)]
+    assert written == [("RUNNING", 0, 0), *restarts, ("FINISHED", 2, 2)]
+
+
+def test_what_operators_read_is_told_also_behind_a_blocking_edge(tmp_path: Path) -> None:
+    stream = events(environment(2), [("k", 1, 1)]).map(lambda v: v, EVENT).uid("map").blocking()
+    stream.key_by("key").process(CountPerKey(), COUNTED).uid("counts")
+    with HarnessAttempt(stream._upstream.program.get_job_graph(), tmp_path) as attempt:
+        attempt.run_epoch()
+    told = {each["uid"]: each["inputs"] for each in facts("job", "show", str(tmp_path / "job"))["vertices"]}
+    assert told == {
+        "events": [],
+        "map": [{"uid": "events", "partitioner": "forward", "chained": True}],
+        "map.exchange": [{"uid": "map", "partitioner": "forward", "chained": True}],
+        "map.exchange.counts": [{"uid": "map.exchange", "partitioner": "blocking", "chained": False}],
+        "counts": [{"uid": "map.exchange.counts", "partitioner": "hash", "chained": False}],
+    }
+
+
+def test_a_report_of_an_older_release_has_no_inputs(folder: Path) -> None:
+    path = folder / "job" / EXECUTION_KEY
+    report = json.loads(path.read_text())
+    for vertex in report["vertices"]:
+        del vertex["inputs"]
+    path.write_text(json.dumps(report))
+    assert all(each["inputs"] == [] for each in facts("job", "show", str(folder / "job"))["vertices"])
+
+
+def test_checkpoints_are_told_while_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_reporter, "_INTERVAL_MS", 0)
+    graph, _ = program(tmp_path)
+
+    def told() -> list[tuple[int, str, str | None]]:
+        history = facts("job", "show", str(tmp_path / "job"))["checkpoints"]["history"]
+        return [(each["checkpoint_id"], each["status"], each["reason"]) for each in history]
+
+    with HarnessAttempt(graph, tmp_path) as attempt:
+        attempt.run_epoch()
+        attempt.run_epoch()
+        assert told() == [(1, "COMPLETED", None), (2, "COMPLETED", None)]
+
+
+def test_checkpoints_that_fail_are_told_although_none_completes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_reporter, "_INTERVAL_MS", 0)
+    fails(monkeypatch, "write_metadata", [1, 2], StorageError("503"))
+    told = list[list[tuple[int, str, str | None]]]()
+    write = job_reporter.write_execution_report
+
+    def noted(store: Any, report: Any, etag: str | None) -> str | None:
+        history = CompletedCheckpointStore(store).statistics().history
+        told.append([(each.checkpoint_id, each.status.value, each.reason and each.reason.name) for each in history])
+        return write(store, report, etag)
+
+    monkeypatch.setattr(job_reporter, "write_execution_report", noted)
+    graph, _ = program(tmp_path)
+    with HarnessAttempt(graph, tmp_path, config=tolerating(2)) as attempt:
+        next(attempt.run_epochs())
+    first, second = ((number, "FAILED", "FINALIZE_CHECKPOINT_FAILURE") for number in (1, 2))
+    assert told[:4] == [[], [first], [first, second], [first, second, (3, "COMPLETED", None)]]
 
 
 def test_a_store_that_fails_does_not_fail_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""``make screenshots``: takes the pictures of Dagster in the documentation again, in ``docs/img``."""
+"""``make screenshots``: takes the pictures of Dagster, and of the page of a job, in ``docs/img`` again."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Page, expect
 
+from dagster_flinkpy.spark.sessions import SparkSettings
+from dagster_flinkpy.storage import StorageLocation
+from tests.e2e.busy_job import program, running
 from tests.e2e.chromium import fill_launchpad, launch_backfill, open_page, switch_of, terminate
 from tests.e2e.deployment import ROOT, Deployment, dagster_dev
+from tests.e2e.job_page import served, share
 from tests.e2e.location import write_clicks
+from tests.waiting import until
 
 SIZE = (1280, 800)
 FOLDER = ROOT / "docs" / "img"
@@ -33,6 +38,34 @@ with DagsterInstance.get() as instance:
         tags={"dagster/asset_partition_range_start": "2013-01-01", "dagster/asset_partition_range_end": "2013-01-07"},
     )
 """
+
+
+def save(page: Page, name: str, height: int = SIZE[1]) -> None:
+    """Takes a picture of what the browser shows."""
+    page.mouse.move(0, 0)
+    picture = Image.open(io.BytesIO(page.screenshot(animations="disabled"))).convert("RGB")
+    picture.thumbnail(SIZE, Image.Resampling.LANCZOS)
+    picture = picture.crop((0, 0, SIZE[0], height))
+    file = FOLDER / f"{name}.png"
+    picture.quantize(256, dither=Image.Dither.NONE).save(file, optimize=True)
+    size = file.stat().st_size
+    print(f"{file.relative_to(ROOT)}: {size:,} bytes")
+    assert size <= BYTES, f"{file} is too large"
+
+
+def job_page(page: Page) -> None:
+    """Takes a picture of the page of a running job, whose sink is slow."""
+    settings = SparkSettings(master="local[3]")
+    with tempfile.TemporaryDirectory(prefix="visits-") as folder:
+        storage = StorageLocation(f"{folder}/checkpoints")
+        with running(program(Path(folder) / "out"), storage, settings, "visits"):
+            until(lambda: (Path(folder) / "checkpoints" / "visits" / "execution").exists(), "the run says nothing")
+            with served(storage.child("visits")) as address:
+                page.goto(address)
+                page.locator("#checkpoints .dot.completed").nth(2).wait_for()
+                until(lambda: share(page, "clicks", "back-pressured") > 50, "the source is not back-pressured")
+                save(page, "job-page", height=620)
+                page.goto("about:blank")
 
 
 class Pictures:
@@ -86,15 +119,7 @@ class Pictures:
         self._deployment.until(line, lambda: line in self._deployment.log(run))
 
     def _save(self, name: str, height: int = SIZE[1]) -> None:
-        self._page.mouse.move(0, 0)
-        picture = Image.open(io.BytesIO(self._page.screenshot(animations="disabled"))).convert("RGB")
-        picture.thumbnail(SIZE, Image.Resampling.LANCZOS)
-        picture = picture.crop((0, 0, SIZE[0], height))
-        file = FOLDER / f"{name}.png"
-        picture.quantize(256, dither=Image.Dither.NONE).save(file, optimize=True)
-        size = file.stat().st_size
-        print(f"{file.relative_to(ROOT)}: {size:,} bytes")
-        assert size <= BYTES, f"{file} is too large"
+        save(self._page, name, height)
 
     def _backfill(self) -> None:
         page = self._page
@@ -179,6 +204,8 @@ class Pictures:
 
 def main() -> None:
     """Takes the pictures, which needs a few minutes."""
+    with open_page(*SIZE) as page:
+        job_page(page)
     with (
         tempfile.TemporaryDirectory(prefix="flights-", ignore_cleanup_errors=True) as home,  # a run may be active
         dagster_dev(
