@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
+import msgspec
 from dagster import TimeWindow
 from dagster import TimeWindowPartitionsDefinition as PartitionsDefinition
 
@@ -75,7 +76,7 @@ def renumbered(
             return partitions_def.get_num_partitions_in_window(TimeWindow(partitions_def.start, start))
         return -partitions_def.get_num_partitions_in_window(TimeWindow(start, partitions_def.start))
 
-    return tuple(replace(end, ordinal=ordinal(end.partition)) for end in ends)
+    return tuple(msgspec.structs.replace(end, ordinal=ordinal(end.partition)) for end in ends)
 
 
 def _start_of(partitions_def: PartitionsDefinition, key: str) -> datetime | None:

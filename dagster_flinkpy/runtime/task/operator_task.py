@@ -293,7 +293,7 @@ class OperatorTask:
                 case Complete(checkpoint_id=checkpoint_id):
                     self._acknowledge(checkpoint_id)
                 case AddToChannelState(checkpoint_id=checkpoint_id, channel=channel, element=(kind, value, _)):
-                    if kind is not Kind.LATENCY_MARKER:
+                    if kind is Kind.BUFFER:  # event time is sent again, see replay()
                         row = InFlight(self._edges[channel[0]], channel[1], kind, encode_element(kind, value))
                         self._taken[checkpoint_id].channel_state.add(row)
                 case Abort(reason=CheckpointFailureReason.CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER):
@@ -428,13 +428,18 @@ class OperatorTask:
             self.operator.on_processing_time(self._job.clock.now())
 
     def replay(self) -> None:
-        """Delivers the in-flight data of the checkpoint that this Spark job starts from."""
+        """Delivers the in-flight records of the checkpoint that this Spark job starts from.
+
+        Event time that was in flight is left out. Senders begin without the watermarks of their inputs, so they are
+        behind what they have sent before, and it would let event time pass before records that they send only now.
+        """
         handles = self._job.input(self.vertex.uid, self._subtask).channel_state
         if not handles:
             return
         store = self._job.job_storage.open()
         for row in read_channel_state(handles, list(self._edges.values()), store, operator=self.vertex.uid):
-            self._deliver((row.edge.id, row.channel), Kind(row.kind), row.payload, BEFORE)
+            if row.kind == Kind.BUFFER:  # earlier releases have stored others, too
+                self._deliver((row.edge.id, row.channel), Kind.BUFFER, row.payload, BEFORE)
         self.process_held()
 
     # --- time --------------------------------------------------------------------------------------------------------
