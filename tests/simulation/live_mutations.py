@@ -164,7 +164,7 @@ def _(real: Wrapped, planner: EpochPlanner, checkpoint_id: int, results: Any, **
 @live_mutation(
     "an epoch that has not begun here begins with its barrier",
     OperatorTask,
-    "_is_ahead",
+    "_keeps_ahead",
     "files have|upload is gone",
     _SLOW,
 )

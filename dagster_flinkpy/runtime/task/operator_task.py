@@ -53,6 +53,7 @@ from dagster_flinkpy.runtime.task.channel_state import ChannelStateWriter, InFli
 from dagster_flinkpy.runtime.task.io_metrics import OperatorIOMetrics
 from dagster_flinkpy.runtime.task.latency import LatencyMarker
 from dagster_flinkpy.runtime.task.outputs import RecordWriterOutput, decode_event, encode_element, watermark_origins
+from dagster_flinkpy.runtime.task.static_first import StaticFirst
 from dagster_flinkpy.runtime.task.task_times import TaskTimes
 from dagster_flinkpy.runtime.task.watermark_valve import BEFORE, WatermarkValve
 
@@ -187,13 +188,8 @@ class OperatorTask:
             )
         }
         self._valve = WatermarkValve(channels, watermark)
-        static = {e.id for e in graph.static_inputs(vertex.uid)}
-        self._static = {channel for channel in channels if channel[0] in static}
-        """The channels of static inputs that have not brought everything since the task began."""
-        self._later = channels.keys() - self._static if static else set()
-        """The channels that wait until then."""
-        self._early: list[Element | Barrier] = []
-        """What has come from them."""
+        static = [e.id for e in graph.static_inputs(vertex.uid)]
+        self._first = StaticFirst(channels.keys(), {each for each in channels if each[0] in static})
         self._is_source = isinstance(vertex.spec, SourceSpec)
         self._makes_watermarks = isinstance(vertex.spec, SourceSpec | TimestampsSpec)
         self._barriers = _create_handler(channels, job)
@@ -274,13 +270,8 @@ class OperatorTask:
             Cancelled: An upstream task has failed.
             CheckpointError: A barrier arrived out of order.
         """
-        if isinstance(event, Element | Barrier):
-            if event.channel in self._later:
-                self._early.append(event)
-                return
-            if self._is_ahead(event):
-                self._ahead.append(event)
-                return
+        if isinstance(event, Element | Barrier) and (self._first.keeps(event) or self._keeps_ahead(event)):
+            return
         self._task.enter(self.vertex.uid)
         if isinstance(event, Barrier):
             self._first_barrier.setdefault(event.checkpoint_id, self._job.clock.now())
@@ -306,36 +297,25 @@ class OperatorTask:
                 case Block() | Unblock():
                     pass  # the handler keeps the elements of a blocked channel
         self._task.leave()
-        if self._later:
-            self._look_at_static(event)
+        if self._first.waiting:
+            for each in self._first.release(event, self._valve.is_silent):
+                self.handle(each)
 
-    def _look_at_static(self, event: Event) -> None:
-        """Lets the other channels go on if static inputs have brought everything."""
-        if isinstance(event, Barrier):
-            self._static.discard(event.channel)
-        self._static = {channel for channel in self._static if not self._valve.is_silent(channel)}
-        if self._static:
-            return
-        self._later = set()
-        early, self._early = self._early, []
-        for each in early:
-            self.handle(each)
-
-    def _is_ahead(self, event: Element | Barrier) -> bool:
-        """Returns whether an event is for an epoch of which the driver has told others, but not this task yet."""
-        if event.channel in self._channels_ahead:
-            return True
-        if not (self._between and self._job.pipelined and isinstance(event, Barrier)):
-            return False
-        if event.checkpoint_id <= self.context.checkpoint_id:
-            return False
-        self._channels_ahead.add(event.channel)
+    def _keeps_ahead(self, event: Element | Barrier) -> bool:
+        """Keeps an event that is for an epoch of which the driver has told others, but not this task yet."""
+        if event.channel not in self._channels_ahead:
+            if not (self._between and self._job.pipelined and isinstance(event, Barrier)):
+                return False
+            if event.checkpoint_id <= self.context.checkpoint_id:
+                return False
+            self._channels_ahead.add(event.channel)
+        self._ahead.append(event)
         return True
 
     @property
     def blocked(self) -> Set[Channel]:
         """The channels that wait until the others have delivered their barriers, or static ones everything."""
-        return self._barriers.blocked | self._later if self._later else self._barriers.blocked
+        return self._barriers.blocked | self._first.waiting
 
     def check_timeout(self) -> None:
         """Makes the checkpoint unaligned if alignment takes too long."""
