@@ -59,6 +59,7 @@ NON_RECOVERABLE = {
     "JobCancelledError",
     "NamedSegmentLostError",
     "JobGraphError",
+    "JobNotFoundError",
     "JobNotRunningError",
     "JobRestartedError",
     "MissingUidError",
