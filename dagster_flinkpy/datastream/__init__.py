@@ -2,7 +2,12 @@
 
 from dagster_flinkpy.datastream.aggregations import Aggregation
 from dagster_flinkpy.datastream.async_data_stream import AsyncDataStream
-from dagster_flinkpy.datastream.batch_function import BatchState, KeyedBatchFunction, KeyedMultipleInputBatchFunction
+from dagster_flinkpy.datastream.batch_function import (
+    BatchAggregateFunction,
+    BatchState,
+    KeyedBatchFunction,
+    KeyedMultipleInputBatchFunction,
+)
 from dagster_flinkpy.datastream.broadcast import BroadcastConnectedStream, BroadcastStream
 from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
 from dagster_flinkpy.datastream.checkpoint_listener import CheckpointListener
@@ -103,6 +108,7 @@ __all__ = [
     "AsyncFunction",
     "AsyncRetryPredicate",
     "AsyncRetryStrategy",
+    "BatchAggregateFunction",
     "BatchState",
     "BroadcastConnectedStream",
     "BroadcastProcessFunction",

@@ -15,15 +15,19 @@ from dagster_flinkpy.common.typeinfo import (
     Types,
 )
 from dagster_flinkpy.common.types import Row
+from dagster_flinkpy.datastream.batch_function import BatchAggregateFunction
 from dagster_flinkpy.datastream.functions import AggregateFunction, ProcessWindowFunction
 from dagster_flinkpy.errors import ConfigurationError
 
 __all__ = [
     "Aggregation",
     "Aggregations",
+    "BatchAggregate",
+    "BuiltInAggregate",
     "CountAggregate",
     "MeanAggregate",
     "WithKeyAndWindow",
+    "aggregate_of",
     "check_field",
     "check_is_number",
     "field_of",
@@ -233,6 +237,63 @@ def _checked(name: str, one: Aggregation, record_type: TypeInformation) -> TypeI
     return kind
 
 
+class BatchAggregate:
+    """An aggregation in columns that the user wrote. The result is a row.
+
+    Args:
+        function: The aggregation.
+        record_type: The type of the records.
+
+    Raises:
+        ConfigurationError: The type of its accumulators or results is not a row with names.
+    """
+
+    name = "agg"
+
+    def __init__(self, function: BatchAggregateFunction, record_type: TypeInformation) -> None:
+        self.function, self.record_type = function, record_type
+        self.accumulator_type = _named_row(function, "get_accumulator_type")
+        self.result_type = _named_row(function, "get_result_type")
+        self.results = dict(zip(self.result_type.field_names, self.result_type.field_types, strict=True))
+
+
+def _named_row(function: BatchAggregateFunction, method: str) -> RowTypeInfo:
+    kind = getattr(function, method)()
+    if not isinstance(kind, RowTypeInfo) or not kind.named:
+        raise ConfigurationError(
+            f"{type(function).__name__}.{method}() returned {kind!r}; it must return a row whose fields have names, "
+            "such as Types.ROW_NAMED(['total'], [Types.LONG()])"
+        )
+    return kind
+
+
+BuiltInAggregate = CountAggregate | MeanAggregate | Aggregations | BatchAggregate
+"""An aggregation whose results have names."""
+
+
+def aggregate_of(
+    function: BatchAggregateFunction | None, each: Mapping[str, Aggregation], record_type: TypeInformation
+) -> Aggregations | BatchAggregate:
+    """Returns the aggregation that the arguments of ``agg()`` describe.
+
+    Raises:
+        ConfigurationError: They describe none, or one that does not fit the records.
+    """
+    if function is None:
+        return Aggregations(each, record_type)
+    if not isinstance(function, BatchAggregateFunction):
+        raise ConfigurationError(
+            "agg() needs names, such as agg(total=Aggregation.sum('price')), or a BatchAggregateFunction, not "
+            f"{function!r}"
+        )
+    if each:
+        raise ConfigurationError(
+            f"agg() takes either a BatchAggregateFunction or names, not both: let {type(function).__name__} compute "
+            f"{', '.join(each)}, too, or call agg() twice"
+        )
+    return BatchAggregate(function, record_type)
+
+
 class WithKeyAndWindow(ProcessWindowFunction[Any, Any, Any, Any]):
     """Puts the key and the start and end of the window in front of the result.
 
@@ -247,7 +308,7 @@ class WithKeyAndWindow(ProcessWindowFunction[Any, Any, Any, Any]):
         window = context.window()
         (result,) = elements
         fields = key if self.key_fields > 1 else (key,) * self.key_fields
-        results = result if isinstance(result, tuple) else (result,)
+        results = result if isinstance(result, (tuple, Row)) else (result,)
         yield Row(*fields, window.start, window.end, *results)
 
 

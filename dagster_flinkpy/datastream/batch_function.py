@@ -1,4 +1,4 @@
-"""The vectorised form of a process function, which takes batches of records as Arrow columns."""
+"""The vectorised forms of functions with state, which take batches of records as Arrow columns."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.datastream.functions import Function
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["BatchState", "KeyedBatchFunction", "KeyedMultipleInputBatchFunction"]
+__all__ = ["BatchAggregateFunction", "BatchState", "KeyedBatchFunction", "KeyedMultipleInputBatchFunction"]
 
 
 class BatchState(ABC):
@@ -47,6 +48,53 @@ class BatchState(ABC):
     @abstractmethod
     def delete(self, descriptor: ValueStateDescriptor, keys: pa.Array[Any]) -> None:
         """Deletes the values of keys."""
+
+
+class BatchAggregateFunction(ABC):
+    """An aggregation in columns, for ``agg()`` and for ``aggregate()`` of windows.
+
+    Records become accumulators, each alone; accumulators of a key (and window) are merged; what is left is the result.
+    Only accumulators are state, with a column per field. They are merged in any order and in any number of steps, also
+    before the shuffle, so it must make no difference in which: as for a sum or a maximum, and not for the first record.
+
+    The same object is used for all keys, and keeps nothing between two calls. (Flink: ``AggregateFunction``; Ray Data:
+    ``AggregateFnV2``.)
+    """
+
+    @abstractmethod
+    def get_accumulator_type(self) -> RowTypeInfo:
+        """Returns the fields of an accumulator, as a row with names."""
+
+    @abstractmethod
+    def get_result_type(self) -> RowTypeInfo:
+        """Returns the fields of a result, as a row with names."""
+
+    @abstractmethod
+    def lift(self, batch: pa.RecordBatch) -> pa.RecordBatch | pa.Table:
+        """Returns the accumulator of each record alone.
+
+        Args:
+            batch: The records, with a column per field, or one column ``value`` if they are plain values.
+
+        Returns:
+            The fields of the accumulator type, in any order, with a row per record.
+        """
+
+    @abstractmethod
+    def merge(self, accumulators: pa.RecordBatch, groups: pa.Array[Any]) -> pa.RecordBatch | pa.Table:
+        """Merges the accumulators of each group.
+
+        Args:
+            accumulators: At least one row per group, sorted by group.
+            groups: The group of each row: int64, ascending, every number from 0.
+
+        Returns:
+            The fields of the accumulator type, in any order, with a row per group, in the order of the groups.
+        """
+
+    def get_results(self, accumulators: pa.RecordBatch) -> pa.RecordBatch | pa.Table:
+        """Returns the fields of the result type, in any order, with a row per accumulator. Default: accumulators."""
+        return accumulators
 
 
 class KeyedBatchFunction(Function, ABC):

@@ -22,15 +22,16 @@ from dagster_flinkpy.datastream.adapters import (
 )
 from dagster_flinkpy.datastream.aggregations import (
     Aggregation,
-    Aggregations,
+    BuiltInAggregate,
     CountAggregate,
     MeanAggregate,
+    aggregate_of,
     check_field,
     check_is_number,
     result_row,
     type_of_sum,
 )
-from dagster_flinkpy.datastream.batch_function import KeyedBatchFunction
+from dagster_flinkpy.datastream.batch_function import BatchAggregateFunction, KeyedBatchFunction
 from dagster_flinkpy.datastream.broadcast import BroadcastConnectedStream, BroadcastStream
 from dagster_flinkpy.datastream.closeable_iterator import CloseableIterator
 from dagster_flinkpy.datastream.connected_streams import ConnectedStreams, MultipleConnectedStreams
@@ -585,18 +586,19 @@ class KeyedStream(DataStream):
         check_is_number(self.get_type(), field, "mean()")
         return self._rolling(MeanAggregate(field))
 
-    def agg(self, **aggregations: Aggregation) -> DataStream:
-        """Emits several aggregations per key so far: the key's fields and one for each. Not in PyFlink.
+    def agg(self, function: BatchAggregateFunction | None = None, /, **aggregations: Aggregation) -> DataStream:
+        """Emits aggregations per key so far: the key's fields and those of the results. Not in PyFlink.
 
         Args:
-            aggregations: The aggregations, by the name of their field.
+            function: An aggregation in columns. Default: built-in ones.
+            aggregations: The built-in aggregations, by the name of their field.
 
         Raises:
             ConfigurationError: An aggregation does not fit the records; or two fields would have one name.
         """
-        return self._rolling(Aggregations(aggregations, self.get_type()))
+        return self._rolling(aggregate_of(function, aggregations, self.get_type()))
 
-    def _rolling(self, aggregate: CountAggregate | MeanAggregate | Aggregations) -> DataStream:
+    def _rolling(self, aggregate: BuiltInAggregate) -> DataStream:
         names, types = self._upstream.key_fields(f"{aggregate.name}()")
         spec = RollingAggregateSpec(aggregate, self.get_type(), flat=len(names) > 1)
         return self._then(aggregate.name.title(), spec, result_row(names, types, aggregate.results))

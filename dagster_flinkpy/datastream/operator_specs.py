@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, TypeInformation
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
-from dagster_flinkpy.datastream.aggregations import Aggregations, CountAggregate, MeanAggregate
+from dagster_flinkpy.datastream.aggregations import BatchAggregate, BuiltInAggregate
 from dagster_flinkpy.datastream.async_retry_strategies import AsyncRetryStrategy
 from dagster_flinkpy.datastream.batch_function import KeyedBatchFunction, KeyedMultipleInputBatchFunction
 from dagster_flinkpy.datastream.checkpointed_function import CheckpointedFunction
@@ -348,7 +348,7 @@ class KeyedMultipleInputBatchSpec(_MultipleInputSpec):
 class RollingAggregateSpec(OperatorSpec):
     """A running aggregation per key, which emits the key and the result."""
 
-    aggregate: CountAggregate | MeanAggregate | Aggregations
+    aggregate: BuiltInAggregate
     record_type: TypeInformation
     flat: bool
     """Whether the key is a tuple whose elements become fields of the result."""
@@ -357,6 +357,9 @@ class RollingAggregateSpec(OperatorSpec):
     kind: ClassVar[str] = "rolling_aggregate"
     stateful: ClassVar[bool] = True
     keyed: ClassVar[bool] = True
+
+    def user_functions(self) -> list[Any]:
+        return [self.aggregate.function] if isinstance(self.aggregate, BatchAggregate) else []
 
 
 @dataclass(frozen=True)
@@ -367,7 +370,7 @@ class WindowSpec(OperatorSpec):
     element_type: TypeInformation
     """The type of the records of a window without aggregation."""
     trigger: Trigger[Any, Any]
-    aggregate: AggregateFunction | None = None
+    aggregate: AggregateFunction | BatchAggregate | None = None
     reduce: ReduceFunction | Callable[[Any, Any], Any] | None = None
     accumulator_type: TypeInformation = field(default_factory=PickledBytesTypeInfo)
     window_function: (
@@ -386,7 +389,8 @@ class WindowSpec(OperatorSpec):
     keyed: ClassVar[bool] = True
 
     def user_functions(self) -> list[Any]:
-        return [self.aggregate, self.reduce, self.window_function, self.assigner, self.trigger]
+        aggregate = self.aggregate.function if isinstance(self.aggregate, BatchAggregate) else self.aggregate
+        return [aggregate, self.reduce, self.window_function, self.assigner, self.trigger]
 
 
 @dataclass(frozen=True)

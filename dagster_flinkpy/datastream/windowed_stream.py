@@ -10,15 +10,18 @@ from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, RowTypeInfo, T
 from dagster_flinkpy.datastream.adapters import AccumulateType, Accumulation
 from dagster_flinkpy.datastream.aggregations import (
     Aggregation,
-    Aggregations,
+    BatchAggregate,
+    BuiltInAggregate,
     CountAggregate,
     MeanAggregate,
     WithKeyAndWindow,
+    aggregate_of,
     check_field,
     check_is_number,
     result_row,
     type_of_sum,
 )
+from dagster_flinkpy.datastream.batch_function import BatchAggregateFunction
 from dagster_flinkpy.datastream.functions import (
     AggregateFunction,
     AllWindowFunction,
@@ -111,15 +114,25 @@ class _Windowed(Generic[S]):
 
     def _aggregate(
         self,
-        aggregate_function: AggregateFunction,
+        aggregate_function: AggregateFunction | BatchAggregateFunction,
         window_function: Any,
         accumulator_type: TypeInformation | list[TypeInformation] | None,
         output_type: TypeInformation | None,
     ) -> S:
-        if not isinstance(aggregate_function, AggregateFunction):
-            raise ConfigurationError(f"aggregate() needs an AggregateFunction, not {aggregate_function!r}")
         if window_function is not None:
             self._check(window_function, self._apply_functions + self._process_functions, "aggregate()")
+        if isinstance(aggregate_function, BatchAggregateFunction):
+            if accumulator_type is not None:
+                raise ConfigurationError("aggregate() takes no accumulator_type: a BatchAggregateFunction has its own")
+            aggregate = BatchAggregate(aggregate_function, self.get_input_type())
+            return self._window(
+                aggregate.result_type if output_type is None and window_function is None else output_type,
+                aggregate=aggregate,
+                window_function=window_function,
+                accumulator_type=aggregate.accumulator_type,
+            )
+        if not isinstance(aggregate_function, AggregateFunction):
+            raise ConfigurationError(f"aggregate() needs an AggregateFunction, not {aggregate_function!r}")
         if isinstance(accumulator_type, list):
             accumulator_type = RowTypeInfo(accumulator_type)
         return self._window(
@@ -196,20 +209,21 @@ class _Windowed(Generic[S]):
         check_is_number(self.get_input_type(), field, "mean()")
         return self._with_key_and_window(MeanAggregate(field))
 
-    def agg(self, **aggregations: Aggregation) -> S:
-        """Emits several aggregations per window: the key's fields, ``window_start``, ``window_end``, one for each.
+    def agg(self, function: BatchAggregateFunction | None = None, /, **aggregations: Aggregation) -> S:
+        """Emits aggregations per window: the key's fields, ``window_start``, ``window_end``, those of the results.
 
         Not in PyFlink.
 
         Args:
-            aggregations: The aggregations, by the name of their field.
+            function: An aggregation in columns. Default: built-in ones.
+            aggregations: The built-in aggregations, by the name of their field.
 
         Raises:
             ConfigurationError: An aggregation does not fit the records; or two fields would have one name.
         """
-        return self._with_key_and_window(Aggregations(aggregations, self.get_input_type()))
+        return self._with_key_and_window(aggregate_of(function, aggregations, self.get_input_type()))
 
-    def _with_key_and_window(self, aggregate: CountAggregate | MeanAggregate | Aggregations) -> S:
+    def _with_key_and_window(self, aggregate: BuiltInAggregate) -> S:
         if not isinstance(self._assigner.get_window_serializer(), TimeWindowSerializer):
             raise ConfigurationError(f"{aggregate.name}() needs windows with a start and an end; use aggregate()")
         names, types = self._key_fields(f"{aggregate.name}()")
@@ -244,7 +258,7 @@ class WindowedStream(_Windowed[S]):
 
     def aggregate(
         self,
-        aggregate_function: AggregateFunction,
+        aggregate_function: AggregateFunction | BatchAggregateFunction,
         window_function: WindowFunction[Any, Any, Any, Any] | ProcessWindowFunction[Any, Any, Any, Any] | None = None,
         accumulator_type: TypeInformation | list[TypeInformation] | None = None,
         output_type: TypeInformation | None = None,
@@ -299,7 +313,7 @@ class AllWindowedStream(_Windowed[S]):
 
     def aggregate(
         self,
-        aggregate_function: AggregateFunction,
+        aggregate_function: AggregateFunction | BatchAggregateFunction,
         window_function: AllWindowFunction[Any, Any, Any] | ProcessAllWindowFunction[Any, Any, Any] | None = None,
         accumulator_type: TypeInformation | list[TypeInformation] | None = None,
         output_type: TypeInformation | None = None,

@@ -53,7 +53,7 @@ _TASK_ERROR = re.compile(r"^dagster_flinkpy\.runtime\.failure\.TaskError: (\{.*\
 
 
 def user_error(
-    error: BaseException, *, what: str, operator: str, subtask: int, key: Any = UNKNOWN, value: Any = UNKNOWN
+    error: BaseException, *, what: str, operator: str, subtask: int | None, key: Any = UNKNOWN, value: Any = UNKNOWN
 ) -> UserFunctionError:
     """Wraps an exception of a user function.
 
@@ -61,13 +61,13 @@ def user_error(
         error: The exception.
         what: The function, for messages, e.g. ``"process_element of operator 'rotations'"``.
         operator: Uid of the operator.
-        subtask: Index of the subtask.
+        subtask: Index of the subtask; None if it does not matter.
         key: The key that was being processed.
         value: The record that was being processed.
     """
     shown_key = None if key is UNKNOWN else _shown(key, repr)
     shown_value = None if value is UNKNOWN else _shown(value, repr)
-    message = f"{what}, subtask {subtask}"
+    message = what if subtask is None else f"{what}, subtask {subtask}"
     if shown_key is not None:
         message += f", key {shown_key}"
     message += f", raised {type(error).__name__}"

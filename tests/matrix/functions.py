@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
+import pyarrow as pa
+
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.datastream import (
     AggregateFunction,
+    BatchAggregateFunction,
     FilterFunction,
     KeyedBroadcastProcessFunction,
     KeyedCoProcessFunction,
@@ -54,6 +57,27 @@ class Values(AggregateFunction):
 
     def merge(self, acc_a: list[int], acc_b: list[int]) -> list[int]:
         return sorted(acc_a + acc_b)
+
+
+class Digits(BatchAggregateFunction):
+    """How many records there are, and the last digits of their values."""
+
+    def get_accumulator_type(self) -> Any:
+        return Types.ROW_NAMED(["n", "digits"], [Types.LONG(), Types.STRING()])
+
+    def get_result_type(self) -> Any:
+        return self.get_accumulator_type()
+
+    def lift(self, batch: pa.RecordBatch) -> pa.Table:
+        digits = [str(value % 10) for value in batch["value"].to_pylist()]
+        return pa.table({"n": pa.repeat(1, len(digits)), "digits": pa.array(digits, pa.string())})
+
+    def merge(self, accumulators: pa.RecordBatch, groups: pa.Array[Any]) -> pa.Table:
+        merged: dict[int, tuple[int, str]] = {}
+        for group, n, digits in zip(groups.to_pylist(), *accumulators.to_pydict().values(), strict=True):
+            before, others = merged.get(group, (0, ""))
+            merged[group] = before + n, "".join(sorted({*others, *digits}))
+        return pa.table({name: [each[i] for each in merged.values()] for i, name in enumerate(["n", "digits"])})
 
 
 class Larger(ReduceFunction):

@@ -42,6 +42,7 @@ from tests.matrix.functions import (
     ByRules,
     Changeable,
     Count,
+    Digits,
     Edits,
     EveryKindOfState,
     InPlace,
@@ -114,6 +115,7 @@ class Leg(Enum):
     JOIN = "join"
     JOIN_THREE = "join of three"
     RULES = "broadcast"
+    COLUMNS_OWN = "sessions, aggregated in columns"
 
     def __repr__(self) -> str:
         return str(self)
@@ -452,3 +454,8 @@ def _compute(leg: Leg, spoils: bool, left: DataStream, middle: DataStream, right
             return keyed.connect(tuples, right.key_by("key")).process(JoinThree(), OUT).uid(uid)
         case Leg.RULES:
             return keyed.connect(right.broadcast(RULES)).process(ByRules(), OUT).uid(uid)
+        case Leg.COLUMNS_OWN:
+            digits = keyed.window(sessions).agg(Digits()).uid(uid)
+            return digits.map(lambda v: ("own", v.key, v.window_start, [v.n, *map(int, v.digits)]), OUT).uid(
+                f"{uid}-map"
+            )

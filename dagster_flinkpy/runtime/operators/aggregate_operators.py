@@ -1,4 +1,4 @@
-"""The vectorised built-in rolling aggregations. State has the same format as that of :class:`ReduceOperator`."""
+"""The vectorised rolling aggregations. State has the same format as that of :class:`ReduceOperator`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
 from dagster_flinkpy.datastream.operator_specs import ReduceSpec, RollingAggregateSpec
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.errors import TypeMismatchError
-from dagster_flinkpy.runtime.operators.folds import ColumnFold, aggregation_error, fields_of, fold_of, spread
+from dagster_flinkpy.runtime.operators.column_fold import Cells, ColumnFold
+from dagster_flinkpy.runtime.operators.folds import aggregation_error, fields_of, fold_of, spread
 from dagster_flinkpy.runtime.operators.grouped_rows import IntegerOverflowError
 from dagster_flinkpy.runtime.operators.keyed_operators import KeyedStateOperator, ReduceOperator, touch_keys
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
@@ -26,8 +27,6 @@ __all__ = [
     "create_rolling_operator",
 ]
 
-Cells = npt.NDArray[np.int64]
-
 
 def create_reduce_operator(context: OperatorContext, spec: ReduceSpec) -> StreamOperator:
     """Creates the operator of a reduction: vectorised if it is a built-in aggregation of numbers."""
@@ -39,8 +38,8 @@ def create_reduce_operator(context: OperatorContext, spec: ReduceSpec) -> Stream
 
 
 def create_rolling_operator(context: OperatorContext, spec: RollingAggregateSpec) -> StreamOperator:
-    """Creates the operator of a rolling count or mean."""
-    fold = fold_of(spec.aggregate, spec.record_type, spec.aggregate.accumulator_type)
+    """Creates the operator of a running aggregation whose results have names."""
+    fold = fold_of(spec.aggregate, spec.record_type, spec.aggregate.accumulator_type, context.vertex.uid)
     assert fold is not None
     operator = MiniBatchAggregateOperator if spec.mini_batch else RollingAggregateOperator
     return operator(context, fold, with_key=True, flat=spec.flat)

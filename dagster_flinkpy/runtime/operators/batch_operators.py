@@ -10,16 +10,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation
 from dagster_flinkpy.connectors.column_casts import fit_column
 from dagster_flinkpy.datastream.batch_function import BatchState
 from dagster_flinkpy.datastream.functions import RuntimeContext
 from dagster_flinkpy.datastream.operator_specs import FilterBatchSpec, InputsSpec, MapBatchSpec
 from dagster_flinkpy.datastream.state import StateDescriptor, ValueStateDescriptor
-from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError, shorten
+from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
 from dagster_flinkpy.runtime.operators.keyed_operators import KeyedStateOperator, touch_keys
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
+from dagster_flinkpy.runtime.operators.record_batches import record_batch, shown_value, table_column
 from dagster_flinkpy.runtime.operators.runtime_context import TaskRuntimeContext
 from dagster_flinkpy.runtime.operators.stream_operator import StreamOperator, called
 from dagster_flinkpy.runtime.shuffle.batch import KeyColumn, StreamBatch
@@ -113,7 +113,7 @@ class KeyedBatchOperator(KeyedStateOperator):
         function, keys = self._inputs[input_index], self.bind(batch)
         self._state.select(keys)
         try:
-            results = function(keys.column, _record_batch(batch), self._state)
+            results = function(keys.column, record_batch(batch.column, batch.type_info), self._state)
             if results is None:
                 return
             tables: Iterable[Any] = (results,) if isinstance(results, (pa.RecordBatch, pa.Table)) else results
@@ -126,15 +126,15 @@ class KeyedBatchOperator(KeyedStateOperator):
         vertex = self.context.vertex
         if not isinstance(table, (pa.RecordBatch, pa.Table)):
             raise TypeMismatchError(
-                f"operator {vertex.uid!r}: {called(function)} returned {_shown(table)}; it must return record batches "
-                "or tables"
+                f"operator {vertex.uid!r}: {called(function)} returned {shown_value(table)}; it must return record "
+                "batches or tables"
             )
         if not table.num_rows:
             return
         timestamps = batch.timestamps
         if table.num_rows != len(batch):
             timestamps = np.full(table.num_rows, timestamps.max())
-        self.emit(_as_column(table, vertex.output_type, vertex.uid), timestamps)
+        self.emit(table_column(table, vertex.output_type, f"operator {vertex.uid!r}"), timestamps)
 
 
 class MapBatchOperator(StreamOperator):
@@ -146,10 +146,10 @@ class MapBatchOperator(StreamOperator):
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
         vertex = self.context.vertex
-        table = self.call("map_batch()", lambda: self._map(_record_batch(batch)))
+        table = self.call("map_batch()", lambda: self._map(record_batch(batch.column, batch.type_info)))
         if not isinstance(table, (pa.RecordBatch, pa.Table)):
             raise TypeMismatchError(
-                f"operator {vertex.uid!r}: {called(self._map)} returned {_shown(table)}; it must return a record "
+                f"operator {vertex.uid!r}: {called(self._map)} returned {shown_value(table)}; it must return a record "
                 "batch or a table"
             )
         if table.num_rows != len(batch):
@@ -157,7 +157,7 @@ class MapBatchOperator(StreamOperator):
                 f"operator {vertex.uid!r}: {called(self._map)} returned {table.num_rows} rows for {len(batch)} "
                 "records; it must return one for each. To drop records, call filter_batch()"
             )
-        self.emit(_as_column(table, vertex.output_type, vertex.uid), batch.timestamps)
+        self.emit(table_column(table, vertex.output_type, f"operator {vertex.uid!r}"), batch.timestamps)
 
 
 class FilterBatchOperator(StreamOperator):
@@ -168,7 +168,7 @@ class FilterBatchOperator(StreamOperator):
         self._filter = spec.function
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
-        mask = self.call("filter_batch()", lambda: self._filter(_record_batch(batch)))
+        mask = self.call("filter_batch()", lambda: self._filter(record_batch(batch.column, batch.type_info)))
         keep = self._checked(mask, len(batch))
         if keep.any():
             self.context.emit(None, batch if keep.all() else batch.filter(keep))
@@ -181,45 +181,7 @@ class FilterBatchOperator(StreamOperator):
             column = mask.combine_chunks() if isinstance(mask, pa.ChunkedArray) else mask
             mask = pc.fill_null(column, False).to_numpy(zero_copy_only=False)
         if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_:
-            raise TypeMismatchError(f"{what} {_shown(mask)}; it must return an Arrow or numpy array of booleans")
+            raise TypeMismatchError(f"{what} {shown_value(mask)}; it must return an Arrow or numpy array of booleans")
         if mask.shape != (records,):
             raise TypeMismatchError(f"{what} {mask.size} booleans for {records} records; it must return one for each")
         return mask
-
-
-def _shown(value: Any) -> str:
-    """Returns a value as a message shows it: columns and tables, which take many lines, by their type."""
-    text = repr(value)
-    kind = type(value)
-    return f"<{kind.__module__}.{kind.__qualname__}>" if "\n" in text else shorten(text, 200)
-
-
-def _as_column(table: Any, kind: TypeInformation, uid: str) -> pa.Array[Any]:
-    """Returns the records of a table as a column of the declared type.
-
-    Raises:
-        TypeMismatchError: The columns are not those of the type, or a value does not fit; the message names it.
-    """
-    if not isinstance(kind, RowTypeInfo):
-        if table.num_columns != 1:
-            raise TypeMismatchError(f"operator {uid!r}: declared {kind}, got the columns {table.schema.names}")
-        return fit_column(table.column(0), kind, f"operator {uid!r}")
-    if sorted(table.schema.names) != sorted(kind.field_names):
-        raise TypeMismatchError(
-            f"operator {uid!r}: declared the fields {list(kind.field_names)}, got the columns {table.schema.names}"
-        )
-    columns = [
-        fit_column(table.column(name), field, f"operator {uid!r}, field {name!r}")
-        for name, field in zip(kind.field_names, kind.field_types, strict=True)
-    ]
-    return pa.StructArray.from_arrays(columns, fields=list(kind.arrow_type))
-
-
-def _record_batch(batch: StreamBatch) -> pa.RecordBatch:
-    column: Any = batch.column
-    if not isinstance(batch.type_info, RowTypeInfo):
-        return pa.RecordBatch.from_arrays([column], names=["value"])
-    if column.null_count:
-        record = pc.index(column.is_null(), True).as_py()
-        raise TypeMismatchError(f"record {record} of a batch is None; filter such records out first")
-    return pa.RecordBatch.from_arrays(column.flatten(), names=list(batch.type_info.field_names))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,17 +14,24 @@ import pyarrow.compute as pc
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.datastream.adapters import Accumulation
-from dagster_flinkpy.datastream.aggregations import Aggregations, CountAggregate, MeanAggregate, field_of
+from dagster_flinkpy.datastream.aggregations import (
+    Aggregations,
+    BatchAggregate,
+    CountAggregate,
+    MeanAggregate,
+    field_of,
+)
 from dagster_flinkpy.errors import TypeMismatchError
+from dagster_flinkpy.runtime.operators.batch_fold import BatchFold
+from dagster_flinkpy.runtime.operators.column_fold import Cells, ColumnFold
 from dagster_flinkpy.runtime.operators.grouped_rows import FoldKind, IntegerOverflowError, Segments, accumulate, fits
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 from dagster_flinkpy.state.cell_columns import FixedColumn, StructColumn
 from dagster_flinkpy.state.column_table import ColumnTable
 
-__all__ = ["ColumnFold", "aggregation_error", "fields_of", "fold_of", "spread"]
+__all__ = ["aggregation_error", "fields_of", "fold_of", "spread"]
 
-Cells = npt.NDArray[np.int64]
 Numbers = npt.NDArray[Any]
 
 _SUMMED = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float64())
@@ -98,8 +104,8 @@ def _naming(rows: Cells) -> Iterator[None]:
         raise IntegerOverflowError(int(rows[error.row])) from None
 
 
-class ColumnFold(ABC):
-    """A vectorised aggregation; its accumulators are the values of a table.
+class _LeafFold(ColumnFold):
+    """A built-in aggregation: an accumulator is numbers, of which each is added up, or is the least or greatest.
 
     Args:
         state_type: Type of the accumulators.
@@ -108,8 +114,6 @@ class ColumnFold(ABC):
         numbers: The fields of a record that must have a number; None is the record itself.
     """
 
-    carries = False
-    """Whether an accumulator has more than numbers: what its first record has in other fields."""
     initial: float | None = None
     """What the numbers of a new accumulator start from; None stands for its first value."""
 
@@ -119,7 +123,8 @@ class ColumnFold(ABC):
         leaves: Sequence[tuple[int | None, FoldKind]],
         numbers: Sequence[int | None],
     ) -> None:
-        self.state_type, self.leaves, self.numbers = state_type, leaves, numbers
+        super().__init__(state_type, numbers)
+        self.leaves = leaves
 
     def add(
         self,
@@ -129,18 +134,6 @@ class ColumnFold(ABC):
         rows: Cells,
         new: Cells | None = None,
     ) -> None:
-        """Merges accumulators into cells of state.
-
-        Args:
-            table: The table of the accumulators.
-            cells: The cell of each row; may repeat.
-            accumulators: Those of single records (:meth:`lift`), or of records that were combined earlier.
-            rows: The indices of the accumulators to merge, in order; may repeat.
-            new: The first position of each cell that has no accumulator, if the caller knows.
-
-        Raises:
-            IntegerOverflowError: A sum is out of range.
-        """
         first = table.first_missing(cells) if new is None else new
         fresh = cells[first]
         self._start(table, fresh, rows[first], accumulators)
@@ -150,7 +143,6 @@ class ColumnFold(ABC):
         table.mark(cells)
 
     def running(self, table: ColumnTable, cells: Cells, accumulators: pa.Array[Any], rows: Cells) -> pa.Array[Any]:
-        """Merges like :meth:`add`, and returns the result of each row's cell after that row."""
         segments = Segments.of(cells)
         fresh = ~table.contains(segments.groups)
         self._start(table, segments.groups[fresh], rows[segments.order[segments.starts[fresh]]], accumulators)
@@ -167,23 +159,12 @@ class ColumnFold(ABC):
 
     @property
     def combines(self) -> bool:
-        """Whether accumulators of parts of a cell's records can be merged to that of all of them."""
         # The first NaN of a minimum decides, so it matters which values come before it.
         kind = self.state_type.arrow_type
         types = {field: kind if field is None else kind[field].type for field, _ in self.leaves}
         return not any(fold != "sum" and pa.types.is_floating(types[field]) for field, fold in self.leaves)
 
     def combine(self, accumulators: pa.Array[Any], groups: Cells, first: Cells) -> pa.Array[Any] | None:
-        """Merges the accumulators of each group, in order.
-
-        Args:
-            accumulators: A column of accumulators.
-            groups: The group of each, as numbers from 0.
-            first: The first row of each group.
-
-        Returns:
-            The accumulator of each group, or None if a sum might be out of range for its type.
-        """
         merged: dict[int | None, pa.Array[Any]] = {}
         for field, kind in self.leaves:
             values = _leaf(accumulators, field)
@@ -203,34 +184,6 @@ class ColumnFold(ABC):
         rows, fields = pa.array(first), list(accumulators.type)
         children = [merged[i] if i in merged else _field(accumulators, i).take(rows) for i in range(len(fields))]
         return pa.StructArray.from_arrays(children, fields=fields)
-
-    def lift(self, records: pa.Array[Any]) -> pa.Array[Any]:
-        """Returns the accumulator of each record alone.
-
-        Raises:
-            TypeMismatchError: A record has no number in the field.
-        """
-        return self.accumulators(self.reads(records))
-
-    @abstractmethod
-    def reads(self, records: pa.Array[Any]) -> pa.Array[Any]:
-        """Returns what the aggregation needs of each record.
-
-        Raises:
-            TypeMismatchError: A record has no number in the field.
-        """
-
-    def accumulators(self, read: pa.Array[Any]) -> pa.Array[Any]:
-        """Returns the accumulator of each record alone, given what :meth:`reads` returned."""
-        return read
-
-    def results(self, table: ColumnTable, cells: Cells) -> pa.Array[Any]:
-        """Returns the results of cells that have an accumulator."""
-        return self.results_of(table.column.take(cells))
-
-    @abstractmethod
-    def results_of(self, accumulators: pa.Array[Any]) -> pa.Array[Any]:
-        """Returns the results of accumulators."""
 
     def _start(self, table: ColumnTable, cells: Cells, first: Cells, accumulators: pa.Array[Any]) -> None:
         """Creates the accumulators of new cells from their first rows, without their numbers."""
@@ -253,7 +206,7 @@ class ColumnFold(ABC):
         ]
 
 
-class _RecordFold(ColumnFold):
+class _RecordFold(_LeafFold):
     """Folds one field of the records; the other fields have the values of the cell's first record.
 
     An accumulator is a record.
@@ -272,7 +225,7 @@ class _RecordFold(ColumnFold):
         return accumulators
 
 
-class _NumbersFold(ColumnFold):
+class _NumbersFold(_LeafFold):
     """One or several aggregations; an accumulator has their numbers.
 
     Args:
@@ -366,14 +319,19 @@ def _check_numbers(records: pa.Array[Any], field: int | None, what: str) -> pa.A
     return column
 
 
-def fold_of(function: object, record_type: TypeInformation, state_type: TypeInformation) -> ColumnFold | None:
+def fold_of(
+    function: object, record_type: TypeInformation, state_type: TypeInformation, operator: str = ""
+) -> ColumnFold | None:
     """Returns the aggregation in columns that is equivalent to a function, or None if there is none.
 
     Args:
         function: The function of a reduction or of a window.
         record_type: Type of the records.
         state_type: Type of the accumulators.
+        operator: The uid of the operator, for messages about functions of users. Default: there is none.
     """
+    if isinstance(function, BatchAggregate):
+        return BatchFold(function, operator)
     if isinstance(function, CountAggregate):
         return _PlainFold([("count", False, None)], ["sum"], state_type)
     if isinstance(function, MeanAggregate):

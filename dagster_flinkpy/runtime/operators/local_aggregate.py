@@ -16,7 +16,8 @@ import pyarrow as pa
 from dagster_flinkpy.common.typeinfo import TypeInformation, Types
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
 from dagster_flinkpy.datastream.operator_specs import OperatorSpec, ReduceSpec, RollingAggregateSpec, WindowSpec
-from dagster_flinkpy.runtime.operators.folds import ColumnFold, fold_of
+from dagster_flinkpy.runtime.operators.column_fold import ColumnFold
+from dagster_flinkpy.runtime.operators.folds import fold_of
 from dagster_flinkpy.runtime.operators.windows.aligned_windower import is_aligned
 from dagster_flinkpy.runtime.operators.windows.factory import window_fold_of
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, KeyColumn, StreamBatch
@@ -33,14 +34,19 @@ TRIED, WORTH = 4096, 0.7
 """If combining this many rows or more leaves more than this share, it does not pay."""
 
 
-def local_aggregate_of(spec: OperatorSpec) -> LocalAggregate | None:
-    """Returns the first phase of an operator whose results do not show how its records were combined, or None."""
+def local_aggregate_of(spec: OperatorSpec, operator: str = "") -> LocalAggregate | None:
+    """Returns the first phase of an operator whose results do not show how its records were combined, or None.
+
+    Args:
+        spec: The operator.
+        operator: Its uid, for messages about functions of users.
+    """
     if isinstance(spec, WindowSpec):
-        fold = window_fold_of(spec)
+        fold = window_fold_of(spec, operator)
     elif isinstance(spec, ReduceSpec) and (spec.final_only or spec.mini_batch):
         fold = fold_of(spec.function, spec.type_info, spec.type_info)
     elif isinstance(spec, RollingAggregateSpec) and spec.mini_batch:
-        fold = fold_of(spec.aggregate, spec.record_type, spec.aggregate.accumulator_type)
+        fold = fold_of(spec.aggregate, spec.record_type, spec.aggregate.accumulator_type, operator)
     else:
         return None
     if fold is None or not fold.combines:

@@ -91,7 +91,7 @@ def writer_output(edge: JobEdge, writer: RecordWriter, job: EpochJob) -> RecordW
     """
     target = job.graph.vertex(edge.target)
     if edge.partitioner.kind is PartitionerKind.HASH and job.alignment_timeout is None:
-        local = local_aggregate_of(target.spec)
+        local = local_aggregate_of(target.spec, target.uid)
         if local is not None:
             reached = [job.input(target.uid, i).watermark for i in range(target.parallelism)]
             floor = max((each for each in reached if each is not None), default=MIN_WATERMARK)

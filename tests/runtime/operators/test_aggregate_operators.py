@@ -52,7 +52,7 @@ def stamped(stream: Any) -> Any:
 @contextmanager
 def one_phase():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dagster_flinkpy.runtime.task.outputs.local_aggregate_of", lambda spec: None)
+        patch.setattr("dagster_flinkpy.runtime.task.outputs.local_aggregate_of", lambda *_: None)
         yield
 
 

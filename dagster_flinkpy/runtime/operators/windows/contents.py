@@ -16,7 +16,8 @@ from dagster_flinkpy.datastream.aggregations import WithKeyAndWindow
 from dagster_flinkpy.datastream.window import CountWindow, TimeWindow
 from dagster_flinkpy.errors import TypeMismatchError
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
-from dagster_flinkpy.runtime.operators.folds import ColumnFold, aggregation_error, fields_of, spread
+from dagster_flinkpy.runtime.operators.column_fold import ColumnFold
+from dagster_flinkpy.runtime.operators.folds import aggregation_error, fields_of, spread
 from dagster_flinkpy.runtime.operators.grouped_rows import IntegerOverflowError
 from dagster_flinkpy.runtime.operators.windows.window_operator import Ints, WindowOperator
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch

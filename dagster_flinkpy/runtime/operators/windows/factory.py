@@ -9,7 +9,8 @@ from dagster_flinkpy.datastream.window import (
     MergingWindowAssigner,
     ProcessingTimeSessionWindows,
 )
-from dagster_flinkpy.runtime.operators.folds import ColumnFold, fold_of
+from dagster_flinkpy.runtime.operators.column_fold import ColumnFold
+from dagster_flinkpy.runtime.operators.folds import fold_of
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.windows.aligned_windower import AlignedWindower, is_aligned
 from dagster_flinkpy.runtime.operators.windows.count_windower import CountWindower, is_by_count
@@ -22,7 +23,7 @@ __all__ = ["create_window_operator", "window_fold_of", "windower_of"]
 
 def create_window_operator(context: OperatorContext, spec: WindowSpec) -> WindowOperator:
     """Creates the operator of windows, with the fastest windower for them, and a built-in aggregation in columns."""
-    return WindowOperator(context, spec, windower_of(spec), window_fold_of(spec))
+    return WindowOperator(context, spec, windower_of(spec), window_fold_of(spec, context.vertex.uid))
 
 
 def windower_of(spec: WindowSpec) -> type[Windower]:
@@ -36,16 +37,20 @@ def windower_of(spec: WindowSpec) -> type[Windower]:
     return AlignedWindower if is_aligned(spec) else GeneralWindower
 
 
-def window_fold_of(spec: WindowSpec) -> ColumnFold | None:
+def window_fold_of(spec: WindowSpec, operator: str) -> ColumnFold | None:
     """Returns the aggregation in columns of windows, or None if it needs each record as a Python value.
 
     Windows are aligned, or sessions. If sessions merge, it shows in which order their records came, unless there are
     only numbers that are merged in any order.
+
+    Args:
+        spec: The windows.
+        operator: The uid of the operator, for messages about functions of users.
     """
     function = spec.window_function
     if not (function is None or type(function) is WithKeyAndWindow):
         return None
-    fold = fold_of(spec.reduce or spec.aggregate, spec.element_type, spec.accumulator_type)
+    fold = fold_of(spec.reduce or spec.aggregate, spec.element_type, spec.accumulator_type, operator)
     if is_aligned(spec):
         return fold
     fixed = type(spec.assigner) in (EventTimeSessionWindows, ProcessingTimeSessionWindows)

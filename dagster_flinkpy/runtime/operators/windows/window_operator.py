@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dagster_flinkpy.datastream.aggregations import BatchAggregate
 from dagster_flinkpy.datastream.functions import (
+    AggregateFunction,
     ProcessAllWindowFunction,
     ProcessWindowFunction,
     ReduceFunction,
@@ -29,7 +31,8 @@ from dagster_flinkpy.datastream.state import (
 from dagster_flinkpy.datastream.window import MergingWindowAssigner
 from dagster_flinkpy.metrics import LATE_RECORDS_DROPPED
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
-from dagster_flinkpy.runtime.operators.folds import ColumnFold
+from dagster_flinkpy.runtime.operators.batch_fold import BatchFold, RecordAggregate
+from dagster_flinkpy.runtime.operators.column_fold import ColumnFold
 from dagster_flinkpy.runtime.operators.keyed_operators import KeyedOperator, KeyedTimerService, touch_keys
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.runtime_context import TaskRuntimeContext
@@ -103,8 +106,8 @@ class WindowOperator(KeyedOperator):
         fold: ColumnFold | None = None,
     ) -> None:
         super().__init__(context, has_timers=False)  # The windower opens those that it needs.
-        self.spec, self.fold = spec, fold
-        self.functions = (spec.aggregate, spec.reduce, spec.window_function)
+        self.spec, self.fold, self._aggregate = spec, fold, _aggregate_of(spec, context.vertex.uid)
+        self.functions = (self._aggregate, spec.reduce, spec.window_function)
         self.event_time = spec.assigner.is_event_time()
         self.lateness = spec.allowed_lateness if self.event_time else 0
         """How long the state of a window is kept after its end, in milliseconds."""
@@ -123,8 +126,8 @@ class WindowOperator(KeyedOperator):
     def descriptor(self) -> StateDescriptor:
         """Returns the state of what windows hold: one value, or all elements."""
         name, spec = "window-contents", self.spec  # as in Flink's WindowOperatorBuilder
-        if spec.aggregate is not None:
-            return AggregatingStateDescriptor(name, spec.aggregate, spec.accumulator_type)
+        if self._aggregate is not None:
+            return AggregatingStateDescriptor(name, self._aggregate, spec.accumulator_type)
         if spec.reduce is not None:
             reduce = spec.reduce if isinstance(spec.reduce, ReduceFunction) else _ReduceCallable(spec.reduce)
             return ReducingStateDescriptor(name, reduce, spec.accumulator_type)
@@ -213,6 +216,16 @@ class WindowOperator(KeyedOperator):
         snapshot.metrics[LATE_RECORDS_DROPPED] = self._late
         self._late = 0
         return snapshot
+
+
+def _aggregate_of(spec: WindowSpec, operator: str) -> AggregateFunction | None:
+    """Returns the aggregation of records one by one."""
+    aggregate = spec.aggregate
+    return (
+        RecordAggregate(BatchFold(aggregate, operator), aggregate)
+        if isinstance(aggregate, BatchAggregate)
+        else aggregate
+    )
 
 
 def _clears(function: Any) -> bool:

@@ -1,0 +1,145 @@
+"""Aggregations in columns that users wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dagster_flinkpy.datastream.aggregations import BatchAggregate
+from dagster_flinkpy.datastream.functions import AggregateFunction
+from dagster_flinkpy.errors import FlinkPyError, TypeMismatchError
+from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS, user_error
+from dagster_flinkpy.runtime.operators.column_fold import Cells, ColumnFold
+from dagster_flinkpy.runtime.operators.grouped_rows import Segments
+from dagster_flinkpy.runtime.operators.record_batches import record_batch, shown_value, table_column
+from dagster_flinkpy.state.column_table import ColumnTable
+
+__all__ = ["BatchFold", "RecordAggregate"]
+
+
+class BatchFold(ColumnFold):
+    """An aggregation in columns that the user wrote.
+
+    Args:
+        aggregate: The aggregation.
+        operator: The uid of the operator, for messages.
+    """
+
+    combines = True
+
+    def __init__(self, aggregate: BatchAggregate, operator: str) -> None:
+        super().__init__(aggregate.accumulator_type)
+        self._function, self._record_type = aggregate.function, aggregate.record_type
+        self._result_type = aggregate.result_type
+        self._operator = operator
+
+    def add(
+        self,
+        table: ColumnTable,
+        cells: Cells,
+        accumulators: pa.Array[Any],
+        rows: Cells,
+        new: Cells | None = None,
+    ) -> None:
+        segments = Segments.of(cells)
+        held = table.contains(segments.groups)
+        column = accumulators.take(pa.array(rows[segments.order]))
+        groups = np.repeat(np.arange(len(segments.groups)), segments.counts)
+        if held.any():
+            column = pa.concat_arrays([table.lookup(segments.groups[held]), column])
+            groups = np.concatenate([np.flatnonzero(held), groups])
+            order = np.argsort(groups, kind="stable")
+            column, groups = column.take(pa.array(order)), groups[order]
+        table.update(segments.groups, self.merge(column, groups, len(segments.groups)))
+
+    def running(self, table: ColumnTable, cells: Cells, accumulators: pa.Array[Any], rows: Cells) -> pa.Array[Any]:
+        # The first rows of all cells are merged at once, then the second ones, and so on.
+        segments = Segments.of(cells)
+        merged, places = [], []
+        for rank in range(int(segments.counts.max(initial=0))):
+            place = segments.order[segments.starts[segments.counts > rank] + rank]
+            self.add(table, cells[place], accumulators, rows[place])
+            merged.append(table.lookup(cells[place]))
+            places.append(place)
+        if not merged:
+            return self.results_of(accumulators.slice(0, 0))
+        by_row = np.argsort(np.concatenate(places))
+        return self.results_of(pa.concat_arrays(merged).take(pa.array(by_row)))
+
+    def combine(self, accumulators: pa.Array[Any], groups: Cells, first: Cells) -> pa.Array[Any]:
+        order = np.argsort(groups, kind="stable")
+        return self.merge(accumulators.take(pa.array(order)), groups[order], len(first))
+
+    def reads(self, records: pa.Array[Any]) -> pa.Array[Any]:
+        lifted = self._call("lift", self._function.lift, record_batch(records, self._record_type))
+        return self._column("lift", lifted, self.state_type, len(records), "record")
+
+    def merge(self, column: pa.Array[Any], groups: npt.NDArray[np.int64], count: int) -> pa.Array[Any]:
+        """Returns the accumulator of each group.
+
+        Args:
+            column: Accumulators, sorted by group.
+            groups: The group of each, as ascending numbers from 0.
+            count: The number of groups.
+        """
+        if len(column) == count:
+            return column
+        batch = record_batch(column, self.state_type)
+        merged = self._call("merge", self._function.merge, batch, pa.array(groups, type=pa.int64()))
+        return self._column("merge", merged, self.state_type, count, "group")
+
+    def results_of(self, accumulators: pa.Array[Any]) -> pa.Array[Any]:
+        batch = record_batch(accumulators, self.state_type)
+        results = self._call("get_results", self._function.get_results, batch)
+        return self._column("get_results", results, self._result_type, len(accumulators), "accumulator")
+
+    def _call(self, name: str, method: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return method(*arguments)
+        except USER_EXCEPTIONS as e:
+            if isinstance(e, FlinkPyError):
+                raise
+            what = f"{name}() of {type(self._function).__name__}, operator {self._operator!r}"
+            raise user_error(e, what=what, operator=self._operator, subtask=None) from e
+
+    def _column(self, name: str, table: Any, kind: Any, rows: int, each: str) -> pa.Array[Any]:
+        """Returns what a method has returned as a column, after checking it."""
+        what = f"operator {self._operator!r}: {name}() of {type(self._function).__name__}"
+        if not isinstance(table, (pa.RecordBatch, pa.Table)):
+            raise TypeMismatchError(f"{what} returned {shown_value(table)}; it must return a record batch or a table")
+        if table.num_rows != rows:
+            raise TypeMismatchError(
+                f"{what} returned {table.num_rows} rows, and there are {rows} {each}s; it must return one for each"
+            )
+        return table_column(table, kind, what)
+
+
+class RecordAggregate(AggregateFunction):
+    """An aggregation in columns that gets one record at a time, where windows need Python values."""
+
+    def __init__(self, fold: BatchFold, aggregate: BatchAggregate) -> None:
+        self._fold, self._aggregate = fold, aggregate
+
+    def create_accumulator(self) -> Any:
+        return None
+
+    def add(self, value: Any, accumulator: Any) -> Any:
+        lifted = self._fold.lift(self._aggregate.record_type.to_arrow([value]))
+        return self._one(lifted if accumulator is None else pa.concat_arrays([self._held(accumulator), lifted]))
+
+    def merge(self, acc_a: Any, acc_b: Any) -> Any:
+        return self._one(pa.concat_arrays([self._held(acc_a), self._held(acc_b)]))
+
+    def get_result(self, accumulator: Any) -> Any:
+        return self._aggregate.result_type.from_arrow(self._fold.results_of(self._held(accumulator)))[0]
+
+    def _held(self, accumulator: Any) -> pa.Array[Any]:
+        return self._aggregate.accumulator_type.to_arrow([accumulator])
+
+    def _one(self, column: pa.Array[Any]) -> Any:
+        merged = self._fold.merge(column, np.zeros(len(column), dtype=np.int64), 1)
+        return self._aggregate.accumulator_type.from_arrow(merged)[0]
