@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from dagster_flinkpy.connectors.commit.staged_rows import RowFile, StagedRows, digest_of
+from dagster_flinkpy.connectors.files.parquet_table import ParquetTable, table_schema
 from dagster_flinkpy.connectors.foreach_epoch import Epoch
-from dagster_flinkpy.connectors.parquet_table import ParquetTable, table_schema
-from dagster_flinkpy.connectors.staged_rows import RowFile, StagedRows, digest_of
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext
 from dagster_flinkpy.errors import CommittableLostError, SinkCommitError
 

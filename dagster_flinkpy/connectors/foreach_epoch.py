@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 from dagster_flinkpy.common.arguments import check_argument
 from dagster_flinkpy.common.typeinfo import TypeInformation
-from dagster_flinkpy.connectors.column_types import check_parquet_type
-from dagster_flinkpy.connectors.table_sink import TableSink
+from dagster_flinkpy.connectors.columns.column_types import check_parquet_type
+from dagster_flinkpy.connectors.commit.table_sink import TableSink
 from dagster_flinkpy.datastream.connectors.base import (
     Committer,
     CommitterInitContext,

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 if TYPE_CHECKING:
-    from dagster_flinkpy.connectors.delta_sink import DeltaSink
-    from dagster_flinkpy.connectors.iceberg_sink import IcebergSink
+    from dagster_flinkpy.connectors.delta.sink import DeltaSink
+    from dagster_flinkpy.connectors.iceberg.sink import IcebergSink
 
 __all__ = ["rows_of_delta", "rows_of_iceberg"]
 
@@ -18,7 +18,7 @@ def rows_of_delta(sink: DeltaSink) -> int | None:
     """Returns the number of rows of a sink's table, or None if the log does not tell it."""
     from deltalake import DeltaTable
 
-    from dagster_flinkpy.connectors.delta_table import storage_options
+    from dagster_flinkpy.connectors.delta.committer import storage_options
 
     table = DeltaTable(sink.location.url, storage_options=storage_options(sink.location))
     if pa.table(table.deletion_vectors()).num_rows:
@@ -29,7 +29,7 @@ def rows_of_delta(sink: DeltaSink) -> int | None:
 
 def rows_of_iceberg(sink: IcebergSink) -> int | None:
     """Returns the number of rows of a sink's table, or None if the log does not tell it."""
-    from dagster_flinkpy.connectors.iceberg_table import TargetTable
+    from dagster_flinkpy.connectors.iceberg.table import TargetTable
     from dagster_flinkpy.datastream.connectors.base import CommitterInitContext
 
     table = TargetTable(sink, CommitterInitContext("", "", fencing_token=0)).open(create=False)

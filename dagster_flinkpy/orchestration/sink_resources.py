@@ -20,8 +20,8 @@ from dagster_flinkpy.storage import StorageLocation
 
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors import DeltaSink, IcebergSink, PostgresSink
-    from dagster_flinkpy.connectors.output_ledger import OutputLedger, Stages, TransactionRecord
-    from dagster_flinkpy.connectors.table_sink import TableSink
+    from dagster_flinkpy.connectors.commit.output_ledger import OutputLedger, Stages, TransactionRecord
+    from dagster_flinkpy.connectors.commit.table_sink import TableSink
     from dagster_flinkpy.datastream.connectors.base import TwoPhaseCommittingSink
     from dagster_flinkpy.datastream.connectors.kafka_sink import KafkaRecordSerializationSchema, TransactionalKafkaSink
     from dagster_flinkpy.runtime.output_transaction import Output, OutputTransaction
@@ -229,7 +229,7 @@ class TwoPhaseCommitSinkResource(StorageResource, ABC):
         return found
 
     def _lingering(self, instance: DagsterInstance) -> list[tuple[OutputLedger, TransactionRecord]]:
-        from dagster_flinkpy.connectors.output_ledger import OutputLedger
+        from dagster_flinkpy.connectors.commit.output_ledger import OutputLedger
 
         found = []
         for ledger in OutputLedger.all(self.location().open()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dagster import TableColumn
 
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, TypeInformation
-from dagster_flinkpy.connectors.column_types import columns_of
+from dagster_flinkpy.connectors.columns.column_types import columns_of
 
 __all__ = ["table_columns"]
 

@@ -66,7 +66,7 @@ class FlinkTableIOManager(ConfigurableIOManager):
 
     def _load(self, context: InputContext) -> Any:
         from dagster_flinkpy.common.typeinfo import type_from_json
-        from dagster_flinkpy.connectors.parquet_table import ParquetTable, table_schema
+        from dagster_flinkpy.connectors.files.parquet_table import ParquetTable, table_schema
 
         form = _form(context.dagster_type.typing_type)
         if form == "spark" and self.spark is None:
@@ -87,7 +87,7 @@ class FlinkTableIOManager(ConfigurableIOManager):
         location = storage_location(self, uri)
         table: Any = ParquetTable(location, schema, partitions)
         if _text(facts.get("flink/table_format")) == "delta":
-            from dagster_flinkpy.connectors.delta_rows import DeltaRows
+            from dagster_flinkpy.connectors.delta.rows import DeltaRows
 
             table = DeltaRows(location, schema, _text(facts.get("flink/partition_column")), partitions)
         columns: Sequence[str] | None = (context.definition_metadata or {}).get("columns")

@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, Types
-from dagster_flinkpy.connectors.arrow_types import type_info_of
-from dagster_flinkpy.connectors.column_casts import cast_columns
-from dagster_flinkpy.connectors.output_ledger import StagedRows
+from dagster_flinkpy.connectors.columns.arrow_types import type_info_of
+from dagster_flinkpy.connectors.columns.column_casts import cast_columns
+from dagster_flinkpy.connectors.commit.output_ledger import StagedRows
 from dagster_flinkpy.errors import TypeMismatchError
 from dagster_flinkpy.runtime.output_transaction import Output, OutputTransaction, writer_context
 

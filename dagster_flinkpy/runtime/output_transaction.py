@@ -22,8 +22,14 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
-from dagster_flinkpy.connectors.output_ledger import LedgerState, OutputLedger, StagedRows, Stages, TransactionRecord
-from dagster_flinkpy.connectors.staged_files import FileNames
+from dagster_flinkpy.connectors.commit.output_ledger import (
+    LedgerState,
+    OutputLedger,
+    StagedRows,
+    Stages,
+    TransactionRecord,
+)
+from dagster_flinkpy.connectors.commit.staged_files import FileNames
 from dagster_flinkpy.datastream.connectors.base import (
     CommitRequest,
     CommitRequestState,

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation, Types
-from dagster_flinkpy.connectors.column_casts import fit_column
+from dagster_flinkpy.connectors.columns.column_casts import fit_column
 from dagster_flinkpy.datastream.state import (
     AggregatingStateDescriptor,
     ListStateDescriptor,

@@ -17,7 +17,7 @@ from dagster_flinkpy.checkpoint.savepoint_target import check_target, folders_of
 from dagster_flinkpy.checkpoint.stored_checkpoint import open_checkpoint
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.typeinfo import TypeInformation
-from dagster_flinkpy.connectors.column_casts import fit_column
+from dagster_flinkpy.connectors.columns.column_casts import fit_column
 from dagster_flinkpy.datastream.state import ListStateDescriptor, MapStateDescriptor, StateDescriptor
 from dagster_flinkpy.errors import ConfigurationError, ParallelismError, RestoreError, StateSchemaError
 from dagster_flinkpy.key_groups import (

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
-from dagster_flinkpy.connectors.iceberg_table import CommitLog
+from dagster_flinkpy.connectors.iceberg.table import CommitLog
 from dagster_flinkpy.datastream.connectors.base import CommitterInitContext, TwoPhaseCommittingSink
 from dagster_flinkpy.runtime.master import commit_retries
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
@@ -30,11 +30,11 @@ JOB, UID = "matrix", "sink"
 # What attempts import when they need it is loaded before they fork.
 for _name in (
     "boto3",
-    "dagster_flinkpy.connectors.file_sink",
-    "dagster_flinkpy.connectors.iceberg_committer",
-    "dagster_flinkpy.connectors.iceberg_writer",
-    "dagster_flinkpy.connectors.postgres_committer",
-    "dagster_flinkpy.connectors.postgres_writer",
+    "dagster_flinkpy.connectors.files.file_sink",
+    "dagster_flinkpy.connectors.iceberg.committer",
+    "dagster_flinkpy.connectors.iceberg.writer",
+    "dagster_flinkpy.connectors.postgres.committer",
+    "dagster_flinkpy.connectors.postgres.writer",
     "pandas",
     "pyarrow.dataset",
     "pyiceberg.catalog.sql",

@@ -130,7 +130,7 @@ def _values_of_postgres(place: Place) -> list[int]:
 
 
 _COPY = {
-    "after the ledger row": Hook(f"{_CONNECTORS}.postgres_session:Session", "register", after=True),
+    "after the ledger row": Hook(f"{_CONNECTORS}.postgres.session:Session", "register", after=True),
     "before COMMIT": Hook("psycopg:Transaction", "__exit__"),
     "after COMMIT": Hook("psycopg:Transaction", "__exit__", after=True),
 }
@@ -192,10 +192,10 @@ TARGETS = {
         "PostgreSQL, PREPARE TRANSACTION",
         lambda place: PostgresSink(place.server, f"case_{place.name}.t", prepare_transactions=True),
         _values_of_postgres,
-        Hook(f"{_CONNECTORS}.postgres_writer:PreparingWriter", "write", after=True),
+        Hook(f"{_CONNECTORS}.postgres.writer:PreparingWriter", "write", after=True),
         {
             "after the first COMMIT PREPARED": Hook(
-                f"{_CONNECTORS}.postgres_committer:PreparedTransactionCommitter", "_commit", after=True
+                f"{_CONNECTORS}.postgres.committer:PreparedTransactionCommitter", "_commit", after=True
             )
         },
         server="postgres",

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from dagster_flinkpy.common import Types
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.connectors import Epoch, ForeachEpoch
+from dagster_flinkpy.connectors.commit.staged_rows import StagedRows, StagedRowsWriter
 from dagster_flinkpy.connectors.foreach_committer import ForeachCommitter
-from dagster_flinkpy.connectors.staged_rows import StagedRows, StagedRowsWriter
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext, WriterInitContext
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
@@ -28,8 +28,8 @@ from dagster_flinkpy.runtime.master.commit_retries import MAX_RETRIES, commit_re
 from dagster_flinkpy.spark.sessions import SparkSettings, get_session
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
-from tests.connectors.test_postgres_jobs import dying
-from tests.connectors.test_postgres_sink import Crash
+from tests.connectors.postgres.test_jobs import dying
+from tests.connectors.postgres.test_sink import Crash
 from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt
 from tests.runtime.programs import EVENT, environment, events

@@ -52,7 +52,7 @@ PYTHON = "runtime/test_python_environment.py"
 TOLERATED = "runtime/master/test_tolerated_failures.py"
 TTL = "state/test_ttl.py"
 PROGRAM = "orchestration/test_flink_job.py::test_a_run_takes_checkpoints_as_the_program_says"
-FILES = "connectors/test_files.py"
+FILES = "connectors/files/test_files.py"
 
 ACTS = {
     "StreamExecutionEnvironment.add_python_archive": f"{PYTHON}::test_archives_are_in_the_working_directory",

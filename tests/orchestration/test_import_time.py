@@ -15,7 +15,7 @@ RUN = {  # what runs, checks and ticks need
     "checkpoint.restore",
     "checkpoint.store",
     "cli",
-    "connectors.table_writer",
+    "connectors.commit.table_writer",
     "orchestration.runs.check_findings",
     "runtime.master.job",
     "state",

@@ -12,12 +12,12 @@ import pytest
 
 from dagster_flinkpy.common import Types
 from dagster_flinkpy.common.serialization import SimpleStringSchema
-from dagster_flinkpy.connectors import kafka_committer
-from dagster_flinkpy.connectors.output_ledger import OutputLedger
+from dagster_flinkpy.connectors.commit.output_ledger import OutputLedger
+from dagster_flinkpy.connectors.kafka import committer as kafka_committer
 from dagster_flinkpy.datastream.connectors.kafka import KafkaRecordSerializationSchema
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration import KafkaSinkResource
-from tests.connectors.fake_kafka import TOPIC, FakeCluster, FakeProducer
+from tests.connectors.kafka.fake_kafka import TOPIC, FakeCluster, FakeProducer
 
 DAYS = dg.StaticPartitionsDefinition(["x", "y"])
 

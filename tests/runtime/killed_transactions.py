@@ -13,8 +13,8 @@ from typing import Any
 
 from deltalake import DeltaTable
 
-from dagster_flinkpy.connectors.iceberg_committer import IcebergCommitter
-from dagster_flinkpy.connectors.postgres_session import Session
+from dagster_flinkpy.connectors.iceberg.committer import IcebergCommitter
+from dagster_flinkpy.connectors.postgres.session import Session
 from dagster_flinkpy.runtime.output_transaction import Output
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore

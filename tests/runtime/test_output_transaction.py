@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dagster_flinkpy.connectors.delta_table import DeltaCommitter
-from dagster_flinkpy.connectors.iceberg_committer import IcebergCommitter
-from dagster_flinkpy.connectors.output_ledger import OutputLedger
-from dagster_flinkpy.connectors.postgres_session import Session
+from dagster_flinkpy.connectors.commit.output_ledger import OutputLedger
+from dagster_flinkpy.connectors.delta.committer import DeltaCommitter
+from dagster_flinkpy.connectors.iceberg.committer import IcebergCommitter
+from dagster_flinkpy.connectors.postgres.session import Session
 from dagster_flinkpy.errors import (
     CommitRefusedError,
     CorruptMetadataError,
@@ -29,8 +29,8 @@ from dagster_flinkpy.runtime.master import commit_retries
 from dagster_flinkpy.runtime.output_transaction import Output, OutputTransaction, abort_transactions
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
-from tests.connectors.test_postgres_jobs import dying
-from tests.connectors.test_postgres_sink import Crash
+from tests.connectors.postgres.test_jobs import dying
+from tests.connectors.postgres.test_sink import Crash
 from tests.examples import examples
 from tests.runtime.outputs import Delta, Files, Iceberg, Postgres, Target, write
 

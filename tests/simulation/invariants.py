@@ -12,7 +12,7 @@ from dagster_flinkpy.checkpoint.coordinator_config import DEFAULT_NUM_RETAINED
 from dagster_flinkpy.checkpoint.head import HEAD_KEY, Head
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointKind, CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER
-from dagster_flinkpy.connectors.staged_files import StagedFile
+from dagster_flinkpy.connectors.commit.staged_files import StagedFile
 from dagster_flinkpy.datastream.externalized_checkpoint_retention import ExternalizedCheckpointRetention
 from tests.simulation.edges import read_in_flight
 from tests.simulation.partition_rules import expected_ends

@@ -21,7 +21,7 @@ from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.common.clock import Clock
 from dagster_flinkpy.common.typeinfo import TypeInformation, Types
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
-from dagster_flinkpy.connectors.staged_files import StagedUpload, file_name, partition_folder
+from dagster_flinkpy.connectors.commit.staged_files import StagedUpload, file_name, partition_folder
 from dagster_flinkpy.datastream import KeyedCoProcessFunction, RuntimeContext, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import (
     CommittingSinkWriter,

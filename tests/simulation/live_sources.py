@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.common.typeinfo import TypeInformation, Types
-from dagster_flinkpy.connectors.source_coordinator import unpacked
+from dagster_flinkpy.connectors.sources.source_coordinator import unpacked
 from dagster_flinkpy.datastream.connectors import source as flink
 from dagster_flinkpy.datastream.connectors.base import Source, SourceSplit, SplitEnumerator
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition

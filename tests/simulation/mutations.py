@@ -21,7 +21,7 @@ from dagster_flinkpy.checkpoint.shared_state_registry import SharedStateRegistry
 from dagster_flinkpy.checkpoint.stimuli import Acknowledge, MetadataWriteFailed
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.traces import Traces
-from dagster_flinkpy.connectors.staged_files import FileNames
+from dagster_flinkpy.connectors.commit.staged_files import FileNames
 from dagster_flinkpy.errors import CorruptMetadataError, StorageError
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master import job as job_loop

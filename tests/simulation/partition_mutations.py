@@ -8,7 +8,7 @@ from typing import Any
 from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.partitions import PartitionRetention
-from dagster_flinkpy.connectors.staged_files import StagedFileCommitter
+from dagster_flinkpy.connectors.commit.staged_files import StagedFileCommitter
 from dagster_flinkpy.runtime.master.committers import Committers
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.runtime.master.starting_point import Restore

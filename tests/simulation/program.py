@@ -19,7 +19,7 @@ import pyarrow as pa
 from dagster_flinkpy.checkpoint.partitions import PartitionRetention
 from dagster_flinkpy.common.typeinfo import TypeInformation, Types
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
-from dagster_flinkpy.connectors.staged_files import StagedFileCommitter
+from dagster_flinkpy.connectors.commit.staged_files import StagedFileCommitter
 from dagster_flinkpy.datastream import KeyedProcessFunction, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import (
     Committer,

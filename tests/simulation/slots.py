@@ -14,7 +14,7 @@ from unittest import mock
 import pyarrow as pa
 
 from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
-from dagster_flinkpy.connectors.source_coordinator import SourceCoordinator
+from dagster_flinkpy.connectors.sources.source_coordinator import SourceCoordinator
 from dagster_flinkpy.errors import SlotLostError, StorageError
 from dagster_flinkpy.runtime import shipping
 from dagster_flinkpy.runtime.exchange import input_gate, places, reply_stream, slot_link

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dagster_flinkpy.connectors.source_coordinator import SourceCoordinator, Tell, unpacked
+from dagster_flinkpy.connectors.sources.source_coordinator import SourceCoordinator, Tell, unpacked
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.runtime.epoch import Epoch
 from dagster_flinkpy.runtime.master.open_epoch import OpenEpoch

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER, SubtaskState
-from dagster_flinkpy.connectors.staged_files import StagedUpload, file_name, partition_folder
+from dagster_flinkpy.connectors.commit.staged_files import StagedUpload, file_name, partition_folder
 from dagster_flinkpy.datastream.connectors.base import WriterInitContext
 from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSourceSpec, SourceSpec
 from dagster_flinkpy.errors import (

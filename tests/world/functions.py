@@ -193,8 +193,8 @@ class FunctionTarget(Sink):
     title = "Function of each epoch as a sink"
     knows_the_job = False  # nobody can tell what the function has written
     hooks = (
-        ("dagster_flinkpy.connectors.staged_rows:StagedRows", "read", False),
-        ("dagster_flinkpy.connectors.staged_rows:StagedRows", "read", True),
+        ("dagster_flinkpy.connectors.commit.staged_rows:StagedRows", "read", False),
+        ("dagster_flinkpy.connectors.commit.staged_rows:StagedRows", "read", True),
     )
 
     @property

@@ -71,7 +71,7 @@ class PostgresTable(_Database, Sink):
     columns: ClassVar[str] = "key text, time bigint, value bigint"
     options: ClassVar[dict[str, Any]] = {}
     hooks = (
-        ("dagster_flinkpy.connectors.postgres_session:Session", "register", True),
+        ("dagster_flinkpy.connectors.postgres.session:Session", "register", True),
         ("psycopg:Transaction", "__exit__", False),
         ("psycopg:Transaction", "__exit__", True),
     )
@@ -97,8 +97,8 @@ class PostgresPrepared(PostgresTable):
     title = "PostgreSQL table as a sink, prepare_transactions"
     options: ClassVar[dict[str, Any]] = {"prepare_transactions": True}
     hooks = (
-        ("dagster_flinkpy.connectors.postgres_committer:PreparedTransactionCommitter", "_commit", False),
-        ("dagster_flinkpy.connectors.postgres_committer:PreparedTransactionCommitter", "_commit", True),
+        ("dagster_flinkpy.connectors.postgres.committer:PreparedTransactionCommitter", "_commit", False),
+        ("dagster_flinkpy.connectors.postgres.committer:PreparedTransactionCommitter", "_commit", True),
     )
 
 

@@ -15,7 +15,7 @@ from dagster_flinkpy.common import Row
 from dagster_flinkpy.common.serialization import SimpleStringSchema
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.connectors import KinesisSource, PythonDataSource
-from dagster_flinkpy.connectors.kinesis_enumerator import KinesisEnumerator
+from dagster_flinkpy.connectors.kinesis.enumerator import KinesisEnumerator
 from dagster_flinkpy.datastream import DataStream, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import TwoPhaseCommittingSink
 from dagster_flinkpy.datastream.connectors.kafka import KafkaRecordSerializationSchema, KafkaSink
@@ -28,8 +28,8 @@ from dagster_flinkpy.errors import (
     SinkCommitError,
     SourceReadError,
 )
-from tests.connectors.fake_kafka import TOPIC, FakeCluster, FakeProducer
-from tests.connectors.test_kinesis_source import FakeKinesis, client_error
+from tests.connectors.kafka.fake_kafka import TOPIC, FakeCluster, FakeProducer
+from tests.connectors.kinesis.test_source import FakeKinesis, client_error
 from tests.world.stage import EVENT, Act, Record, Sink, Source, Undo, nothing
 
 __all__ = ["SYSTEMS"]
@@ -48,7 +48,7 @@ class KafkaTopic(Sink):
 
     def begin(self) -> None:
         self.cluster, self.stack = FakeCluster(), ExitStack()
-        client = "dagster_flinkpy.connectors.kafka_committer.new_client"
+        client = "dagster_flinkpy.connectors.kafka.committer.new_client"
         self.stack.enter_context(mock.patch(client, self.cluster.client))
 
     def close(self) -> None:
@@ -61,9 +61,9 @@ class KafkaTopic(Sink):
         return builder.set_staging(str(self.folder)).build()
 
     hooks = (
-        ("tests.connectors.fake_kafka:FakeProducer", "begin_transaction", True),
-        ("tests.connectors.fake_kafka:FakeProducer", "commit_transaction", False),
-        ("tests.connectors.fake_kafka:FakeProducer", "commit_transaction", True),
+        ("tests.connectors.kafka.fake_kafka:FakeProducer", "begin_transaction", True),
+        ("tests.connectors.kafka.fake_kafka:FakeProducer", "commit_transaction", False),
+        ("tests.connectors.kafka.fake_kafka:FakeProducer", "commit_transaction", True),
     )
 
     def rows(self) -> Sequence[Record]:
@@ -130,7 +130,7 @@ class KinesisStream(Source):
     def begin(self) -> None:
         self.fake, self.stack = FakeKinesis(), ExitStack()
         self.stack.enter_context(
-            mock.patch("dagster_flinkpy.connectors.kinesis_client.open_client", lambda source: self.fake)
+            mock.patch("dagster_flinkpy.connectors.kinesis.client.open_client", lambda source: self.fake)
         )
         defaults = KinesisEnumerator.__init__.__kwdefaults__
         self.stack.enter_context(mock.patch.dict(defaults, now=lambda: self.fake.now))

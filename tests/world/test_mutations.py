@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from dagster_flinkpy.connectors.delta_table import DeltaCommitter
-from dagster_flinkpy.connectors.iceberg_table import TargetTable
-from dagster_flinkpy.connectors.known_files import KnownFiles
-from dagster_flinkpy.connectors.postgres_session import Session
+from dagster_flinkpy.connectors.delta.committer import DeltaCommitter
+from dagster_flinkpy.connectors.iceberg.table import TargetTable
+from dagster_flinkpy.connectors.postgres.session import Session
+from dagster_flinkpy.connectors.sources.known_files import KnownFiles
 from dagster_flinkpy.runtime.master.committers import Committers
 from tests.world.play import Case, Deed, Promise
 from tests.world.stage import Place
@@ -29,7 +29,7 @@ def _forgets(known: KnownFiles, files: Any) -> None:
     known._gone.clear()
 
 
-SOURCE_FILES = "dagster_flinkpy.connectors.text_reader.check_unchanged"
+SOURCE_FILES = "dagster_flinkpy.connectors.files.text_reader.check_unchanged"
 MUTATIONS = {
     "files that were changed after planning are read": (
         (SOURCE_FILES,),

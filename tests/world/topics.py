@@ -11,7 +11,7 @@ from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.datastream import DataStream, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.kafka import KafkaOffsetsInitializer, KafkaSource
 from dagster_flinkpy.errors import InputExpiredError, SourceReadError
-from tests.connectors.fake_topics import FakePartition, FakeTopics
+from tests.connectors.kafka.fake_topics import FakePartition, FakeTopics
 from tests.world.stage import EVENT, Act, Record, Source, Undo, nothing
 
 __all__ = ["SYSTEMS"]

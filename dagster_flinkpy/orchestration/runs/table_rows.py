@@ -15,7 +15,7 @@ from dagster_flinkpy.orchestration.metadata_set import FlinkCheckpointMetadataSe
 from dagster_flinkpy.orchestration.runs.job_run import JobRun
 
 if TYPE_CHECKING:
-    from dagster_flinkpy.connectors.parquet_table import RowCount
+    from dagster_flinkpy.connectors.files.parquet_table import RowCount
 
 __all__ = ["table_rows"]
 
@@ -39,7 +39,7 @@ def table_rows(run: JobRun, vertex: JobVertex) -> dict[str, Any]:
         return {}
     from pyarrow import ArrowException, schema
 
-    from dagster_flinkpy.connectors.parquet_table import ParquetTable
+    from dagster_flinkpy.connectors.files.parquet_table import ParquetTable
 
     table = ParquetTable(sink.location, schema([]))
     try:
@@ -70,7 +70,7 @@ def _warn(run: JobRun, table: str, error: Exception) -> None:
 
 def _counted_before(instance: DagsterInstance, key: AssetKey) -> RowCount | None:
     """Returns the row count in the metadata of the asset's last materialization."""
-    from dagster_flinkpy.connectors.parquet_table import RowCount
+    from dagster_flinkpy.connectors.files.parquet_table import RowCount
 
     event = instance.get_latest_materialization_event(key)
     if event is None or event.asset_materialization is None:

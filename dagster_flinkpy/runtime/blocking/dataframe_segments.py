@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
-from dagster_flinkpy.connectors.column_casts import cast_column
+from dagster_flinkpy.connectors.columns.column_casts import cast_column
 from dagster_flinkpy.datastream.connectors.base import Json
 from dagster_flinkpy.errors import InputTypeError, TypeMismatchError
 from dagster_flinkpy.runtime.blocking.segments import SegmentWriter, open_segments, read_segment

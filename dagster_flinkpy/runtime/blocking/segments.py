@@ -15,11 +15,11 @@ from typing import Any
 import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
-from dagster_flinkpy.connectors.ranged_file import RangedFile
 from dagster_flinkpy.datastream.connectors.base import Json, SourceSplit
 from dagster_flinkpy.errors import ObjectNotFoundError, SegmentLostError, SourceReadError, StorageError
 from dagster_flinkpy.state.schema_evolution import upgraded
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
+from dagster_flinkpy.storage.ranged_file import RangedFile
 
 __all__ = ["SegmentWriter", "deal_out", "open_segments", "read_segment", "read_segments"]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from dagster_flinkpy.checkpoint.messages import Subtask
 from dagster_flinkpy.checkpoint.operator_states import SubtaskState
-from dagster_flinkpy.connectors.source_coordinator import SourceCoordinator
+from dagster_flinkpy.connectors.sources.source_coordinator import SourceCoordinator
 from dagster_flinkpy.datastream.connectors.base import (
     Json,
     Source,

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dagster_flinkpy.connectors.column_casts import fit_column
+from dagster_flinkpy.connectors.columns.column_casts import fit_column
 from dagster_flinkpy.datastream.batch_function import BatchState
 from dagster_flinkpy.datastream.functions import RuntimeContext
 from dagster_flinkpy.datastream.operator_specs import FilterBatchSpec, InputsSpec, MapBatchSpec

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dagster_flinkpy.common.watermark_strategy import MIN_WATERMARK, WatermarkStrategy
-from dagster_flinkpy.connectors.column_casts import fit_column
+from dagster_flinkpy.connectors.columns.column_casts import fit_column
 from dagster_flinkpy.datastream.connectors.source import ReaderOutput, SourceOutput
 from dagster_flinkpy.errors import TypeMismatchError
 from dagster_flinkpy.runtime.operators.stream_operator import StreamOperator

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dagster_flinkpy.common import WatermarkStrategy
-from dagster_flinkpy.connectors.source_coordinator import Tell, packed
+from dagster_flinkpy.connectors.sources.source_coordinator import Tell, packed
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.datastream.connectors.source import JsonSerializer

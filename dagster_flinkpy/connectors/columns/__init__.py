@@ -1,0 +1,1 @@
+"""What records are as columns: types, casts, text and messages."""

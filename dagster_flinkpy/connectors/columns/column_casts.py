@@ -1,0 +1,286 @@
+"""Which Arrow columns become which declared types. All sources ask this module; `column-types.md` lists the rule.
+
+A column becomes another type only if each value of it stays what it is: a number keeps its value, a time its precision.
+Nothing is parsed, rounded, cut off or given a meaning that the column does not say, such as a unit or a zone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dagster_flinkpy.common.decimals import column_of, find_big_dec
+from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.connectors.columns.arrow_types import type_info_of
+from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
+
+__all__ = ["cast_column", "cast_columns", "check_cast", "fit_column", "offsets_of_lists"]
+
+Kind = Callable[[pa.DataType], bool]
+
+_INTEGER_DIGITS = {8: 3, 16: 5, 32: 10, 64: 19}
+"""Decimal digits that hold all whole numbers of this many bits."""
+_MANTISSA_BITS = {16: 11, 32: 24, 64: 53}
+
+
+def check_cast(name: str, there: pa.DataType, wanted: pa.DataType, declared: TypeInformation | None = None) -> None:
+    """Checks that the values of a column stay what they are in another type.
+
+    Args:
+        name: The column, for messages.
+        there: The type that it has.
+        wanted: The Arrow type of the declared type.
+        declared: The declared type, for messages. Default: the one that corresponds to ``wanted``.
+
+    Raises:
+        TypeMismatchError: They do not, or not all that such a column can have. The message says what to do.
+    """
+    shown, there = there, _plain(there)
+    if pa.types.is_null(there) or there == wanted:
+        return
+    if pa.types.is_struct(there) and pa.types.is_struct(wanted):
+        for field in wanted:
+            found = there.get_all_field_indices(field.name)
+            if len(found) != 1:
+                fields = [each.name for each in there]
+                raise TypeMismatchError(
+                    f"column {name!r} has the fields {fields}, but {_shown(wanted, declared)} needs one named "
+                    f"{field.name!r}: declare its fields by their names"
+                )
+            check_cast(f"{name}.{field.name}", there.field(found[0]).type, field.type)
+    elif _is_list(there) and pa.types.is_list(wanted):
+        check_cast(f"{name}[]", there.value_type, wanted.value_type)
+    elif pa.types.is_map(there) and pa.types.is_map(wanted):
+        check_cast(f"{name}.key", there.key_type, wanted.key_type)
+        check_cast(f"{name}.value", there.item_type, wanted.item_type)
+    elif not _fits(there, wanted):
+        raise TypeMismatchError(
+            f"column {name!r} is {shown}, which does not become {_shown(wanted, declared)}: {_reason(there, wanted)}. "
+            f"{_advice(there)}"
+        )
+
+
+def cast_column(name: str, column: pa.Array, wanted: pa.DataType, declared: TypeInformation | None = None) -> pa.Array:
+    """Converts a column from outside of the job to the Arrow type of a declared type.
+
+    Args:
+        name: The column, for messages.
+        column: The column.
+        wanted: The Arrow type.
+        declared: The declared type, for messages. Default: the one that corresponds to ``wanted``.
+
+    Raises:
+        TypeMismatchError: The types do not fit, or a value does not, such as one with nanoseconds.
+    """
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if column.type == wanted:
+        return column
+    check_cast(name, column.type, wanted, declared)
+    try:
+        return _cast(column, wanted)
+    except pa.ArrowException as error:
+        there, shown = column.type, _shown(wanted, declared)
+        raise TypeMismatchError(
+            f"column {name!r} is {there}, and a value does not fit {shown}: {error}. Write values that fit, such as "
+            "times of whole microseconds, or leave the column out of row_type"
+        ) from error
+
+
+def cast_columns(batch: pa.RecordBatch | pa.Table, fields: Sequence[pa.Field]) -> list[pa.Array]:
+    """Returns the columns of rows that a type declares, found by their names, as `cast_column` converts them."""
+    return [cast_column(field.name, batch.column(field.name), field.type) for field in fields]
+
+
+def fit_column(column: Any, kind: TypeInformation, what: str) -> pa.Array:
+    """Converts a column that a function has computed, or that becomes state, to a declared type.
+
+    Numbers may also become narrower, if none changes: functions compute in int64 and double. Only ``FLOAT`` takes the
+    nearest number, as it does of Python's.
+
+    Raises:
+        TypeMismatchError: A value does not fit. The message names the column and the value.
+    """
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if not isinstance(column, pa.Array):
+        raise TypeMismatchError(f"{what}: expected an Arrow array, not {type(column).__name__}")
+    if find_big_dec(kind) is not None:
+        try:
+            return column_of(kind, column)
+        except TypeMismatchError as e:
+            raise TypeMismatchError(f"{what}: {e}") from e
+    if column.type == kind.arrow_type:
+        return column
+    if not _alike(column.type, kind.arrow_type):
+        value = column[0].as_py() if len(column) else None
+        raise TypeMismatchError(f"{what}: declared {kind}, got {column.type}, such as {value!r}")
+    try:
+        return column.cast(kind.arrow_type)
+    except pa.ArrowException as e:
+        value = next(v for i, v in enumerate(column.to_pylist()) if not _casts(column.slice(i, 1), kind.arrow_type))
+        raise TypeMismatchError(f"{what}: declared {kind}, got {column.type}: {value!r} does not fit") from e
+
+
+def _alike(there: pa.DataType, wanted: pa.DataType) -> bool:
+    """Returns whether values of one type can be converted to the other, unless they are out of range."""
+    types = pa.types
+    there = _plain(there)
+    if types.is_struct(there) and types.is_struct(wanted):
+        return [f.name for f in there] == [f.name for f in wanted] and all(
+            _alike(a.type, b.type) for a, b in zip(there, wanted, strict=True)
+        )
+    if _is_list(there) and types.is_list(wanted):
+        return _alike(there.value_type, wanted.value_type)
+    if types.is_map(there) and types.is_map(wanted):
+        return _alike(there.key_type, wanted.key_type) and _alike(there.item_type, wanted.item_type)
+    if types.is_integer(there):
+        return bool(types.is_integer(wanted) or types.is_floating(wanted))
+    alike: tuple[Kind, ...] = (types.is_floating, types.is_decimal, types.is_date)
+    return bool(types.is_null(there)) or any(kind(there) and kind(wanted) for kind in alike) or _fits(there, wanted)
+
+
+def _casts(column: pa.Array, wanted: pa.DataType) -> bool:
+    try:
+        column.cast(wanted)
+    except pa.ArrowException:
+        return False
+    return True
+
+
+def _plain(there: pa.DataType) -> pa.DataType:
+    """Returns the type of the values of a dictionary, and that of the text of JSON."""
+    if pa.types.is_dictionary(there):
+        return _plain(there.value_type)
+    if getattr(there, "extension_name", None) == "arrow.json":
+        return there.storage_type
+    return there
+
+
+def _fits(there: pa.DataType, wanted: pa.DataType) -> bool:
+    """Returns whether each value of one type without parts is a value of another one."""
+    types = pa.types
+    if types.is_integer(wanted):
+        if types.is_decimal(there):
+            return bool(there.scale == 0 and there.precision < _INTEGER_DIGITS[wanted.bit_width])
+        return bool(types.is_integer(there) and _value_bits(there) <= _value_bits(wanted))
+    if types.is_floating(wanted):
+        mantissa = _MANTISSA_BITS[wanted.bit_width]
+        if types.is_integer(there):
+            return bool(_value_bits(there) <= mantissa)
+        return bool(types.is_floating(there) and there.bit_width <= wanted.bit_width)
+    if types.is_decimal(wanted):
+        before = wanted.precision - wanted.scale
+        if types.is_integer(there):
+            return bool(_digits(there) <= before)
+        return bool(types.is_decimal(there) and there.scale <= wanted.scale and there.precision - there.scale <= before)
+    if types.is_timestamp(wanted):
+        if types.is_date32(there):
+            return bool(wanted.tz is None)
+        return bool(types.is_timestamp(there) and (wanted.tz is None or there.tz is not None))
+    if types.is_string(wanted):
+        return isinstance(there, pa.UuidType) or _is_text(there)
+    alike: tuple[Kind, ...] = (types.is_date, types.is_time, _is_binary)
+    return any(kind(wanted) and kind(there) for kind in alike)
+
+
+def _cast(column: pa.Array, wanted: pa.DataType) -> pa.Array:
+    there = column.type
+    if there == wanted:
+        return column
+    if pa.types.is_dictionary(there):
+        return _cast(column.dictionary_decode(), wanted)
+    if isinstance(there, pa.UuidType):
+        values = column.storage.to_pylist()
+        return pa.array([None if value is None else str(UUID(bytes=value)) for value in values], wanted)
+    if isinstance(there, pa.BaseExtensionType):
+        return _cast(column.storage, wanted)
+    if pa.types.is_null(there):
+        return pa.nulls(len(column), wanted)
+    if pa.types.is_struct(wanted):
+        # By name: Arrow would take fields that are missing for null.
+        parts = [_cast(pc.struct_field(column, [there.get_field_index(f.name)]), f.type) for f in wanted]
+        return pa.StructArray.from_arrays(parts, fields=list(wanted), mask=column.is_null())
+    if pa.types.is_list(wanted):
+        values = _cast(pc.list_flatten(column), wanted.value_type)
+        return pa.ListArray.from_arrays(offsets_of_lists(column), values, type=wanted)
+    if pa.types.is_map(wanted):
+        entries = column.cast(pa.list_(pa.struct([there.key_field, there.item_field])))
+        keys, items = entries.flatten().flatten()
+        keys, items = _cast(keys, wanted.key_type), _cast(items, wanted.item_type)
+        return pa.MapArray.from_arrays(offsets_of_lists(entries), keys, items, type=wanted)
+    return column.cast(wanted)
+
+
+def offsets_of_lists(lists: pa.Array) -> pa.Array:
+    """Returns where each list begins in the values of all, and where the last one ends; null if the list is null."""
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).cast(pa.int64())
+    ends = pc.cumulative_sum(lengths)
+    starts = pc.if_else(lists.is_valid(), pc.subtract(ends, lengths), pa.scalar(None, pa.int64()))
+    return pa.concat_arrays([starts, ends[-1:] if len(ends) else pa.array([0], pa.int64())]).cast(pa.int32())
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(
+        types.is_binary(kind)
+        or types.is_large_binary(kind)
+        or types.is_binary_view(kind)
+        or types.is_fixed_size_binary(kind)
+    )
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def _value_bits(integer: pa.DataType) -> int:
+    return int(integer.bit_width) - bool(pa.types.is_signed_integer(integer))
+
+
+def _digits(integer: pa.DataType) -> int:
+    return 20 if pa.types.is_uint64(integer) else _INTEGER_DIGITS[integer.bit_width]
+
+
+def _shown(wanted: pa.DataType, declared: TypeInformation | None = None) -> str:
+    return str(type_info_of(wanted, "", instants=True) if declared is None else declared)
+
+
+def _reason(there: pa.DataType, wanted: pa.DataType) -> str:
+    types = pa.types
+    reasons: Sequence[tuple[bool, str]] = (
+        (_is_text(there), "text would have to be parsed"),
+        (types.is_string(wanted), "there is more than one way to write it as text"),
+        (_is_number(there) and _is_number(wanted), "a value may be out of range, or lose digits"),
+        (types.is_boolean(wanted) or types.is_boolean(there), "it does not say which values are true"),
+        (types.is_timestamp(there) and types.is_timestamp(wanted), "without a time zone it may be any instant"),
+        (types.is_date(there) and types.is_timestamp(wanted), "without a time zone it may be any instant"),
+        (types.is_timestamp(there) and types.is_date(wanted), "the time of day would be lost"),
+        (types.is_timestamp(there) and types.is_time(wanted), "the date would be lost"),
+        (
+            _is_number(there) and types.is_temporal(wanted),
+            "a number does not say its unit, such as seconds",
+        ),
+        (types.is_temporal(there) and _is_number(wanted), "which unit the number has would depend on the file"),
+    )
+    return next((reason for applies, reason in reasons if applies), "these are different things")
+
+
+def _advice(there: pa.DataType) -> str:
+    try:
+        natural = type_info_of(there, "", instants=True)
+    except ConfigurationError:
+        return "Leave the column out of row_type, or write it with another type"
+    return f"Declare {natural} for it, and convert it with map()"

@@ -1,0 +1,108 @@
+"""Values that a file or a message has as text: numbers, dates and times. What is not written strictly is refused."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dagster_flinkpy.connectors.columns.arrow_types import type_info_of
+from dagster_flinkpy.connectors.columns.column_casts import offsets_of_lists
+
+__all__ = ["as_text", "from_text"]
+
+
+def as_text(wanted: pa.DataType) -> pa.DataType:
+    """Returns the type in which a reader of JSON must return a column, so that `from_text` can convert it strictly.
+
+    PyArrow does not read dates and times from JSON, drops the zone of a timestamp, and makes large numbers infinite.
+    """
+    if pa.types.is_temporal(wanted):
+        return pa.string()
+    if pa.types.is_float32(wanted):
+        return pa.float64()
+    if pa.types.is_struct(wanted):
+        return pa.struct([field.with_type(as_text(field.type)) for field in wanted])
+    if pa.types.is_list(wanted):
+        return pa.list_(wanted.value_field.with_type(as_text(wanted.value_type)))
+    if pa.types.is_map(wanted):
+        return pa.map_(as_text(wanted.key_type), as_text(wanted.item_type))
+    return wanted
+
+
+def from_text(name: str, column: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """Converts a column of text, or one that has text and numbers as parts.
+
+    Args:
+        name: The column, for messages.
+        column: The column.
+        wanted: The Arrow type of the declared type.
+
+    Raises:
+        ValueError: A value is not written as values of the type are. The message names the column and the value.
+    """
+    if column.type == wanted:
+        return column
+    if pa.types.is_struct(wanted):
+        parts = [from_text(f"{name}.{f.name}", pc.struct_field(column, i), f.type) for i, f in enumerate(wanted)]
+        return pa.StructArray.from_arrays(parts, fields=list(wanted), mask=column.is_null())
+    if pa.types.is_list(wanted):
+        values = from_text(f"{name}[]", column.flatten(), wanted.value_type)
+        return pa.ListArray.from_arrays(offsets_of_lists(column), values, type=wanted)
+    if pa.types.is_map(wanted):
+        entries = column.cast(pa.list_(pa.struct([column.type.key_field, column.type.item_field])))
+        keys, items = entries.flatten().flatten()
+        keys, items = (
+            from_text(f"{name}.key", keys, wanted.key_type),
+            from_text(f"{name}.value", items, wanted.item_type),
+        )
+        return pa.MapArray.from_arrays(offsets_of_lists(entries), keys, items, type=wanted)
+    try:
+        return _parsed(column, wanted)
+    except pa.ArrowException as error:
+        value = next(each for i, each in enumerate(column) if not _is_parsed(column.slice(i, 1), wanted))
+        declared = type_info_of(wanted, name, instants=True)
+        raise ValueError(
+            f"{name!r} is {value.as_py()!r:.100}, which is no {declared}{_how(wanted)}; correct it, or declare text, "
+            "and parse it with map()"
+        ) from error
+
+
+def _parsed(column: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """Parses text as Arrow does, but no hexadecimal numbers, hours without minutes, or numbers that become infinite."""
+    if pa.types.is_integer(wanted) and _has(column, "x"):
+        raise pa.ArrowInvalid("a hexadecimal number")
+    if pa.types.is_time(wanted):
+        if pc.all(pc.match_substring(column, ":")).as_py() is False:
+            raise pa.ArrowInvalid("hours without minutes")
+        column = pc.binary_join_element_wise("1970-01-01T", column, "").cast(pa.timestamp("us"))
+    parsed = column.cast(wanted)
+    if pa.types.is_floating(wanted):
+        infinite = column.filter(pc.is_inf(parsed))
+        written = pc.match_substring(infinite, "inf", ignore_case=True) if _is_text(column) else pc.is_inf(infinite)
+        if pc.all(written).as_py() is False:
+            raise pa.ArrowInvalid("a number that becomes infinite")
+    return parsed
+
+
+def _is_parsed(column: pa.Array, wanted: pa.DataType) -> bool:
+    try:
+        _parsed(column, wanted)
+    except pa.ArrowException:
+        return False
+    return True
+
+
+def _has(column: pa.Array, character: str) -> bool:
+    """Returns whether a column of text has a character, in upper or lower case."""
+    text = memoryview(column.buffers()[2] or b"").tobytes().lower()
+    return character.encode() in text and bool(pc.any(pc.match_substring(column, character, ignore_case=True)).as_py())
+
+
+def _is_text(column: pa.Array) -> bool:
+    return bool(pa.types.is_string(column.type))
+
+
+def _how(wanted: pa.DataType) -> str:
+    if pa.types.is_timestamp(wanted):
+        return " with a time zone" if wanted.tz is not None else " without a time zone"
+    return ""

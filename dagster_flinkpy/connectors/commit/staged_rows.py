@@ -1,0 +1,221 @@
+"""Rows that wait on the store until the driver has put them somewhere else. Nobody else reads the folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dagster_flinkpy.common.clock import current_millis
+from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.connectors.commit.staged_files import Committable, FileNames, StagedFile, still_staged
+from dagster_flinkpy.connectors.commit.table_sink import TableSink
+from dagster_flinkpy.connectors.commit.table_writer import TableWriter
+from dagster_flinkpy.datastream.connectors.base import (
+    CommitRequest,
+    CommitterInitContext,
+    CommittingSinkWriter,
+    Json,
+    WriterInitContext,
+)
+from dagster_flinkpy.errors import (
+    CommitRefusedError,
+    CommittableLostError,
+    ObjectNotFoundError,
+    StorageError,
+)
+from dagster_flinkpy.storage import ObjectStore, StorageLocation, UploadInfo
+
+__all__ = ["RowFile", "StagedRows", "StagedRowsWriter", "digest_of", "refuse"]
+
+
+@dataclass(frozen=True)
+class RowFile(Committable):
+    """A file of staged rows, as checkpoint metadata describes it."""
+
+    key: str
+    """Relative to the folder. Empty if there are no rows, but the partition has to be mentioned."""
+    rows: int
+    bytes: int
+    sha256: str
+    staged_ms: int
+    """When it was staged, in milliseconds since 1970."""
+    partition: str | None = None
+    """The Dagster partition of the run, if any."""
+
+    @staticmethod
+    def of(request: CommitRequest) -> RowFile:
+        """Returns what a request commits.
+
+        Raises:
+            SinkCommitError: It is something else.
+        """
+        return RowFile.from_json(request.committable)
+
+    def check_key(self) -> None:
+        if self.key:
+            super().check_key()
+
+
+def digest_of(files: Sequence[RowFile | StagedFile]) -> str:
+    """Returns the identity of the files of a checkpoint, as SHA-256 in hex."""
+    return hashlib.sha256(json.dumps([[file.key, file.sha256] for file in files]).encode()).hexdigest()
+
+
+def refuse(requests: Sequence[CommitRequest], store: ObjectStore, uid: str, why: Exception, *, owned: bool) -> None:
+    """Says that a table does not take the rows of a checkpoint, and whether they are still staged.
+
+    Args:
+        requests: All requests of the checkpoint.
+        store: Where their rows are, as uploads or files.
+        uid: The uid of the sink.
+        why: What the table refuses.
+        owned: Whether the sink belongs to a plain asset.
+    """
+    try:
+        gone = sum(RowFile.of(request).rows for request in requests if not _is_there(request, store))
+    except StorageError as error:
+        for request in requests:
+            request.retry_later(error)
+        return
+    for request in requests:
+        refused = CommitRefusedError.of(uid, request.checkpoint_id, why, owned=owned, gone=gone)
+        request.signal_failed_with_unknown_reason(refused)
+
+
+def _is_there(request: CommitRequest, store: ObjectStore) -> bool:
+    key, upload_id = RowFile.of(request).key, request.committable.get("upload_id")
+    if not key or any(upload.upload_id == upload_id for upload in store.list_uploads(key)):
+        return True
+    return store.head(key) is not None
+
+
+class StagedRowsWriter(CommittingSinkWriter):
+    """Writes one epoch of one subtask to Parquet files.
+
+    Args:
+        files: The folder, and how to write into it.
+        context: Who is writing.
+        type_info: Type of the records.
+    """
+
+    def __init__(self, files: TableSink, context: WriterInitContext, type_info: TypeInformation) -> None:
+        self._writer = TableWriter(files, context, type_info)
+        self._store = files.location.open()
+        self._context = context
+        self._completed: list[str] = []
+
+    def write(self, column: pa.Array) -> None:
+        self._writer.write(column)
+
+    def prepare_commit(self) -> list[Json]:
+        files = [StagedFile.from_json(file) for file in self._writer.prepare_commit()]
+        for file in files:
+            with still_staged():
+                self._store.complete_upload(file.key, file.upload_id, file.parts, if_none_match=True)
+            self._completed.append(file.key)
+        partition, now = self._context.partition, current_millis()
+        staged = [RowFile(f.key, f.rows, f.bytes, f.sha256, now, partition) for f in files]
+        if not staged and partition is not None and self._context.subtask == 0:
+            staged = [RowFile("", 0, 0, self._context.execution, now, partition)]
+        return [file.to_json() for file in staged]
+
+    def abort(self) -> None:
+        self._writer.abort()
+        with suppress(StorageError):  # delete_lingering finds what remains
+            self._store.delete_many(self._completed)
+
+
+class StagedRows:
+    """The staged rows of a job and sink.
+
+    Args:
+        location: The folder.
+        context: Who is committing.
+    """
+
+    def __init__(self, location: StorageLocation, context: CommitterInitContext) -> None:
+        self._store, self._context = location.open(), context
+        self._names = FileNames(context)
+
+    def read(
+        self,
+        files: Sequence[RowFile],
+        schema: pa.Schema,
+        checkpoint_id: int,
+        check: Callable[[pa.Schema, str], None] = lambda columns, file: None,
+    ) -> pa.Table:
+        """Reads the rows of files, in their order. Columns that a file does not have are null.
+
+        Rows that an older program has staged may have columns that are not in ``schema``; they come last.
+
+        Args:
+            files: The files.
+            schema: The columns of the program.
+            checkpoint_id: The checkpoint, for messages.
+            check: Looks at the columns of each file before it is used.
+
+        Raises:
+            CommittableLostError: A file is missing or changed.
+            StorageError: A file cannot be read.
+        """
+        parts = list[pa.Table]()
+        for file in files:
+            if file.key:
+                parts.append(self._read(file, checkpoint_id))
+                check(parts[-1].schema, file.key)
+        return pa.concat_tables([schema.empty_table(), *parts], promote_options="default")
+
+    def _read(self, file: RowFile, checkpoint_id: int) -> pa.Table:
+        try:
+            data = self._store.get(file.key)[0]
+        except ObjectNotFoundError as error:
+            raise self._lost(file, checkpoint_id, "is missing") from error
+        if hashlib.sha256(data).hexdigest() != file.sha256:
+            raise self._lost(file, checkpoint_id, "was changed")
+        return pq.ParquetFile(pa.BufferReader(data)).read()
+
+    def require(self, files: Sequence[RowFile], checkpoint_id: int) -> None:
+        """Makes sure that files exist with their size.
+
+        Raises:
+            CommittableLostError: One does not.
+        """
+        for file in files:
+            if file.key and ((found := self._store.head(file.key)) is None or found.size != file.bytes):
+                raise self._lost(file, checkpoint_id, "is missing" if found is None else "was changed")
+
+    def _lost(self, file: RowFile, checkpoint_id: int, what: str) -> CommittableLostError:
+        return CommittableLostError(
+            f"sink {self._context.uid!r} cannot commit checkpoint {checkpoint_id}: {self._store.url}/{file.key} "
+            f"{what}, so its {file.rows} rows are lost. Restore a savepoint or an older checkpoint to write them "
+            f"again, or 'chk-{checkpoint_id}' to continue without them."
+        )
+
+    def delete(self, files: Sequence[RowFile]) -> None:
+        """Deletes files."""
+        self._store.delete_many([file.key for file in files if file.key])
+
+    def lingering(self, keep: Sequence[CommitRequest]) -> list[str]:
+        """Lists the uploads and files that this job and sink staged, except those to keep and of newer attempts."""
+        return [upload.key for upload in self._uploads()] + self._files(keep)
+
+    def delete_lingering(self, keep: Sequence[CommitRequest]) -> int:
+        """Deletes what :meth:`lingering` lists, and returns how many."""
+        uploads, files = self._uploads(), self._files(keep)
+        for upload in uploads:
+            self._store.abort_upload(upload.key, upload.upload_id)
+        self._store.delete_many(files)
+        return len(uploads) + len(files)
+
+    def _uploads(self) -> list[UploadInfo]:
+        return [upload for upload in self._store.list_uploads() if self._names.mine(upload.key)]
+
+    def _files(self, keep: Sequence[CommitRequest]) -> list[str]:
+        kept = {RowFile.of(request).key for request in keep}
+        return [info.key for info in self._store.list() if self._names.mine(info.key) and info.key not in kept]

@@ -1,0 +1,143 @@
+"""What the sinks into folders of files have in common: Parquet, CSV and JSON lines."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+from dagster_flinkpy.common.arguments import check_argument, check_number
+from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, TypeInformation, Types
+from dagster_flinkpy.connectors.columns.column_types import columns_of, is_nested
+from dagster_flinkpy.connectors.commit.staged_files import StagedFileCommitter
+from dagster_flinkpy.datastream.connectors.base import (
+    CommitterInitContext,
+    CommittingSinkWriter,
+    TwoPhaseCommittingSink,
+    WriterInitContext,
+)
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.registry import resolve
+from dagster_flinkpy.storage import StorageLocation
+
+__all__ = ["TableSink"]
+
+_PARTITION_TYPES = (
+    Types.STRING(),
+    Types.BOOLEAN(),
+    Types.BYTE(),
+    Types.SHORT(),
+    Types.INT(),
+    Types.LONG(),
+    Types.SQL_DATE(),
+)
+
+
+class TableSink(TwoPhaseCommittingSink):
+    """Writes files into a location. A subclass chooses the format.
+
+    Args:
+        location: A folder on S3, or a local one.
+        partition_by: Columns whose values become folders, ``country=DE/day=2026-01-02/``, instead of columns of the
+            files. Text, whole numbers, booleans or dates.
+        sort_by: Columns by which the rows of each file are sorted, nulls last.
+        max_file_bytes: The size after which a file is full and another one begins.
+        compression: How files are compressed.
+    """
+
+    file_format: ClassVar[str]
+    """The name of the format: its Dagster kind, and the suffix of files."""
+    compressions: ClassVar[dict[str, str]]
+    """What `compression` may be, and the suffix that it adds to the names of files."""
+    keeps_partition_columns: ClassVar[bool] = False
+    """Whether files have the columns of `partition_by`, too."""
+
+    def __init__(
+        self,
+        location: StorageLocation | str,
+        *,
+        partition_by: Sequence[str] = (),
+        sort_by: Sequence[str] = (),
+        max_file_bytes: int | None = None,
+        compression: str,
+    ) -> None:
+        call = f"{type(self).__name__}()"
+        check_argument(call, location, (str, StorageLocation), "a path, s3://..., or a StorageLocation")
+        for name, columns in (("partition_by", partition_by), ("sort_by", sort_by)):
+            if isinstance(columns, str):
+                raise ConfigurationError(f"{call} needs a list of columns as {name}, such as [{columns!r}]")
+        if max_file_bytes is not None:
+            check_number(call, max_file_bytes, "bytes")
+            if max_file_bytes <= 0:
+                raise ConfigurationError(f"{call} needs a positive max_file_bytes, not {max_file_bytes}")
+        if compression not in self.compressions:
+            raise ConfigurationError(f"{call}: compression {compression!r} must be one of {list(self.compressions)}")
+        if "partition" in partition_by:
+            raise ConfigurationError(
+                f"{call} cannot partition by a column 'partition': Dagster's partitions have folders of that name"
+            )
+        self.location = StorageLocation(location) if isinstance(location, str) else location
+        self.partition_by = tuple(partition_by)
+        self.sort_by = tuple(sort_by)
+        self.max_file_bytes = max_file_bytes
+        self.compression = compression
+
+    @property
+    def suffix(self) -> str:
+        """The end of the names of files."""
+        return f".{self.file_format}{self.compressions[self.compression]}"
+
+    def validate(self, type_info: TypeInformation | None) -> None:
+        where = f"the sink of {self.location.url}"
+        if type_info is None or isinstance(type_info, PickledBytesTypeInfo):
+            raise ConfigurationError(
+                f"{where} needs typed records: declare output_type=..., such as Types.ROW_NAMED([...], [...]), on the "
+                "operator before it"
+            )
+        columns = columns_of(type_info)
+        for name in (*self.partition_by, *self.sort_by):
+            if name not in columns:
+                raise ConfigurationError(f"{where} has no column {name!r}: the records have {list(columns)}")
+        for name in self.partition_by:
+            if columns[name] not in _PARTITION_TYPES:
+                raise ConfigurationError(
+                    f"{where} cannot partition by {name!r}, a {columns[name]}: use text, a whole number, a boolean or "
+                    "a date"
+                )
+        for name in self.sort_by:
+            if is_nested(columns[name]):
+                raise ConfigurationError(f"{where} cannot sort by {name!r}, a {columns[name]}")
+        if columns and set(columns) <= set(self.partition_by):
+            raise ConfigurationError(f"{where} partitions by all columns, so its files would have none")
+        for name, kind in columns.items():
+            if name not in self.partition_by:
+                self.validate_column(name, kind)
+
+    @abstractmethod
+    def validate_column(self, name: str, type_info: TypeInformation) -> None:
+        """Checks that the format can contain a column.
+
+        Raises:
+            ConfigurationError: It cannot; the message says what to do.
+        """
+
+    def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> CommittingSinkWriter:
+        self.validate(type_info)
+        writer: CommittingSinkWriter = resolve("table_writer")(self, context, type_info)
+        return writer
+
+    def create_committer(self, context: CommitterInitContext) -> StagedFileCommitter:
+        return StagedFileCommitter(self.location.open(), context)
+
+    def for_owner(self, owner: str) -> TwoPhaseCommittingSink:
+        """Returns the sink with which an owner, such as an asset, replaces what it has written, and nothing of others.
+
+        Names of files tell whose they are, so it is the sink itself.
+        """
+        return self
+
+    def kinds(self) -> set[str]:
+        return {self.file_format}
+
+    def uri(self) -> str:
+        return self.location.url

@@ -1,0 +1,267 @@
+"""The writer of Parquet, CSV and JSON-lines files. It needs PyArrow, so only writing tasks import it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as csv
+import pyarrow.parquet as pq
+
+from dagster_flinkpy.common.parquet_encodings import repeating
+from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation
+from dagster_flinkpy.connectors.columns.column_types import columns_of
+from dagster_flinkpy.connectors.columns.json_values import to_json_lines
+from dagster_flinkpy.connectors.commit.staged_files import (
+    PART_BYTES,
+    StagedFile,
+    StagedUpload,
+    file_name,
+    partition_folder,
+    value_folder,
+)
+from dagster_flinkpy.datastream.connectors.base import CommittingSinkWriter, Json, WriterInitContext
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.connectors.commit.table_sink import TableSink
+
+__all__ = ["TableWriter"]
+
+_GROUP_BYTES = 64 << 20
+_GROUP_ROWS = 1 << 17
+_BUFFER_BYTES = 256 << 20
+"""How many bytes of rows a writer keeps in memory, over all of its files."""
+_CSV = csv.WriteOptions(batch_size=8192)
+"""Each batch is a call of Python; PyArrow's default is 1,024 rows."""
+_MOST_PARTS = 9_000
+"""S3 allows 10,000 parts of an upload."""
+
+
+class _Encoder(ABC):
+    """Writes tables to an upload in a format."""
+
+    @abstractmethod
+    def write(self, table: pa.Table) -> None:
+        """Writes some rows."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Writes what comes after the last row."""
+
+
+class _ParquetEncoder(_Encoder):
+    def __init__(self, upload: StagedUpload, first: pa.Table, types: dict[str, TypeInformation], by: str) -> None:
+        self._writer = pq.ParquetWriter(upload, first.schema, compression=by, use_dictionary=repeating(first))
+
+    def write(self, table: pa.Table) -> None:
+        self._writer.write_table(table, row_group_size=_GROUP_ROWS)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _compressed(upload: StagedUpload, compression: str) -> Any:
+    return upload if compression == "none" else pa.CompressedOutputStream(pa.PythonFile(upload, "w"), compression)
+
+
+class _CsvEncoder(_Encoder):
+    def __init__(self, upload: StagedUpload, first: pa.Table, types: dict[str, TypeInformation], by: str) -> None:
+        self._out = _compressed(upload, by)
+        self._writer = csv.CSVWriter(self._out, first.schema, write_options=_CSV)
+
+    def write(self, table: pa.Table) -> None:
+        self._writer.write_table(table)
+
+    def close(self) -> None:
+        self._writer.close()
+        self._out.close()
+
+
+class _JsonEncoder(_Encoder):
+    def __init__(self, upload: StagedUpload, first: pa.Table, types: dict[str, TypeInformation], by: str) -> None:
+        self._out = _compressed(upload, by)
+        self._types = types
+
+    def write(self, table: pa.Table) -> None:
+        self._out.write(to_json_lines(self._types, table).encode())
+
+    def close(self) -> None:
+        self._out.close()
+
+
+_ENCODERS: dict[str, Callable[[StagedUpload, pa.Table, dict[str, TypeInformation], str], _Encoder]] = {
+    "parquet": _ParquetEncoder,
+    "csv": _CsvEncoder,
+    "json": _JsonEncoder,
+}
+
+
+class _OpenFile:
+    """A file that is being written. It collects rows, and writes them in groups.
+
+    Args:
+        upload: Where it goes.
+        begin: Begins the file; takes its first rows, which it does not write.
+        sort_by: Columns to sort by.
+    """
+
+    def __init__(self, upload: StagedUpload, begin: Callable[[pa.Table], _Encoder], sort_by: list[Any]) -> None:
+        self.upload = upload
+        self._begin = begin
+        self._encoder: _Encoder | None = None
+        self._sort_by = sort_by
+        self._group: list[pa.RecordBatch] = []
+        self._rows = 0
+        self.group_rows = self.group_bytes = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self._group.append(batch)
+        self.group_rows += batch.num_rows
+        self.group_bytes += batch.nbytes
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it has. Sorted rows are not compressed yet."""
+        return self.upload.tell() + (self.group_bytes if self._sort_by else 0)
+
+    @property
+    def sorted(self) -> bool:
+        return bool(self._sort_by)
+
+    def write_group(self) -> None:
+        if self.group_rows:
+            table = pa.Table.from_batches(self._group)
+            self._rows += table.num_rows
+            if self._sort_by:
+                table = table.sort_by(self._sort_by)
+            if self._encoder is None:
+                self._encoder = self._begin(table)
+            self._encoder.write(table)
+        self._group, self.group_rows, self.group_bytes = [], 0, 0
+
+    def finish(self) -> StagedFile:
+        self.write_group()
+        assert self._encoder is not None
+        self._encoder.close()
+        return self.upload.finish(self._rows)
+
+    def abort(self) -> None:
+        self.upload.abort()
+        self._group, self._encoder = [], None
+
+
+class TableWriter(CommittingSinkWriter):
+    """Writes one epoch of one subtask to staged uploads: one file, or several by partition and size.
+
+    Args:
+        sink: The sink.
+        context: Who is writing.
+        type_info: Type of the records.
+        part_bytes: Size of the parts that are sent, in bytes.
+    """
+
+    def __init__(
+        self,
+        sink: TableSink,
+        context: WriterInitContext,
+        type_info: TypeInformation,
+        *,
+        part_bytes: int = PART_BYTES,
+    ) -> None:
+        self._flat = isinstance(type_info, (RowTypeInfo, TupleTypeInfo))
+        columns = columns_of(type_info)
+        self._schema = pa.schema([(name, kind.arrow_type) for name, kind in columns.items()])
+        in_path = () if sink.keeps_partition_columns else sink.partition_by
+        self._types = {name: kind for name, kind in columns.items() if name not in in_path}
+        self._file_schema = pa.schema([(name, kind.arrow_type) for name, kind in self._types.items()])
+        self._sink = sink
+        self._store = sink.location.open()
+        self._part_bytes = part_bytes
+        self._most_bytes = min(sink.max_file_bytes or part_bytes * _MOST_PARTS, part_bytes * _MOST_PARTS)
+        self._folder, self._name = partition_folder(context.partition), file_name(context)
+        self._sort_by = [(name, "ascending") for name in sink.sort_by]
+        self._open: dict[str, _OpenFile] = {}
+        self._finished: list[StagedFile] = []
+        self._uploads: list[StagedUpload] = []
+
+    def write(self, column: pa.Array) -> None:
+        if not len(column):
+            return
+        columns = column.flatten() if self._flat else [column]
+        batch = pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        for folder, part in self._partitions(batch):
+            file = self._open.get(folder)
+            if file is None:
+                file = self._open[folder] = self._begin(folder)
+            file.add(part)
+            if not file.sorted and (
+                file.group_rows >= _GROUP_ROWS or file.group_bytes >= min(_GROUP_BYTES, self._most_bytes)
+            ):
+                file.write_group()
+            if file.size >= self._most_bytes:
+                self._finish(folder)
+        self._limit_memory()
+
+    def _partitions(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """Yields the rows of each partition, in their order, with the folder of the partition."""
+        names = self._sink.partition_by
+        rows = batch.select(self._file_schema.names)
+        if not names:
+            yield "", rows
+            return
+        codes, values = np.zeros(batch.num_rows, np.int64), []
+        for name in names:
+            encoded = batch.column(name).dictionary_encode(null_encoding="encode")
+            values.append(encoded.dictionary.to_pylist())
+            codes = codes * len(values[-1]) + encoded.indices.to_numpy()
+        order = np.argsort(codes, kind="stable")
+        found, starts = np.unique(codes[order], return_index=True)
+        for code, positions in zip(found.tolist(), np.split(order, starts[1:]), strict=True):
+            folder = ""
+            for name, column in zip(reversed(names), reversed(values), strict=True):
+                code, index = divmod(code, len(column))
+                value, empty_is_null = _text(column[index]), not self._sink.keeps_partition_columns
+                folder = value_folder(name, value, empty_is_null=empty_is_null) + folder
+            yield folder, rows.take(pa.array(positions))
+
+    def _begin(self, folder: str) -> _OpenFile:
+        number = len(self._uploads)
+        name = f"{self._folder}{folder}{self._name}{f'-{number}' if number else ''}{self._sink.suffix}"
+        upload = StagedUpload(self._store, name, self._part_bytes)
+        self._uploads.append(upload)
+        encoder = _ENCODERS[self._sink.file_format]
+        return _OpenFile(
+            upload,
+            lambda first: encoder(upload, first, self._types, self._sink.compression),
+            self._sort_by,
+        )
+
+    def _limit_memory(self) -> None:
+        while sum(file.group_bytes for file in self._open.values()) > _BUFFER_BYTES:
+            folder, file = max(self._open.items(), key=lambda item: item[1].group_bytes)
+            if file.sorted:
+                self._finish(folder)  # another file begins, because a file is sorted as a whole
+            else:
+                file.write_group()
+
+    def _finish(self, folder: str) -> None:
+        self._finished.append(self._open.pop(folder).finish())
+
+    def prepare_commit(self) -> list[Json]:
+        for folder in list(self._open):
+            self._finish(folder)
+        return [file.to_json() for file in self._finished]
+
+    def abort(self) -> None:
+        for file in self._open.values():
+            file.abort()
+        for upload in self._uploads:
+            upload.abort()
+
+
+def _text(value: Any) -> str | None:
+    """Returns the value of a partition column as its folder names it."""
+    return str(value).lower() if isinstance(value, bool) else None if value is None else str(value)

@@ -1,0 +1,234 @@
+"""The log of a Delta Lake table, for the source."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from dagster_flinkpy.connectors.delta.committer import storage_options
+from dagster_flinkpy.connectors.delta.entries import check_log, entry_name, read_entry
+from dagster_flinkpy.connectors.lake.table_source import TableLog
+from dagster_flinkpy.datastream.connectors.base import Json
+from dagster_flinkpy.errors import (
+    ConfigurationError,
+    InputChangedError,
+    ObjectNotFoundError,
+    SourceReadError,
+    StorageError,
+)
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.connectors.delta.source import DeltaSource
+
+__all__ = ["DeltaLog"]
+
+
+_KNOWN = frozenset(
+    {
+        "columnMapping",
+        "deletionVectors",
+        "timestampNtz",
+        "typeWidening",
+        "typeWidening-preview",
+        "v2Checkpoint",
+        "vacuumProtocolCheck",
+        "variantType",
+        "variantType-preview",
+    }
+)
+"""Reader features that a table may have. Deletion vectors and mapped columns are refused where they are in use."""
+
+
+class DeltaLog(TableLog):
+    """Reads the versions of a table.
+
+    Args:
+        source: The source.
+    """
+
+    def __init__(self, source: DeltaSource) -> None:
+        self._source, self._store = source, source.location.open()
+
+    def latest(self) -> int:
+        return int(self._open().version())
+
+    def after(self, version: int) -> int | None:
+        with self._reading():
+            if self._store.head(entry_name(version + 1)) is None:
+                latest = self.latest()
+                if latest > version and self._store.head(entry_name(version + 1)) is None:
+                    raise InputChangedError(
+                        f"version {version + 1} of Delta table {self._store.url} was not read, and is no longer in the "
+                        f"log, whose latest is {latest}: it was cleaned up. Raise delta.logRetentionDuration, and "
+                        "start from empty state to read the table as it is now"
+                    )
+                return None if latest <= version else version + 1
+            return version + 1
+
+    def count_after(self, version: int) -> int:
+        return max(self.latest() - version, 0)
+
+    def mark(self, version: int) -> str | None:
+        with self._reading():
+            try:
+                return hashlib.sha256(self._store.get(entry_name(version))[0]).hexdigest()
+            except ObjectNotFoundError:  # the log was cleaned up
+                return None
+
+    def check_history(self, version: int, mark: str) -> None:
+        found = self.mark(version)
+        if found == mark or (found is None and self.latest() >= version):
+            return
+        raise InputChangedError(
+            f"version {version} of Delta table {self._store.url} is not the one that the source has read: the table "
+            "was dropped and made anew, or restored from a backup. Put it back as it was, or start from empty state to "
+            "read it as it is now"
+        )
+
+    def all_files(self, version: int) -> list[Json]:
+        with self._reading():
+            table = self._open(version)
+            self._check_readable(table)
+            if pa.table(table.deletion_vectors()).num_rows:
+                raise self._vectors(version)
+            found = pa.table(table.get_add_actions()).to_pylist()
+        files = []
+        for file in found:
+            values = {k: None if v is None else _text(v) for k, v in (file.get("partition") or {}).items()}
+            files.append(self._file(file["path"], file["size_bytes"], values))
+        if self._source.change_feed:
+            return [self._change(file, version, "+I") for file in _by_path(files)]
+        return _by_path(files)
+
+    def added_files(self, version: int) -> list[Json]:
+        with self._reading():
+            actions = read_entry(f"Delta table {self._store.url}", self._store, entry_name(version))
+        if self._source.change_feed:
+            return self._changes(actions, version)
+        # RESTORE of an empty table only adds files, but those were there before.
+        restores = any(
+            action["commitInfo"].get("operation") == "RESTORE" for action in actions if "commitInfo" in action
+        )
+        if restores or any(action["remove"].get("dataChange", True) for action in actions if "remove" in action):
+            if self._source.skip_changes:
+                return []
+            raise InputChangedError(
+                f"version {version} of Delta table {self._store.url} deletes or changes rows, but the source reads "
+                "what is added. Give it skip_changes=True to leave out such versions, or start from empty state to "
+                "read the table as it is now"
+            )
+        added = [a["add"] for a in actions if "add" in a and a["add"].get("dataChange", True)]
+        if any(add.get("deletionVector") for add in added):
+            raise self._vectors(version)
+        return _by_path([self._file(add["path"], add["size"], add.get("partitionValues") or {}) for add in added])
+
+    def _file(self, path: str, size: int, values: Json) -> Json:
+        file = {"path": self._relative(path), "size": size, "values": values}
+        column = self._source.partition_column
+        return {**file, "window": values[column]} if column in values else file
+
+    def _changes(self, actions: list[Json], version: int) -> list[Json]:
+        """Returns what a version has changed: first files whose rows are deleted, then those whose rows are added.
+
+        Files of changes say it row by row. If there are none, files that were removed and added say it.
+        """
+        if any(each.get("deletionVector") for a in actions for each in (a.get("add"), a.get("remove")) if each):
+            raise self._vectors(version)
+        if feed := [action["cdc"] for action in actions if "cdc" in action]:
+            files = [self._file(cdc["path"], cdc["size"], cdc.get("partitionValues") or {}) for cdc in feed]
+            return [self._change(file, version, kinds) for kinds in ("-", "+") for file in _by_path(files)]
+        changed = {
+            kind: [a[kind] for a in actions if kind in a and a[kind].get("dataChange", True)]
+            for kind in ("remove", "add")
+        }
+        partitioned = self._open().metadata().partition_columns
+        if partitioned and any(not remove.get("partitionValues") for remove in changed["remove"]):
+            raise InputChangedError(
+                f"version {version} of Delta table {self._store.url} removes files without their partition values, so "
+                "the rows that are gone cannot be read: enable delta.enableChangeDataFeed, and start from empty state"
+            )
+        found = []
+        for kind, sign in (("remove", "-D"), ("add", "+I")):
+            files = [
+                self._file(
+                    each["path"], each.get("size") or self._size(each["path"]), each.get("partitionValues") or {}
+                )
+                for each in changed[kind]
+            ]
+            found += [self._change(file, version, sign) for file in _by_path(files)]
+        return found
+
+    def _change(self, file: Json, version: int, kind: str) -> Json:
+        """Returns a file of changes: of one kind, or with the rows that are deleted (``-``) or added (``+``)."""
+        return {**file, "id": f"{version}{kind} {file['path']}", "kind": kind, "version": version}
+
+    def _size(self, path: str) -> int:
+        info = self._store.head(self._relative(path))
+        if info is None:
+            raise InputChangedError(
+                f"{path} of Delta table {self._store.url}, whose rows were deleted, is gone: VACUUM has removed it "
+                "before the source has read it. Raise delta.deletedFileRetentionDuration, and start from empty state"
+            )
+        return info.size
+
+    def schema(self) -> pa.Schema:
+        with self._reading():
+            table = self._open()
+            self._check_readable(table)
+            return pa.schema(table.schema().to_arrow())
+
+    def _check_readable(self, table: DeltaTable) -> None:
+        what = f"Delta table {self._store.url}"
+        if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
+            raise InputChangedError(f"{what} maps columns, which the source cannot read: write it to one that does not")
+        if unknown := sorted(set(table.protocol().reader_features or ()) - _KNOWN):
+            raise InputChangedError(
+                f"{what} has the feature {unknown[0]!r}, which the source cannot read: ALTER TABLE ... DROP FEATURE "
+                f"{unknown[0]!r}"
+            )
+
+    def _open(self, version: int | None = None) -> DeltaTable:
+        url = self._source.location.url
+        with self._reading():
+            try:
+                return DeltaTable(url, version=version, storage_options=storage_options(self._source.location))
+            except TableNotFoundError as error:
+                raise InputChangedError(f"Delta table {url} does not exist: put it back, or create it") from error
+            except DeltaError:
+                check_log(f"Delta table {url}", self._store)
+                raise
+
+    def _relative(self, path: str) -> str:
+        if "://" in path:
+            raise InputChangedError(f"Delta table {self._store.url} has the file {path}, which is not in its folder")
+        return unquote(path)
+
+    def _vectors(self, version: int) -> InputChangedError:
+        return InputChangedError(
+            f"version {version} of Delta table {self._store.url} has deletion vectors, which the source cannot read: "
+            "REORG TABLE ... APPLY (PURGE) removes them"
+        )
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except ConfigurationError as error:
+            raise InputChangedError(f"cannot read Delta table {self._store.url}: {error}") from error
+        except (DeltaError, OSError, StorageError) as error:
+            raise SourceReadError(f"cannot read Delta table {self._store.url}: {error}") from error
+
+
+def _by_path(files: list[Json]) -> list[Json]:
+    return sorted(files, key=lambda file: str(file["path"]))
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,1 @@
+"""Files of Parquet, CSV, JSON lines and text."""

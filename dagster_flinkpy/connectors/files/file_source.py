@@ -1,0 +1,272 @@
+"""Finds files for :class:`~dagster_flinkpy.datastream.connectors.file_system.FileSource`."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import numpy as np
+import pyarrow as pa
+
+from dagster_flinkpy.connectors.files.text_content import TextFile, ends_of_records, location_of
+from dagster_flinkpy.connectors.sources.input_files import input_files
+from dagster_flinkpy.connectors.sources.known_files import KnownFiles, some_of, version_of
+from dagster_flinkpy.connectors.sources.open_splits import OpenSplits, Quantity, SplitMeter
+from dagster_flinkpy.datastream.connectors.base import Json, SourceLag, SourceSplit, SplitEnumerator, position_field
+from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
+from dagster_flinkpy.datastream.connectors.file_system import FileSource
+from dagster_flinkpy.errors import InputChangedError, SourceReadError, StorageError
+from dagster_flinkpy.storage import ObjectInfo, StorageLocation
+
+__all__ = ["FileEnumerator"]
+
+_SPLIT_BYTES = 4 << 20
+"""The smallest part of a file that is worth a split."""
+
+_SPLITS_PER_SUBTASK = 4
+"""How many splits a file has at most per subtask. Each is listed in the checkpoint of its epoch."""
+
+_OPEN_SCANS = 8
+"""How many files are kept open between two epochs, because they would have to be unpacked again."""
+
+
+class FileEnumerator(SplitEnumerator):
+    """Finds files; each becomes a split, or several, whatever its name.
+
+    A file with an unknown name is new. If the size or version of a known file differs, it was changed after it was
+    read, which is an error. A known file that was deleted and comes back as it was is still known; another file with
+    its name is new.
+
+    State: the known files, and the splits that are not yet read to the end.
+
+    Args:
+        source: What to read.
+        restored: State of an earlier enumerator.
+    """
+
+    def __init__(self, source: FileSource, restored: Json | None) -> None:
+        self._source = source
+        self._known = KnownFiles()
+        self._names: frozenset[str] = frozenset()
+        """Names of all files ever found, if an earlier release stored the position. Otherwise empty."""
+        self._open = OpenSplits(
+            EpochLimits(source.max_records_per_epoch, source.max_bytes_per_epoch), _TextMeter(source)
+        )
+        self._bounded = source.bounded is not False
+        self._listed = self._ended = False
+        if restored is not None:
+            self._restore(restored)
+
+    def _restore(self, position: Json) -> None:
+        stored = position_field(position, "open", list)
+        if "planned" not in position:
+            stored = [_without_lines(split) for split in stored]
+        fields = (("root", str), ("key", str), ("size", int))
+        self._open.restore(stored, position_field({"planned": 0, **position}, "planned", int), fields)
+        self._listed = position_field(position, "listed", bool)
+        # A position that an earlier release stored does not say so.
+        self._ended = position.get("ended", self._bounded and self._listed) is True
+        if "files" in position:
+            gone = position_field({"gone": "", **position}, "gone", str)
+            self._known = KnownFiles.from_json(position_field(position, "files", str), gone)
+        else:
+            self._names = frozenset(str(name) for name in position_field(position, "found", list))
+
+    def has_input(self, parallelism: int) -> bool:
+        return self.plans_something(parallelism)
+
+    def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
+        if not self._ended:
+            self._find(parallelism)
+        return self._open.shares(parallelism)
+
+    def _find(self, parallelism: int) -> None:
+        files = self._files(needed=self._bounded)
+        for name in self._names & files.keys():
+            self._known.add(name, files[name][1])
+        self._names = frozenset()
+        self._known.compare({name: info for name, (_, info) in files.items()})
+        if changed := [n for n, (_, info) in files.items() if n in self._known and self._known.has_changed(n, info)]:
+            raise InputChangedError(
+                f"{some_of(changed)} changed after the source had read them. Their new content would never be read. "
+                "Move them away, and write new data to new files. To read them again, start from a checkpoint before "
+                "them, or from empty state."
+            )
+        for name, (root, info) in files.items():
+            if name not in self._known:
+                self._known.add(name, info)
+                self._divide(name, root, info, parallelism)
+        self._listed, self._ended = True, self._bounded
+
+    def _divide(self, name: str, root: StorageLocation, info: ObjectInfo, parallelism: int) -> None:
+        properties = {"root": root.url, "key": info.key, "size": info.size, "version": version_of(info)}
+        count = min(_SPLITS_PER_SUBTASK * parallelism, info.size // _SPLIT_BYTES)
+        file = TextFile(root.open(), info.key, info.size, self._source.stream_format)
+        if parallelism == 1 or count < 2 or not file.is_divisible:
+            self._open.open(name, properties)
+            return
+        ends = [info.size * i // count for i in range(count + 1)]
+        for start, end in pairwise(ends):
+            self._open.open(f"{name}[{start}:{end}]", {**properties, "end": end}, start)
+
+    def _files(self, *, needed: bool, gone: bool = False) -> dict[str, tuple[StorageLocation, ObjectInfo]]:
+        return {
+            f"{root.url}/{info.key}": (root, info)
+            for path in self._source.paths
+            for root, info in _files(path, needed=needed, gone=gone)
+        }
+
+    def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
+        self._open.take_back(splits)
+
+    @property
+    def assigns_late(self) -> bool:
+        return not self._source.max_records_per_epoch and not self._source.max_bytes_per_epoch
+
+    @property
+    def exhausted(self) -> bool:
+        return self._ended and not self._open.rest
+
+    def lag(self) -> SourceLag:
+        return self._open.lag(len({(s.properties["root"], s.properties["key"]) for s in self._open.left()}))
+
+    def unread(self) -> Sequence[str]:
+        files = self._files(needed=False, gone=True)  # files that were read may be deleted
+        new = [n for n, (_, i) in files.items() if n not in self._names and not self._known.has_read(n, i)]
+        return [*self._open.unread(), *new]
+
+    def snapshot_state(self) -> Json:
+        position: Json = {
+            "open": self._open.to_json(),
+            "planned": self._open.planned,
+            "listed": self._listed,
+            "ended": self._ended,
+        }
+        # If there are names, nothing has been listed since the position of an earlier release was restored.
+        return position | ({"found": sorted(self._names)} if self._names else self._known.to_json())
+
+
+def _without_lines(split: Json) -> Json:
+    """Converts a split of an earlier release, whose offset is a number of lines."""
+    lines = position_field(split, "offset", int)
+    return split if not lines else {**split, "properties": {**split["properties"], "lines": lines}, "offset": 0}
+
+
+def _files(path: Any, *, needed: bool, gone: bool = False) -> list[tuple[StorageLocation, ObjectInfo]]:
+    """Lists the files at a path: the file itself, or those below the folder.
+
+    Args:
+        path: A file or a folder.
+        needed: Whether it is an error if there are no files.
+        gone: Whether the folder may be missing.
+    """
+    location = path if isinstance(path, StorageLocation) else StorageLocation(path)
+    if location.url.startswith("s3:"):
+        path = location.url
+    elif isinstance(path, StorageLocation):
+        path = unquote(urlsplit(location.url).path)
+    parent, _, name = path.rstrip("/").rpartition("/")
+    try:
+        if name and not parent.endswith(":/"):
+            folder = replace(location, url=parent or "/")
+            info = next(iter(folder.open().list(name)), None)  # the shortest key comes first
+            if info is not None and info.key == name:
+                return [(folder, info)]
+        store = location.open()
+        found = [(location, info) for info in input_files(store)]
+    except StorageError as error:
+        raise SourceReadError(f"cannot list {path}: {error}") from error
+    if not found and not gone and (needed or not store.root_exists()):
+        raise SourceReadError(
+            f"there is no file {path}, and no folder of this name with files in it. Check the path. If the first file "
+            "is still to come, make the folder and declare monitor_continuously()"
+        )
+    return found
+
+
+class _TextMeter(SplitMeter):
+    """Measures splits of text. Their offsets are bytes. Records are counted by reading them.
+
+    Args:
+        source: The source.
+    """
+
+    def __init__(self, source: FileSource) -> None:
+        self._source = source
+        self._scans: OrderedDict[tuple[int, int], _Scan] = OrderedDict()
+        """By split and offset."""
+
+    def amount(self, split: SourceSplit) -> Quantity:
+        file = self._file(split)
+        end = split.properties.get("end", file.size)
+        return Quantity(None, end - split.offset if file.is_divisible else file.size)
+
+    def advance(self, split: SourceSplit, offset: int, most: Quantity, least: int) -> tuple[int | None, Quantity]:
+        file = self._file(split)
+        if file.is_divisible and most.records is None and most.bytes is not None:
+            end = split.properties.get("end", file.size)
+            stop = min(offset + most.bytes, end)
+            return None if stop == end else stop, Quantity(None, stop - offset)
+        number = split.properties["number"]
+        with _reading(split):
+            scan = self._scans.pop((number, offset), None) or _Scan(file, offset, split.properties.get("end"))
+            ended, used = scan.take(most, least)
+        if ended:
+            return None, used
+        self._scans[number, scan.position] = scan
+        if len(self._scans) > _OPEN_SCANS:
+            self._scans.popitem(last=False)
+        return scan.position, used
+
+    def _file(self, split: SourceSplit) -> TextFile:
+        properties = split.properties
+        store = location_of(self._source, properties["root"]).open()
+        return TextFile(store, properties["key"], properties["size"], self._source.stream_format)
+
+
+class _Scan:
+    """Counts the records of a file from a position on."""
+
+    def __init__(self, file: TextFile, position: int, end: int | None) -> None:
+        self.position = position
+        self._blocks = file.blocks(position, end)
+        self._quote = file.quote
+        self._rest = b""
+
+    def take(self, most: Quantity, least: int) -> tuple[bool, Quantity]:
+        """Moves on. Returns whether the end was reached, and how much that was."""
+        records = size = 0
+        while self._rest or self._fetch():
+            ends = ends_of_records(self._rest, self._quote)
+            if not len(ends) or ends[-1] < len(self._rest):  # the last line of a file needs no end
+                ends = np.append(ends, len(self._rest))
+            count = len(ends) if most.records is None else min(len(ends), most.records - records)
+            if most.bytes is not None:
+                count = min(count, sum(1 for end in ends if end <= most.bytes - size))
+            count = max(count, 0 if records else least)
+            if count:
+                length = int(ends[count - 1])
+                self._rest = self._rest[length:]
+                self.position += length
+                records, size = records + count, size + length
+            if self._rest:
+                return False, Quantity(records, size)
+        return True, Quantity(records, size)
+
+    def _fetch(self) -> bool:
+        self._rest, end = next(self._blocks, (b"", self.position))
+        self.position = end - len(self._rest)
+        return bool(self._rest)
+
+
+@contextmanager
+def _reading(split: SourceSplit) -> Iterator[None]:
+    try:
+        yield
+    except (StorageError, OSError, UnicodeError, pa.ArrowException, SourceReadError) as error:
+        raise SourceReadError(f"cannot read {split.properties['root']}/{split.properties['key']}: {error}") from error

@@ -1,0 +1,173 @@
+"""Reads the table that a Parquet sink has committed: a folder of files, with a subfolder per partition if any."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation
+from dagster_flinkpy.connectors.columns.column_casts import cast_column
+from dagster_flinkpy.connectors.commit.staged_files import partition_folder, partition_values
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.storage import StorageLocation
+from dagster_flinkpy.storage.ranged_file import RangedFile
+
+__all__ = ["ParquetTable", "RowCount", "table_schema"]
+
+_THREADS = 8
+"""How many files are read at the same time."""
+
+_MOST_COUNTED = 2_000
+"""The maximum number of files whose footers are read to count rows."""
+
+
+def table_schema(type_info: TypeInformation) -> pa.Schema:
+    """Returns the columns that records of a type have in a table: the fields of rows and tuples, or else ``value``."""
+    flat = isinstance(type_info, (RowTypeInfo, TupleTypeInfo))
+    return pa.schema(list(type_info.arrow_type) if flat else [("value", type_info.arrow_type)])
+
+
+@dataclass(frozen=True)
+class RowCount:
+    """The number of rows in the files of a table."""
+
+    rows: int
+    files: int
+    digest: str
+    """Shortened SHA-256 of the location and of the names and sizes of the files, to recognise them."""
+
+
+@dataclass(frozen=True)
+class ParquetTable:
+    """The committed rows of a Parquet sink. Nothing is read until one of its methods is called.
+
+    A column that is missing in a file is taken from its folders (``country=DE/``). Otherwise it is null, because an
+    older version of the program wrote the file.
+    """
+
+    location: StorageLocation
+    """The folder of the sink."""
+    schema: pa.Schema
+    """The columns to read."""
+    partitions: Sequence[str] | None = None
+    """The Dagster partitions to read, or None for all rows."""
+
+    def select(self, columns: Sequence[str]) -> ParquetTable:
+        """Returns the table with some of its columns.
+
+        Raises:
+            ConfigurationError: The table has no such column.
+        """
+        if unknown := [name for name in columns if name not in self.schema.names]:
+            raise ConfigurationError(f"table {self.location.url} has no column {unknown[0]!r}: {self.schema.names}")
+        schema = pa.schema([self.schema.field(name) for name in columns])
+        return ParquetTable(self.location, schema, self.partitions)
+
+    def files(self) -> list[tuple[str, int]]:
+        """Lists the committed files: key below the location, and size in bytes.
+
+        Raises:
+            StorageError: The folder cannot be listed.
+        """
+        store = self.location.open()
+        folders = [""] if self.partitions is None else [partition_folder(key) for key in self.partitions]
+        # A few folders are listed one by one; many are listed all at once.
+        wanted = tuple(folders)
+        listed = [store.list(folder) for folder in folders] if len(folders) <= _THREADS else [store.list()]
+        return [
+            (info.key, info.size)
+            for infos in listed
+            for info in infos
+            if info.key.endswith(".parquet") and info.key.startswith(wanted)
+        ]
+
+    def count_rows(self, known: RowCount | None = None) -> RowCount | None:
+        """Counts the rows. Reads only the footers of files that were not counted before.
+
+        The names of a sink's files ascend with the checkpoints, so new files come after the existing ones.
+
+        Args:
+            known: An earlier result. It saves work if its files still exist and are first in the listing.
+
+        Returns:
+            The number of rows, or None if more than 2,000 files would have to be read.
+
+        Raises:
+            StorageError: The folder or a file cannot be read.
+            ArrowException: A file is not Parquet.
+        """
+        files = sorted(self.files())
+        if known is None or known.digest != self._digest(files[: known.files]):
+            known = RowCount(0, 0, "")
+        rest = files[known.files :]
+        if len(rest) > _MOST_COUNTED:
+            return None
+        with ThreadPoolExecutor(_THREADS) as threads:
+            rows = known.rows + sum(threads.map(self._rows_of, rest))
+        return RowCount(rows, len(files), self._digest(files))
+
+    def _rows_of(self, file: tuple[str, int]) -> int:
+        with pq.ParquetFile(RangedFile(self.location.open(), *file)) as parquet:
+            rows: int = parquet.metadata.num_rows
+            return rows
+
+    def _digest(self, files: Sequence[tuple[str, int]]) -> str:
+        return hashlib.sha256(json.dumps([self.location.url, *files]).encode()).hexdigest()[:16]
+
+    def to_arrow(self) -> pa.Table:
+        """Reads all rows.
+
+        Raises:
+            StorageError: A file cannot be read.
+        """
+        with ThreadPoolExecutor(_THREADS) as threads:
+            parts = list(threads.map(self.read_file, self.files()))
+        return pa.concat_tables([self.schema.empty_table(), *parts])
+
+    def to_spark(self, session: Any, files: Sequence[tuple[str, int]] | None = None) -> Any:
+        """Returns the rows as a Spark DataFrame. Spark reads them, with one task for each file.
+
+        Args:
+            session: A SparkSession whose executors have this library installed and can reach the storage.
+            files: Some of `files`. Default: all.
+        """
+        # Spark derives a schema from a table, though not from an empty one.
+        nulls = pa.table([pa.nulls(1, field.type) for field in self.schema], names=self.schema.names)
+        schema = session.createDataFrame(nulls).schema
+        files = self.files() if files is None else files
+        if not files:
+            return session.createDataFrame([], schema)
+        return session.range(0, len(files), 1, len(files)).mapInArrow(partial(_read_positions, self, files), schema)
+
+    def read_file(self, file: tuple[str, int]) -> pa.Table:
+        """Reads one of `files`."""
+        key, size = file
+        with pq.ParquetFile(RangedFile(self.location.open(), key, size), pre_buffer=True) as parquet:
+            there = [name for name in self.schema.names if name in parquet.schema_arrow.names]
+            rows = parquet.read(columns=there)
+            count = parquet.metadata.num_rows
+        in_path = partition_values(key)
+        columns = [
+            cast_column(field.name, rows.column(field.name), field.type)
+            if field.name in there
+            else pa.repeat(pa.scalar(in_path.get(field.name), pa.string()).cast(field.type), count)
+            for field in self.schema
+        ]
+        return pa.table(columns, schema=self.schema)
+
+
+def _read_positions(
+    table: ParquetTable, files: Sequence[tuple[str, int]], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Reads the files at these positions; runs in a Spark task."""
+    for batch in batches:
+        for position in batch.column(0).to_pylist():
+            yield from table.read_file(files[position]).to_batches()

@@ -1,0 +1,252 @@
+"""Reads splits of text files: lines, CSV and JSON lines. Blocks of records are parsed beside each other."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+import pyarrow.json as pa_json
+
+from dagster_flinkpy.common.typeinfo import RowTypeInfo
+from dagster_flinkpy.connectors.columns.record_formats import wrong_member
+from dagster_flinkpy.connectors.columns.text_values import as_text, from_text
+from dagster_flinkpy.connectors.files.text_content import TextFile, ends_of_records, location_of
+from dagster_flinkpy.connectors.sources.known_files import check_unchanged
+from dagster_flinkpy.datastream.connectors.base import SourceSplit
+from dagster_flinkpy.datastream.formats.csv import CsvReaderFormat
+from dagster_flinkpy.datastream.formats.json_lines import JsonLinesReaderFormat
+from dagster_flinkpy.errors import InputChangedError, SourceReadError, StorageError
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.datastream.connectors.file_system import FileSource
+
+__all__ = ["read_text"]
+
+_BOM = b"\xef\xbb\xbf"
+_PARSERS = 2
+Parse = Callable[[bytes], pa.Array]
+"""Parses whole records. What it raises says what is wrong, without a place."""
+
+
+class _BadRecordsError(ValueError):
+    """A block has other records than lines."""
+
+
+_PARSE_ERRORS = (pa.ArrowException, ValueError)
+
+
+def read_text(source: FileSource, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
+    """Reads the records of a split, from its offset up to its stop.
+
+    Raises:
+        SourceReadError: The file cannot be read; the message names it and, if that is known, the line.
+    """
+    properties = split.properties
+    store, key, size = location_of(source, properties["root"]).open(), properties["key"], properties["size"]
+    file = TextFile(store, key, size, source.stream_format)
+    stop = properties.get("stop", properties.get("end"))
+    try:
+        check_unchanged(store, key, size, properties.get("version"))
+        skipped = properties.get("lines", 0) if split.offset == 0 else 0
+        for rows, end in _batches(file, split.offset, stop):
+            if skipped < len(rows):
+                yield rows[skipped:], end
+            skipped = max(skipped - len(rows), 0)
+    except InputChangedError as error:
+        raise InputChangedError(f"cannot read {properties['root']}/{key}: {error}") from error
+    except (StorageError, OSError, UnicodeError, pa.ArrowException, SourceReadError) as error:
+        raise SourceReadError(f"cannot read {properties['root']}/{key}: {error}") from error
+
+
+def _batches(file: TextFile, start: int, stop: int | None) -> Iterator[tuple[pa.Array, int]]:
+    parse, head = _parser(file)
+    pending: deque[tuple[int, bytes, int, Future[pa.Array]]] = deque()
+    with ThreadPoolExecutor(_PARSERS) as threads:
+        try:
+            for block, end in file.blocks(start, stop):
+                position = end - len(block)
+                data = block[max(head - position, 0) :] if position < head else block
+                pending.append((end - len(data), data, end, threads.submit(parse, data)))
+                if len(pending) > _PARSERS:
+                    yield from _next(file, parse, pending)
+            while pending:
+                yield from _next(file, parse, pending)
+        finally:
+            for *_, parsed in pending:
+                parsed.cancel()
+
+
+def _next(
+    file: TextFile, parse: Parse, pending: deque[tuple[int, bytes, int, Future[pa.Array]]]
+) -> Iterator[tuple[pa.Array, int]]:
+    position, data, end, parsed = pending.popleft()
+    try:
+        rows = parsed.result()
+    except _PARSE_ERRORS as error:
+        raise _bad_line(file, parse, position, data, error) from error
+    if len(rows):
+        yield rows, end
+
+
+def _bad_line(file: TextFile, parse: Parse, position: int, data: bytes, error: Exception) -> SourceReadError:
+    """Finds the first line that cannot be parsed."""
+    ends = ends_of_records(data, file.quote)
+    records = [data[a:b] for a, b in zip([0, *ends], [*ends, len(data)], strict=True) if a < b]
+    good, bad = 0, len(records)
+    while bad - good > 1:  # the first `good` records can be parsed, the first `bad` ones cannot
+        middle = (good + bad) // 2
+        try:
+            parse(b"".join(records[:middle]))
+            good = middle
+        except _PARSE_ERRORS as found:
+            bad, error = middle, found
+    before = sum(block.count(b"\n") for block, _ in file.blocks(0, position)) if position else 0
+    line = before + b"".join(records[:good]).count(b"\n") + 1
+    record = records[good].decode(errors="replace").strip("\r\n") if records else ""
+    if isinstance(file.format, JsonLinesReaderFormat) and isinstance(error, pa.ArrowException):
+        with suppress(json.JSONDecodeError):  # PyArrow does not name the member
+            error = wrong_member(file.format.produced_type, record) or error
+    return InputChangedError(f"line {line:,} ({record!r:.200}): {error}")
+
+
+def _parser(file: TextFile) -> tuple[Parse, int]:
+    """Returns how the records of a file are parsed, and where they begin."""
+    text = file.format
+    if isinstance(text, CsvReaderFormat):
+        first = next((block for block, _ in file.blocks(0, 1)), b"")
+        mark = len(_BOM) if first.startswith(_BOM) else 0
+        if not text.use_header:
+            return _csv_parser(file, text, list(text.produced_type.field_names)), mark
+        return _csv_parser(file, text, _header(text, first[mark:])), len(first)
+    if isinstance(text, JsonLinesReaderFormat):
+        first = next((block for block, _ in file.blocks(0, 1)), b"")
+        return _json_parser(text.produced_type), len(_BOM) if first.startswith(_BOM) else 0
+    charset = text.charset_name if file.is_divisible else None
+    return lambda data: _lines(data, charset), 0
+
+
+def _header(text: CsvReaderFormat, line: bytes) -> list[str]:
+    if not line.strip():
+        return list(text.produced_type.field_names) if not line else []
+    names = pa_csv.read_csv(
+        pa.py_buffer(line),
+        read_options=pa_csv.ReadOptions(autogenerate_column_names=True, use_threads=False),
+        parse_options=_parse_options(text),
+        convert_options=pa_csv.ConvertOptions(strings_can_be_null=False),
+    )
+    header = [str(column[0].as_py()) for column in names.columns]
+    twice = sorted({name for name in header if header.count(name) > 1 and name in text.produced_type.field_names})
+    missing = [name for name in text.produced_type.field_names if name not in header]
+    if twice:
+        raise InputChangedError(f"its header has column {', '.join(map(repr, twice))} more than once")
+    if missing:
+        raise InputChangedError(
+            f"its header has no column {', '.join(map(repr, missing))}, only {header}. If it has no header, declare "
+            "use_header=False"
+        )
+    return header
+
+
+def _parse_options(text: CsvReaderFormat) -> pa_csv.ParseOptions:
+    return pa_csv.ParseOptions(
+        delimiter=text.column_separator, quote_char=text.quote_char or False, newlines_in_values=text.newlines_in_values
+    )
+
+
+def _csv_parser(file: TextFile, text: CsvReaderFormat, names: list[str]) -> Parse:
+    row_type = text.produced_type
+    fields, parse_options = list(row_type.arrow_type), _parse_options(text)
+    convert_options = pa_csv.ConvertOptions(
+        # PyArrow would take " 0x1F " for a number.
+        column_types={field.name: pa.string() for field in fields},
+        include_columns=list(row_type.field_names),
+        null_values=[text.null_value],
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=False,
+    )
+    quote = None if text.quote_char is None else text.quote_char.encode()
+
+    def parse(data: bytes) -> pa.Array:
+        if not data.strip(b"\r\n"):
+            return pa.array([], row_type.arrow_type)
+        if quote is not None and data.count(quote) % 2:
+            raise _BadRecordsError("a quote is not closed" + _advice(text))
+        table = pa_csv.read_csv(
+            pa.py_buffer(data),
+            read_options=pa_csv.ReadOptions(column_names=names, use_threads=False, block_size=len(data) + 1),
+            parse_options=parse_options,
+            convert_options=convert_options,
+        )
+        _check_count(data, table.num_rows, _advice(text), blank=b"\r\n", quote=file.quote)
+        return _structs(table, fields)
+
+    return parse
+
+
+def _advice(text: CsvReaderFormat) -> str:
+    return (
+        ". Inside a value it must be doubled, and the value be in quotes; if the file does not quote values, declare "
+        "quote_char=None" + ("" if text.newlines_in_values else "; if values have line ends, newlines_in_values=True")
+    )
+
+
+def _json_parser(row_type: RowTypeInfo) -> Parse:
+    fields = list(row_type.arrow_type)
+    schema = pa.schema([pa.field(field.name, as_text(field.type)) for field in fields])
+    options = pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+
+    def parse(data: bytes) -> pa.Array:
+        if not data.strip():
+            return pa.array([], row_type.arrow_type)
+        read_options = pa_json.ReadOptions(use_threads=False, block_size=len(data) + 1)
+        table = pa_json.read_json(pa.BufferReader(data), read_options=read_options, parse_options=options)
+        _check_count(data, table.num_rows, ": each line must be one JSON object")
+        return _structs(table, fields)
+
+    return parse
+
+
+def _check_count(data: bytes, rows: int, advice: str, *, blank: bytes | None = None, quote: int | None = None) -> None:
+    """Checks that each line was one row. Otherwise a line end in a value was there, which the next block would hide.
+
+    Raises:
+        _BadRecordsError: It was not.
+    """
+    lines = data.count(b"\n") + (not data.endswith(b"\n"))
+    if rows == lines and quote is None:
+        return
+    ends = ends_of_records(data, quote)
+    records = [data[a:b] for a, b in zip([0, *ends], [*ends, len(data)], strict=True)]
+    expected = sum(1 for each in records if each.strip(blank))
+    if quote is None and b"\r" in data:  # as PyArrow sees it, a carriage return ends a line, too
+        records = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        expected = sum(1 for each in records if each.strip(blank))
+    if rows != expected:
+        raise _BadRecordsError(f"it is {expected} line(s), but {rows} record(s){advice}")
+
+
+def _structs(table: pa.Table, fields: list[pa.Field]) -> pa.Array:
+    columns = [
+        from_text(field.name, column.chunk(0) if column.num_chunks == 1 else column.combine_chunks(), field.type)
+        for column, field in zip(table.select([field.name for field in fields]).columns, fields, strict=True)
+    ]
+    return pa.StructArray.from_arrays(columns, fields=fields)
+
+
+def _lines(data: bytes, charset: str | None) -> pa.Array:
+    """Returns the lines of a block; a carriage return ends a line, too."""
+    if charset is not None and charset.lower() not in ("utf-8", "utf8", "ascii"):
+        data = data.decode(charset).encode()
+    elif charset is not None and charset.lower() == "ascii":
+        data.decode("ascii")
+    if b"\r" in data:
+        data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    whole = pa.array([data.removesuffix(b"\n")], pa.binary())
+    return pc.split_pattern(whole, b"\n").flatten().cast(pa.string())

@@ -1,0 +1,207 @@
+"""An Iceberg table as a two-phase-commit sink."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import ClassVar
+
+from dagster_flinkpy.common.arguments import check_name
+from dagster_flinkpy.common.typeinfo import (
+    ListTypeInfo,
+    MapTypeInfo,
+    RowTypeInfo,
+    TupleTypeInfo,
+    TypeInformation,
+    Types,
+)
+from dagster_flinkpy.connectors.columns.column_types import check_key, check_parquet_type, columns_of
+from dagster_flinkpy.connectors.columns.filled_columns import FilledColumns
+from dagster_flinkpy.connectors.commit.table_sink import TableSink
+from dagster_flinkpy.datastream.connectors.base import (
+    Committer,
+    CommitterInitContext,
+    CommittingSinkWriter,
+    TwoPhaseCommittingSink,
+    WriterInitContext,
+)
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.registry import resolve
+from dagster_flinkpy.storage import StorageLocation
+
+__all__ = ["IcebergSink"]
+
+_TRANSFORM = re.compile(r"(years?|months?|days?|hours?|bucket|truncate|void)\s*[(\[].*", re.IGNORECASE)
+"""How people write partition transforms."""
+
+
+class IcebergSink(TwoPhaseCommittingSink):
+    """Writes rows into an Iceberg table. Needs ``pip install 'dagster-flinkpy[iceberg]'``.
+
+    Subtasks stage Parquet files in the folder of the table. When the checkpoint is complete, the driver adds all of
+    them in one snapshot. Readers see all rows of a checkpoint or none. The table is created if it does not exist.
+
+    By default rows are appended. With ``key``, a row replaces the row with the same key. With ``partition_column``, for
+    jobs with time partitions, the rows of a partition replace those that earlier runs of the partition have written.
+
+    Args:
+        table: The table, ``namespace.name``.
+        location: The folder of the table, on S3 or local.
+        catalog: The name of the catalog. Default: ``default``.
+        properties: Settings of the catalog, as pyiceberg knows them: ``{"type": "sql", "uri":
+            "postgresql+psycopg://user@host/database"}`` or ``{"type": "rest", "uri": "https://..."}``. Default: those
+            in ``~/.pyiceberg.yaml`` or the environment (``PYICEBERG_CATALOG__DEFAULT__URI``), where passwords belong.
+        partition_by: Columns by whose values the table is partitioned. Text, whole numbers, booleans or dates. Default:
+            none.
+        sort_by: Columns by which the rows of each file are sorted, nulls last. Default: as they come.
+        max_file_bytes: The size after which a file is full and another one begins. Default: a checkpoint ends it.
+        key: Columns that identify a row. Text, whole numbers, booleans, dates or timestamps. Of several rows of a
+            checkpoint with the same key the last one counts. Subtasks then stage their rows, and the driver writes
+            them, together with the rows that stay in the files of replaced ones.
+        partition_column: A column that the sink fills with the key of the Dagster partition. The table is partitioned
+            by it. It must not be one of the fields.
+        merge_schema: Whether columns that the table does not have are added to it, when the job starts. Rows that are
+            there have null in them. Default: the job is refused.
+
+    Raises:
+        ConfigurationError: Arguments contradict each other, or pyiceberg is not installed.
+    """
+
+    def __init__(
+        self,
+        table: str,
+        location: StorageLocation | str,
+        *,
+        catalog: str = "default",
+        properties: Mapping[str, str] | None = None,
+        partition_by: Sequence[str] = (),
+        sort_by: Sequence[str] = (),
+        max_file_bytes: int | None = None,
+        key: Sequence[str] = (),
+        partition_column: str | None = None,
+        merge_schema: bool = False,
+    ) -> None:
+        check_name("IcebergSink() as table", table)
+        check_name("IcebergSink() as catalog", catalog)
+        if find_spec("pyiceberg") is None:
+            raise ConfigurationError("IcebergSink needs pyiceberg: pip install 'dagster-flinkpy[iceberg]'")
+        if not all(table.split(".")) or "." not in table:
+            raise ConfigurationError(f"table {table!r} must be 'namespace.name'")
+        if isinstance(key, str):
+            raise ConfigurationError(f"key must be a list of columns, such as [{key!r}]")
+        if key and partition_column is not None:
+            raise ConfigurationError(
+                "give a key or a partition_column: rows replace rows with the same key, or those of a partition"
+            )
+        if partition_column is not None:
+            check_name("IcebergSink() as partition_column", partition_column)
+        self.files = _IcebergFiles(
+            location, partition_by=partition_by, sort_by=sort_by, max_file_bytes=max_file_bytes, compression="zstd"
+        )
+        self.filled: FilledColumns | None = None
+        if partition_column is not None:
+            self._fill(FilledColumns(partition_column))
+        self.staged = _StagedRows(self.files.location.child("staged"), compression="zstd")
+        self.location = self.files.location
+        self.table, self.catalog, self.properties = table, catalog, dict(properties or {})
+        self.key, self.merge_schema = tuple(key), merge_schema
+
+    def _fill(self, filled: FilledColumns) -> None:
+        before = [] if self.filled is None else self.filled.names
+        chosen = [name for name in self.files.partition_by if name not in before]
+        if twice := [name for name in filled.names if name in chosen]:
+            raise ConfigurationError(f"leave partition_column {twice[0]!r} out of partition_by")
+        self.files, self.filled = copy.copy(self.files), filled
+        self.files.partition_by = (*filled.names, *chosen)
+
+    def for_owner(self, owner: str) -> IcebergSink:
+        """Returns the sink with which an owner, such as an asset, replaces what it has written, and nothing of others.
+
+        The table is partitioned by ``dagster_asset_key`` and ``dagster_partition_key``.
+
+        Args:
+            owner: The owner.
+
+        Raises:
+            ConfigurationError: The sink replaces rows by key.
+        """
+        if self.key:
+            raise ConfigurationError(f"{owner!r} replaces all of its rows in table {self.table!r}: leave out key")
+        sink = copy.copy(self)
+        sink._fill(FilledColumns.of_owner(owner))
+        return sink
+
+    def validate(self, type_info: TypeInformation | None) -> None:
+        where = f"the sink of Iceberg table {self.table!r}"
+        columns = {} if type_info is None else columns_of(type_info)
+        if self.filled is not None:
+            self.filled.check_free(where, columns)
+        for name in self.files.partition_by:
+            if name not in columns and _TRANSFORM.fullmatch(name):
+                raise ConfigurationError(
+                    f"{where} cannot partition by {name}: it writes files by the values of columns only. Add a column "
+                    "with the values with map(), and partition by that"
+                )
+        self.files.validate(None if type_info is None else self.row_type(type_info))
+        check_key(where, self.key, columns)
+
+    def row_type(self, type_info: TypeInformation) -> TypeInformation:
+        """Returns the columns of the table as they are written, for records of a type."""
+        columns = {name: widened(kind) for name, kind in columns_of(type_info).items()}
+        columns |= {} if self.filled is None else dict.fromkeys(self.filled.names, Types.STRING())
+        if not isinstance(type_info, (RowTypeInfo, TupleTypeInfo)) and self.filled is None:
+            return columns["value"]
+        return Types.ROW_NAMED(list(columns), list(columns.values()))
+
+    def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> CommittingSinkWriter:
+        self.validate(type_info)
+        writer: CommittingSinkWriter
+        if self.key:
+            where = f"Iceberg table {self.table!r}"
+            writer = resolve("keyed_rows_writer")(self.staged, self.key, where, context, type_info)
+        else:
+            writer = resolve("iceberg_writer")(self, context, type_info)
+        return writer
+
+    def create_committer(self, context: CommitterInitContext) -> Committer:
+        name = "iceberg_committer" if self.filled is None else "iceberg_partition_committer"
+        committer: Committer = resolve("iceberg_upsert_committer" if self.key else name)(self, context)
+        return committer
+
+    def kinds(self) -> set[str]:
+        return {"iceberg"}
+
+    def uri(self) -> str:
+        return self.location.url
+
+
+class _IcebergFiles(TableSink):
+    """The data files of a table."""
+
+    file_format: ClassVar[str] = "parquet"
+    compressions: ClassVar[dict[str, str]] = {"zstd": ""}
+    keeps_partition_columns: ClassVar[bool] = True
+
+    def validate_column(self, name: str, type_info: TypeInformation) -> None:
+        where = f"Iceberg table {self.location.url}"
+        check_parquet_type(name, type_info, where, most_digits=38, without=[Types.BIG_INT()])
+
+
+class _StagedRows(_IcebergFiles):
+    """Rows that the driver writes."""
+
+
+def widened(type_info: TypeInformation) -> TypeInformation:
+    """Returns the type as Iceberg has it: its smallest whole number has 32 bits."""
+    if type_info in (Types.BYTE(), Types.SHORT()):
+        return Types.INT()
+    if isinstance(type_info, ListTypeInfo):
+        return Types.LIST(widened(type_info.elem_type))
+    if isinstance(type_info, MapTypeInfo):
+        return Types.MAP(widened(type_info.key_type), widened(type_info.value_type))
+    if isinstance(type_info, (RowTypeInfo, TupleTypeInfo)):
+        columns = columns_of(type_info)
+        return Types.ROW_NAMED(list(columns), [widened(kind) for kind in columns.values()])
+    return type_info

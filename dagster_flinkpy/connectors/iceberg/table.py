@@ -1,0 +1,497 @@
+"""The table behind the Iceberg sink: opening and checking it, and which checkpoints are in it.
+
+What a snapshot has added is in its summary. Snapshots expire, so a property of the table has the latest ones, too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote, urlsplit
+
+import pyarrow as pa
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
+from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids, schema_to_pyarrow
+from pyiceberg.partitioning import PartitionField
+from pyiceberg.table import Table
+from pyiceberg.table.name_mapping import MappedField, NameMapping, parse_mapping_from_json
+from pyiceberg.transforms import IdentityTransform, VoidTransform
+from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
+
+from dagster_flinkpy.common.clock import current_millis
+from dagster_flinkpy.connectors.files.parquet_table import table_schema
+from dagster_flinkpy.datastream.connectors.base import CommitterInitContext
+from dagster_flinkpy.errors import CommittableLostError, ConfigurationError, SinkCommitError, StorageError
+from dagster_flinkpy.storage import StorageLocation
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.connectors.iceberg.sink import IcebergSink
+
+__all__ = [
+    "NAME_MAPPING",
+    "CommitLog",
+    "TargetTable",
+    "check_file_schema",
+    "column_ids",
+    "file_properties",
+    "folder_of",
+    "mapped_ids",
+    "name_mapping",
+    "open_catalog",
+    "partition_fields",
+]
+
+NAME_MAPPING = "schema.name-mapping.default"
+"""Tells readers which column of a file is which column of the table; the files have names only."""
+_DIGEST = "flinkpy.digest"
+_RECENT = 32
+"""How many checkpoints the property has."""
+_CLOCK_SKEW_MS = 3_600_000
+_TRIES = 5
+
+
+class TargetTable:
+    """The table of a sink.
+
+    Args:
+        sink: The sink.
+        context: Who is committing.
+    """
+
+    def __init__(self, sink: IcebergSink, context: CommitterInitContext) -> None:
+        self._sink, self._context = sink, context
+        self._what, self._log = f"Iceberg table {sink.table!r}", CommitLog(context, sink.table)
+        self._catalog: Catalog | None = None
+        self._found: Table | None = None
+        """The table as it was found or created. It can be another one later."""
+
+    @property
+    def catalog(self) -> Catalog:
+        """The catalog."""
+        if self._catalog is None:
+            given = {**file_properties(self._sink.location), **self._sink.properties}
+            self._catalog = open_catalog(self._sink.catalog, given)
+        return self._catalog
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns that are written."""
+        assert self._context.type_info is not None
+        return table_schema(self._sink.row_type(self._context.type_info))
+
+    @property
+    def folder(self) -> str:
+        """The folder of the table, as Iceberg names it."""
+        return folder_of(self._sink.location)
+
+    @property
+    def found(self) -> bool:
+        """Whether the table was found or created."""
+        return self._found is not None
+
+    def open(self, *, create: bool) -> Table:
+        """Loads the table as it is now. The first time it may be created.
+
+        Raises:
+            ConfigurationError: There is none.
+        """
+        first = self._context.type_info is not None and self._found is None
+        for _ in range(_TRIES):
+            try:
+                return self._load_or_create() if first and create else self._load()
+            except FileNotFoundError as error:
+                raise ConfigurationError(
+                    f"the metadata of {self._what} was deleted or moved: {error}. Put it back"
+                ) from error
+            except (CommitFailedException, TableAlreadyExistsError, IntegrityError):  # somebody else was faster
+                continue
+        raise StorageError(f"{self._what} changes faster than it can be opened")
+
+    def check(self, table: Table) -> Table:
+        """Checks that the table is the same one as before, and fits the records. The first time it may get columns.
+
+        Returns:
+            The table, with its new columns.
+
+        Raises:
+            ConfigurationError: It is not, or does not fit.
+        """
+        if self._context.type_info is None:
+            return table
+        for _ in range(_TRIES):
+            self._check(table)
+            if self._found is not None:
+                return table
+            with suppress(CommitFailedException):  # somebody else was faster
+                if not self._add_columns(table):
+                    self._found = table
+                    return table
+            table = self._load()
+        raise StorageError(f"{self._what} changes faster than it can be opened")
+
+    def _load(self) -> Table:
+        try:
+            return self.catalog.load_table(self._sink.table)
+        except NoSuchTableError as error:
+            raise ConfigurationError(
+                f"{self._what} of catalog {self._sink.catalog!r} does not exist any more: it was dropped or renamed. "
+                "Put it back"
+            ) from error
+
+    def exists(self) -> bool:
+        """Returns whether the catalog has the table, though perhaps no longer its metadata."""
+        try:
+            return bool(self.catalog.table_exists(self._sink.table))
+        except FileNotFoundError:
+            return True
+
+    def _load_or_create(self) -> Table:
+        try:
+            return self.catalog.load_table(self._sink.table)
+        except NoSuchTableError:
+            self.catalog.create_namespace_if_not_exists(self._sink.table.rpartition(".")[0])
+        creation = self.catalog.create_table_transaction(self._sink.table, self.schema, location=self.folder)
+        with creation as transaction:
+            if self._sink.files.partition_by:
+                with transaction.update_spec() as spec:
+                    for name in self._sink.files.partition_by:
+                        spec.add_identity(name)
+            mapping = transaction.table_metadata.schema().name_mapping
+            transaction.set_properties({NAME_MAPPING: mapping.model_dump_json()})
+        return self.catalog.load_table(self._sink.table)
+
+    def _check(self, table: Table) -> None:
+        what = self._what
+        if self._found is not None and table.metadata.table_uuid != self._found.metadata.table_uuid:
+            raise ConfigurationError(
+                f"{what} was dropped and made anew since it was opened. Running again adds the rows to the new table, "
+                "if they were not deleted with the old one"
+            )
+        there = folder_of(StorageLocation(table.location().rstrip("/")))
+        if there != self.folder:
+            raise ConfigurationError(f"{what} is at {there}, not at {self.folder}: give IcebergSink that location")
+        if table.format_version > 2:
+            raise ConfigurationError(
+                f"{what} has format version {table.format_version}, which pyiceberg does not write: write to a table "
+                "of version 2"
+            )
+        if "encryption.key-id" in table.properties:
+            raise ConfigurationError(f"{what} is encrypted, which IcebergSink does not do: write to another table")
+        self._check_columns(table)
+        self._check_partitions(table, what)
+        name_mapping(table, self.schema.names)
+
+    def _check_columns(self, table: Table) -> None:
+        what = self._what
+        self._check_ids(table)
+        wanted = schema_to_pyarrow(_pyarrow_to_schema_without_ids(self.schema), include_field_ids=False)
+        found = {field.name: field for field in table.schema().fields}
+        for field in wanted:
+            column = found.get(field.name)
+            if column is None:
+                if not self._sink.merge_schema:
+                    raise ConfigurationError(
+                        f"{what} has no column {field.name!r}: add it as {field.type}, or give IcebergSink "
+                        "merge_schema=True"
+                    )
+                continue
+            kind = schema_to_pyarrow(column.field_type, include_field_ids=False)
+            if kind != field.type:
+                raise ConfigurationError(
+                    f"column {field.name!r} of {what} must be {field.type}, but is {kind}: change the records or the "
+                    "table"
+                )
+        if required := [c.name for c in found.values() if c.required]:
+            raise ConfigurationError(f"column {required[0]!r} of {what} must be optional: records may have nulls")
+        for name, column in found.items():
+            if column.write_default is not None and name not in self.schema.names:
+                raise ConfigurationError(
+                    f"column {name!r} of {what} has the default value {column.write_default!r}, which IcebergSink does "
+                    "not write: add it to the records"
+                )
+
+    def _check_ids(self, table: Table) -> None:
+        """Checks that the columns are the ones that were written before: files have their names only."""
+        known = self._log.columns(table)
+        if self._found is not None:
+            known = known | column_ids(self._found, self.schema.names)
+        now = {field_id: table.schema().find_column_name(field_id) for field_id in known.values()}
+        ids = column_ids(table, self.schema.names)
+        for name, field_id in known.items():
+            if name.partition(".")[0] not in self.schema.names or ids.get(name) == field_id:
+                continue
+            if now[field_id] is not None:
+                raise ConfigurationError(
+                    f"column {name!r} of {self._what} was renamed to {now[field_id]!r}: rename it back, or rename the "
+                    "field of the records"
+                )
+            raise ConfigurationError(
+                f"column {name!r} of {self._what} was dropped{' and added again' if name in ids else ''}, but files "
+                "that are there have values under this name: make the former schema the current one, or write to "
+                "another table"
+            )
+
+    def _check_partitions(self, table: Table, what: str) -> None:
+        columns = []
+        for field in partition_fields(table):
+            name = table.schema().find_field(field.source_id).name
+            if not isinstance(field.transform, IdentityTransform):
+                raise ConfigurationError(
+                    f"{what} is partitioned by {field.transform} of {name!r}, but IcebergSink writes files by the "
+                    "values of columns only: partition the table by a column that has them, which map() can add"
+                )
+            columns.append(name)
+        if sorted(columns) != sorted(self._sink.files.partition_by):
+            raise ConfigurationError(
+                f"{what} is partitioned by {columns}, not by {list(self._sink.files.partition_by)}: change "
+                "partition_by of the sink, or write the table again"
+            )
+
+    def _add_columns(self, table: Table) -> bool:
+        """Adds the columns that are missing. Returns whether any were."""
+        names = {field.name for field in table.schema().fields}
+        missing = pa.schema([field for field in self.schema if field.name not in names])
+        if not len(missing):
+            return False
+        with table.transaction() as transaction:
+            with transaction.update_schema() as update:
+                update.union_by_name(missing)
+            mapping = transaction.table_metadata.schema().name_mapping
+            transaction.set_properties({NAME_MAPPING: mapping.model_dump_json()})
+        return True
+
+
+class CommitLog:
+    """Which checkpoints of a job and sink are in a table.
+
+    Args:
+        context: Who is committing.
+        table: The name of the table, for messages.
+    """
+
+    def __init__(self, context: CommitterInitContext, table: str) -> None:
+        self._context, self._table = context, table
+        parts = (quote(part, safe="").replace(".", "%2E") for part in (context.job_id, context.uid))
+        self._name = f"flinkpy.committed.{'.'.join(parts)}"
+
+    def columns(self, table: Table) -> dict[str, int]:
+        """Returns the ids of the columns that the latest commit has written, by their names then."""
+        try:
+            found = json.loads(table.properties.get(self._name, "{}"))
+            return {str(name): int(number) for name, number in found.get("columns", {}).items()}
+        except (AttributeError, TypeError, ValueError):
+            return {}  # somebody has changed it, which `has` says
+
+    def _recent(self, table: Table) -> list[tuple[int, str, int, list[Any]]]:
+        """Returns checkpoint, digest, time and partitions of the latest commits, oldest first."""
+        text = table.properties.get(self._name)
+        if text is None:
+            return []
+        try:
+            recent = json.loads(text)["recent"]
+            return [(int(checkpoint), str(digest), int(ms), list(keys)) for checkpoint, digest, ms, keys in recent]
+        except (KeyError, TypeError, ValueError) as error:
+            raise SinkCommitError(
+                f"property {self._name!r} of Iceberg table {self._table!r} was changed, so that nobody knows what sink "
+                f"{self._context.uid!r} has committed: {text:.200}. Remove it if the snapshots of the last checkpoints "
+                "still exist."
+            ) from error
+
+    def has(self, table: Table, checkpoint_id: int, digest: str, staged_ms: int) -> bool:
+        """Returns whether a table has the rows of a checkpoint. They were staged before they were added.
+
+        Raises:
+            CommittableLostError: Nobody knows.
+            SinkCommitError: The property was changed.
+        """
+        recent, since = self._recent(table), staged_ms - _CLOCK_SKEW_MS
+        if any(found == digest for _, found, _, _ in recent):
+            return True
+        if _made(table, digest):
+            return True
+        if recent and (len(recent) < _RECENT or recent[0][2] < since):
+            return False
+        oldest = min(table.snapshots(), key=lambda snapshot: snapshot.timestamp_ms, default=None)
+        # The parent does not tell whether it is the first one: who expires that sets it to null.
+        if oldest is None or oldest.sequence_number == 1 or oldest.timestamp_ms < since:
+            return False
+        raise CommittableLostError(
+            f"cannot tell whether Iceberg table {self._table!r} has the rows that sink {self._context.uid!r} staged "
+            f"for checkpoint {checkpoint_id}: its snapshots of that time have expired, and its property {self._name!r} "
+            "begins later. Look for them. Restore a savepoint or an older checkpoint to write the rows again, or "
+            f"'chk-{checkpoint_id}' to continue without them."
+        )
+
+    def has_recently(self, table: Table, digest: str) -> bool:
+        """Returns whether a table has a commit, or too many later ones to know."""
+        recent = self._recent(table)
+        return len(recent) == _RECENT or any(found == digest for _, found, _, _ in recent) or _made(table, digest)
+
+    def check_newest(self, table: Table, checkpoint_id: int, partitions: list[Any], since_ms: int) -> None:
+        """Checks that no later commit has written one of the partitions.
+
+        Args:
+            table: The table.
+            checkpoint_id: The checkpoint or transaction that is to be committed.
+            partitions: Its partitions.
+            since_ms: Commits before this time, in milliseconds since 1970, are not later ones.
+
+        Raises:
+            SinkCommitError: One has.
+        """
+        for newer, _, ms, keys in self._recent(table):
+            if newer > checkpoint_id and ms >= since_ms and (both := [key for key in partitions if key in keys]):
+                raise SinkCommitError(
+                    f"Iceberg table {self._table!r} has newer rows{'' if both[0] is None else f' of {both[0]}'}, those "
+                    f"of {newer}: {checkpoint_id} must not replace them"
+                )
+
+    def has_written(self, table: Table, checkpoint_id: int, partition: str | None, since_ms: int) -> bool:
+        """Returns whether a checkpoint, or a later one since some time, has replaced a partition."""
+        return any(
+            partition in keys and (found == checkpoint_id or (found > checkpoint_id and ms >= since_ms))
+            for found, _, ms, keys in self._recent(table)
+        )
+
+    def check_reaches_back(self, table: Table, since_ms: int) -> None:
+        """Checks that the property has all commits since some time.
+
+        Raises:
+            SinkCommitError: It has not. Somebody else has committed often meanwhile, so this process is outdated.
+        """
+        recent = self._recent(table)
+        if len(recent) == _RECENT and recent[0][2] >= since_ms:
+            raise SinkCommitError(
+                f"Iceberg table {self._table!r} got {_RECENT} commits of sink {self._context.uid!r} since this attempt "
+                "has begun, and not that of its last checkpoint: another attempt runs the job. Nothing was deleted."
+            )
+
+    def summary(self, checkpoint_id: int, digest: str) -> dict[str, str]:
+        """Returns what the summary of the snapshot says about a commit."""
+        return {
+            "flinkpy.job-id": self._context.job_id,
+            "flinkpy.uid": self._context.uid,
+            "flinkpy.checkpoint-id": str(checkpoint_id),
+            _DIGEST: digest,
+        }
+
+    def properties(
+        self, table: Table, checkpoint_id: int, digest: str, partitions: list[Any], written: dict[str, int]
+    ) -> dict[str, str]:
+        """Returns the property of the table after a commit that has written columns with these ids."""
+        recent = [*self._recent(table), (checkpoint_id, digest, current_millis(), partitions)][-_RECENT:]
+        columns = self.columns(table) | written
+        return {self._name: json.dumps({"checkpoint": checkpoint_id, "recent": recent, "columns": columns})}
+
+    def last(self, table: Table) -> int:
+        """Returns the checkpoint that was committed last, or 0 if there is none."""
+        if recent := self._recent(table):
+            return recent[-1][0]
+        ours = {"flinkpy.job-id": self._context.job_id, "flinkpy.uid": self._context.uid}
+        summaries = [snapshot.summary.additional_properties for snapshot in table.snapshots() if snapshot.summary]
+        found = [each for each in summaries if ours.items() <= each.items()]
+        return int(found[-1]["flinkpy.checkpoint-id"]) if found else 0
+
+
+def _made(table: Table, digest: str) -> bool:
+    """Returns whether a snapshot says that it was made of files with a digest."""
+    summaries = (snapshot.summary for snapshot in table.snapshots())
+    return any(each is not None and each.additional_properties.get(_DIGEST) == digest for each in summaries)
+
+
+def partition_fields(table: Table) -> list[PartitionField]:
+    """Returns by what a table is partitioned, without what was removed: format version 1 keeps that as ``void``."""
+    return [field for field in table.spec().fields if not isinstance(field.transform, VoidTransform)]
+
+
+def column_ids(table: Table, names: Collection[str]) -> dict[str, int]:
+    """Returns the ids of columns, and of the fields in them, by their full names."""
+    schema, found = table.schema(), dict[str, int]()
+    for field_id in schema.field_ids:
+        name = schema.find_column_name(field_id)
+        if name is not None and name.partition(".")[0] in names:
+            found[name] = field_id
+    return found
+
+
+def name_mapping(table: Table, names: Collection[str]) -> str | None:
+    """Returns the name mapping that a table needs so that files with these columns are read, or None if it has it.
+
+    Raises:
+        ConfigurationError: It has one that says something else about a column.
+    """
+    text = table.properties.get(NAME_MAPPING)
+    if text is None:
+        return str(table.schema().name_mapping.model_dump_json())
+    what = f"property {NAME_MAPPING!r} of Iceberg table {'.'.join(table.name())!r}"
+    try:
+        mapping = parse_mapping_from_json(text)
+    except ValueError as error:
+        raise ConfigurationError(f"{what} is no name mapping: {text:.200}") from error
+    known, missing = mapped_ids(mapping), list[MappedField]()
+    for name, field_id in column_ids(table, names).items():
+        there = known.get(name)
+        if there == field_id or any(name.startswith(f"{added.names[0]}.") for added in missing):
+            continue
+        if there is not None or "." in name or any(each.field_id == field_id for each in mapping):
+            raise ConfigurationError(
+                f"{what} does not say that {name!r} is field {field_id}, so that readers would not find it in files: "
+                "add that name to it"
+            )
+        missing.append(next(each for each in table.schema().name_mapping if each.field_id == field_id))
+    return None if not missing else str(NameMapping([*mapping, *missing]).model_dump_json())
+
+
+def mapped_ids(fields: Iterable[MappedField], prefix: str = "") -> dict[str, int | None]:
+    """Returns the ids of a name mapping by the full names that columns may have in files."""
+    found = dict[str, int | None]()
+    for field in fields:
+        for name in field.names:
+            found[f"{prefix}{name}"] = field.field_id
+            found |= mapped_ids(field.fields, f"{prefix}{name}.")
+    return found
+
+
+def check_file_schema(table: Table, schema: pa.Schema, file: str) -> None:
+    """Checks that a table has the columns of a file that an older program has staged.
+
+    Raises:
+        ConfigurationError: It has not.
+    """
+    what, found = f"Iceberg table {'.'.join(table.name())!r}", {field.name: field for field in table.schema().fields}
+    for field in schema_to_pyarrow(_pyarrow_to_schema_without_ids(schema), include_field_ids=False):
+        column = found.get(field.name)
+        kind = None if column is None else schema_to_pyarrow(column.field_type, include_field_ids=False)
+        if kind != field.type:
+            raise ConfigurationError(
+                f"column {field.name!r} of {what} must be {field.type}, as in {file}, but is {kind or 'not there'}"
+            )
+
+
+def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
+    """Opens a catalog. A new SQL catalog gets its tables, which another process may make at the same time."""
+    for _ in range(_TRIES - 1):
+        with suppress(OperationalError, ProgrammingError, IntegrityError):
+            return load_catalog(name, **properties)
+    return load_catalog(name, **properties)
+
+
+def folder_of(location: StorageLocation) -> str:
+    """Returns a folder as Iceberg names it."""
+    if not location.url.startswith("file:"):
+        return location.url
+    return f"file://{unquote(urlsplit(location.url).path)}"  # Iceberg takes paths as they are
+
+
+def file_properties(location: StorageLocation) -> dict[str, str]:
+    """Returns the settings of a location as pyiceberg names them. What is missing it finds in the environment."""
+    given = {
+        "s3.endpoint": location.endpoint_url,
+        "s3.region": location.region,
+        "s3.access-key-id": location.access_key_id,
+        "s3.secret-access-key": location.secret_access_key,
+    }
+    return {name: value for name, value in given.items() if value is not None}

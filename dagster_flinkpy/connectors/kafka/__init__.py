@@ -1,0 +1,1 @@
+"""Topics of Kafka: what executes the declarations of ``datastream.connectors.kafka``."""

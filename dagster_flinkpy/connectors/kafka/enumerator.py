@@ -1,0 +1,270 @@
+"""Plans which offsets of Kafka an epoch reads."""
+
+from __future__ import annotations
+
+import logging
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+from confluent_kafka import KafkaException
+
+from dagster_flinkpy.connectors.kafka.client import BEGINNING, END, PartitionLookup, shown
+from dagster_flinkpy.connectors.kafka.reader import bytes_per_offset
+from dagster_flinkpy.datastream.connectors.base import (
+    Json,
+    SourceLag,
+    SourceSplit,
+    SplitEnumerator,
+    SplitEnumeratorContext,
+    position_field,
+)
+from dagster_flinkpy.datastream.connectors.kafka_source import (
+    KafkaOffsetResetStrategy,
+    KafkaOffsetsInitializer,
+    KafkaTopicPartition,
+)
+from dagster_flinkpy.errors import InputExpiredError, SourceReadError
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.datastream.connectors.kafka_source import KafkaSource
+
+__all__ = ["KafkaEnumerator", "share"]
+
+_log = logging.getLogger(__name__)
+_Offsets = dict[KafkaTopicPartition, int]
+
+
+class KafkaEnumerator(SplitEnumerator):
+    """Assigns ranges of offsets. They are fixed when they are assigned.
+
+    State: the next offset of each partition, the offsets at which partitions end if the input ends, the ranges that are
+    not read to their end, and whether the input has ended.
+
+    Args:
+        source: The source.
+        restored: State of an earlier enumerator.
+        clock: Tells seconds, to look for partitions from time to time.
+    """
+
+    def __init__(
+        self, source: KafkaSource, restored: Json | None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._source, self._clock = source, clock
+        self._lookup = PartitionLookup(source)
+        self._next: _Offsets | None = None
+        """None until the first epoch is planned."""
+        self._stops: _Offsets = {}
+        self._open: dict[KafkaTopicPartition, SourceSplit] = {}
+        self._rest = False
+        """Whether one of them was not planned last, or was not read."""
+        self._ended = False
+        self._looked: float | None = None
+        self._left: int | None = None
+        """Offsets that the last plan did not assign."""
+        self._snapshots: dict[int, _Offsets] = {}
+        self._progress: Callable[[str], None] = lambda line: None
+        if restored is not None:
+            self._restore(restored)
+
+    def _restore(self, restored: Json) -> None:
+        if restored.get("next") is not None:
+            self._next = _from_json(position_field(restored, "next", list))
+        self._stops = _from_json(position_field(restored, "stops", list))
+        self._ended = position_field(restored, "ended", bool)
+        for split in map(SourceSplit.from_json, position_field(restored, "open", list)):
+            self._open[_partition(split)] = split
+        self._rest = bool(self._open)
+
+    def start(self, context: SplitEnumeratorContext) -> None:
+        self._progress = context.progress
+
+    # --- planning ----------------------------------------------------------------------------------------------------
+
+    def has_input(self, parallelism: int) -> bool:
+        return self.plans_something(parallelism)
+
+    def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
+        if not self._ended:
+            self._assign()
+        self._rest = False
+        shares: list[list[SourceSplit]] = [[] for _ in range(parallelism)]
+        for each, split in sorted(self._open.items()):
+            # As in Flink (KafkaSourceEnumerator), the partitions of a topic are dealt out from a subtask on.
+            first = zlib.crc32(each.topic.encode())
+            shares[(first + each.partition) % parallelism].append(split)
+        return shares
+
+    def _assign(self) -> None:
+        positions = self._discover()
+        waiting = [each for each in positions if each not in self._open]
+        beginnings, ends = self._lookup.offsets(waiting, BEGINNING), self._lookup.offsets(waiting, END)
+        backlog = {}
+        for each in waiting:
+            end = min(ends[each], self._stops.get(each, ends[each]))
+            positions[each] = self._existing(each, positions[each], beginnings[each], ends[each])
+            if positions[each] < end:
+                backlog[each] = end - positions[each]
+        taken = self._limited(backlog, positions)
+        for each, count in taken.items():
+            start = positions[each]
+            properties = {"topic": each.topic, "partition": each.partition, "end": start + count}
+            self._open[each] = SourceSplit(f"{shown(each)}@{start}", properties, start)
+            positions[each] = start + count
+        self._left = sum(backlog.values()) - sum(taken.values())
+        if left := self._left:
+            self._progress(f"Kafka: {left:,} offsets of {len(backlog)} partitions are left for later epochs")
+        bounded = self._source.stopping is not None
+        self._ended = bounded and all(positions[each] >= stop for each, stop in self._stops.items())
+
+    def _discover(self) -> _Offsets:
+        """Returns the position of each partition. New ones are looked for from time to time."""
+        source, now = self._source, self._clock()
+        if self._next is None:
+            found = self._lookup.partitions()
+            self._next = self._initial(source.starting, found)
+            self._looked = now
+        if source.stopping is not None:
+            if not self._stops:
+                self._stops = self._initial(source.stopping, set(self._next))
+            return self._next
+        self._stops = {}
+        interval = source.partition_discovery
+        if self._looked is None or (interval is not None and now - self._looked >= interval.total_seconds()):
+            self._look(self._next)
+            self._looked = now
+        return self._next
+
+    def _look(self, positions: _Offsets) -> None:
+        found = self._lookup.partitions()
+        if new := sorted(found - positions.keys()):
+            positions.update(self._lookup.offsets(new, BEGINNING))
+            self._progress(f"Kafka: found {', '.join(map(shown, new[:3]))}{' and more' if len(new) > 3 else ''}")
+        for each in sorted(positions.keys() - found):
+            if each.topic in self._source.topics:
+                raise SourceReadError(
+                    f"partition {shown(each)} no longer exists. If the topic was made anew, give the source another "
+                    "uid, or start from empty state."
+                )
+            _log.warning("%s is no longer read: it was deleted, or the source has other topics now", shown(each))
+            del positions[each]
+
+    def _initial(self, where: KafkaOffsetsInitializer, partitions: set[KafkaTopicPartition]) -> _Offsets:
+        whens = {"earliest": BEGINNING, "latest": END, "timestamp": where.timestamp_ms}
+        if where.kind in whens:
+            return self._lookup.offsets(partitions, whens[where.kind])
+        committed = where.kind == "committed"
+        known = self._lookup.committed(partitions) if committed else dict(where.given)
+        found = {each: known[each] for each in partitions if each in known}
+        if missing := sorted(partitions - found.keys()):
+            if where.reset is KafkaOffsetResetStrategy.NONE:
+                why = f"group {self._source.group_id!r} has committed none" if committed else "none was given"
+                raise SourceReadError(
+                    f"there is no offset for partition {shown(missing[0])}: {why}. Give the initializer a "
+                    "KafkaOffsetResetStrategy to begin at the earliest or latest record instead."
+                )
+            earliest = where.reset is KafkaOffsetResetStrategy.EARLIEST
+            found |= self._lookup.offsets(missing, BEGINNING if earliest else END)
+        return found
+
+    def _existing(self, each: KafkaTopicPartition, position: int, beginning: int, end: int) -> int:
+        """Returns a position that exists.
+
+        Raises:
+            InputExpiredError: It does not, and the source does not say where to continue.
+        """
+        if beginning <= position <= end:
+            return position
+        if position < beginning:
+            what = f"the records from {position} up to {beginning - 1} are gone, because their retention has passed"
+        else:
+            what = f"it ends at {end} already, so it was truncated, or deleted and made anew"
+        if self._source.reset is None:
+            raise InputExpiredError(
+                f"partition {shown(each)} has to be read from offset {position}, but {what}. To continue without them, "
+                "set_property('auto.offset.reset', 'earliest') or 'latest'; or start from empty state."
+            )
+        to = beginning if self._source.reset == "earliest" else end
+        _log.warning("partition %s continues at offset %d instead of %d: %s", shown(each), to, position, what)
+        return to
+
+    def _limited(self, backlog: _Offsets, positions: _Offsets) -> _Offsets:
+        """Returns how many offsets of each partition to read."""
+        most_records, most_bytes = self._source.max_records_per_epoch, self._source.max_bytes_per_epoch
+        taken = backlog if most_records is None else share(most_records, backlog)
+        if most_bytes is None or not taken:
+            return taken
+        sizes = {each: max(bytes_per_offset(self._source, each, positions[each], n), 1) for each, n in taken.items()}
+        shares = share(most_bytes, {each: int(count * sizes[each]) + 1 for each, count in taken.items()})
+        return {each: min(max(int(size / sizes[each]), 1), taken[each]) for each, size in shares.items()}
+
+    # --- what was read -----------------------------------------------------------------------------------------------
+
+    def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
+        for split in splits:
+            if split.finished:
+                self._open.pop(_partition(split), None)
+            else:
+                self._open[_partition(split)], self._rest = split, True
+
+    @property
+    def assigns_late(self) -> bool:
+        return self._source.max_records_per_epoch is None and self._source.max_bytes_per_epoch is None
+
+    @property
+    def exhausted(self) -> bool:
+        return self._ended and not self._rest
+
+    def unread(self) -> Sequence[str]:
+        return [f"the rest of {split.split_id}" for split in self._open.values()] if self._rest else ()
+
+    def lag(self) -> SourceLag | None:
+        return None if self._left is None else SourceLag(records=self._left)
+
+    def snapshot_state(self) -> Json:
+        return {
+            "next": None if self._next is None else _to_json(self._next),
+            "stops": _to_json(self._stops),
+            "open": [split.to_json() for split in self._open.values()],
+            "ended": self._ended,
+        }
+
+    def on_snapshot(self, checkpoint_id: int) -> None:
+        if self._source.group_id is not None and self._source.commits_offsets and self._next:
+            read = {each: split.offset for each, split in self._open.items()}
+            self._snapshots[checkpoint_id] = {**self._next, **read}
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        done = [each for each in self._snapshots if each <= checkpoint_id]
+        if done:
+            offsets = self._snapshots[max(done)]
+            self._snapshots = {n: each for n, each in self._snapshots.items() if n > checkpoint_id}
+            with suppress(KafkaException):  # only monitoring needs them; the next checkpoint commits newer ones
+                self._lookup.commit(offsets)
+
+
+def share(limit: int, wanted: Mapping[KafkaTopicPartition, int]) -> _Offsets:
+    """Divides a limit: those that want little get it, and the others share what is left. Each gets 1 if it can."""
+    shares, left = {}, limit
+    for index, (each, amount) in enumerate(sorted(wanted.items(), key=lambda item: (item[1], item[0]))):
+        shares[each] = min(amount, max(left // (len(wanted) - index), 1 if left else 0))
+        left -= shares[each]
+    return {each: amount for each, amount in shares.items() if amount}
+
+
+def _partition(split: SourceSplit) -> KafkaTopicPartition:
+    for name in ("partition", "end"):
+        position_field(split.properties, name, int)
+    return KafkaTopicPartition(position_field(split.properties, "topic", str), split.properties["partition"])
+
+
+def _to_json(offsets: _Offsets) -> list[list[str | int]]:
+    return [[each.topic, each.partition, offset] for each, offset in sorted(offsets.items())]
+
+
+def _from_json(data: list[Json]) -> _Offsets:
+    found = msgspec.convert(data, list[tuple[str, int, int]])
+    return {KafkaTopicPartition(topic, partition): offset for topic, partition, offset in found}

@@ -1,0 +1,161 @@
+"""What is asked of Kinesis, and reading a shard from a position on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from dagster_flinkpy.errors import SourceReadError
+from dagster_flinkpy.json_records import Count, JsonRecord
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.connectors.kinesis.source import KinesisSource
+
+__all__ = ["KinesisStream", "Page", "Position", "Shard", "open_client"]
+
+_PAGE_RECORDS = 10_000
+_PAUSE_SECONDS = 0.2
+"""A shard answers five requests a second."""
+
+
+@dataclass(frozen=True)
+class Position(JsonRecord):
+    """Where reading of a shard goes on: after a record, at a time, or else at its oldest record."""
+
+    after: str | None = None
+    """A sequence number."""
+    since_ms: Count | None = None
+    """Milliseconds since 1970."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A shard of the stream."""
+
+    name: str
+    parents: tuple[str, ...]
+    begins: str
+    """The sequence number with which it begins. A stream that is made anew has shards of the same names."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """Some records of a shard."""
+
+    records: list[Any]
+    """As boto3 has them."""
+    behind_ms: int
+    """How much newer the newest record of the shard is. 0: these are the last ones."""
+    closed: bool
+    """Whether the shard has ended with them, because it was split or merged."""
+
+
+def open_client(source: KinesisSource) -> Any:
+    """Returns a client, which tries again what is throttled."""
+    import boto3
+    from botocore.config import Config
+
+    config = Config(connect_timeout=10, read_timeout=60, retries={"mode": "standard", "total_max_attempts": 10})
+    return boto3.client("kinesis", region_name=source.region, endpoint_url=source.endpoint_url, config=config)
+
+
+class KinesisStream:
+    """A stream. The client is made with the first question.
+
+    Args:
+        source: The source.
+    """
+
+    def __init__(self, source: KinesisSource) -> None:
+        self._source = source
+        self._client: Any = None
+        self._name = {"StreamARN" if source.stream.startswith("arn:") else "StreamName": source.stream}
+
+    @contextmanager
+    def _asking(self, what: str) -> Iterator[Any]:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            if self._client is None:
+                self._client = open_client(self._source)
+            yield self._client
+        except (BotoCoreError, ClientError) as error:
+            raise SourceReadError(f"cannot read {what} of Kinesis stream {self._source.stream!r}: {error}") from error
+
+    def shards(self) -> dict[str, Shard]:
+        """Returns the shards that have records, and those that may get some.
+
+        Raises:
+            SourceReadError: They cannot be listed.
+        """
+        found, request = {}, dict(self._name)
+        with self._asking("the list of shards") as client:
+            while True:
+                answer = client.list_shards(**request)
+                for each in answer["Shards"]:
+                    parents = (each.get("ParentShardId"), each.get("AdjacentParentShardId"))
+                    begins = each["SequenceNumberRange"]["StartingSequenceNumber"]
+                    found[each["ShardId"]] = Shard(each["ShardId"], tuple(filter(None, parents)), begins)
+                if not answer.get("NextToken"):
+                    return found
+                request = {"NextToken": answer["NextToken"]}
+
+    def retention_ms(self) -> int:
+        """Returns how long the stream keeps records.
+
+        Raises:
+            SourceReadError: It is unknown.
+        """
+        with self._asking("the retention") as client:
+            hours: int = client.describe_stream_summary(**self._name)["StreamDescriptionSummary"][
+                "RetentionPeriodHours"
+            ]
+        return hours * 3_600_000
+
+    def pages(self, shard: str, position: Position) -> Iterator[Page]:
+        """Yields the records of a shard from a position on, without end while the shard is open.
+
+        Raises:
+            SourceReadError: They cannot be read.
+        """
+        iterator = self._iterator(shard, position)
+        while True:
+            try:
+                with self._asking(f"shard {shard}") as client:
+                    answer = client.get_records(ShardIterator=iterator, Limit=_PAGE_RECORDS)
+            except SourceReadError as error:
+                if _code_of(error) != "ExpiredIteratorException":
+                    raise
+                iterator = self._iterator(shard, position)  # the consumer of the pages took more than five minutes
+                continue
+            records = answer["Records"]
+            if records:
+                position = Position(after=records[-1]["SequenceNumber"])
+            iterator = answer.get("NextShardIterator")
+            yield Page(records, answer.get("MillisBehindLatest") or 0, iterator is None)
+            if iterator is None:
+                return
+            if not records:
+                time.sleep(_PAUSE_SECONDS)
+
+    def _iterator(self, shard: str, position: Position) -> Any:
+        where: dict[str, Any] = {"ShardIteratorType": "TRIM_HORIZON"}
+        if position.after is not None:
+            where = {"ShardIteratorType": "AFTER_SEQUENCE_NUMBER", "StartingSequenceNumber": position.after}
+        elif position.since_ms is not None:
+            at = datetime.fromtimestamp(position.since_ms / 1000, timezone.utc)
+            where = {"ShardIteratorType": "AT_TIMESTAMP", "Timestamp": at}
+        with self._asking(f"shard {shard}") as client:
+            return client.get_shard_iterator(**self._name, ShardId=shard, **where)["ShardIterator"]
+
+
+def _code_of(error: SourceReadError) -> str | None:
+    """Returns the code that Kinesis gave an error, or None if it has not answered."""
+    from botocore.exceptions import ClientError
+
+    cause = error.__cause__
+    return str(cause.response["Error"]["Code"]) if isinstance(cause, ClientError) else None

@@ -1,0 +1,276 @@
+"""Plans which records of Kinesis an epoch reads."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+from dagster_flinkpy.common.clock import current_millis
+from dagster_flinkpy.connectors.kinesis.client import KinesisStream, Position, Shard
+from dagster_flinkpy.connectors.kinesis.reader import arrival_ms
+from dagster_flinkpy.datastream.connectors.base import (
+    Json,
+    SourceLag,
+    SourceSplit,
+    SplitEnumerator,
+    position_field,
+)
+from dagster_flinkpy.errors import InputChangedError, InputExpiredError
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.connectors.kinesis.source import KinesisSource
+
+__all__ = ["KinesisEnumerator"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Progress:
+    """How far a shard is planned."""
+
+    position: Position
+    known_ms: int
+    """All records that had arrived by then are planned."""
+    begins: str | None
+    """The sequence number with which the shard begins; None in positions of earlier releases."""
+    done: bool = False
+    """Whether there is nothing more to plan: the shard is closed, or the input ends here."""
+
+    def to_json(self) -> Json:
+        return {**self.position.to_json(), "known_ms": self.known_ms, "begins": self.begins, "done": self.done}
+
+    @staticmethod
+    def from_json(data: Json) -> _Progress:
+        begins = None if data.get("begins") is None else position_field(data, "begins", str)
+        done = position_field(data, "done", bool)
+        return _Progress(Position.from_json(data), position_field(data, "known_ms", int), begins, done)
+
+
+class KinesisEnumerator(SplitEnumerator):
+    """Assigns ranges of records: those that the driver has found.
+
+    State: how far each shard is planned, when a bounded input ends, and the ranges that are not read yet.
+
+    Args:
+        source: The source.
+        restored: State of an earlier enumerator.
+        now: Tells milliseconds since 1970.
+    """
+
+    def __init__(
+        self, source: KinesisSource, restored: Json | None, *, now: Callable[[], int] = current_millis
+    ) -> None:
+        self._source, self._now = source, now
+        self._stream = KinesisStream(source)
+        self._shards: dict[str, _Progress] = {}
+        self._open: dict[str, SourceSplit] = {}
+        self._rest = False
+        """Whether one of them was not planned last, or was not read."""
+        self._began_ms: int | None = None
+        """When the first epoch was planned."""
+        self._ended = False
+        self._behind_ms: int | None = None
+        if restored is not None:
+            shards = position_field(restored, "shards", dict)
+            self._shards = {name: _Progress.from_json(each) for name, each in shards.items()}
+            if restored.get("began_ms") is not None:
+                self._began_ms = position_field(restored, "began_ms", int)
+            self._ended = position_field(restored, "ended", bool)
+            for split in map(SourceSplit.from_json, position_field(restored, "open", list)):
+                self._open[_shard_of(split)] = split
+            self._rest = bool(self._open)
+
+    # --- planning ----------------------------------------------------------------------------------------------------
+
+    def has_input(self, parallelism: int) -> bool | None:
+        if self._began_ms is None or self._source.bounded is not False:
+            return None
+        if self._open:
+            return True
+        shards = self._stream.shards()
+        # A position is good for as long as the stream keeps records, so an epoch has to renew it in time.
+        old = self._now() - self._stream.retention_ms() // 2
+        if shards.keys() - self._shards.keys() or any(each.known_ms < old for each in self._shards.values()):
+            return True
+        due = [name for name, shard in sorted(shards.items()) if self._is_due(shard, shards)]
+        return any(self._has_records(name) for name in due)
+
+    def _has_records(self, name: str) -> bool:
+        for page in self._stream.pages(name, self._shards[name].position):
+            if page.records or page.closed:
+                return True
+            if page.behind_ms == 0:
+                break
+        return False
+
+    def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
+        if not self._ended:
+            self._assign()
+        self._rest = False
+        shares: list[list[SourceSplit]] = [[] for _ in range(parallelism)]
+        for name, split in sorted(self._open.items()):
+            shares[int(name.rpartition("-")[2]) % parallelism].append(split)
+        return shares
+
+    def _assign(self) -> None:
+        began, shards = self._began_ms is None, self._stream.shards()
+        if self._began_ms is None:
+            self._began_ms = self._now()
+        self._forget(shards)
+        self._check_same(shards)
+        for name in sorted(shards.keys() - self._shards.keys()):
+            # Shards that are made later are read from their beginning.
+            position = self._first(self._began_ms) if began else Position()
+            self._shards[name] = _Progress(position, self._now(), shards[name].begins)
+        waiting = [name for name, shard in sorted(shards.items()) if self._is_due(shard, shards)]
+        self._behind_ms = 0
+        for name in self._existing(waiting):
+            self._shards[name] = self._plan(name, self._shards[name], len(waiting))
+        bounded = self._source.bounded is not False
+        self._ended = bounded and all(progress.done for progress in self._shards.values())
+
+    def _first(self, now: int) -> Position:
+        starting = self._source.starting
+        if isinstance(starting, datetime):
+            return Position(since_ms=int(starting.timestamp() * 1000))
+        return Position(since_ms=now) if starting == "latest" else Position()
+
+    def _forget(self, shards: dict[str, Shard]) -> None:
+        """Forgets shards that no longer exist.
+
+        Raises:
+            InputExpiredError: One of them was not read to its end.
+        """
+        for name in sorted(self._shards.keys() - shards.keys() - self._open.keys()):
+            if not self._shards[name].done:
+                self._expired(f"shard {name} no longer exists, and was not read to its end")
+            del self._shards[name]
+
+    def _check_same(self, shards: dict[str, Shard]) -> None:
+        """Checks that shards are those that were read.
+
+        Raises:
+            InputChangedError: The stream was made anew. What was read of a shard says nothing about it.
+        """
+        for name in sorted(self._shards.keys() & shards.keys()):
+            progress, shard = self._shards[name], shards[name]
+            if progress.begins is None:
+                self._shards[name] = replace(progress, begins=shard.begins)
+            elif progress.begins != shard.begins:
+                raise InputChangedError(
+                    f"shard {name} of Kinesis stream {self._source.stream!r} begins with record {shard.begins}, but "
+                    f"the one that was read with {progress.begins}: the stream was made anew. To read it from its "
+                    "beginning, give the source another uid, or start from empty state."
+                )
+
+    def _is_due(self, shard: Shard, shards: dict[str, Shard]) -> bool:
+        """Returns whether a shard is to be planned: its parents come first."""
+        progress = self._shards[shard.name]
+        if progress.done or shard.name in self._open:
+            return False
+        parents = [name for name in shard.parents if name in shards]
+        return all(self._shards[name].done and name not in self._open for name in parents)
+
+    def _existing(self, names: list[str]) -> list[str]:
+        """Makes sure that the retention of no record has passed.
+
+        Raises:
+            InputExpiredError: It may have, and the source does not say that it goes on.
+        """
+        old = [name for name in names if self._shards[name].position != Position()]
+        if old:
+            horizon = self._now() - self._stream.retention_ms()
+            for name in old:
+                progress = self._shards[name]
+                if progress.known_ms < horizon:
+                    known = datetime.fromtimestamp(progress.known_ms / 1000, timezone.utc)
+                    self._expired(
+                        f"shard {name} is read up to what arrived before {known:%Y-%m-%d %H:%M:%S} UTC; records after "
+                        "that may be gone, because the stream does not keep them for so long"
+                    )
+                    # Kinesis takes the oldest record if that time is before it.
+                    self._shards[name] = replace(progress, position=Position(since_ms=progress.known_ms + 1))
+        return names
+
+    def _expired(self, what: str) -> None:
+        if self._source.after_expiry == "fail":
+            raise InputExpiredError(
+                f"Kinesis stream {self._source.stream!r}: {what}. To continue without them, "
+                "after_expiry='trim_horizon'; or start from empty state."
+            )
+        _log.warning("Kinesis stream %r: %s. It is read from its oldest record on.", self._source.stream, what)
+
+    def _plan(self, name: str, progress: _Progress, shares: int) -> _Progress:
+        """Reads a shard up to its end, or to a limit, and assigns what it has found."""
+        limits, now = self._source.limits, self._now()
+        most_records = None if limits.records is None else max(limits.records // shares, 1)
+        most_bytes = None if limits.bytes is None else limits.bytes // shares
+        stop = self._began_ms if self._source.bounded is not False else None
+        count = size = 0
+        last, done, known, behind = None, False, progress.known_ms, 0
+        for page in self._stream.pages(name, progress.position):
+            full = False
+            for record in page.records:
+                arrived = arrival_ms(record)
+                done = stop is not None and arrived > stop
+                full = (count == most_records) or (
+                    most_bytes is not None and count > 0 and size + len(record["Data"]) > most_bytes
+                )
+                if done or full:
+                    break
+                last, known = record["SequenceNumber"], arrived
+                count, size = count + 1, size + len(record["Data"])
+            if full:
+                behind = max(now - known, 0)
+                break
+            if done or page.closed or page.behind_ms == 0:
+                done = done or page.closed or stop is not None
+                known = now
+                break
+        self._behind_ms = max(self._behind_ms or 0, behind)
+        if last is None:
+            return replace(progress, known_ms=known, done=done)
+        properties = {**progress.position.to_json(), "shard": name, "last": last, "records": count}
+        self._open[name] = SourceSplit(f"{name}@{last}", properties)
+        return replace(progress, position=Position(after=last), known_ms=known, done=done)
+
+    # --- what was read -----------------------------------------------------------------------------------------------
+
+    def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
+        for split in splits:
+            if split.finished:
+                self._open.pop(_shard_of(split), None)
+            else:
+                self._open[_shard_of(split)], self._rest = split, True
+
+    @property
+    def assigns_late(self) -> bool:
+        return not self._source.limits
+
+    @property
+    def exhausted(self) -> bool:
+        return self._ended and not self._rest
+
+    def unread(self) -> Sequence[str]:
+        return [f"the rest of {split.split_id}" for split in self._open.values()] if self._rest else ()
+
+    def lag(self) -> SourceLag | None:
+        return None if self._behind_ms is None else SourceLag(milliseconds=self._behind_ms)
+
+    def snapshot_state(self) -> Json:
+        return {
+            "shards": {name: each.to_json() for name, each in sorted(self._shards.items())},
+            "began_ms": self._began_ms,
+            "open": [split.to_json() for split in self._open.values()],
+            "ended": self._ended,
+        }
+
+
+def _shard_of(split: SourceSplit) -> str:
+    for field in ("last", "records"):
+        position_field(split.properties, field, int if field == "records" else str)
+    return position_field(split.properties, "shard", str)

@@ -1,0 +1,66 @@
+"""Reads ranges of shards of Kinesis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from dagster_flinkpy.connectors.columns.record_formats import UndecodableMessage, record_decoder
+from dagster_flinkpy.connectors.kinesis.client import KinesisStream, Position
+from dagster_flinkpy.datastream.connectors.base import SourceSplit
+from dagster_flinkpy.errors import InputExpiredError, SourceReadError
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.connectors.kinesis.source import KinesisSource
+
+__all__ = ["arrival_ms", "read_shard"]
+
+
+def arrival_ms(record: Any) -> int:
+    """Returns when a record arrived, in milliseconds since 1970."""
+    arrived: float = record["ApproximateArrivalTimestamp"].timestamp()
+    return round(arrived * 1000)
+
+
+def read_shard(source: KinesisSource, split: SourceSplit) -> Iterator[tuple[pa.Array, int, pa.Array]]:
+    """Yields the records of a range of a shard, with how many were read, and when they arrived.
+
+    Raises:
+        InputExpiredError: Records of the range are gone.
+        SourceReadError: A record is not what the schema says, or Kinesis does not answer.
+    """
+    shard, last = split.properties["shard"], split.properties["last"]
+    decode, read = record_decoder(source.schema), 0
+    for page in KinesisStream(source).pages(shard, Position.from_json(split.properties)):
+        records = [record for record in page.records if int(record["SequenceNumber"]) <= int(last)]
+        ended = bool(records) and records[-1]["SequenceNumber"] == last
+        new = records[max(split.offset - read, 0) :]
+        read += len(records)
+        if new:
+            column, times = _decoded(decode, new, shard), pa.array(map(arrival_ms, new), pa.int64())
+            there = column.is_valid()
+            yield column.filter(there), read, times.filter(there)
+        if ended:
+            break
+        if len(records) < len(page.records) or page.closed or page.behind_ms == 0:
+            raise InputExpiredError(
+                f"shard {shard} of Kinesis stream {source.stream!r} no longer has record {last}: its retention has "
+                "passed since the epoch was planned"
+            )
+    if read != split.properties["records"]:
+        raise InputExpiredError(
+            f"shard {shard} of Kinesis stream {source.stream!r} has {read} records up to {last}, but had "
+            f"{split.properties['records']} when the epoch was planned: the retention of the others has passed"
+        )
+
+
+def _decoded(decode: Any, records: list[Any], shard: str) -> pa.Array:
+    try:
+        return decode([record["Data"] for record in records])
+    except UndecodableMessage as error:
+        raise SourceReadError(
+            f"record {records[error.index]['SequenceNumber']} of shard {shard} cannot be read by its schema: {error}. "
+            "To go on, use a schema that accepts it; JsonRowDeserializationSchema has ignore_parse_errors()."
+        ) from error

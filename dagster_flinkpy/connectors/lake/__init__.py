@@ -1,0 +1,1 @@
+"""What tables of Delta Lake and Iceberg have in common."""

@@ -1,0 +1,167 @@
+"""Reads data files of Delta Lake and Iceberg tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dagster_flinkpy.connectors.columns.column_casts import cast_column
+from dagster_flinkpy.connectors.columns.text_values import from_text
+from dagster_flinkpy.datastream.connectors.base import SourceSplit
+from dagster_flinkpy.errors import (
+    InputChangedError,
+    InputTypeError,
+    ObjectNotFoundError,
+    SourceReadError,
+    StorageError,
+    TypeMismatchError,
+)
+from dagster_flinkpy.storage.ranged_file import RangedFile
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.connectors.lake.table_source import TableSource
+    from dagster_flinkpy.storage import ObjectStore
+
+__all__ = ["count_rows", "read_table_file"]
+
+_FIELD_ID = b"PARQUET:field_id"
+_CHANGE = "_change_type"
+"""The column in which a file of changes of Delta Lake says what happened to a row."""
+_KINDS = {"-": {"delete": "-D", "update_preimage": "-U"}, "+": {"insert": "+I", "update_postimage": "+U"}}
+
+
+def read_table_file(source: TableSource, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
+    """Reads a data file from the split's offset on.
+
+    A column has the name that it has in the table, or, if both have ids, the id. A column that the file does not have
+    has the file's partition value, or is null.
+    """
+    path, size = split.properties["path"], split.properties["size"]
+    store = source.location.open()
+    try:
+        with pq.ParquetFile(RangedFile(store, path, size), pre_buffer=True, coerce_int96_timestamp_unit="us") as file:
+            _check_fields(file.schema_arrow, split, f"{store.url}/{path}")
+            columns = _columns(file.schema_arrow, split)
+            stop, end = split.properties.get("stop", file.metadata.num_rows), 0
+            for group in range(file.num_row_groups):
+                start, end = end, end + file.metadata.row_group(group).num_rows
+                if end <= split.offset:
+                    continue
+                if start >= stop:
+                    return
+                there = [columns[name] for name in source.table_type.field_names if name in columns]
+                there += [_CHANGE] if split.properties.get("kind") in _KINDS else []
+                for batch in file.iter_batches(source.batch_rows, row_groups=[group], columns=there):
+                    rows = batch.slice(min(max(split.offset - start, 0), batch.num_rows))
+                    start += batch.num_rows
+                    rows = rows.slice(0, max(rows.num_rows - max(start - stop, 0), 0))
+                    if len(column := _struct(source, split, rows, columns)):
+                        yield column, min(start, stop)
+    except TypeMismatchError as error:
+        raise InputTypeError(f"cannot read {store.url}/{path}: {error}") from error
+    except (pa.ArrowException, ValueError, OSError, StorageError) as error:
+        raise _unreadable(store, path, error) from error
+
+
+def count_rows(source: TableSource, split: SourceSplit) -> int:
+    """Returns the number of rows of a data file. Only its footer is read."""
+    path, size = split.properties["path"], split.properties["size"]
+    store = source.location.open()
+    try:
+        with pq.ParquetFile(RangedFile(store, path, size)) as file:
+            return int(file.metadata.num_rows)
+    except (pa.ArrowException, OSError, StorageError) as error:
+        raise _unreadable(store, path, error) from error
+
+
+def _unreadable(store: ObjectStore, path: str, error: Exception) -> SourceReadError:
+    if not isinstance(error, ObjectNotFoundError):
+        return SourceReadError(f"cannot read {store.url}/{path}: {error}")
+    return InputChangedError(
+        f"{store.url}/{path} is gone, and its rows were not read yet: VACUUM, or the expiry of snapshots, has deleted "
+        "it, or the table was moved. Put it back and run again. If it cannot be put back, start from empty state to "
+        "read the table as it is now, and let files be kept for longer"
+    )
+
+
+def _columns(schema: pa.Schema, split: SourceSplit) -> dict[str, str]:
+    """Returns the names of columns in the file, by their names in the table."""
+    ids = {(field.metadata or {}).get(_FIELD_ID): field.name for field in schema}
+    ids.pop(None, None)
+    if not ids or "ids" not in split.properties:
+        former = split.properties.get("names", {})
+        own = {name: name for name in schema.names if name not in former}
+        return own | {name: there for name, names in former.items() for there in names if there in schema.names}
+    named = {name: ids.get(str(number).encode()) for name, number in split.properties["ids"].items()}
+    return {name: found for name, found in named.items() if found is not None}
+
+
+def _check_fields(schema: pa.Schema, split: SourceSplit, file: str) -> None:
+    """Checks that the fields in columns have the names that they have in the table: they are found by these only.
+
+    Raises:
+        InputChangedError: One has another name now, or another one has its name.
+    """
+    changed = split.properties.get("changed", {})
+    for name, field_id in _fields_in(list(schema), "") if changed else ():
+        if name in changed and (field_id is None or field_id != changed[name]):
+            raise InputChangedError(
+                f"{file} has the field {name!r}, which was renamed, or dropped and added again, in the table. Rename "
+                "it back, or rewrite the files of the table"
+            )
+
+
+def _fields_in(fields: list[pa.Field], prefix: str) -> Iterator[tuple[str, int | None]]:
+    """Yields full names and ids of fields, as Iceberg names them."""
+    for field in fields:
+        name, field_id = f"{prefix}{field.name}", (field.metadata or {}).get(_FIELD_ID)
+        yield name, None if field_id is None else int(field_id)
+        yield from _fields_in(_children(field.type), f"{name}.")
+
+
+def _children(kind: pa.DataType) -> list[pa.Field]:
+    if pa.types.is_struct(kind):
+        return [kind.field(i) for i in range(kind.num_fields)]
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return [kind.value_field.with_name("element")]
+    return [kind.key_field.with_name("key"), kind.item_field.with_name("value")] if pa.types.is_map(kind) else []
+
+
+def _filled(column: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """Adds fields in columns that the table has, but not a file that is older than they are, as nulls."""
+    there = column.type
+    if pa.types.is_struct(there) and pa.types.is_struct(wanted):
+        names = [field.name for field in there]
+        parts = [
+            _filled(column.field(field.name), field.type) if field.name in names else pa.nulls(len(column), field.type)
+            for field in wanted
+        ]
+        return pa.StructArray.from_arrays(parts, names=[field.name for field in wanted], mask=column.is_null())
+    if pa.types.is_list(there) and pa.types.is_list(wanted):
+        values = _filled(column.values, wanted.value_type)
+        return pa.Array.from_buffers(
+            pa.list_(values.type), len(column), column.buffers()[:2], offset=column.offset, children=[values]
+        )
+    return column
+
+
+def _struct(source: TableSource, split: SourceSplit, rows: pa.RecordBatch, columns: dict[str, str]) -> pa.Array:
+    constants, arrays = split.properties.get("values", {}), []
+    for field in source.table_type.arrow_type:
+        if field.name in columns:
+            arrays.append(cast_column(field.name, _filled(rows.column(columns[field.name]), field.type), field.type))
+        else:
+            constant = pa.array([constants.get(field.name)])
+            if pa.types.is_string(constant.type):
+                constant = from_text(field.name, constant, field.type)
+            arrays.append(pa.repeat(constant.cast(field.type)[0], rows.num_rows))
+    kind, version = split.properties.get("kind"), split.properties.get("version")
+    if kind is not None:
+        changes = rows.column(_CHANGE).to_pylist() if kind in _KINDS else []
+        kinds = [_KINDS[kind].get(each) for each in changes] or [kind] * rows.num_rows
+        arrays += [pa.array(kinds, pa.string()), pa.repeat(version, rows.num_rows)]
+    column = pa.StructArray.from_arrays(arrays, fields=list(source.produced_type.arrow_type))
+    return column if kind not in _KINDS else column.filter(column.field("row_kind").is_valid())

@@ -1,0 +1,415 @@
+"""What the sources of tables with a log have in common: Delta Lake and Iceberg. A split is a data file."""
+
+from __future__ import annotations
+
+import copy
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeVar
+
+from dagster_flinkpy.common.arguments import check_argument, check_name, check_number
+from dagster_flinkpy.common.typeinfo import RowTypeInfo
+from dagster_flinkpy.connectors.sources.open_splits import OpenSplits, Quantity, SplitMeter, share_of_rows
+from dagster_flinkpy.datastream.connectors.base import (
+    Json,
+    SourceLag,
+    SourceSplit,
+    SplitEnumerator,
+    position_field,
+)
+from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
+from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
+from dagster_flinkpy.errors import ConfigurationError, InputChangedError, InputTypeError, TypeMismatchError
+from dagster_flinkpy.registry import resolve
+from dagster_flinkpy.storage import StorageLocation
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["TableLog", "TableSource"]
+
+SourceT = TypeVar("SourceT", bound="TableSource")
+
+
+class TableLog(ABC):
+    """The versions of a table, and the data files that each of them has added."""
+
+    def refresh(self) -> None:  # noqa: B027 - a log that looks each time has nothing to forget
+        """Is called before an epoch is planned: from then on the table is as it is now."""
+
+    @abstractmethod
+    def latest(self) -> int | None:
+        """Returns the latest version, or None if the table has none yet."""
+
+    @abstractmethod
+    def after(self, version: int) -> int | None:
+        """Returns the version after one, or None if that is the latest.
+
+        Raises:
+            InputChangedError: The log does not reach back so far.
+        """
+
+    @abstractmethod
+    def count_after(self, version: int) -> int:
+        """Returns the number of versions after one.
+
+        Raises:
+            InputChangedError: The log does not reach back so far.
+        """
+
+    def mark(self, version: int) -> str | None:
+        """Returns what tells a version from one of another history of the table with the same number.
+
+        None if ids of versions are never used again, or if the log no longer has it.
+        """
+        return None
+
+    def check_history(self, version: int, mark: str) -> None:  # noqa: B027
+        """Checks that a version is still the one that had a mark.
+
+        Raises:
+            InputChangedError: The table was made anew, or restored from a backup.
+        """
+
+    @abstractmethod
+    def all_files(self, version: int) -> list[Json]:
+        """Returns all data files of a version, in an order that stays, each with ``path`` and ``size``."""
+
+    @abstractmethod
+    def added_files(self, version: int) -> list[Json]:
+        """Returns the data files that a version has added to the one before, likewise.
+
+        Raises:
+            InputChangedError: It also deletes or changes rows.
+        """
+
+    @abstractmethod
+    def schema(self) -> pa.Schema:
+        """Returns the columns that the table has now."""
+
+
+class TableSource(PartitionedSource):
+    """Reads the rows of a table, and then those that are added to it.
+
+    Args:
+        location: The folder of the table.
+        row_type: Columns to read, by name, and their types, which may be wider.
+        bounded: Whether the input ends with the version that is the latest when an epoch is planned.
+        max_files_per_epoch: Maximum number of data files between two barriers.
+        max_records_per_epoch: Maximum number of rows between two barriers, over all subtasks.
+        max_bytes_per_epoch: Maximum number of bytes of data files between two barriers, likewise.
+        skip_changes: Whether versions that delete or change rows are skipped.
+        partition_column: The column by whose values a partition of a job finds its files.
+        partition_format: The ``strftime`` format of these values.
+        batch_rows: Maximum number of records in a batch.
+    """
+
+    resumes_splits = True
+    log_name: str
+    """What is registered to read the log."""
+
+    def __init__(
+        self,
+        location: StorageLocation | str,
+        *,
+        row_type: RowTypeInfo | None,
+        bounded: bool | None,
+        max_files_per_epoch: int | None,
+        max_records_per_epoch: int | None,
+        max_bytes_per_epoch: int | None,
+        skip_changes: bool,
+        partition_column: str | None,
+        partition_format: str,
+        batch_rows: int,
+    ) -> None:
+        call = f"{type(self).__name__}()"
+        check_argument(call, location, (str, StorageLocation), "a path, s3://..., or a StorageLocation")
+        check_argument(f"row_type of {call}", row_type, (RowTypeInfo, type(None)), "Types.ROW_NAMED(...)")
+        for name, number in (("batch_rows", batch_rows), ("max_files_per_epoch", max_files_per_epoch)):
+            if number is not None:
+                check_number(f"{name} of {call}", number, "rows or files")
+                if number < 1:
+                    raise ConfigurationError(f"{name}={number} of {call} must be at least 1")
+        self.location = StorageLocation(location) if isinstance(location, str) else location
+        self.bounded, self.max_files_per_epoch = bounded, max_files_per_epoch
+        self.limits = EpochLimits.checked(call, max_records_per_epoch, max_bytes_per_epoch)
+        self.skip_changes, self.batch_rows = skip_changes, batch_rows
+        if partition_column is not None:
+            check_name(f"{call} as partition_column", partition_column)
+        check_name(f"{call} as partition_format", partition_format)
+        self.partition_column, self.partition_format = partition_column, partition_format
+        self.partition: TimePartition | None = None
+        self._row_type = row_type
+
+    def log(self) -> TableLog:
+        """Returns the versions of the table."""
+        log: TableLog = resolve(self.log_name)(self)
+        return log
+
+    @cached_property
+    def table_type(self) -> RowTypeInfo:
+        """The columns of the table that are read. Without ``row_type`` they are read from the table.
+
+        Raises:
+            SourceReadError: The table cannot be read.
+        """
+        if self._row_type is not None:
+            return self._row_type
+        from dagster_flinkpy.connectors.columns.arrow_types import row_type_of
+
+        return row_type_of(self.log().schema())
+
+    @property
+    def produced_type(self) -> RowTypeInfo:
+        """The type of the records."""
+        return self.table_type
+
+    @property
+    def content_token(self) -> str:
+        return json.dumps(self.table_type.to_json())  # files of a table never change
+
+    def folders(self) -> list[str]:
+        return [self.location.url]
+
+    @property
+    def in_order(self) -> bool:
+        """Whether one subtask reads all files, in their order."""
+        return False
+
+    def check_partition(self, partition: TimePartition) -> None:
+        if self.partition_column is None:
+            raise ConfigurationError(
+                f"the {type(self).__name__} of {self.location.url} does not know which files belong to partition "
+                f"{partition.key}: give it partition_column=..., a column by which the table is partitioned, or call "
+                "static() on the stream if each partition needs the whole table"
+            )
+
+    def for_partition(self: SourceT, partition: TimePartition) -> SourceT:
+        self.check_partition(partition)
+        part = copy.copy(self)
+        part.bounded, part.max_files_per_epoch, part.partition = True, None, partition
+        part.limits = EpochLimits()
+        return part
+
+    def continuous(self: SourceT) -> SourceT:
+        if self.bounded is not None:
+            return self
+        source = copy.copy(self)
+        source.bounded = False
+        return source
+
+    def create_enumerator(self, restored: Json | None) -> SplitEnumerator:
+        return _TableEnumerator(self, restored)
+
+    def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
+        rows: Iterator[tuple[pa.Array, int]] = resolve("table_file_reader")(self, split)
+        return rows
+
+
+class _TableEnumerator(SplitEnumerator):
+    """Assigns data files to readers, version by version.
+
+    State: the version with its mark, how many of its files were assigned and whether these are all, whether all files
+    of the version are read or only those that it has added, and the splits that are not read to the end. A split's
+    number says which subtask reads it.
+    """
+
+    def __init__(self, source: TableSource, restored: Json | None) -> None:
+        self._source, self._log = source, source.log()
+        self._version: int | None = None
+        self._mark: str | None = None
+        """What tells the version from one of another table in the same place."""
+        self._whole, self._complete = True, False
+        self._assigned = 0
+        self._open = OpenSplits(source.limits, _RowMeter(source))
+        self._left_over: list[Json] = []
+        """Files of the version that the last plan did not open."""
+        self._behind: int | None = None
+        """Versions after it, as the last plan found them."""
+        self._ended = False
+        if restored is not None:
+            if restored.get("version") is not None:
+                self._version = position_field(restored, "version", int)
+            if restored.get("mark") is not None:
+                self._mark = position_field(restored, "mark", str)
+            self._whole = position_field(restored, "whole", bool)
+            self._complete = position_field(restored, "complete", bool)
+            self._assigned = position_field(restored, "assigned", int)
+            planned = position_field(restored, "planned", int)
+            self._ended = position_field(restored, "ended", bool)
+            fields = (("number", int), ("path", str), ("size", int))
+            self._open.restore(position_field(restored, "open", list), planned, fields)
+
+    def has_input(self, parallelism: int) -> bool:
+        return self.plans_something(parallelism)
+
+    def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
+        self._log.refresh()
+        if not self._ended:
+            self._left_over, self._behind = [], 0
+            self._take(self._source.max_files_per_epoch)
+        if self._source.in_order:
+            return [*self._open.shares(1), *([] for _ in range(parallelism - 1))]
+        return self._open.shares(parallelism)
+
+    def _take(self, limit: int | None) -> None:
+        """Takes new files until there are no more, or as many as allowed."""
+        if self._version is None:
+            self._begin(self._log.latest())
+        elif self._mark is not None:
+            self._log.check_history(self._version, self._mark)
+        while self._version is not None:
+            if not self._complete and not self._assign(self._version, limit):
+                self._behind = self._log.count_after(self._version)
+                return
+            following = self._log.after(self._version)
+            if following is None:
+                break
+            self._begin(following)
+            self._whole, self._complete, self._assigned = False, False, 0
+        self._ended = self._source.bounded is not False
+
+    def _begin(self, version: int | None) -> None:
+        self._version, self._mark = version, None if version is None else self._log.mark(version)
+
+    def _assign(self, version: int, limit: int | None) -> bool:
+        """Takes files of a version. Returns whether these were the last ones."""
+        files = self._log.all_files(version) if self._whole else self._log.added_files(version)
+        if self._source.partition is not None:
+            files = files_of_partition(self._source, self._source.partition, files)
+        if self._assigned < len(files):
+            self._check_columns()
+        while self._assigned < len(files) and not self._open.suffice():
+            if limit is not None and len(self._open) >= limit:
+                break
+            file = files[self._assigned]
+            self._open.open(str(file.get("id", file["path"])), file)
+            self._assigned += 1
+        self._left_over = files[self._assigned :]
+        self._complete = self._assigned == len(files)
+        return self._complete
+
+    def _check_columns(self) -> None:
+        """Checks that the table has all columns: a file without one of them has nulls, because it may be older."""
+        from dagster_flinkpy.connectors.columns.column_casts import check_cast
+
+        there, wanted, url = self._log.schema(), self._source.table_type, self._source.location.url
+        if missing := [name for name in wanted.field_names if name not in there.names]:
+            raise InputChangedError(
+                f"the table in {url} has no column {', '.join(map(repr, missing))}, only {there.names}. Was it renamed "
+                "or dropped? Declare a row_type with columns of the table, or change it back"
+            )
+        for name, declared in zip(wanted.field_names, wanted.field_types, strict=True):
+            try:
+                check_cast(name, there.field(name).type, declared.arrow_type, declared)
+            except TypeMismatchError as error:
+                raise InputTypeError(f"the table in {url}: {error}") from error
+
+    def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
+        self._open.take_back(splits)
+
+    @property
+    def assigns_late(self) -> bool:
+        return not self._source.limits
+
+    @property
+    def exhausted(self) -> bool:
+        return self._ended and not self._open.rest
+
+    def lag(self) -> SourceLag:
+        left = self._open.lag(len(self._open.left()))
+        more = sum(file["size"] for file in self._left_over)
+        files = (left.files or 0) + len(self._left_over)
+        return SourceLag(files=files, bytes=(left.bytes or 0) + more, versions=self._behind)
+
+    def unread(self) -> Sequence[str]:
+        self._log.refresh()
+        after = self._log.latest() if self._version is None else self._log.after(self._version)
+        return self._open.unread() + ([] if after is None else [f"version {after}"])
+
+    def snapshot_state(self) -> Json:
+        return {
+            "version": self._version,
+            "mark": self._mark,
+            "whole": self._whole,
+            "complete": self._complete,
+            "assigned": self._assigned,
+            "planned": self._open.planned,
+            "open": self._open.to_json(),
+            "ended": self._ended,
+        }
+
+
+def files_of_partition(source: TableSource, partition: TimePartition, files: list[Json]) -> list[Json]:
+    """Returns the files of a table whose partition value is in a time partition.
+
+    A file has its value as ``window``. With ``unit``, the format of a unit of time, the value is in UTC.
+
+    Args:
+        source: The source.
+        partition: The time partition.
+        files: The files of a version.
+
+    Raises:
+        ConfigurationError: The windows do not fit the values.
+        InputChangedError: A file has no value, because the table is not partitioned by the column.
+    """
+    chosen = []
+    for file in files:
+        if "window" not in file:
+            raise InputChangedError(
+                f"{file['path']} in {source.location.url} is not partitioned by {source.partition_column!r}: name "
+                "another partition_column, or write the table anew with this one"
+            )
+        since, before = _bounds(source, partition, file.get("unit"))
+        if file["window"] is not None and since <= file["window"] < before:
+            chosen.append(file)
+    return chosen
+
+
+def _bounds(source: TableSource, partition: TimePartition, unit: str | None) -> tuple[str, str]:
+    """Returns the first value of a partition, and the first one after it."""
+    if unit is None:
+        since, before = (when.strftime(source.partition_format) for when in (partition.start, partition.end))
+        if since >= before:
+            raise ConfigurationError(
+                f"partition_format={source.partition_format!r} formats start and end of partition {partition.key} as "
+                f"{since!r} and {before!r}; it must be as fine as the partitions, with the larger units first"
+            )
+        return since, before
+    bounds = [when.astimezone(timezone.utc) for when in (partition.start, partition.end)]
+    texts = [when.strftime(unit) for when in bounds]
+    if any(datetime.strptime(t, unit).replace(tzinfo=timezone.utc) != b for t, b in zip(texts, bounds, strict=True)):
+        raise ConfigurationError(
+            f"partition {partition.key} begins at {bounds[0]} and ends at {bounds[1]}, amid the values {texts} by "
+            f"which the table in {source.location.url} is partitioned: choose partitions of whole units of time in UTC"
+        )
+    return texts[0], texts[1]
+
+
+class _RowMeter(SplitMeter):
+    """Measures data files by their footers, which it reads once.
+
+    Args:
+        source: The source.
+    """
+
+    def __init__(self, source: TableSource) -> None:
+        self._source = source
+        self._rows: dict[str, int] = {}
+        """By path, of files that are open."""
+
+    def amount(self, split: SourceSplit) -> Quantity:
+        left = max(self._count(split) - split.offset, 0)
+        return Quantity(left, split.properties["size"] * left // max(self._count(split), 1))
+
+    def advance(self, split: SourceSplit, offset: int, most: Quantity, least: int) -> tuple[int | None, Quantity]:
+        return share_of_rows(self._count(split), split.properties["size"], offset, most, least)
+
+    def _count(self, split: SourceSplit) -> int:
+        if split.split_id not in self._rows:
+            self._rows[split.split_id] = resolve("table_file_rows")(self._source, split)
+        return self._rows[split.split_id]

@@ -1,0 +1,242 @@
+"""Plans which changes of a table of PostgreSQL an epoch reads, and tells the slot what is no longer needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from dagster_flinkpy.connectors.postgres.columns import check_columns, columns_of_table
+from dagster_flinkpy.connectors.postgres.connection import connect
+from dagster_flinkpy.connectors.postgres.slot import Slot, lsn_text, slot_of
+from dagster_flinkpy.connectors.postgres.surroundings import Surroundings
+from dagster_flinkpy.datastream.connectors.base import (
+    Json,
+    SourceLag,
+    SourceSplit,
+    SplitEnumerator,
+    SplitEnumeratorContext,
+    position_field,
+)
+from dagster_flinkpy.errors import SourceReadError
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.connectors.postgres.change_source import PostgresChangeSource
+
+__all__ = ["PostgresChangeEnumerator"]
+
+_IDLE_BYTES = 64 << 20
+"""After how much WAL without changes of the table an epoch runs: its checkpoint lets the server delete the WAL."""
+
+
+class PostgresChangeEnumerator(SplitEnumerator):
+    """Assigns ranges of the WAL. All transactions whose commit begins in a range belong to it.
+
+    State: the LSN before which everything was assigned; what it belongs to (`Surroundings`), such as the table and the
+    database cluster; and whether the input has ended. A bounded input ends at the LSN ``end``. If the rows that the
+    table had are read first, ``snapshot`` is empty until that epoch is planned, and then says which transactions these
+    rows have seen.
+
+    Args:
+        source: The source.
+        restored: The state of an earlier enumerator.
+    """
+
+    def __init__(self, source: PostgresChangeSource, restored: Json | None) -> None:
+        self._source = source
+        self._progress: Callable[[str], None] = lambda line: None
+        self._lsn: int | None = None
+        self._end: int | None = None
+        self._surroundings: Surroundings | None = None
+        self._snapshot: Json | None = None
+        self._exporting: psycopg.Connection[Any] | None = None
+        self._ended = False
+        self._behind: int | None = None
+        """How many bytes of WAL there were after what was planned last."""
+        self._snapshots: dict[int, int] = {}
+        """The position of each checkpoint that is not complete."""
+        self._complete = 0
+        """The position of the last checkpoint that is complete."""
+        if restored is not None:
+            self._lsn = self._complete = position_field(restored, "lsn", int)
+            self._end = None if restored.get("end") is None else position_field(restored, "end", int)
+            self._surroundings = Surroundings.from_json(restored)
+            self._snapshot = None if restored.get("snapshot") is None else position_field(restored, "snapshot", dict)
+            self._ended = position_field(restored, "ended", bool)
+
+    def start(self, context: SplitEnumeratorContext) -> None:
+        self._progress = context.progress
+        if self._ended:
+            return
+        with slot_of(self._source) as slot:
+            slot.check_server()
+            slot.check_table()
+            check_columns(slot.table_name, columns_of_table(slot.connection, slot.table_name), self._source.table_type)
+            if self._lsn is None:
+                slot.publication.create(slot.table())
+                self._surroundings = Surroundings.of(slot, self._source)  # before the position, so that it covers it
+                self._begin(slot)
+            else:
+                self._check(slot)
+                slot.publication.create(slot.table())
+
+    def _begin(self, slot: Slot) -> None:
+        self._lsn, name = slot.position(), self._source.slot
+        if self._lsn is None:
+            self._progress(f"creating replication slot {name!r}: it waits for the transactions that are in flight")
+            self._lsn = slot.create()
+            self._progress(
+                f"created replication slot {name!r}, for changes of table {slot.table_name} since "
+                f"{lsn_text(self._lsn)}. The server keeps WAL until the job has read it. When nobody runs the job any "
+                f"more: {slot.drop}"
+            )
+        else:
+            self._progress(
+                f"replication slot {name!r} exists: the source begins with the changes since {lsn_text(self._lsn)}"
+            )
+        if self._source.snapshot:
+            self._snapshot = {}
+
+    def has_input(self, parallelism: int) -> bool | None:
+        if self._lsn is None or self._surroundings is None or self._snapshot == {} or self._source.bounded is not False:
+            return None  # the slot is still to be created, or the table to be read
+        with slot_of(self._source) as slot:
+            confirmed, flushed = slot.position(), slot.flushed()
+            if confirmed is None or flushed - confirmed >= _IDLE_BYTES:
+                return True
+            return bool(slot.transactions(self._lsn, flushed, 1)[0])
+
+    def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
+        shares: list[list[SourceSplit]] = [[] for _ in range(parallelism)]
+        if self._ended:
+            return shares
+        with slot_of(self._source) as slot:
+            confirmed = self._check(slot)
+            if self._snapshot == {}:
+                shares[0].append(self._read_table(slot))
+                return shares
+            start, flushed = self._position, slot.flushed()
+            if self._source.bounded is not False:
+                self._end = flushed = flushed if self._end is None else self._end
+            stop, changes = self._stop(slot, start, flushed)
+            self._check(slot)  # what was just decoded was decoded with what was there all the time
+            if changes or stop - confirmed >= _IDLE_BYTES:
+                assert self._surroundings is not None
+                given: Json = {"start": start, "stop": stop, "table": self._surroundings.table}
+                given |= {"key": self._surroundings.key, "seen": self._snapshot}
+                shares[0].append(SourceSplit(f"{lsn_text(start)}-{lsn_text(stop)}", given))
+            self._lsn = stop
+            self._behind = slot.flushed() - stop
+        self._ended = self._lsn == self._end
+        return shares
+
+    @property
+    def _position(self) -> int:
+        assert self._lsn is not None, "start() has set it"
+        return self._lsn
+
+    def _check(self, slot: Slot) -> int:
+        """Checks that no change is missing, tells the slot what is complete, and returns its position.
+
+        Raises:
+            RestoreError: Changes can be missing. The message says how to go on.
+        """
+        assert self._surroundings is not None
+        now = Surroundings.of(slot, self._source)
+        self._surroundings = self._surroundings.followed_by(now, slot, self._position)
+        confirmed = slot.position()
+        if confirmed is None or confirmed > self._position:
+            raise slot.gone(self._position, confirmed)
+        slot.confirm(self._complete)
+        return max(confirmed, self._complete)
+
+    def _read_table(self, slot: Slot) -> SourceSplit:
+        """Plans to read the rows that the table has, in a snapshot that stays until they are read."""
+        connection = self._exporting = connect(self._source.conninfo, "flinkpy source")
+        connection.execute("SET idle_in_transaction_session_timeout = 0")
+        connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        # TRUNCATE and ALTER TABLE would take the rows from the snapshot.
+        connection.execute(f"LOCK TABLE {slot.table_name} IN ACCESS SHARE MODE".encode())
+        found = connection.execute("SELECT pg_export_snapshot(), pg_current_snapshot()::text").fetchone()
+        inserted = connection.execute(
+            "SELECT pg_current_wal_insert_lsn() - '0/0', (extract(epoch FROM now()) * 1000000)::bigint"
+        ).fetchone()
+        assert found is not None
+        assert inserted is not None
+        # The commits of all transactions that the snapshot sees are before this position.
+        self._snapshot = {"visible": found[1], "before": int(inserted[0])}
+        return SourceSplit(f"rows of {slot.table_name}", {"snapshot": found[0], "micros": int(inserted[1])})
+
+    def _stop(self, slot: Slot, start: int, flushed: int) -> tuple[int, bool]:
+        """Returns the LSN before which an epoch reads, and whether there are changes to read."""
+        limit, size = self._source.limits.records, self._source.limits.bytes
+        if size is None or start + size >= flushed:
+            found, complete = slot.transactions(start, flushed, limit or 1)
+            if limit is None or not found:
+                return flushed, bool(found)
+        else:
+            found, complete = slot.transactions(start, start + size, limit)[0], False
+            if not found:  # the next one has more bytes, or is not there
+                found = slot.transactions(start, flushed, 1)[0][:1]
+            if not found:
+                return flushed, False
+        taken, changes = 0, 0
+        for transaction in found:
+            changes += transaction.changes
+            if taken and limit is not None and changes > limit:
+                break
+            taken += 1
+        if complete and taken == len(found):
+            return flushed, True
+        return min(found[taken - 1].end, flushed), True
+
+    def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
+        # They are read to their ends, or planned again from the last checkpoint.
+        if self._exporting is not None and any("snapshot" in split.properties for split in splits):
+            self._exporting.close()
+            self._exporting = None
+
+    def on_snapshot(self, checkpoint_id: int) -> None:
+        if self._lsn is not None:
+            self._snapshots[checkpoint_id] = self._lsn
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        for number in sorted(self._snapshots):
+            if number <= checkpoint_id:
+                self._complete = self._snapshots.pop(number)
+        try:
+            with slot_of(self._source) as slot:
+                slot.confirm(self._complete)
+        except SourceReadError as error:  # the next epoch or attempt confirms it
+            self._progress(
+                f"replication slot {self._source.slot!r} does not know of checkpoint {checkpoint_id}: {error}"
+            )
+
+    @property
+    def assigns_late(self) -> bool:
+        return not self._source.limits
+
+    @property
+    def exhausted(self) -> bool:
+        return self._ended
+
+    def unread(self) -> Sequence[str]:
+        with slot_of(self._source) as slot:
+            if slot.position() is None:
+                return []
+            found, _ = slot.transactions(self._position, slot.flushed(), 1)
+        return [f"changes of table {slot.table_name} up to {lsn_text(each.end)}" for each in found[-1:]]
+
+    def lag(self) -> SourceLag:
+        return SourceLag(bytes=self._behind)
+
+    def snapshot_state(self) -> Json:
+        surroundings = {} if self._surroundings is None else self._surroundings.to_json()
+        return {
+            "lsn": self._lsn,
+            "end": self._end,
+            **surroundings,
+            "snapshot": self._snapshot,
+            "ended": self._ended,
+        }

@@ -1,0 +1,477 @@
+"""The committers of the PostgreSQL sink."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pyarrow as pa
+from psycopg import sql
+
+from dagster_flinkpy.connectors.columns.column_types import columns_of
+from dagster_flinkpy.connectors.commit.staged_content import StagedContent
+from dagster_flinkpy.connectors.commit.staged_files import FileNames
+from dagster_flinkpy.connectors.postgres.session import Session
+from dagster_flinkpy.connectors.postgres.target import TargetTable
+from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext
+from dagster_flinkpy.errors import (
+    CommitRefusedError,
+    CommittableLostError,
+    ConfigurationError,
+    ObjectNotFoundError,
+    PathEscapesPrefixError,
+    SinkCommitError,
+    StorageError,
+)
+from dagster_flinkpy.storage import ObjectStore, check_relative
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.connectors.postgres.sink import PostgresSink
+
+__all__ = ["LedgerCommitter", "PartitionCommitter", "PreparedTransactionCommitter"]
+
+_LEDGER_DAYS = 30
+"""After this time no dead attempt can come back to commit a checkpoint again."""
+
+_COPIED_BYTES = 256 << 10
+"""So much is unpacked at a time: less than the server needs to be busy in the meantime."""
+_ORDER = "flinkpy_order"
+_TO_RETRY = (psycopg.OperationalError, psycopg.InterfaceError, StorageError)
+
+
+class _PostgresCommitter(Committer):
+    """What all committers of the sink have in common.
+
+    Args:
+        sink: The sink.
+        context: Who is committing.
+    """
+
+    def __init__(self, sink: PostgresSink, context: CommitterInitContext) -> None:
+        self._sink, self._context = sink, context
+        self._session = Session(sink, context.job_id, context.uid)
+        self._table = TargetTable(sink, context.type_info, self._session)
+        self._checked = False
+        self._last: tuple[int, str] | None = None
+        """The checkpoint that this attempt has committed last, and a digest of it in the ledger."""
+
+    def _connect(self, staged: int | None = None) -> psycopg.Connection[Any]:
+        """Connects. The first time it also checks that the table is as the sink needs it.
+
+        Args:
+            staged: The checkpoint whose rows an earlier attempt has staged, if they are to be committed now.
+
+        Raises:
+            ConfigurationError: The table is another one.
+            CommitRefusedError: Nobody knows whether the rows were committed.
+        """
+        connection = self._session.connect()
+        try:
+            if not self._checked:
+                self._check(connection)
+                if staged is not None and not self._session.exists(connection, self._session.ledger):
+                    raise self._ledger_lost(connection, staged)
+                self._session.create_ledger(connection)
+                self._checked = True
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _check(self, connection: psycopg.Connection[Any]) -> None:
+        self._table.create(connection)
+        self._table.check(connection)
+
+    def _ledger_lost(self, connection: psycopg.Connection[Any], checkpoint_id: int) -> CommitRefusedError:
+        ledger = self._session.ledger.as_string(connection)
+        return CommitRefusedError(
+            f"table {ledger} is gone, which knows what sink {self._context.uid!r} has committed, so nobody knows "
+            f"whether the rows of checkpoint {checkpoint_id} are in table {self._sink.uri()}. Look there. If they are, "
+            f"restore 'chk-{checkpoint_id}' to continue without them. If not, create the table and run again: "
+            f"{self._session.ledger_statement(connection)}"
+        )
+
+    def _check_last(self, connection: psycopg.Connection[Any]) -> None:
+        """Checks that what this attempt has committed is still there.
+
+        Raises:
+            ConfigurationError: It is not.
+        """
+        if self._last is None:
+            return
+        if not self._session.registered(connection, "checkpoint = %s AND digest = %s", *self._last):
+            ledger = self._session.ledger.as_string(connection)
+            raise ConfigurationError(
+                f"table {ledger} does not know checkpoint {self._last[0]} any more, which this attempt has committed "
+                f"to table {self._sink.uri()}: the database was restored from a "
+                "backup, or somebody has deleted the entry. Running again adds rows to what is there"
+            )
+
+    def _signal_refused(self, requests: Sequence[CommitRequest], error: ConfigurationError) -> None:
+        owned = self._sink.filled is not None and self._sink.filled.owner is not None
+        for request in requests:
+            refused = CommitRefusedError.of(self._context.uid, request.checkpoint_id, error, owned=owned)
+            request.signal_failed_with_unknown_reason(refused)
+
+    def last_committed(self) -> int | None:
+        try:
+            with self._session.connect() as connection:
+                return self._session.last_committed(connection)
+        except psycopg.Error as error:
+            raise _unreachable(self._sink, error) from error
+
+    def _refused(self, checkpoint_id: int, error: Exception) -> CommitRefusedError:
+        return CommitRefusedError(
+            f"table {self._sink.uri()} refuses the rows of checkpoint {checkpoint_id} of sink {self._context.uid!r}: "
+            f"{error}. They stay staged: change the table so that it takes them, and run again."
+        )
+
+
+class LedgerCommitter(_PostgresCommitter):
+    """Writes the staged rows of a checkpoint in one transaction, together with its entry in the ledger.
+
+    Args:
+        sink: The sink.
+        context: Who is committing.
+    """
+
+    def __init__(self, sink: PostgresSink, context: CommitterInitContext) -> None:
+        super().__init__(sink, context)
+        assert sink.staging is not None
+        self._store: ObjectStore = sink.staging.open()
+        self._names = FileNames(context)
+
+    def commit(self, requests: Sequence[CommitRequest]) -> None:
+        checkpoint_id = requests[0].checkpoint_id
+        try:
+            files = [_checked(request) for request in requests]
+            if not self._write(checkpoint_id, files):
+                for request in requests:
+                    request.signal_already_committed()
+        except _TO_RETRY as error:
+            for request in requests:
+                request.retry_later(error)
+        except CommittableLostError as error:
+            for request in requests:
+                request.signal_failed_with_known_reason(error)
+        except ConfigurationError as error:
+            self._signal_refused(requests, error)
+        except (psycopg.Error, SinkCommitError) as error:
+            failure = self._refused(checkpoint_id, error) if isinstance(error, psycopg.Error) else error
+            for request in requests:
+                request.signal_failed_with_unknown_reason(failure)
+        else:
+            with suppress(StorageError):  # abort_lingering deletes what remains
+                self._store.delete_many([file["key"] for file in files])
+
+    def _write(self, checkpoint_id: int, files: list[dict[str, Any]]) -> bool:
+        """Writes the rows in one transaction, unless that was done before. Returns whether it did."""
+        written, digest = False, ""
+        older = any(not self._names.of_this_attempt(file["key"]) for file in files)
+        with self._connect(checkpoint_id if older else None) as connection, connection.transaction():
+            self._check_last(connection)
+            for partition in dict.fromkeys(file["partition"] for file in files):
+                of_partition = [file for file in files if file["partition"] == partition]
+                identity = json.dumps([[file["key"], file["sha256"]] for file in of_partition])
+                digest, rows = hashlib.sha256(identity.encode()).hexdigest(), sum(file["rows"] for file in of_partition)
+                if self._session.register(connection, checkpoint_id, digest, rows, partition):
+                    self._replace(connection, checkpoint_id, of_partition)
+                    written = True
+            if written:
+                self._session.forget(connection, checkpoint_id, _LEDGER_DAYS)
+                self._table.check(connection)  # what was written to cannot be altered before the end
+        self._last = checkpoint_id, digest
+        return written
+
+    def _replace(self, connection: psycopg.Connection[Any], checkpoint_id: int, files: list[dict[str, Any]]) -> None:
+        if not self._sink.key:
+            self._copy(connection, self._session.target, checkpoint_id, files)
+            return
+        names = self._columns()
+        staged = sql.Identifier("flinkpy_staged")
+        connection.execute(
+            sql.SQL("CREATE TEMPORARY TABLE {} ON COMMIT DROP AS SELECT {} FROM {} WITH NO DATA").format(
+                staged, _listed(names), self._session.target
+            )
+        )
+        order = sql.Identifier(_ORDER)
+        connection.execute(sql.SQL("ALTER TABLE {} ADD COLUMN {} bigserial").format(staged, order))
+        self._copy(connection, staged, checkpoint_id, files)
+        values = [name for name in names if name not in self._sink.key]
+        rows = sum(file["rows"] for file in files)
+        updates = sql.SQL(", ").join(sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in values)
+        written = connection.execute(
+            # Of several rows with the same key the last one counts.
+            sql.SQL(
+                "INSERT INTO {target} ({columns}) SELECT DISTINCT ON ({key}) {columns} FROM {staged} "
+                "ORDER BY {key}, {order} DESC ON CONFLICT ({key}) DO {action}"
+            ).format(
+                target=self._session.target,
+                columns=_listed(names),
+                key=_listed(self._sink.key),
+                staged=staged,
+                order=order,
+                action=sql.SQL("UPDATE SET {}").format(updates) if values else sql.SQL("NOTHING"),
+            )
+        )
+        if written.rowcount < rows:
+            self._check_keys(connection, staged)
+
+    def _check_keys(self, connection: psycopg.Connection[Any], staged: sql.Identifier) -> None:
+        """Checks that the target has all rows. A trigger may skip updates that change nothing, but no others."""
+        key, names = self._sink.key, self._columns()
+
+        def of(table: str, columns: Sequence[str]) -> sql.Composed:
+            return sql.SQL(", ").join(sql.Identifier(table, name) for name in columns)
+
+        statement = sql.SQL(
+            "SELECT count(*), count(*) FILTER (WHERE EXISTS (SELECT FROM {target} t WHERE ({t_key}) = ({s_key}) AND "
+            "(t.xmin::text = (pg_current_xact_id()::text::bigint % 4294967296)::text "
+            "OR ROW({t_all})::text = ROW({s_all})::text))) FROM (SELECT DISTINCT ON ({key}) {columns} FROM {staged} "
+            "ORDER BY {key}, {order} DESC) s WHERE ROW({s_key}) IS NOT NULL"
+        ).format(
+            target=self._session.target,
+            staged=staged,
+            order=sql.Identifier(_ORDER),
+            key=_listed(key),
+            columns=_listed(names),
+            t_key=of("t", key),
+            s_key=of("s", key),
+            t_all=of("t", names),
+            s_all=of("s", names),
+        )
+        rows, taken = connection.execute(statement).fetchone() or (0, 0)
+        self._session.check_taken(taken, rows)
+
+    def _columns(self) -> list[str]:
+        assert self._context.type_info is not None
+        columns = list(columns_of(self._context.type_info))
+        return columns if self._sink.filled is None else [*columns, *self._sink.filled.names]
+
+    def _copy(
+        self,
+        connection: psycopg.Connection[Any],
+        table: sql.Identifier,
+        checkpoint_id: int,
+        files: list[dict[str, Any]],
+    ) -> None:
+        cursor = connection.cursor()
+        with cursor.copy(self._session.copy_into(table, self._columns())) as copy:
+            for file in files:
+                for data in self._read(checkpoint_id, file):
+                    copy.write(data)
+        self._session.check_taken(cursor.rowcount, sum(file["rows"] for file in files))
+
+    def _read(self, checkpoint_id: int, file: dict[str, Any]) -> Any:
+        """Yields the content of a staged file.
+
+        Raises:
+            CommittableLostError: It does not exist, or is not what was written.
+        """
+        what = f"{self._store.url}/{file['key']}, with {file['rows']} rows of checkpoint {checkpoint_id}"
+        advice = (
+            "Nothing of the checkpoint is in the table. Restore a savepoint or an older checkpoint to write the rows "
+            f"again, or 'chk-{checkpoint_id}' to continue without them."
+        )
+        with StagedContent(self._store, file["key"], file["bytes"]) as staged:
+            try:
+                with pa.CompressedInputStream(pa.PythonFile(staged, "r"), "lz4") as content:
+                    while data := content.read(_COPIED_BYTES):
+                        yield data
+            except ObjectNotFoundError as error:
+                raise CommittableLostError(
+                    f"{what}, is gone. Was it deleted by a rule of the bucket? {advice}"
+                ) from error
+            except OSError as error:
+                raise CommittableLostError(f"{what}, is damaged: {error}. {advice}") from error
+            if staged.sha256() != file["sha256"]:
+                raise CommittableLostError(f"{what}, is not what was written. {advice}")
+
+    def is_record_with_rows(self) -> bool:
+        return True
+
+    def lingering(self, keep: Sequence[CommitRequest]) -> int:
+        return len(self._staged(keep))
+
+    def abort_lingering(self, keep: Sequence[CommitRequest]) -> int:
+        if not self._checked:  # when an attempt starts
+            try:
+                self._connect().close()
+            except psycopg.Error as error:
+                raise _unreachable(self._sink, error) from error
+        for upload in self._store.list_uploads():
+            if self._names.mine(upload.key):
+                self._store.abort_upload(upload.key, upload.upload_id)
+        staged = self._staged(keep)
+        self._store.delete_many(staged)
+        return len(staged)
+
+    def _staged(self, keep: Sequence[CommitRequest]) -> list[str]:
+        kept = {_checked(request)["key"] for request in keep}
+        return [info.key for info in self._store.list() if self._names.mine(info.key) and info.key not in kept]
+
+
+class PartitionCommitter(LedgerCommitter):
+    """Replaces the rows of a partition in the transaction that writes the new ones."""
+
+    def _replace(self, connection: psycopg.Connection[Any], checkpoint_id: int, files: list[dict[str, Any]]) -> None:
+        self._delete(connection, files[0]["partition"])
+        super()._replace(connection, checkpoint_id, files)
+
+    def _delete(self, connection: psycopg.Connection[Any], partition: str | None) -> int:
+        assert self._sink.filled is not None
+        replaced = self._sink.filled.replaced(partition)
+        conditions = sql.SQL(" AND ").join(sql.SQL("{} = %s").format(sql.Identifier(name)) for name in replaced)
+        statement = sql.SQL("DELETE FROM {} WHERE {}").format(self._session.target, conditions)
+        deleted = connection.execute(statement, list(replaced.values())).rowcount
+        left = sql.SQL("SELECT EXISTS (SELECT FROM {} WHERE {})").format(self._session.target, conditions)
+        found = connection.execute(left, list(replaced.values())).fetchone()
+        if found is None or found[0]:
+            raise ConfigurationError(
+                f"table {self._sink.uri()} keeps rows of partition {partition!r} that are to be replaced: a trigger or "
+                "a rule does not let them be deleted. Drop it"
+            )
+        return deleted
+
+    def replace_partition(self, partition: str | None, checkpoint_id: int) -> int:
+        """Deletes the rows of a partition that was run again without any rows. Otherwise the commit replaced them."""
+        try:
+            return self._empty(partition, checkpoint_id)
+        except psycopg.Error as error:
+            raise _unreachable(self._sink, error) from error
+
+    def _empty(self, partition: str | None, checkpoint_id: int) -> int:
+        if self._context.type_info is None:  # there were no rows at all, so nobody has created the table
+            with self._session.connect() as connection:
+                if not self._session.exists(connection, self._session.target):
+                    return 0
+        with self._connect() as connection, connection.transaction():
+            same = "checkpoint = %s AND partition IS NOT DISTINCT FROM %s"
+            if self._session.registered(connection, same, checkpoint_id, partition):
+                return 0
+            self._session.register(connection, checkpoint_id, "", 0, partition)
+            return self._delete(connection, partition)
+
+
+class PreparedTransactionCommitter(_PostgresCommitter):
+    """Commits transactions that subtasks have prepared.
+
+    Args:
+        sink: The sink.
+        context: Who is committing.
+    """
+
+    def _check(self, connection: psycopg.Connection[Any]) -> None:
+        found = connection.execute("SHOW max_prepared_transactions").fetchone()
+        if found is None or int(found[0]) == 0:
+            raise ConfigurationError(
+                f"table {self._sink.uri()}: prepare_transactions needs a server that allows prepared transactions, and "
+                "max_prepared_transactions is 0. Run ALTER SYSTEM SET max_prepared_transactions = 64 and restart the "
+                "server (it needs two for each subtask of the sink), or use staging"
+            )
+        super()._check(connection)
+
+    def commit(self, requests: Sequence[CommitRequest]) -> None:
+        older = [
+            r.checkpoint_id for r in requests if _token(str(r.committable.get("gid"))) != self._context.fencing_token
+        ]
+        try:
+            with self._connect(older[0] if older else None) as connection:
+                self._check_last(connection)
+                for request in requests:
+                    self._commit(connection, request)
+        except _TO_RETRY as error:
+            for request in requests:
+                request.retry_later(error)
+        except ConfigurationError as error:
+            self._signal_refused(requests, error)
+        except (psycopg.Error, SinkCommitError) as error:
+            for request in requests:
+                refused = self._refused(request.checkpoint_id, error) if isinstance(error, psycopg.Error) else error
+                request.signal_failed_with_unknown_reason(refused)
+        else:
+            done = [r for r in requests if r.error is None]
+            self._last = (done[-1].checkpoint_id, str(done[-1].committable.get("gid"))) if done else self._last
+
+    def _commit(self, connection: psycopg.Connection[Any], request: CommitRequest) -> None:
+        gid = str(request.committable.get("gid"))
+        try:
+            connection.execute(self._session.two_phase("COMMIT PREPARED", gid))
+        except psycopg.errors.UndefinedObject:
+            if self._session.registered(connection, "checkpoint = %s AND digest = %s", request.checkpoint_id, gid):
+                request.signal_already_committed()
+                return
+            request.signal_failed_with_known_reason(
+                CommittableLostError(
+                    f"{request.committable.get('rows')} rows of checkpoint {request.checkpoint_id} for table "
+                    f"{self._sink.uri()} are lost: somebody rolled back transaction {gid!r}, or the database was "
+                    "restored from a backup. Restore a savepoint or an older checkpoint to write the rows again, or "
+                    f"'chk-{request.checkpoint_id}' to continue without them."
+                )
+            )
+        except psycopg.errors.ObjectNotInPrerequisiteState as error:  # another attempt is committing it
+            request.retry_later(error)
+        except _TO_RETRY:
+            raise
+        except psycopg.Error as error:
+            request.signal_failed_with_unknown_reason(self._refused(request.checkpoint_id, error))
+
+    def lingering(self, keep: Sequence[CommitRequest]) -> int:
+        with self._session.connect() as connection:
+            return len(self._lingering(connection, keep))
+
+    def abort_lingering(self, keep: Sequence[CommitRequest]) -> int:
+        try:
+            with self._connect() as connection:
+                lingering = self._lingering(connection, keep)
+                for gid in lingering:
+                    with suppress(psycopg.errors.UndefinedObject):  # somebody else was faster
+                        connection.execute(self._session.two_phase("ROLLBACK PREPARED", gid))
+                return len(lingering)
+        except psycopg.Error as error:
+            raise _unreachable(self._sink, error) from error
+
+    def _lingering(self, connection: psycopg.Connection[Any], keep: Sequence[CommitRequest]) -> list[str]:
+        kept = {request.committable.get("gid") for request in keep}
+        found = connection.execute(
+            "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND starts_with(gid, %s)",
+            [self._session.gid_prefix],
+        )
+        # The last parts are checkpoint, subtask, fencing token and execution. A fenced attempt spares newer ones.
+        return [gid for (gid,) in found if gid not in kept and _token(gid) <= self._context.fencing_token]
+
+
+def _checked(request: CommitRequest) -> dict[str, Any]:
+    """Returns a committable of staged rows.
+
+    Raises:
+        SinkCommitError: It is something else.
+    """
+    file = request.committable
+    try:
+        check_relative(file["key"])
+        if not isinstance(file["rows"], int) or not isinstance(file["bytes"], int):
+            raise TypeError("rows and bytes are numbers")
+        return {**file, "sha256": str(file["sha256"]), "partition": file["partition"]}
+    except (KeyError, TypeError, AttributeError, PathEscapesPrefixError) as error:
+        raise SinkCommitError(f"not a committable of a PostgreSQL sink: {file!r} ({error!r})") from error
+
+
+def _token(gid: str) -> int:
+    """Returns the fencing token in the id of a prepared transaction, or -1 if it is none of the sink's."""
+    token = gid.rsplit(":", 2)[1:2]
+    return int(token[0]) if token and token[0].isdecimal() else -1
+
+
+def _unreachable(sink: PostgresSink, error: Exception) -> StorageError:
+    return StorageError(
+        f"cannot use table {sink.uri()}: {error}. Check that the server runs, and conninfo, user and password."
+    )
+
+
+def _listed(names: Sequence[str]) -> sql.Composed:
+    return sql.SQL(", ").join(map(sql.Identifier, names))

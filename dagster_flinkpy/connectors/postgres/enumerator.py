@@ -1,0 +1,269 @@
+"""Plans which rows of a table of PostgreSQL an epoch reads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from dagster_flinkpy.connectors.postgres.in_flight import InFlight
+from dagster_flinkpy.connectors.postgres.scan import Scan, Value, scanning
+from dagster_flinkpy.connectors.postgres.seen import Seen
+from dagster_flinkpy.datastream.connectors.base import (
+    Json,
+    SourceLag,
+    SourceSplit,
+    SplitEnumerator,
+    SplitEnumeratorContext,
+    position_field,
+)
+from dagster_flinkpy.errors import InputChangedError, SourceReadError
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.connectors.postgres.source import PostgresSource
+
+__all__ = ["PostgresEnumerator"]
+
+_DELAY = timedelta(seconds=1)
+_WAIT_SECONDS = 10.0
+"""How long a plan waits for transactions in flight. After that it reads nothing new."""
+_PARTITION_WAIT_SECONDS = 60.0
+_POLL_SECONDS = 0.02
+_SPLIT_ROWS = 10_000
+"""The fewest rows that are worth a split."""
+_SPLITS_PER_SUBTASK = 4
+
+
+class PostgresEnumerator(SplitEnumerator):
+    """Assigns ranges of rows.
+
+    A value is settled when all transactions have ended that were in flight when it was the newest one that was visible.
+    From then on no row with this value or a lesser one can appear, if transactions take their values while they run.
+    Rows are read up to a settled value.
+
+    State: the last value that was assigned; what was seen of the table then (`Seen`); the range of the last epoch and
+    its number of rows, to notice rows that appear behind the position; the settled value; the value to be settled next,
+    and the transactions that it waits for; the number of splits so far, and whether the input has ended. A bounded
+    input ends with the value ``end``.
+
+    Args:
+        source: The source.
+        restored: The state of an earlier enumerator.
+    """
+
+    def __init__(self, source: PostgresSource, restored: Json | None) -> None:
+        self._source = source
+        self._progress: Callable[[str], None] = lambda line: None
+        self._checked = self._ended = False
+        self._position: Value | None = None
+        self._settled: Value | None = None
+        self._candidate: tuple[Value, InFlight] | None = None
+        self._last: tuple[Value | None, int] | None = None
+        """Where the last epoch with rows began, and how many they were."""
+        self._seen: Seen | None = None
+        self._end: Value | None = None
+        self._planned = 0
+        self._behind = 0
+        """How many rows that could be read were not planned."""
+        if restored is not None:
+            self._restore(restored)
+
+    def _restore(self, state: Json) -> None:
+        if (columns := position_field(state, "columns", list)) != list(self._source.columns):
+            raise ValueError(f"it is a position in {columns}, but the source is read by {list(self._source.columns)}")
+        self._position, self._settled = self._value(state, "position"), self._value(state, "settled")
+        self._end = self._value(state, "end")
+        self._planned = position_field(state, "planned", int)
+        self._ended = position_field(state, "ended", bool)
+        if state.get("seen") is not None:
+            self._seen = Seen.from_json(position_field(state, "seen", dict))
+        if (last := state.get("last")) is not None:
+            self._last = self._value(last, "after"), position_field(last, "rows", int)
+        if (candidate := state.get("candidate")) is not None:
+            value = self._value(candidate, "value")
+            if value is None:
+                raise ValueError("'value' is missing")
+            self._candidate = value, InFlight.from_json(candidate)
+
+    def _value(self, state: Json, name: str) -> Value | None:
+        if state.get(name) is None:
+            return None
+        value = position_field(state, name, list)
+        if len(value) != len(self._source.columns) or not all(isinstance(each, str) for each in value):
+            raise ValueError(f"{name!r} is {value!r:.100}, not the text of {len(self._source.columns)} value(s)")
+        return value
+
+    def start(self, context: SplitEnumeratorContext) -> None:
+        self._progress = context.progress
+
+    def has_input(self, parallelism: int) -> bool:
+        known = self._candidate
+        return self.plans_something(parallelism) or self._candidate != known  # the checkpoint is to keep it
+
+    def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
+        shares: list[list[SourceSplit]] = [[] for _ in range(parallelism)]
+        if self._ended:
+            return shares
+        with scanning(self._source) as scan:
+            if not self._checked and (advice := scan.check()) is not None:
+                self._progress(advice)
+            self._checked = True
+            scan.refuse_unordered()
+            self._look(scan)
+            through = self._limit(scan)
+            if through is not None and through != self._position:
+                with scan.connection.transaction():
+                    scan.connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+                    self._refuse_late(scan)
+                    through = self._assign(scan, through, parallelism, shares)
+                self._position = through
+        self._ended = self._source.bounded is not False and self._position == self._end
+        return shares
+
+    def _look(self, scan: Scan) -> None:
+        """Checks what others have done to the table since the last plan."""
+        now = Seen.of(scan)
+        if self._seen is not None and self._position is not None:
+            self._seen.check(scan, now, self._position)
+        if self._seen is not None and self._seen.files != now.files:  # what was settled was so for other rows
+            self._settled, self._candidate = self._position, None
+        self._seen = now
+
+    def _limit(self, scan: Scan) -> Value | None:
+        """Returns the last value that may be read now."""
+        if self._source.bounded is False:
+            if self._settled is None:  # or it was bounded before
+                self._settled = self._position
+            if self._settled == self._position:
+                self._settle(scan)
+            return self._settled
+        if self._end is None:
+            if self._source.partition is not None:
+                self._await_partition(scan)
+            self._end = scan.newest(None)
+        return self._end
+
+    @property
+    def _delay(self) -> timedelta:
+        return _DELAY if self._source.delay is None else self._source.delay
+
+    def _settle(self, scan: Scan) -> None:
+        """Finds a later value up to which all rows are visible, or leaves it at the last one."""
+        if earlier := self._candidate is not None:
+            value, in_flight = self._candidate
+        elif (newest := scan.newest(self._settled, scan.clock(self._delay) if scan.by_time else None)) is None:
+            return
+        else:
+            value, in_flight = self._candidate = newest, InFlight.now(scan.connection)
+        if not _ended(in_flight, scan.connection, _WAIT_SECONDS):
+            self._progress(
+                f"table {scan.name}: rows up to {value} may have rows before them that are not committed, so they are "
+                f"not read until these have ended: {in_flight.shown()}"
+            )
+            return
+        self._settled, self._candidate = value, None
+        if earlier:
+            self._settle(scan)
+
+    def _await_partition(self, scan: Scan) -> None:
+        """Waits until no transaction can add rows to the partition."""
+        partition = self._source.partition
+        assert partition is not None
+        left = (self._delay - scan.age(partition.end)).total_seconds()
+        if left > _PARTITION_WAIT_SECONDS:
+            raise SourceReadError(
+                f"partition {partition.key} of table {scan.name} may still get rows: it ends at {partition.end}, and "
+                f"the source waits for {self._delay} after that. Run it again later"
+            )
+        time.sleep(max(left, 0))
+        in_flight = InFlight.now(scan.connection)
+        if not _ended(in_flight, scan.connection, _PARTITION_WAIT_SECONDS):
+            raise SourceReadError(
+                f"partition {partition.key} of table {scan.name} may still get rows from transactions "
+                f"that are in flight: {in_flight.shown()}. Run it again when they have ended, or end them"
+            )
+
+    def _refuse_late(self, scan: Scan) -> None:
+        if self._last is None or self._position is None or self._source.bounded is not False:
+            return
+        after, rows = self._last
+        if (there := scan.count(after, self._position)) > rows:
+            raise InputChangedError(
+                f"table {scan.name} got {there - rows} row(s) behind the position of the source: in the range after "
+                f"{after}, up to {self._position}, of which all rows were read. They would never be read, so the "
+                f"values of {list(self._source.columns)} do not grow in the order of commits. Give the rows higher "
+                "values or delete them, and choose a longer delay or another column; or use PostgresChangeSource"
+            )
+
+    def _assign(self, scan: Scan, through: Value, parallelism: int, shares: list[list[SourceSplit]]) -> Value:
+        """Assigns the rows up to a value, or fewer if there are too many. Returns the last value that was assigned."""
+        start, limits, last = self._position, self._source.limits, through
+        if limits.records is not None and (beyond := scan.nth(start, through, limits.records)) is not None:
+            through = scan.before(start, beyond) or beyond
+        if limits.bytes is not None and (beyond := scan.beyond(start, through, limits.bytes)) is not None:
+            through = scan.before(start, beyond) or beyond
+        self._behind = 0 if through == last else scan.count(through, last)
+        count = scan.count(start, through)
+        splits = min(-(-count // _SPLIT_ROWS), _SPLITS_PER_SUBTASK * parallelism)
+        size = -(-count // splits) if splits > 1 else count
+        after, total = start, 0
+        for value in [*(scan.every(start, through, size) if size < count else ()), through]:
+            if value == after:  # so many rows have it
+                continue
+            rows, versions = scan.versions(after, value)
+            properties = {"after": after, "through": value, "rows": rows, "versions": versions}
+            if rows:
+                name = f"({'' if after is None else ', '.join(after)}; {', '.join(value)}]"
+                shares[self._planned % parallelism].append(SourceSplit(name, properties))
+                self._planned += 1
+            after, total = value, total + rows
+        self._last = start, total
+        return through
+
+    def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
+        pass  # they are read to their ends, or planned again from the last checkpoint
+
+    @property
+    def assigns_late(self) -> bool:
+        return not self._source.limits
+
+    @property
+    def exhausted(self) -> bool:
+        return self._ended
+
+    def unread(self) -> Sequence[str]:
+        with scanning(self._source) as scan:
+            newest = scan.newest(self._position)
+        return [] if newest is None else [f"rows of table {scan.name} up to {newest}"]
+
+    def lag(self) -> SourceLag:
+        return SourceLag(records=self._behind)
+
+    def snapshot_state(self) -> Json:
+        candidate = None
+        if self._candidate is not None:
+            candidate = {"value": self._candidate[0], **self._candidate[1].to_json()}
+        return {
+            "columns": list(self._source.columns),
+            "position": self._position,
+            "settled": self._settled,
+            "candidate": candidate,
+            "last": None if self._last is None else {"after": self._last[0], "rows": self._last[1]},
+            "seen": None if self._seen is None else self._seen.to_json(),
+            "end": self._end,
+            "planned": self._planned,
+            "ended": self._ended,
+        }
+
+
+def _ended(in_flight: InFlight, connection: psycopg.Connection[Any], seconds: float) -> bool:
+    """Waits until transactions have ended. Returns whether they have."""
+    until = time.monotonic() + seconds
+    while in_flight.waits(connection):
+        if time.monotonic() >= until:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True

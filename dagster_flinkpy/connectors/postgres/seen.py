@@ -1,0 +1,136 @@
+"""What a source has seen of a table besides its rows, to notice what others do to the table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg import sql
+
+from dagster_flinkpy.connectors.postgres.scan import Scan, Value
+from dagster_flinkpy.errors import InputChangedError, RestoreError
+from dagster_flinkpy.json_records import Count, JsonRecord
+
+__all__ = ["Seen"]
+
+_SERVER = """
+SELECT system_identifier::text,
+  CASE WHEN pg_is_in_recovery() THEN 0 ELSE pg_current_wal_flush_lsn() - '0/0' END::bigint,
+  pg_current_snapshot()::text, to_regclass(%(table)s)::oid::bigint,
+  row_security_active(%(table)s), current_user::text FROM pg_control_system()
+"""
+_FILES = """
+WITH RECURSIVE parts (oid) AS (
+    SELECT to_regclass(%s)::oid UNION SELECT inhrelid FROM pg_inherits JOIN parts ON inhparent = parts.oid
+) SELECT oid::text, coalesce(pg_relation_filenode(oid), 0)::bigint FROM parts JOIN pg_class USING (oid)
+WHERE relkind IN ('r', 'f')
+"""
+_COLUMNS = """
+SELECT attname, attnum::int, coalesce(collname, '') FROM pg_attribute LEFT JOIN pg_collation c ON c.oid = attcollation
+WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped
+"""
+# Versions that were there, or that ALTER TABLE has written anew. A row has the lower half of its transaction's number.
+_BEHIND = "(%(newest)s - xmin::text::bigint %% 4294967296 + 4294967296) %% 4294967296"
+_FORMER = f"""
+xmin::text IN ('1', '2') OR {_BEHIND} < 2147483648
+  AND pg_visible_in_snapshot((%(newest)s - {_BEHIND})::text::xid8, %(snapshot)s::pg_snapshot)
+  OR xmin::text IN (SELECT a.xmin::text FROM pg_attribute a WHERE a.attrelid = %(oid)s)
+"""
+_SAME_ORDER = ({"int2", "int4", "int8"}, {"text", "varchar"})
+
+
+@dataclass(frozen=True)
+class Seen(JsonRecord):
+    """What was there when a position was made."""
+
+    system: str
+    """The database cluster."""
+    lsn: Count
+    """How far its log was written, or 0 on a standby."""
+    snapshot: str
+    """Which transactions were visible."""
+    table: Count
+    """The id of the table."""
+    columns: dict[str, list[Any]]
+    """Number, type and collation of each column by which the table is read."""
+    files: dict[str, int]
+    """The file of each table that has rows: of each partition, by its id. ``TRUNCATE`` makes another one."""
+    sequences: dict[str, int]
+    """The last value of each sequence of the first column, of those that this role may read."""
+
+    @staticmethod
+    def of(scan: Scan) -> Seen:
+        """Returns what is there now.
+
+        Raises:
+            SourceReadError: Policies hide rows of the table.
+        """
+        found = scan.connection.execute(_SERVER, {"table": scan.name}).fetchone()
+        assert found is not None
+        system, lsn, snapshot, table, hides, role = found
+        if hides:
+            raise InputChangedError(
+                f"row-level security hides rows of table {scan.name} from role {role!r}, so some would never be read: "
+                f"ALTER ROLE {sql.Identifier(role).as_string(scan.connection)} BYPASSRLS, or read as a role that sees "
+                "all rows"
+            )
+        columns = {
+            name: [number, scan.columns[name].type_name, collation]
+            for name, number, collation in scan.connection.execute(_COLUMNS, [scan.name]).fetchall()
+            if name in scan.ordered_by
+        }
+        files = dict(scan.connection.execute(_FILES, [scan.name]).fetchall())
+        return Seen(system, int(lsn), snapshot, int(table), columns, files, scan.last_values())
+
+    def check(self, scan: Scan, now: Seen, position: Value) -> None:
+        """Checks that rows up to a position are those that were read.
+
+        Args:
+            scan: The table.
+            now: What is there now.
+            position: The position.
+
+        Raises:
+            RestoreError: Rows may never be read. The message says how to go on.
+        """
+        if now.system == self.system and 0 < now.lsn < self.lsn:
+            raise RestoreError(
+                f"the server of table {scan.name} was reset to an earlier state, as by a backup: rows that the job has "
+                f"read may be gone, and others have their values, up to {position}. Start from empty state"
+            )
+        for name, (number, kind, collation) in now.columns.items():
+            before = self.columns.get(name, [number, kind, collation])
+            same = kind == before[1] or any({kind, before[1]} <= each for each in _SAME_ORDER)
+            if not same or collation != before[2] or (now.table == self.table and number != before[0]):
+                what = "has another type or collation" if not same or collation != before[2] else "is another column"
+                raise RestoreError(
+                    f"column {name!r} of table {scan.name} {what} than when it was read up to {position}, so rows are "
+                    "in another order. Change it back, or start from empty state"
+                )
+        for name, value in now.sequences.items():
+            if value < self.sequences.get(name, value) and value < scan.number(position):
+                raise RestoreError(
+                    f"sequence {name}, which numbers the rows of table {scan.name}, was set back from "
+                    f"{self.sequences[name]} to {value}. Rows with values up to {position} would never be read: SELECT "
+                    f"setval('{name}', {scan.number(position)}), and give rows that were added meanwhile greater "
+                    "values; or start from empty state"
+                )
+        for oid, file in now.files.items():
+            if self.files.get(oid) != file:
+                self._check_file(scan, oid, position)
+
+    def _check_file(self, scan: Scan, oid: str, position: Value) -> None:
+        """Checks a file that was not there. It has rows that were read if it is one that was written anew."""
+        behind = sql.SQL("FROM {} WHERE tableoid = {} AND {}").format(
+            scan.table, sql.Literal(int(oid)), scan.within(None, position)
+        )
+        values = {"snapshot": self.snapshot, "newest": int(self.snapshot.split(":")[1]), "oid": int(oid)}
+        former = sql.SQL("SELECT EXISTS (SELECT {} AND (" + _FORMER + "))").format(behind)
+        if oid in self.files and scan.one(former, values):
+            return
+        if rows := scan.one(sql.SQL("SELECT count(*) {}").format(behind)):
+            was = "was truncated" if oid in self.files else "was made anew, or got another partition,"
+            raise RestoreError(
+                f"table {scan.name} {was} after it was read up to {position}, and has {rows} row(s) with such values. "
+                "They would never be read: give them greater values or delete them, or start from empty state"
+            )

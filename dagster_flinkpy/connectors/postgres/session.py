@@ -1,0 +1,174 @@
+"""Connections and statements of the PostgreSQL sink."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import sql
+
+from dagster_flinkpy.connectors.postgres.connection import connect
+from dagster_flinkpy.errors import CommitRefusedError, ConfigurationError
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.connectors.postgres.sink import PostgresSink
+
+__all__ = ["LEDGER", "Session"]
+
+LEDGER = "flinkpy_commits"
+"""The table of committed checkpoints, in the schema of the sink's table."""
+
+_LEDGER_COLUMNS = """
+    job text NOT NULL,
+    uid text NOT NULL,
+    checkpoint bigint NOT NULL,
+    digest text NOT NULL,
+    rows bigint NOT NULL,
+    partition text,
+    committed_at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (job, uid, checkpoint, digest)
+"""
+
+
+# Times without a zone are in UTC. A policy that would hide rows is an error.
+_SETTINGS = "SET TimeZone = 'UTC'; SET DateStyle = 'ISO'; SET row_security = off"
+
+
+class Session:
+    """Connects for a job's sink, and phrases its statements.
+
+    Args:
+        sink: The sink.
+        job_id: Id of the job.
+        uid: Uid of the sink's operator.
+    """
+
+    def __init__(self, sink: PostgresSink, job_id: str, uid: str) -> None:
+        self._conninfo = sink.conninfo
+        self._job_id, self._uid = job_id, uid
+        schema = [] if sink.schema is None else [sink.schema]
+        self._name = ".".join([*schema, sink.table])
+        self.target = sql.Identifier(*schema, sink.table)
+        self.ledger = sql.Identifier(*schema, LEDGER)
+        names = json.dumps([job_id, uid, *schema, sink.table])
+        self.gid_prefix = f"flinkpy:{hashlib.sha256(names.encode()).hexdigest()[:24]}:"
+        """How the ids of the sink's prepared transactions begin. All tables of a server share the ids, of at most 200
+        bytes."""
+
+    def connect(self) -> psycopg.Connection[Any]:
+        """Returns a connection without an open transaction. As a context it is closed at the end."""
+        connection = connect(self._conninfo, f"flinkpy {self._job_id} {self._uid}")
+        connection.execute(_SETTINGS)
+        return connection
+
+    def create_ledger(self, connection: psycopg.Connection[Any]) -> None:
+        """Creates the table of committed checkpoints, if it does not exist."""
+        if self.exists(connection, self.ledger):
+            return
+        with connection.transaction():
+            connection.execute(
+                "SELECT pg_advisory_xact_lock(hashtext('flinkpy_commits'))"
+            )  # IF NOT EXISTS is not atomic
+            connection.execute(self.ledger_statement(connection).encode())
+
+    def ledger_statement(self, connection: psycopg.Connection[Any]) -> str:
+        """Returns the statement that creates the table of committed checkpoints."""
+        columns = " ".join(_LEDGER_COLUMNS.split())
+        return f"CREATE TABLE IF NOT EXISTS {self.ledger.as_string(connection)} ({columns})"
+
+    def create_table(self, connection: psycopg.Connection[Any], statement: str, indexed: Sequence[str]) -> None:
+        """Creates the target with an index, unless somebody else just did.
+
+        Args:
+            connection: A connection without an open transaction.
+            statement: The statement that creates it.
+            indexed: Columns of the index.
+        """
+        with connection.transaction():
+            connection.execute("SELECT pg_advisory_xact_lock(hashtext('flinkpy_commits'))")
+            if self.exists(connection, self.target):
+                return
+            connection.execute(statement.encode())
+            if not indexed:
+                return
+            names = sql.SQL(", ").join(map(sql.Identifier, indexed))
+            connection.execute(sql.SQL("CREATE INDEX ON {} ({})").format(self.target, names))
+
+    def exists(self, connection: psycopg.Connection[Any], table: sql.Identifier) -> bool:
+        """Returns whether a table exists."""
+        found = connection.execute("SELECT to_regclass(%s)", [table.as_string(connection)]).fetchone()
+        return found is not None and found[0] is not None
+
+    def register(
+        self, connection: psycopg.Connection[Any], checkpoint_id: int, digest: str, rows: int, partition: str | None
+    ) -> bool:
+        """Adds a checkpoint to the ledger, within the current transaction.
+
+        It waits for other transactions that add the same checkpoint.
+
+        Returns:
+            Whether it was not there yet.
+
+        Raises:
+            ConfigurationError: The ledger does not take it.
+        """
+        statement = sql.SQL(
+            "INSERT INTO {} (job, uid, checkpoint, digest, rows, partition) VALUES (%s, %s, %s, %s, %s, %s) "
+            "ON CONFLICT (job, uid, checkpoint, digest) DO NOTHING"
+        ).format(self.ledger)
+        values = [self._job_id, self._uid, checkpoint_id, digest, rows, partition]
+        if connection.execute(statement, values).rowcount == 1:
+            return True
+        if not self.registered(connection, "checkpoint = %s AND digest = %s", checkpoint_id, digest):
+            raise ConfigurationError(
+                f"table {self.ledger.as_string(connection)} does not take the entry of checkpoint {checkpoint_id}: a "
+                "trigger or a rule does not let it in. Drop it"
+            )
+        return False
+
+    def registered(self, connection: psycopg.Connection[Any], condition: str, *values: object) -> bool:
+        """Returns whether the ledger has an entry of the sink that fulfils a condition."""
+        statement = sql.SQL("SELECT 1 FROM {} WHERE job = %s AND uid = %s AND " + condition + " LIMIT 1")
+        parameters = [self._job_id, self._uid, *values]
+        return connection.execute(statement.format(self.ledger), parameters).fetchone() is not None
+
+    def forget(self, connection: psycopg.Connection[Any], checkpoint_id: int, days: int) -> None:
+        """Deletes entries of the ledger that are older than some days, except that of the newest checkpoint."""
+        statement = sql.SQL(
+            "DELETE FROM {} WHERE job = %s AND uid = %s AND checkpoint < %s "
+            "AND committed_at < now() - %s * interval '1 day'"
+        )
+        connection.execute(statement.format(self.ledger), [self._job_id, self._uid, checkpoint_id, days])
+
+    def last_committed(self, connection: psycopg.Connection[Any]) -> int | None:
+        """Returns the newest checkpoint in the ledger, or None."""
+        if not self.exists(connection, self.ledger):
+            return None
+        statement = sql.SQL("SELECT max(checkpoint) FROM {} WHERE job = %s AND uid = %s").format(self.ledger)
+        found = connection.execute(statement, [self._job_id, self._uid]).fetchone()
+        return None if found is None else found[0]
+
+    def copy_into(self, table: sql.Identifier, columns: Sequence[str]) -> sql.Composed:
+        """Returns the statement that copies CSV into columns of a table."""
+        names = sql.SQL(", ").join(map(sql.Identifier, columns))
+        return sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(table, names)
+
+    def check_taken(self, taken: int, rows: int) -> None:
+        """Checks that the target has taken all rows, as the server counts them.
+
+        Raises:
+            CommitRefusedError: It has not.
+        """
+        if taken < rows:
+            raise CommitRefusedError(
+                f"table {self._name} has taken only {taken} of {rows} rows: a trigger or a rule of the "
+                "table drops the others, or puts them elsewhere. They stay staged: drop it, or disable it for the role "
+                "of the sink, and run again"
+            )
+
+    def two_phase(self, command: str, gid: str) -> sql.Composed:
+        """Returns a command about a prepared transaction."""
+        return sql.SQL(command + " {}").format(sql.Literal(gid))

@@ -1,0 +1,339 @@
+"""The logical replication slot and the publication of a source of changes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import errors, sql
+
+from dagster_flinkpy.connectors.postgres.columns import READING
+from dagster_flinkpy.connectors.postgres.connection import connect, reading
+from dagster_flinkpy.connectors.postgres.publication import Publication
+from dagster_flinkpy.errors import ConfigurationError, InputChangedError, RestoreError, SourceReadError
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.connectors.postgres.change_source import PostgresChangeSource
+
+__all__ = ["IDENTITIES", "Slot", "Transaction", "lsn_text", "slot_of"]
+
+IDENTITIES = {"all": "f", "upsert": "di"}
+"""The replica identities that each changelog mode can do with."""
+
+_BUSY_SECONDS = 60.0
+_POLL_SECONDS = 0.05
+
+_PEEK = (
+    "pg_logical_slot_peek_binary_changes({slot}, {upto}::pg_lsn, {changes}, "
+    "'proto_version', '1', 'publication_names', {publication})"
+)
+# Kinds of messages: I, U, D, T.
+_TRANSACTIONS = (
+    """
+SELECT max(lsn) - '0/0', count(*), count(*) FILTER (WHERE get_byte(data, 0) IN (73, 85, 68, 84))
+FROM """
+    + _PEEK
+    + " GROUP BY xid::text ORDER BY 1"
+)
+_SYSTEM = """
+SELECT system_identifier, substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) FROM pg_control_system()
+"""
+_TABLE = """
+SELECT relkind IN ('r', 'p') AND relpersistence = 'p',
+  ARRAY(SELECT DISTINCT relreplident::text FROM pg_class p WHERE p.oid = c.oid
+        OR p.oid IN (SELECT relid FROM pg_partition_tree(c.oid) WHERE isleaf)),
+  EXISTS (SELECT FROM pg_index WHERE indrelid = c.oid AND indisprimary)
+FROM pg_class c WHERE oid = %s
+"""
+_KEY = """
+SELECT array_agg(attname::text ORDER BY attname) FROM pg_index i
+JOIN pg_class c ON c.oid = i.indrelid JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = ANY(i.indkey)
+WHERE c.oid = %s AND (relreplident = 'i' AND indisreplident OR relreplident = 'd' AND indisprimary)
+"""
+_SLOT = """
+SELECT plugin, database, wal_status, confirmed_flush_lsn - '0/0', database = current_database()
+FROM pg_replication_slots WHERE slot_name = %s
+"""
+
+
+@dataclass(frozen=True)
+class Transaction:
+    """A transaction in the WAL."""
+
+    end: int
+    """The LSN after its commit."""
+    changes: int
+
+
+def lsn_text(lsn: int) -> str:
+    """Returns an LSN as PostgreSQL writes it."""
+    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
+
+
+@contextmanager
+def slot_of(source: PostgresChangeSource) -> Iterator[Slot]:
+    """Connects for a source.
+
+    Raises:
+        SourceReadError: The server cannot be reached, or a statement fails.
+    """
+    what = f"the changes of table {source.table!r} of PostgreSQL"
+    with reading(what), connect(source.conninfo, "flinkpy source") as connection:
+        connection.execute(READING)
+        yield Slot(source, connection)
+
+
+class Slot:
+    """Checks, creates, reads and confirms the slot of a source.
+
+    Args:
+        source: The source.
+        connection: A connection.
+    """
+
+    def __init__(self, source: PostgresChangeSource, connection: psycopg.Connection[Any]) -> None:
+        self._source, self.connection = source, connection
+        self._table = sql.Identifier(*([source.schema] if source.schema else []), source.table)
+        self.table_name = self._table.as_string(connection)
+        self.publication = Publication(source, connection, self.table_name)
+        self.drop = f"SELECT pg_drop_replication_slot('{source.slot}')"
+        """The statement that drops the slot, for messages."""
+        self.way_on = (
+            f"To go on without a gap: {self.drop}, and start from empty state (start_empty: true) with snapshot=True, "
+            "which reads the rows that the table has then, and their changes. What sinks have written stays, so clear "
+            "it first"
+        )
+        """How to go on when changes are missing, for messages."""
+
+    def system(self) -> tuple[str, int]:
+        """Returns the identifier of the database cluster, and its timeline, which each recovery makes anew.
+
+        Positions of one cluster mean nothing in another.
+        """
+        found = self.connection.execute(_SYSTEM).fetchone()
+        assert found is not None
+        return str(found[0]), int(found[1], 16)
+
+    def end_of(self, timeline: int) -> int | None:
+        """Returns where the WAL of the server has left an earlier timeline, or None if it does not descend from it."""
+        conninfo = psycopg.conninfo.make_conninfo(self._source.conninfo, replication="database")
+        current = self.system()[1]
+        with connect(conninfo, "flinkpy source") as connection:
+            history = connection.pgconn.exec_(f"TIMELINE_HISTORY {current}".encode()).get_value(0, 1) or b""
+        for line in history.decode().splitlines():
+            if (parts := line.split("\t"))[0].strip() == str(timeline):
+                high, low = parts[1].split("/")
+                return int(high, 16) << 32 | int(low, 16)
+        return None
+
+    def flushed(self) -> int:
+        """Returns how far the WAL is written."""
+        return int(self._one("SELECT pg_current_wal_flush_lsn() - '0/0'"))
+
+    def check_server(self) -> None:
+        """Checks that the server can decode its WAL.
+
+        Raises:
+            ConfigurationError: It cannot. The message says what to do.
+        """
+        if (level := self._one("SHOW wal_level")) != "logical":
+            raise ConfigurationError(
+                f"PostgresChangeSource needs wal_level = logical, but the server has {level}: run ALTER SYSTEM SET "
+                "wal_level = 'logical' and restart the server (on Amazon RDS: rds.logical_replication = 1)"
+            )
+        if self._one("SELECT pg_is_in_recovery()"):
+            raise ConfigurationError("PostgresChangeSource needs the primary, but this server is a standby")
+
+    def table(self) -> int:
+        """Returns the id of the table.
+
+        Raises:
+            SourceReadError: There is no such table.
+        """
+        if (oid := self._one("SELECT to_regclass(%s)::oid::bigint", self.table_name)) is None:
+            raise SourceReadError(f"there is no table {self.table_name} that this user can see: check name and schema")
+        return int(oid)
+
+    def key(self, oid: int) -> list[str]:
+        """Returns the columns that a deleted row has in mode ``upsert``, or none if it has all."""
+        return list(self._one(_KEY, oid) or [])
+
+    def check_table(self) -> None:
+        """Checks that changes of the table have what the mode needs.
+
+        Raises:
+            SourceReadError: There is no such table.
+            ConfigurationError: Its replica identity does not suffice. The message says what to do.
+        """
+        found = self.connection.execute(_TABLE, [self.table()]).fetchone()
+        assert found is not None
+        is_logged, identities, has_key = found
+        if not is_logged:
+            raise ConfigurationError(f"{self.table_name} is not a table whose changes are logged")
+        enough = IDENTITIES[self._source.changelog_mode]
+        if not set(identities) <= set(enough) or ("d" in identities and not has_key):
+            alter = f"ALTER TABLE {self.table_name} REPLICA IDENTITY"
+            todo = f"{alter} FULL (also of its partitions), or choose changelog_mode='upsert' if it has a primary key"
+            if enough != "f":
+                todo = f"it needs a primary key and {alter} DEFAULT; with REPLICA IDENTITY FULL, changelog_mode='all'"
+            raise ConfigurationError(
+                f"the changes of table {self.table_name} are logged without what "
+                f"changelog_mode={self._source.changelog_mode!r} needs: {todo}"
+            )
+
+    def position(self) -> int | None:
+        """Returns the confirmed position of the slot, or None if there is no slot.
+
+        Raises:
+            SourceReadError: Nothing can be read from it any more. The message says what to do.
+            ConfigurationError: It belongs to something else.
+        """
+        found = self.connection.execute(_SLOT, [self._source.slot]).fetchone()
+        if found is None:
+            return None
+        plugin, database, status, confirmed, is_here = found
+        if plugin != "pgoutput" or not is_here:
+            raise ConfigurationError(
+                f"replication slot {self._source.slot!r} exists, but is of plugin {plugin} in database {database}: "
+                "choose another name"
+            )
+        if status == "lost" or confirmed is None:
+            raise InputChangedError(
+                f"replication slot {self._source.slot!r} has lost WAL that was not read, as max_slot_wal_keep_size "
+                f"tells the server to, so changes are missing. {self.way_on}"
+            )
+        return int(confirmed)
+
+    def create(self) -> int:
+        """Creates the slot, and returns where it begins.
+
+        Raises:
+            ConfigurationError: The server has no room for it, or the role may not.
+        """
+        slot = self._source.slot
+        try:
+            statement = "SELECT lsn - '0/0' FROM pg_create_logical_replication_slot(%s, 'pgoutput')"
+            return int(self._one(statement, slot))
+        except errors.ConfigurationLimitExceeded as error:
+            raise ConfigurationError(
+                f"the server has no room for replication slot {slot!r}: raise max_replication_slots and restart it, or "
+                "drop one that nobody needs (pg_replication_slots, pg_drop_replication_slot)"
+            ) from error
+        except errors.InsufficientPrivilege as error:
+            raise ConfigurationError(
+                f"this role may not create replication slot {slot!r}: ALTER ROLE ... REPLICATION"
+            ) from error
+
+    def confirm(self, lsn: int) -> bool:
+        """Tells the slot that everything before an LSN was read and will not be read again.
+
+        Returns:
+            Whether it knows that now. If not, somebody is reading from it.
+        """
+        confirmed = self.position()
+        if confirmed is None or confirmed >= lsn:
+            return True
+        try:
+            self.connection.execute("SELECT pg_replication_slot_advance(%s, %s)", [self._source.slot, lsn_text(lsn)])
+        except errors.ObjectInUse:
+            return False
+        return True
+
+    def transactions(self, after: int, upto: int, changes: int | None) -> tuple[list[Transaction], bool]:
+        """Returns transactions that commit after an LSN, in order.
+
+        Args:
+            after: The LSN.
+            upto: The LSN up to which the WAL is decoded.
+            changes: How many changes suffice. Default: all.
+
+        Returns:
+            The transactions, and whether these are all of them.
+        """
+        limit, waiting = changes, _Patience(self._source.slot)
+        while True:
+            statement = self._peek(_TRANSACTIONS, upto, limit)
+            try:
+                found = self.connection.execute(statement).fetchall()
+            except errors.ObjectInUse as error:
+                waiting.wait(error)
+                continue
+            complete = limit is None or sum(int(messages) for _, messages, _ in found) < limit
+            later = [Transaction(int(end), int(count)) for end, _, count in found if int(end) > after]
+            if complete or (changes is not None and sum(each.changes for each in later) >= changes):
+                return later, complete
+            limit = 2 * max(limit or 1, sum(int(messages) for _, messages, _ in found))
+
+    def messages(self, upto: int) -> Generator[bytes, None, None]:
+        """Returns the messages of all transactions from the slot's position up to an LSN."""
+        statement = self._peek("COPY (SELECT data FROM " + _PEEK + ") TO STDOUT (FORMAT binary)", upto, None)
+        waiting = _Patience(self._source.slot)
+        while True:
+            try:
+                with self.connection.cursor() as cursor, cursor.copy(statement) as copy:
+                    copy.set_types(["bytea"])
+                    for (data,) in copy.rows():
+                        yield data
+                return
+            except errors.ObjectInUse as error:  # before the first message: the server decodes all, and then sends
+                waiting.wait(error)
+
+    def _peek(self, statement: str, upto: int, changes: int | None) -> sql.Composed:
+        return sql.SQL(statement).format(
+            slot=sql.Literal(self._source.slot),
+            upto=sql.Literal(lsn_text(upto)),
+            changes=sql.SQL("NULL") if changes is None else sql.Literal(changes),
+            publication=sql.Literal(sql.Identifier(self._source.publication).as_string(self.connection)),
+        )
+
+    def gone(self, lsn: int, confirmed: int | None) -> RestoreError:
+        """Returns the error of a position that the slot does not have any more.
+
+        Args:
+            lsn: The position.
+            confirmed: Where the slot is, or None if there is none.
+        """
+        slot, table = self._source.slot, self.table_name
+        if confirmed is None:
+            return RestoreError(
+                f"replication slot {slot!r} is gone, so the changes of table {table} since {lsn_text(lsn)} cannot be "
+                "read. To go on without a gap, start from empty state (start_empty: true) with snapshot=True, which "
+                "reads the rows that the table has then, and their changes. What sinks have written stays, so clear "
+                "it first"
+            )
+        return RestoreError(
+            f"the state has read the changes of table {table} up to {lsn_text(lsn)}, but replication slot {slot!r} "
+            f"begins at {lsn_text(confirmed)}: a later checkpoint was completed, somebody has advanced the slot, or it "
+            "was created anew, and the server no longer has the changes in between. Restore the latest checkpoint. If "
+            f"there is none from after {lsn_text(confirmed)}, changes are missing. {self.way_on}"
+        )
+
+    def _one(self, statement: str, *values: object) -> Any:
+        found = self.connection.execute(statement.encode(), values or None).fetchone()
+        assert found is not None
+        return found[0]
+
+
+class _Patience:
+    """Waits while somebody else reads from a slot, who may be about to finish: a retried task, or the driver."""
+
+    def __init__(self, slot: str) -> None:
+        self._slot, self._until = slot, time.monotonic() + _BUSY_SECONDS
+
+    def wait(self, error: errors.ObjectInUse) -> None:
+        """Waits for a moment.
+
+        Raises:
+            SourceReadError: It was long enough.
+        """
+        if time.monotonic() >= self._until:
+            raise SourceReadError(
+                f"replication slot {self._slot!r} is in use ({str(error).strip()}): each job needs a slot of its own. "
+                "If a former attempt hangs, end its connection: SELECT pg_terminate_backend(active_pid) FROM "
+                f"pg_replication_slots WHERE slot_name = '{self._slot}'"
+            ) from error
+        time.sleep(_POLL_SECONDS)

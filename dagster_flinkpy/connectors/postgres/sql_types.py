@@ -1,0 +1,51 @@
+"""The columns that records have in PostgreSQL.
+
+Declarations need this module, so it imports neither PyArrow nor psycopg.
+"""
+
+from __future__ import annotations
+
+from dagster_flinkpy.common.typeinfo import BasicTypeInfo, DecimalTypeInfo, TypeInformation
+from dagster_flinkpy.connectors.columns.column_types import check_json_type, is_nested
+from dagster_flinkpy.errors import ConfigurationError
+
+__all__ = ["sql_type"]
+
+_SQL_TYPES = {
+    "STRING": "text",
+    "CHAR": "text",
+    "BOOLEAN": "boolean",
+    "BYTE": "smallint",
+    "SHORT": "smallint",
+    "INT": "integer",
+    "LONG": "bigint",
+    "FLOAT": "real",
+    "DOUBLE": "double precision",
+    "BIG_DEC": "numeric",
+    "BIG_INT": "numeric",
+    "SQL_DATE": "date",
+    "SQL_TIME": "time",
+    "SQL_TIMESTAMP": "timestamp",
+    "INSTANT": "timestamptz",
+    "BYTES": "bytea",
+}
+
+
+def sql_type(name: str, type_info: TypeInformation) -> str:
+    """Returns the type of a column in PostgreSQL.
+
+    Args:
+        name: The column, for messages.
+        type_info: The type of its values.
+
+    Raises:
+        ConfigurationError: There is none. The message says what to do.
+    """
+    if isinstance(type_info, DecimalTypeInfo):
+        return f"numeric({type_info.precision}, {type_info.scale})"
+    if isinstance(type_info, BasicTypeInfo) and type_info.name in _SQL_TYPES:
+        return _SQL_TYPES[type_info.name]
+    if is_nested(type_info):
+        check_json_type(name, type_info)
+        return "jsonb"
+    raise ConfigurationError(f"column {name!r} of type {type_info} has no type in PostgreSQL: map() it to another type")

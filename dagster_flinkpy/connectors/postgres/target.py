@@ -1,0 +1,149 @@
+"""The table of a PostgreSQL sink: whether it takes the rows as they are, and whether it is the one that it was."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import sql
+
+from dagster_flinkpy.common.typeinfo import DecimalTypeInfo, TypeInformation, Types
+from dagster_flinkpy.connectors.columns.column_types import columns_of
+from dagster_flinkpy.connectors.postgres.columns import Column, columns_of_table
+from dagster_flinkpy.connectors.postgres.session import Session
+from dagster_flinkpy.connectors.postgres.sql_types import sql_type
+from dagster_flinkpy.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.connectors.postgres.sink import PostgresSink
+
+__all__ = ["TargetTable"]
+
+_WHOLE = ("int2", "int4", "int8", "numeric")
+_WIDER: dict[str, tuple[str, ...]] = {
+    "boolean": ("bool",),
+    "smallint": (*_WHOLE, "float4", "float8"),
+    "integer": (*_WHOLE, "float8"),
+    "bigint": _WHOLE,
+    "real": ("float4", "float8", "numeric"),
+    "double precision": ("float8", "numeric"),
+    "numeric": _WHOLE,
+    "date": ("date", "timestamp", "timestamptz"),
+    "time": ("time",),
+    "timestamp": ("timestamp", "timestamptz"),
+    "timestamptz": ("timestamptz", "timestamp"),
+    "jsonb": ("jsonb", "json"),
+}
+"""The types of columns that keep the values of each type, or refuse them. Text has all but binary values, too; times
+without a zone are in UTC. Text may go into any column."""
+_TEXTS = ("text", "varchar")
+_MICROS = 6
+
+
+class TargetTable:
+    """Checks the table of a sink.
+
+    Args:
+        sink: The sink.
+        type_info: The type of the records, or None if there are none.
+        session: How the sink connects.
+    """
+
+    def __init__(self, sink: PostgresSink, type_info: TypeInformation | None, session: Session) -> None:
+        self._sink, self._session = sink, session
+        self._types = {} if type_info is None else columns_of(type_info)
+        self._wanted = {name: sql_type(name, kind) for name, kind in self._types.items()}
+        self._filled = [] if sink.filled is None else sink.filled.names
+        self._oid: int | None = None
+        """The table that was found first."""
+
+    def create(self, connection: psycopg.Connection[Any]) -> None:
+        """Creates the table if it is to be created.
+
+        Raises:
+            ConfigurationError: Somebody else has to create it. The message has the statement.
+        """
+        if self._session.exists(connection, self._session.target):
+            return
+        key = ", ".join(sql.Identifier(name).as_string(connection) for name in self._sink.key)
+        columns = [self._column(connection, name) for name in (*self._wanted, *self._filled)]
+        parts = [*columns, *([f"PRIMARY KEY ({key})"] if key else [])]
+        statement = f"CREATE TABLE {self._session.target.as_string(connection)} ({', '.join(parts)})"
+        owned = self._sink.filled is not None and self._sink.filled.owner is not None
+        if not owned and not self._sink.create:
+            raise ConfigurationError(
+                f"table {self._sink.uri()} does not exist. Give the sink create=True, or create it: {statement}"
+            )
+        if not owned and (last := self._session.last_committed(connection)) is not None:
+            raise ConfigurationError(
+                f"table {self._sink.uri()} does not exist any more, and had rows up to checkpoint {last}. Put it back. "
+                f"To go on without these rows, create it: {statement}"
+            )
+        self._session.create_table(connection, statement, self._filled)
+
+    def _column(self, connection: psycopg.Connection[Any], name: str) -> str:
+        return f"{sql.Identifier(name).as_string(connection)} {self._wanted.get(name, 'text')}"
+
+    def check(self, connection: psycopg.Connection[Any]) -> None:
+        """Checks the table. Within a transaction that has written to it, it holds until the end.
+
+        Raises:
+            ConfigurationError: It does not take the rows as they are, or is not the table that was found first.
+        """
+        target = self._session.target.as_string(connection)
+        found = connection.execute("SELECT to_regclass(%s)::oid::bigint", [target]).fetchone()
+        if found is None or found[0] is None:
+            raise ConfigurationError(f"table {self._sink.uri()} does not exist any more")
+        if self._oid not in (None, found[0]):
+            raise ConfigurationError(
+                f"table {self._sink.uri()} was dropped and made anew since it was opened. Running again adds the rows "
+                "to the new table"
+            )
+        self._oid = found[0]
+        there = columns_of_table(connection, target)
+        if missing := [name for name in (*self._wanted, *self._filled) if name not in there]:
+            raise ConfigurationError(
+                f"table {self._sink.uri()} has no column {missing[0]!r}. Add it: "
+                f"ALTER TABLE {target} ADD COLUMN {self._column(connection, missing[0])}"
+            )
+        for name, kind in self._wanted.items():
+            if not _keeps(self._types[name], kind, there[name]):
+                alter = f"ALTER TABLE {target} ALTER COLUMN {sql.Identifier(name).as_string(connection)} TYPE {kind}"
+                raise ConfigurationError(
+                    f"column {name!r} of table {self._sink.uri()} is {there[name].shown}, which would change values of "
+                    f"{kind}. Change it: {alter}, or map() the values to another type"
+                )
+        if self._sink.key:
+            self._check_key(connection, target)
+
+    def _check_key(self, connection: psycopg.Connection[Any], target: str) -> None:
+        unique = connection.execute(
+            "SELECT array_agg(a.attname::text) FROM pg_index i "
+            "JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY(i.indkey) "
+            "WHERE i.indrelid = to_regclass(%s) AND i.indisunique AND i.indpred IS NULL AND i.indexprs IS NULL "
+            "GROUP BY i.indexrelid",
+            [target],
+        ).fetchall()
+        if not any(set(columns) == set(self._sink.key) for (columns,) in unique):
+            key = ", ".join(sql.Identifier(name).as_string(connection) for name in self._sink.key)
+            raise ConfigurationError(
+                f"table {self._sink.uri()} has no unique index on its key. Add it: "
+                f"CREATE UNIQUE INDEX ON {target} ({key})"
+            )
+
+
+def _keeps(type_info: TypeInformation, kind: str, column: Column) -> bool:
+    """Returns whether a column keeps the values of a type, or refuses those that it cannot have."""
+    base = kind.partition("(")[0]
+    if base == "bytea":
+        return column.type_name == "bytea"
+    if base == "text" or column.type_name in _TEXTS:
+        return True
+    if column.type_name not in _WIDER[base]:
+        return False
+    if column.type_name == "numeric" and column.modifier >= 0:  # it rounds
+        digits = type_info.scale if isinstance(type_info, DecimalTypeInfo) else None
+        if base in ("smallint", "integer", "bigint") or type_info == Types.BIG_INT():
+            digits = 0
+        return digits is not None and ((column.modifier - 4 & 0x7FF) ^ 1024) - 1024 >= digits
+    return not column.type_name.startswith("time") or column.modifier in (-1, _MICROS)

@@ -1,0 +1,324 @@
+"""Executes :class:`~dagster_flinkpy.connectors.spark.python_data_source.PythonDataSource`."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pyarrow as pa
+
+from dagster_flinkpy.common.typeinfo import RowTypeInfo
+from dagster_flinkpy.connectors.columns.arrow_types import row_type_of
+from dagster_flinkpy.connectors.columns.column_casts import cast_columns
+from dagster_flinkpy.connectors.spark.ddl import parse_ddl
+from dagster_flinkpy.datastream.connectors.base import Json, SourceSplit, SplitEnumerator, position_field
+from dagster_flinkpy.errors import (
+    ConfigurationError,
+    InputChangedError,
+    InputTypeError,
+    SourceReadError,
+    TypeMismatchError,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from dagster_flinkpy.connectors.spark.python_data_source import PythonDataSource
+
+__all__ = ["PartitionEnumerator", "read_partition", "type_of_schema"]
+
+_BATCH_RECORDS = 8192
+T = TypeVar("T")
+
+
+def type_of_schema(source: PythonDataSource) -> RowTypeInfo:
+    """Returns the type of a source's records by its schema."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return row_type_of(to_arrow_schema(_schema(source)))
+
+
+def _schema(source: PythonDataSource) -> StructType:
+    from pyspark.sql.types import StructType
+
+    schema = _call(source, "schema()", source.data_source.schema)
+    return schema if isinstance(schema, StructType) else parse_ddl(schema)
+
+
+def _call(source: PythonDataSource, what: str, function: Callable[..., T], *args: Any) -> T:
+    """Calls the user's code.
+
+    Raises:
+        SourceReadError: It raised. The message says where.
+    """
+    from pyspark.errors import PySparkNotImplementedError
+
+    try:
+        return function(*args)
+    except PySparkNotImplementedError as error:
+        raise ConfigurationError(f"data source {_name(source)} has no {what}") from error
+    except Exception as error:
+        raise SourceReadError(
+            f"{what} of data source {_name(source)} raised {type(error).__name__}: {error}"
+        ) from error
+
+
+def _name(source: PythonDataSource) -> str:
+    return type(source.data_source).__name__
+
+
+def _stream_reader(source: PythonDataSource) -> tuple[Any, bool]:
+    """Returns the stream reader, and whether it is a simple one."""
+    from pyspark.errors import PySparkNotImplementedError
+
+    schema = _schema(source)
+    try:
+        return source.data_source.streamReader(schema), False
+    except PySparkNotImplementedError:
+        reader = _call(source, "streamReader() or simpleStreamReader()", source.data_source.simpleStreamReader, schema)
+        return reader, True
+
+
+class PartitionEnumerator(SplitEnumerator):
+    """Plans partitions. Those of an epoch travel with the splits, but are not stored: they are pickled objects.
+
+    State: the offset up to which partitions were planned, and whether the input has ended.
+
+    Args:
+        source: The source.
+        restored: State of an earlier enumerator.
+    """
+
+    def __init__(self, source: PythonDataSource, restored: Json | None) -> None:
+        self._source = source
+        self._offset: Json | None = None
+        self._ended = False
+        self._planned = 0
+        self._offsets: dict[int, Json] = {}
+        """Offsets to commit, by checkpoint."""
+        self._open: list[SourceSplit] = []
+        self._before: Json | None = None
+        """The offset before the open splits."""
+        if restored is not None:
+            if restored.get("offset") is not None:
+                self._offset = position_field(restored, "offset", dict)
+            self._ended = position_field(restored, "ended", bool)
+            self._planned = position_field(restored, "planned", int)
+        self._reader: Any = None
+        self._is_simple = False
+
+    def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
+        if not self._ended and not self._open:
+            found = self._batch() if self._source.batch else self._stream()
+            self._open = [
+                SourceSplit(f"{self._planned + i}", {"number": self._planned + i, **properties}, attachment=partition)
+                for i, (properties, partition) in enumerate(found)
+            ]
+            self._planned += len(self._open)
+        shares: list[list[SourceSplit]] = [[] for _ in range(parallelism)]
+        for split in self._open:
+            shares[split.properties["number"] % parallelism].append(split)
+        return shares
+
+    def _batch(self) -> list[tuple[Json, Any]]:
+        from pyspark.errors import PySparkNotImplementedError
+
+        source = self._source
+        reader = _call(source, "reader()", source.data_source.reader, _schema(source))
+        try:
+            partitions: Sequence[Any] = list(reader.partitions())
+        except PySparkNotImplementedError:
+            partitions = []
+        except Exception as error:
+            raise SourceReadError(f"partitions() of data source {_name(source)} raised {error!r}") from error
+        self._ended = True
+        return [({}, partition) for partition in partitions or [None]]  # as Spark: without partitions, one that is None
+
+    def _stream(self) -> list[tuple[Json, Any]]:
+        source = self._source
+        if self._reader is None:
+            self._reader, self._is_simple = _stream_reader(source)
+        if self._offset is None:
+            self._offset = self._checked(
+                "initialOffset()", _call(source, "initialOffset()", self._reader.initialOffset)
+            )
+        start, end = self._offset, self._latest(self._offset)
+        if _goes_back(start, end):
+            raise InputChangedError(
+                f"data source {_name(source)} has been read up to offset {start}, but its latest offset is {end} now. "
+                "Records would be read again: what it reads was cut, made anew or restored from a backup. Put that "
+                "back as it was, and run again. Or start from empty state, or give the source another uid, to read "
+                "everything that is there."
+            )
+        # With a limit, a bounded source may have to be asked again.
+        self._ended = source.bounded is not False and (end == start or not self._is_limited())
+        self._before, self._offset = start, end
+        if end == start:
+            return []
+        offsets = {"start": start, "end": end}
+        if self._is_simple:
+            return [(offsets, None)]
+        planned = list(_call(source, "partitions()", self._reader.partitions, start, end) or [])
+        return [(offsets, partition) for partition in planned]
+
+    def _is_limited(self) -> bool:
+        from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+        if self._is_simple or not self._takes_limit():
+            return False
+        return bool(self._source.limits) or not isinstance(self._reader.getDefaultReadLimit(), ReadAllAvailable)
+
+    def _takes_limit(self) -> bool:
+        return bool(inspect.signature(self._reader.latestOffset).parameters)  # since Spark 4.2
+
+    def _latest(self, start: Json) -> Json:
+        from pyspark.sql.streaming.datasource import ReadMaxBytes, ReadMaxRows
+
+        source, limits = self._source, self._source.limits
+        if limits and (self._is_simple or not self._takes_limit()):
+            raise ConfigurationError(
+                f"data source {_name(source)} cannot limit an epoch, because it has no latestOffset(start, limit): "
+                "leave out max_records_per_epoch and max_bytes_per_epoch"
+            )
+        if self._is_simple:
+            _, end = _call(source, "read()", self._reader.read, start)
+            return self._checked("read()", end)
+        if not self._takes_limit():
+            return self._checked("latestOffset()", _call(source, "latestOffset()", self._reader.latestOffset))
+        limit = (
+            ReadMaxRows(limits.records)
+            if limits.records is not None
+            else ReadMaxBytes(limits.bytes)
+            if limits.bytes is not None
+            else self._reader.getDefaultReadLimit()
+        )
+        return self._checked("latestOffset()", _call(source, "latestOffset()", self._reader.latestOffset, start, limit))
+
+    def _checked(self, what: str, offset: Any) -> Json:
+        """Returns an offset as it will be read from a checkpoint.
+
+        Raises:
+            SourceReadError: It is not a dict that JSON can contain.
+        """
+        try:
+            stored = json.loads(json.dumps(offset, allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise SourceReadError(f"{what} of data source {_name(self._source)}: {offset!r:.200}: {error}") from error
+        if not isinstance(offset, dict) or stored != offset:
+            raise SourceReadError(
+                f"{what} of data source {_name(self._source)} returned {offset!r:.200}, but an offset is a dict with "
+                "texts as keys, and with numbers, texts, booleans and such dicts as values"
+            )
+        return dict(stored)
+
+    def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
+        read = {split.split_id for split in splits if split.finished}
+        self._open = [split for split in self._open if split.split_id not in read]
+
+    @property
+    def assigns_late(self) -> bool:
+        return self._reader is not None and not self._is_limited()  # there is a reader once a stream was asked
+
+    @property
+    def exhausted(self) -> bool:
+        return self._ended
+
+    def snapshot_state(self) -> Json:
+        # What was planned and not read is planned again: partitions are not stored.
+        offset = self._before if self._open else self._offset
+        return {"offset": offset, "ended": self._ended and not self._open, "planned": self._planned}
+
+    def on_snapshot(self, checkpoint_id: int) -> None:
+        offset = self._before if self._open else self._offset
+        if offset is not None:
+            self._offsets[checkpoint_id] = offset
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        done = [each for each in self._offsets if each <= checkpoint_id]
+        if done and self._reader is not None:
+            offset = self._offsets[max(done)]
+            self._offsets = {n: each for n, each in self._offsets.items() if n > checkpoint_id}
+            _call(self._source, "commit()", self._reader.commit, offset)
+
+
+def _goes_back(start: Json, end: Json) -> bool:
+    """Returns whether an offset is before another: some of its numbers and times are less, and none is greater.
+
+    Anything else has a meaning only for the data source.
+    """
+    before, after = dict(_leaves(start)), dict(_leaves(end))
+    if before.keys() != after.keys():
+        return False
+    changed = [(before[name], after[name]) for name in before if before[name] != after[name]]
+    try:
+        return bool(changed) and all(_ordered(new) < _ordered(old) for old, new in changed)
+    except (TypeError, ValueError):
+        return False
+
+
+def _leaves(offset: Json, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, value in offset.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, (*prefix, name))
+        else:
+            yield (*prefix, name), value
+
+
+def _ordered(value: Any) -> Any:
+    """Returns what to compare instead of a value: a number or a time.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    if isinstance(value, str):
+        return int(value) if value.isdecimal() else datetime.fromisoformat(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(value)
+    return value
+
+
+def read_partition(source: PythonDataSource, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
+    """Reads a partition in a subtask, with a reader of its own.
+
+    Raises:
+        SourceReadError: The data source raised, or its records do not fit.
+    """
+    if source.batch:
+        reader = _call(source, "reader()", source.data_source.reader, _schema(source))
+        rows = _call(source, "read()", reader.read, split.attachment)
+    else:
+        reader, is_simple = _stream_reader(source)
+        if is_simple:
+            start, end = split.properties["start"], split.properties["end"]
+            rows = _call(source, "readBetweenOffsets()", reader.readBetweenOffsets, start, end)
+        else:
+            rows = _call(source, "read()", reader.read, split.attachment)
+    count = 0
+    for column in _columns(source, iter(rows)):
+        count += len(column)
+        if count > split.offset:
+            yield column[max(len(column) - (count - split.offset), 0) :], count
+
+
+def _columns(source: PythonDataSource, rows: Iterator[Any]) -> Iterator[pa.Array]:
+    while batch := _call(source, "read()", lambda: list(islice(rows, _BATCH_RECORDS))):
+        if isinstance(batch[0], pa.RecordBatch):
+            for each in batch:
+                yield _struct(source, each)
+        else:
+            yield source.produced_type.to_arrow([tuple(row) for row in batch])
+
+
+def _struct(source: PythonDataSource, batch: pa.RecordBatch) -> pa.Array:
+    fields = list(source.produced_type.arrow_type)
+    missing = [field.name for field in fields if field.name not in batch.schema.names]
+    if missing:
+        raise SourceReadError(f"a batch of data source {_name(source)} has no column {missing[0]!r}")
+    try:
+        return pa.StructArray.from_arrays(cast_columns(batch, fields), fields=fields)
+    except TypeMismatchError as error:
+        raise InputTypeError(f"a batch of data source {_name(source)}: {error}") from error

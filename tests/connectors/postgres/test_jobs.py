@@ -1,0 +1,134 @@
+"""Whole jobs into PostgreSQL that die anywhere: each record is in the table once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dagster_flinkpy.connectors import PostgresSink
+from dagster_flinkpy.connectors.postgres.committer import LedgerCommitter, PreparedTransactionCommitter
+from dagster_flinkpy.connectors.postgres.session import Session
+from dagster_flinkpy.connectors.postgres.writer import PreparingWriter, StagingWriter
+from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitterInitContext
+from dagster_flinkpy.storage.local import LocalObjectStore
+from tests.connectors.postgres.test_sink import Crash, Database
+from tests.examples import examples
+from tests.runtime.harness import HarnessAttempt
+from tests.runtime.programs import EVENT, environment, events
+
+RECORDS = [(f"k{i % 3}", i, i) for i in range(9)]
+STEPS: list[tuple[Any, str]] = [
+    (StagingWriter, "write"),
+    (StagingWriter, "prepare_commit"),
+    (PreparingWriter, "write"),
+    (PreparingWriter, "prepare_commit"),
+    (LedgerCommitter, "commit"),
+    (LedgerCommitter, "abort_lingering"),
+    (PreparedTransactionCommitter, "_commit"),
+    (PreparedTransactionCommitter, "abort_lingering"),
+    (Session, "connect"),
+    (Session, "register"),
+    (Session, "two_phase"),
+    (psycopg.Transaction, "__exit__"),
+    (LocalObjectStore, "put"),
+    (LocalObjectStore, "complete_upload"),
+    (LocalObjectStore, "delete_many"),
+]
+
+
+@contextmanager
+def dying(step: tuple[Any, str], when: str, numbers: Sequence[int]) -> Iterator[None]:
+    """Makes the process die at some calls of a method, before or after they take effect."""
+    owner, name = step
+    real: Callable[..., Any] = getattr(owner, name)
+    count = 0
+
+    def method(*args: Any, **options: Any) -> Any:
+        nonlocal count
+        count += 1
+        dies = count in numbers
+        if dies and when == "before":
+            raise Crash
+        result = real(*args, **options)
+        if dies:
+            raise Crash
+        return result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, method)
+        yield
+
+
+def run(sink: PostgresSink, folder: Path, parallelism: int) -> list[list[CommitRequest]]:
+    """Runs attempts until the input is read, and returns what they have committed."""
+    committed, connections = [], list[Any]()
+    connect = Session.connect
+
+    def connected(session: Session) -> Any:
+        connections.append(connect(session))
+        return connections[-1]
+
+    real = type(sink.create_committer(CommitterInitContext("job", "sink", 0))).commit
+
+    def commit(committer: Any, requests: Sequence[CommitRequest]) -> None:
+        committed.append([CommitRequest(r.checkpoint_id, r.subtask, r.committable) for r in requests])
+        real(committer, requests)
+
+    for _ in range(12):
+        env = environment(parallelism)
+        events(env, RECORDS, per_epoch=3).rebalance().sink_to(sink).uid("sink")
+        try:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Session, "connect", connected)
+                patch.setattr(LedgerCommitter if sink.staging else PreparedTransactionCommitter, "commit", commit)
+                with HarnessAttempt(env.get_job_graph(), folder / "job") as attempt:
+                    while not attempt.finished:
+                        attempt.run_epoch()
+                    return committed
+        except Crash:
+            for connection in connections:  # they end with the process
+                connection.close()
+    raise AssertionError("the job does not end")
+
+
+@settings(max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    step=st.sampled_from(STEPS),
+    when=st.sampled_from(["before", "after"]),
+    numbers=st.lists(st.integers(1, 12), min_size=1, max_size=3),
+    options=st.sampled_from([{}, {"key": ["time"]}, {"prepare_transactions": True}]),
+    parallelism=st.integers(1, 2),
+)
+def test_every_record_is_in_the_table_once_wherever_the_job_dies(
+    postgres: str,
+    tmp_path_factory: pytest.TempPathFactory,
+    step: tuple[Any, str],
+    when: str,
+    numbers: list[int],
+    options: dict[str, Any],
+    parallelism: int,
+) -> None:
+    folder = tmp_path_factory.mktemp("job")
+    database = Database(postgres, folder / "staging")
+    database.create(
+        "key text, time bigint PRIMARY KEY, value bigint" if "key" in options else "key text, time bigint, value bigint"
+    )
+    sink = database.sink(**options)
+    with dying(step, when, numbers):
+        committed = run(sink, folder, parallelism)
+    expected = [(key, time, value) for key, time, value in RECORDS]
+    assert database.rows("key, time, value") == sorted(expected)
+    zombie = sink.create_committer(CommitterInitContext("job", "sink", 1, EVENT))
+    for requests in committed:  # an attempt that slept all the time
+        zombie.commit(requests)
+    assert database.rows("key, time, value") == sorted(expected)
+    sink.create_committer(CommitterInitContext("job", "sink", 2**62, EVENT)).abort_lingering([])
+    assert (database.prepared(), database.staged()) == (0, 0)
+    database.sql("DROP SCHEMA {} CASCADE")
