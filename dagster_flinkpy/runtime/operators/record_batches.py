@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation
-from dagster_flinkpy.connectors.column_casts import fit_column
+from dagster_flinkpy.connectors.columns.column_casts import fit_column
 from dagster_flinkpy.errors import TypeMismatchError, shorten
 
 __all__ = ["record_batch", "shown_value", "table_column"]
