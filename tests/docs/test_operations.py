@@ -44,8 +44,8 @@ def test_the_policy_allows_what_the_store_asks_for() -> None:
     assert allowed == asked | {"s3:AbortMultipartUpload"}
 
 
-def test_the_page_on_dagster_has_every_option_of_a_run_and_of_a_job() -> None:
-    page = (DOCS / "dagster.md").read_text()
+def test_the_pages_on_dagster_have_every_option_of_a_run_and_of_a_job() -> None:
+    page = "".join((DOCS / "dagster" / name).read_text() for name in ("runs.md", "jobs.md"))
     for name in run_config.__all__:
         config = getattr(run_config, name)
         assert issubclass(config, Config)
