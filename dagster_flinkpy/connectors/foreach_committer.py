@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from dagster_flinkpy.connectors.commit.checkpoint_committer import CheckpointCommitter, StagedCheckpoint
+from dagster_flinkpy.connectors.commit.signals import signal_failure
 from dagster_flinkpy.connectors.commit.staged_rows import RowFile, StagedRows, digest_of
 from dagster_flinkpy.connectors.files.parquet_table import ParquetTable, table_schema
 from dagster_flinkpy.connectors.foreach_epoch import Epoch
-from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext
-from dagster_flinkpy.errors import CommittableLostError, SinkCommitError
+from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitterInitContext
+from dagster_flinkpy.errors import SinkCommitError
 
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors.foreach_epoch import ForeachEpoch
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["ForeachCommitter"]
 
 
-class ForeachCommitter(Committer):
+class ForeachCommitter(CheckpointCommitter):
     """Gives the rows of a completed checkpoint to the function.
 
     Args:
@@ -26,33 +28,31 @@ class ForeachCommitter(Committer):
     """
 
     def __init__(self, sink: ForeachEpoch, context: CommitterInitContext) -> None:
-        self._sink, self._context = sink, context
         self._rows = StagedRows(sink.staging, context)
-        self._done: tuple[int, list[RowFile]] | None = None
+        super().__init__(context, self._rows, f"the function of sink {context.uid!r}")
+        self._sink = sink
+        self._done: StagedCheckpoint | None = None
 
-    def commit(self, requests: Sequence[CommitRequest]) -> None:
-        checkpoint_id = requests[0].checkpoint_id
-        try:
-            files = [RowFile.of(request) for request in requests]
-            self._delete_before(checkpoint_id)
-            for partition in dict.fromkeys(file.partition for file in files):
-                self._call([file for file in files if file.partition == partition], checkpoint_id)
-        except CommittableLostError as error:
-            for request in requests:
-                request.signal_failed_with_known_reason(error)
-        except SinkCommitError as error:
-            for request in requests:
-                request.signal_failed_with_unknown_reason(error)
-        except Exception as error:  # of the function, or of the store
-            for request in requests:
-                request.retry_later(error)
-        else:
-            self._done = checkpoint_id, files
+    def _put(self, checkpoint: StagedCheckpoint) -> bool:
+        self._delete_before(checkpoint.checkpoint_id)
+        for files in checkpoint.by_partition.values():
+            self._call(files, checkpoint.checkpoint_id)
+        self._done = checkpoint
+        return True
+
+    def _signal(self, requests: Sequence[CommitRequest], error: Exception) -> None:
+        if isinstance(error, SinkCommitError):
+            super()._signal(requests, error)
+        else:  # of the function, or of the store
+            signal_failure(requests, error, retried=(Exception,))
+
+    def _clean_up(self, checkpoint: StagedCheckpoint) -> None:
+        """Does nothing: the rows are needed until it is recorded that they were committed."""
 
     def _delete_before(self, checkpoint_id: int) -> None:
         """Deletes the rows of the checkpoint before. That it was committed is recorded by now."""
-        if self._done is not None and self._done[0] < checkpoint_id:
-            self._rows.delete(self._done[1])
+        if self._done is not None and self._done.checkpoint_id < checkpoint_id:
+            self._rows.delete(self._done.requests)
             self._done = None
 
     def _call(self, files: list[RowFile], checkpoint_id: int) -> None:
@@ -75,9 +75,3 @@ class ForeachCommitter(Committer):
     def replace_partition(self, partition: str | None, checkpoint_id: int) -> int:
         """Does nothing: the function has replaced it."""
         return 0
-
-    def lingering(self, keep: Sequence[CommitRequest]) -> int:
-        return len(self._rows.lingering(keep))
-
-    def abort_lingering(self, keep: Sequence[CommitRequest]) -> int:
-        return self._rows.delete_lingering(keep)

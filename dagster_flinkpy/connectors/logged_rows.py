@@ -18,7 +18,7 @@ def rows_of_delta(sink: DeltaSink) -> int | None:
     """Returns the number of rows of a sink's table, or None if the log does not tell it."""
     from deltalake import DeltaTable
 
-    from dagster_flinkpy.connectors.delta.committer import storage_options
+    from dagster_flinkpy.connectors.delta.table import storage_options
 
     table = DeltaTable(sink.location.url, storage_options=storage_options(sink.location))
     if pa.table(table.deletion_vectors()).num_rows:
@@ -29,10 +29,10 @@ def rows_of_delta(sink: DeltaSink) -> int | None:
 
 def rows_of_iceberg(sink: IcebergSink) -> int | None:
     """Returns the number of rows of a sink's table, or None if the log does not tell it."""
-    from dagster_flinkpy.connectors.iceberg.table import TargetTable
+    from dagster_flinkpy.connectors.iceberg.table import IcebergTarget
     from dagster_flinkpy.datastream.connectors.base import CommitterInitContext
 
-    table = TargetTable(sink, CommitterInitContext("", "", fencing_token=0)).open(create=False)
+    table = IcebergTarget(sink, CommitterInitContext("", "", fencing_token=0)).open(create=False)
     snapshot = table.current_snapshot()
     if snapshot is None:
         return 0

@@ -150,7 +150,7 @@ STEPS: list[tuple[Any, str]] = [
     (StagedRowsWriter, "prepare_commit"),
     (ForeachCommitter, "_call"),
     (ForeachCommitter, "_delete_before"),
-    (StagedRows, "delete_lingering"),
+    (StagedRows, "abort_lingering"),
     (LocalObjectStore, "complete_upload"),
     (LocalObjectStore, "put"),
     (LocalObjectStore, "delete_many"),

@@ -16,7 +16,7 @@ from pyiceberg.table import Table
 
 from dagster_flinkpy.connectors import DeltaSink, IcebergSink, ParquetSink, PostgresSink
 from dagster_flinkpy.connectors.commit.output_ledger import Stages
-from dagster_flinkpy.connectors.delta.committer import storage_options
+from dagster_flinkpy.connectors.delta.table import storage_options
 from dagster_flinkpy.datastream.connectors.base import TwoPhaseCommittingSink
 from dagster_flinkpy.runtime.output_rows import write_rows
 from dagster_flinkpy.runtime.output_transaction import Output, OutputTransaction

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dagster_flinkpy.connectors.delta.committer import DeltaCommitter
-from dagster_flinkpy.connectors.iceberg.table import TargetTable
+from dagster_flinkpy.connectors.delta.table import DeltaTarget
+from dagster_flinkpy.connectors.iceberg.table import IcebergTarget
 from dagster_flinkpy.connectors.postgres.session import Session
 from dagster_flinkpy.connectors.sources.known_files import KnownFiles
 from dagster_flinkpy.runtime.master.committers import Committers
@@ -44,13 +44,13 @@ MUTATIONS = {
         "between runs",
     ),
     "columns of a Delta table are not looked at": (
-        (DeltaCommitter, "_check"),
+        (DeltaTarget, "check"),
         "DeltaAppend",
         "overwrites the table with a column renamed",
         "before commit",
     ),
     "an Iceberg table is not looked at": (
-        (TargetTable, "_check"),
+        (IcebergTarget, "_check"),
         "IcebergAppend",
         "adds a column that is required",
         "before commit",

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import quote, unquote
 
+from dagster_flinkpy.connectors.commit.signals import signal_failure
 from dagster_flinkpy.datastream.connectors.base import (
     CommitRequest,
     Committer,
@@ -41,6 +42,7 @@ __all__ = [
     "StagedFileCommitter",
     "StagedUpload",
     "file_name",
+    "missing_rows",
     "partition_folder",
     "partition_values",
     "still_staged",
@@ -234,12 +236,35 @@ class StagedFileCommitter(Committer):
             self._complete(file, where, request.checkpoint_id)
             if there and request.number_of_retries == 0:  # a retry may find what this attempt has completed
                 request.signal_already_committed()
-        except CommittableLostError as error:
-            request.signal_failed_with_known_reason(error)
-        except SinkCommitError as error:
-            request.signal_failed_with_unknown_reason(error)
         except StorageError as error:
-            request.retry_later(StorageError(f"{self._store.url}/{file.key}: {error}"))
+            signal_failure([request], StorageError(f"{self._store.url}/{file.key}: {error}"))
+        except SinkCommitError as error:
+            signal_failure([request], error)
+
+    def complete(self, requests: Sequence[CommitRequest]) -> None:
+        """Completes the files of a checkpoint that is committed as a whole, by something else that names them.
+
+        Raises:
+            CommittableLostError: A file is lost.
+            SinkCommitError: A file has another content.
+            StorageError: A file is not completed now.
+        """
+        staged = [
+            CommitRequest(r.checkpoint_id, r.subtask, r.committable, r.number_of_retries)
+            for r in requests
+            if r.committable["key"]
+        ]
+        self.commit(staged)
+        for request in staged:
+            if request.error is not None:
+                raise request.error
+
+    def delete(self, requests: Sequence[CommitRequest]) -> None:
+        """Does nothing: what is completed stays."""
+
+    def missing_rows(self, requests: Sequence[CommitRequest]) -> int:
+        """Returns how many rows of requests are neither staged nor completed."""
+        return missing_rows(requests, self._store)
 
     def _complete(self, file: StagedFile, where: str, checkpoint_id: int) -> None:
         try:
@@ -298,12 +323,30 @@ class StagedFileCommitter(Committer):
         return len(lingering)
 
     def _lingering(self, keep: Sequence[CommitRequest]) -> list[UploadInfo]:
-        kept = {(file.key, file.upload_id) for file in (StagedFile.from_json(r.committable) for r in keep)}
+        files = [StagedFile.from_json(r.committable) for r in keep if r.committable.get("key") != ""]
+        kept = {(file.key, file.upload_id) for file in files}
         return [
             upload
             for upload in self._store.list_uploads()
             if self._names.mine(upload.key) and (upload.key, upload.upload_id) not in kept
         ]
+
+
+def missing_rows(requests: Sequence[CommitRequest], store: ObjectStore) -> int:
+    """Returns how many rows of requests are there neither as uploads nor as files.
+
+    Args:
+        requests: The requests.
+        store: Where the rows were staged.
+    """
+
+    def is_there(committable: Json) -> bool:
+        key, upload_id = committable["key"], committable.get("upload_id")
+        if not key or any(upload.upload_id == upload_id for upload in store.list_uploads(key)):
+            return True
+        return store.head(key) is not None
+
+    return sum(request.committable["rows"] for request in requests if not is_there(request.committable))
 
 
 class FileNames:

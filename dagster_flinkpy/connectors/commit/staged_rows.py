@@ -13,7 +13,13 @@ import pyarrow.parquet as pq
 
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.typeinfo import TypeInformation
-from dagster_flinkpy.connectors.commit.staged_files import Committable, FileNames, StagedFile, still_staged
+from dagster_flinkpy.connectors.commit.staged_files import (
+    Committable,
+    FileNames,
+    StagedFile,
+    missing_rows,
+    still_staged,
+)
 from dagster_flinkpy.connectors.commit.table_sink import TableSink
 from dagster_flinkpy.connectors.commit.table_writer import TableWriter
 from dagster_flinkpy.datastream.connectors.base import (
@@ -24,14 +30,13 @@ from dagster_flinkpy.datastream.connectors.base import (
     WriterInitContext,
 )
 from dagster_flinkpy.errors import (
-    CommitRefusedError,
     CommittableLostError,
     ObjectNotFoundError,
     StorageError,
 )
-from dagster_flinkpy.storage import ObjectStore, StorageLocation, UploadInfo
+from dagster_flinkpy.storage import StorageLocation, UploadInfo
 
-__all__ = ["RowFile", "StagedRows", "StagedRowsWriter", "digest_of", "refuse"]
+__all__ = ["RowFile", "StagedRows", "StagedRowsWriter", "digest_of"]
 
 
 @dataclass(frozen=True)
@@ -43,8 +48,8 @@ class RowFile(Committable):
     rows: int
     bytes: int
     sha256: str
-    staged_ms: int
-    """When it was staged, in milliseconds since 1970."""
+    staged_ms: int = 0
+    """When it was staged, in milliseconds since 1970. 0: an earlier release has not stored it."""
     partition: str | None = None
     """The Dagster partition of the run, if any."""
 
@@ -65,34 +70,6 @@ class RowFile(Committable):
 def digest_of(files: Sequence[RowFile | StagedFile]) -> str:
     """Returns the identity of the files of a checkpoint, as SHA-256 in hex."""
     return hashlib.sha256(json.dumps([[file.key, file.sha256] for file in files]).encode()).hexdigest()
-
-
-def refuse(requests: Sequence[CommitRequest], store: ObjectStore, uid: str, why: Exception, *, owned: bool) -> None:
-    """Says that a table does not take the rows of a checkpoint, and whether they are still staged.
-
-    Args:
-        requests: All requests of the checkpoint.
-        store: Where their rows are, as uploads or files.
-        uid: The uid of the sink.
-        why: What the table refuses.
-        owned: Whether the sink belongs to a plain asset.
-    """
-    try:
-        gone = sum(RowFile.of(request).rows for request in requests if not _is_there(request, store))
-    except StorageError as error:
-        for request in requests:
-            request.retry_later(error)
-        return
-    for request in requests:
-        refused = CommitRefusedError.of(uid, request.checkpoint_id, why, owned=owned, gone=gone)
-        request.signal_failed_with_unknown_reason(refused)
-
-
-def _is_there(request: CommitRequest, store: ObjectStore) -> bool:
-    key, upload_id = RowFile.of(request).key, request.committable.get("upload_id")
-    if not key or any(upload.upload_id == upload_id for upload in store.list_uploads(key)):
-        return True
-    return store.head(key) is not None
 
 
 class StagedRowsWriter(CommittingSinkWriter):
@@ -127,7 +104,7 @@ class StagedRowsWriter(CommittingSinkWriter):
 
     def abort(self) -> None:
         self._writer.abort()
-        with suppress(StorageError):  # delete_lingering finds what remains
+        with suppress(StorageError):  # abort_lingering finds what remains
             self._store.delete_many(self._completed)
 
 
@@ -197,16 +174,20 @@ class StagedRows:
             f"again, or 'chk-{checkpoint_id}' to continue without them."
         )
 
-    def delete(self, files: Sequence[RowFile]) -> None:
-        """Deletes files."""
-        self._store.delete_many([file.key for file in files if file.key])
+    def delete(self, requests: Sequence[CommitRequest]) -> None:
+        """Deletes the rows of requests that are committed."""
+        self._store.delete_many([key for request in requests if (key := RowFile.of(request).key)])
 
-    def lingering(self, keep: Sequence[CommitRequest]) -> list[str]:
-        """Lists the uploads and files that this job and sink staged, except those to keep and of newer attempts."""
-        return [upload.key for upload in self._uploads()] + self._files(keep)
+    def missing_rows(self, requests: Sequence[CommitRequest]) -> int:
+        """Returns how many rows of requests are no longer staged."""
+        return missing_rows(requests, self._store)
 
-    def delete_lingering(self, keep: Sequence[CommitRequest]) -> int:
-        """Deletes what :meth:`lingering` lists, and returns how many."""
+    def lingering(self, keep: Sequence[CommitRequest]) -> int:
+        """Returns how many uploads and files this job and sink staged, without those to keep and of newer attempts."""
+        return len(self._uploads()) + len(self._files(keep))
+
+    def abort_lingering(self, keep: Sequence[CommitRequest]) -> int:
+        """Deletes what :meth:`lingering` counts, and returns how many."""
         uploads, files = self._uploads(), self._files(keep)
         for upload in uploads:
             self._store.abort_upload(upload.key, upload.upload_id)

@@ -12,8 +12,8 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from dagster_flinkpy.connectors.delta.committer import storage_options
 from dagster_flinkpy.connectors.delta.entries import check_log, entry_name, read_entry
+from dagster_flinkpy.connectors.delta.table import storage_options
 from dagster_flinkpy.connectors.lake.table_source import TableLog
 from dagster_flinkpy.datastream.connectors.base import Json
 from dagster_flinkpy.errors import (

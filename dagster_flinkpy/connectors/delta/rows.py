@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from dagster_flinkpy.connectors.columns.column_casts import cast_column
-from dagster_flinkpy.connectors.delta.committer import storage_options
+from dagster_flinkpy.connectors.delta.table import storage_options
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.storage import StorageLocation
 

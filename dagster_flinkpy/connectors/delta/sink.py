@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import ClassVar
 
-from dagster_flinkpy.common.arguments import check_name
 from dagster_flinkpy.common.typeinfo import (
     TypeInformation,
     Types,
 )
 from dagster_flinkpy.connectors.columns.column_types import check_key, check_parquet_type, columns_of
-from dagster_flinkpy.connectors.columns.filled_columns import FilledColumns
 from dagster_flinkpy.connectors.commit.table_sink import TableSink
-from dagster_flinkpy.datastream.connectors.base import (
-    Committer,
-    CommitterInitContext,
-    CommittingSinkWriter,
-    TwoPhaseCommittingSink,
-    WriterInitContext,
-)
+from dagster_flinkpy.connectors.lake.lake_sink import LakeSink
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.registry import resolve
 from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["DeltaSink"]
@@ -31,7 +21,7 @@ __all__ = ["DeltaSink"]
 _WITHOUT = (Types.SQL_TIME(), Types.BIG_INT())
 
 
-class DeltaSink(TwoPhaseCommittingSink):
+class DeltaSink(LakeSink):
     """Writes rows into a Delta Lake table. Needs ``pip install 'dagster-flinkpy[delta]'``.
 
     Subtasks stage Parquet files in the folder of the table. When the checkpoint is complete, the driver adds all of
@@ -59,6 +49,8 @@ class DeltaSink(TwoPhaseCommittingSink):
         ConfigurationError: An argument cannot work, or deltalake is not installed.
     """
 
+    table_format: ClassVar[str] = "delta"
+
     def __init__(
         self,
         location: StorageLocation | str,
@@ -70,28 +62,26 @@ class DeltaSink(TwoPhaseCommittingSink):
         key: Sequence[str] = (),
         merge_schema: bool = False,
     ) -> None:
-        if partition_column is not None:
-            check_name("DeltaSink() as partition_column", partition_column)
         if find_spec("deltalake") is None:
             raise ConfigurationError("DeltaSink needs deltalake: pip install 'dagster-flinkpy[delta]'")
-        if isinstance(key, str):
-            raise ConfigurationError(f"key must be a list of columns, such as [{key!r}]")
         if key and (partition_column is not None or sort_by or max_file_bytes is not None):
             raise ConfigurationError(
                 "with a key, rows replace rows with the same key, and delta-rs writes the files: leave out "
                 "partition_column, sort_by and max_file_bytes"
             )
-        self.files = _DeltaFiles(
+        files = _DeltaFiles(
             location,
             partition_by=partition_by,
             sort_by=sort_by,
             max_file_bytes=max_file_bytes,
             compression="zstd",
         )
-        self.location = self.files.location
-        self.staged = _DeltaFiles(self.location.child("_flinkpy_staged"), compression="zstd")
-        self.filled = None if partition_column is None else FilledColumns(partition_column)
-        self.key, self.merge_schema = tuple(key), merge_schema
+        staged = _DeltaFiles(files.location.child("_flinkpy_staged"), compression="zstd")
+        super().__init__(files, staged, partition_column=partition_column, key=key, merge_schema=merge_schema)
+
+    @property
+    def what(self) -> str:
+        return f"Delta table {self.location.url}"
 
     @property
     def partition_by(self) -> list[str]:
@@ -101,48 +91,13 @@ class DeltaSink(TwoPhaseCommittingSink):
     def validate(self, type_info: TypeInformation | None) -> None:
         self.files.validate(type_info)
         if type_info is not None:
-            where, columns = f"the sink of Delta table {self.location.url}", columns_of(type_info)
+            where, columns = f"the sink of {self.what}", columns_of(type_info)
             if self.filled is not None:
                 self.filled.check_free(where, columns)
             check_key(where, self.key, columns)
 
-    def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> CommittingSinkWriter:
-        self.validate(type_info)
-        writer: CommittingSinkWriter
-        if self.key:
-            where = f"Delta table {self.location.url}"
-            writer = resolve("keyed_rows_writer")(self.staged, self.key, where, context, type_info)
-        else:
-            writer = resolve("delta_writer")(self, context, type_info)
-        return writer
-
-    def create_committer(self, context: CommitterInitContext) -> Committer:
-        name = "delta_committer" if self.filled is None else "delta_partition_committer"
-        committer: Committer = resolve("delta_upsert_committer" if self.key else name)(self, context)
-        return committer
-
-    def for_owner(self, owner: str) -> DeltaSink:
-        """Returns the sink with which an owner, such as an asset, replaces what it has written, and nothing of others.
-
-        The table is partitioned by ``dagster_asset_key`` and ``dagster_partition_key``.
-
-        Args:
-            owner: The owner.
-
-        Raises:
-            ConfigurationError: The sink replaces rows by key.
-        """
-        if self.key:
-            raise ConfigurationError(f"{owner!r} replaces all of its rows in {self.location.url}: leave out key")
-        sink = copy.copy(self)
-        sink.filled = FilledColumns.of_owner(owner)
-        return sink
-
     def kinds(self) -> set[str]:
         return {"deltalake"}
-
-    def uri(self) -> str:
-        return self.location.url
 
 
 class _DeltaFiles(TableSink):

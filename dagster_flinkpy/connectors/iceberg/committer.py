@@ -1,20 +1,16 @@
 """The committers of the Iceberg sink.
 
-A commit is one compare-and-swap of the table: it looks at a snapshot, makes sure that the checkpoint is not in the
-table, and adds the next snapshot if that one is still the current one. Otherwise, and if nobody knows whether it is
-added, it looks again. The library must not try again by itself, because it would not look again, and it would delete
-what it has written although a lost answer may have been a success.
+The library must not delete what it has written if a commit fails, because a lost answer may have been a success.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -42,37 +38,28 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import BooleanType, DateType, IntegerType, LongType
 from sqlalchemy.exc import SQLAlchemyError
 
-from dagster_flinkpy.common.clock import current_millis
-from dagster_flinkpy.connectors.commit.keyed_rows import last_of_each, without
-from dagster_flinkpy.connectors.commit.staged_files import FileNames, StagedFile, StagedFileCommitter, partition_values
-from dagster_flinkpy.connectors.commit.staged_rows import RowFile, StagedRows, digest_of, refuse
-from dagster_flinkpy.connectors.files.parquet_table import table_schema
+from dagster_flinkpy.connectors.commit.checkpoint_committer import StagedCheckpoint
+from dagster_flinkpy.connectors.commit.keyed_rows import without
+from dagster_flinkpy.connectors.commit.staged_files import partition_values
+from dagster_flinkpy.connectors.commit.staged_rows import RowFile
+from dagster_flinkpy.connectors.iceberg.sink import IcebergSink
 from dagster_flinkpy.connectors.iceberg.table import (
     NAME_MAPPING,
     CommitLog,
-    TargetTable,
+    IcebergTarget,
     check_file_schema,
     column_ids,
     name_mapping,
     partition_fields,
 )
-from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext
-from dagster_flinkpy.errors import (
-    CommittableLostError,
-    ConfigurationError,
-    SinkCommitError,
-    StorageError,
-)
+from dagster_flinkpy.connectors.lake.committer import LakeCommitter, PartitionReplacement
+from dagster_flinkpy.datastream.connectors.base import CommitterInitContext
+from dagster_flinkpy.errors import ConfigurationError, SinkCommitError
 from dagster_flinkpy.storage.ranged_file import RangedFile
 
-if TYPE_CHECKING:
-    from dagster_flinkpy.connectors.iceberg.sink import IcebergSink
+__all__ = ["IcebergCommitter", "IcebergPartitionCommitter", "IcebergUpsertCommitter", "to_data_file"]
 
-__all__ = ["IcebergCommitter", "PartitionCommitter", "UpsertCommitter", "to_data_file"]
-
-_LOOKS = 10
 _THREADS = 8
-_TO_RETRY = (StorageError, RESTError, SQLAlchemyError, OSError)
 _EPOCH = date(1970, 1, 1)
 
 
@@ -80,138 +67,73 @@ _EPOCH = date(1970, 1, 1)
 class _Change:
     """What a commit does to the table."""
 
-    added: list[DataFile]
-    removed: list[DataFile]
+    added: list[DataFile] = field(default_factory=list)
+    removed: list[DataFile] = field(default_factory=list)
 
 
-class IcebergCommitter(Committer):
-    """Completes the staged files of a checkpoint, and adds them to the table in one snapshot.
+class IcebergCommitter(LakeCommitter[Table]):
+    """Appends the staged files of a checkpoint.
 
     Args:
         sink: The sink.
         context: Who is committing.
     """
 
+    _client_errors = (RESTError, SQLAlchemyError, OSError)
+    _refusals = (ConfigurationError, ForbiddenError, BadRequestError)
+    _races = (CommitFailedException, NoSuchTableError)  # the next look tells which
+    _advice: ClassVar[str] = ". Check the settings of the catalog."
+
     def __init__(self, sink: IcebergSink, context: CommitterInitContext) -> None:
-        self._sink, self._context = sink, context
-        self._store = sink.location.open()
-        self._files, self._names = StagedFileCommitter(self._store, context), FileNames(context)
-        self._staging = self._store
-        """Where the rows are staged."""
-        self._table = TargetTable(sink, context)
-        self._log, self._since_ms = CommitLog(context, sink.table), current_millis()
-        """What others commit after this time is later than what this attempt commits."""
-        self._last: tuple[int, str] | None = None
+        super().__init__(sink, context)
+        self._sink, self._target, self._log = sink, IcebergTarget(sink, context), CommitLog(context, sink.table)
+        self._latest: tuple[int, str] | None = None
         """The checkpoint that this attempt has committed last, and its digest."""
 
-    def commit(self, requests: Sequence[CommitRequest]) -> None:
-        try:
-            self._commit(requests)
-        except (ConfigurationError, ForbiddenError, BadRequestError) as error:
-            owned = self._sink.filled is not None and self._sink.filled.owner is not None
-            refuse(requests, self._staging, self._context.uid, error, owned=owned)
-        except _TO_RETRY as error:
-            for request in requests:
-                request.retry_later(error)
-        except CommittableLostError as error:
-            for request in requests:
-                request.signal_failed_with_known_reason(error)
-        except (SinkCommitError, KeyError, TypeError, ValueError) as error:
-            for request in requests:
-                request.signal_failed_with_unknown_reason(error)
+    def _begin(self) -> None:
+        if not self._target.found:
+            self._target.check(self._target.open(create=True))
 
-    def _commit(self, requests: Sequence[CommitRequest]) -> None:
-        digest = self._digest(requests)
-        staged_ms = min(int(request.committable["staged_ms"]) for request in requests)
-        self._since_ms = min(self._since_ms, staged_ms)
-        error: Exception | None = None
-        older = [key for r in requests if (key := RowFile.of(r).key) and not self._names.of_this_attempt(key)]
-        for _ in range(_LOOKS):
-            table = self._table.open(create=not older)  # an attempt finds or creates it before it stages rows
-            if self._log.has(table, requests[0].checkpoint_id, digest, staged_ms):
-                for request in requests:
-                    request.signal_already_committed()
-                self._clean_up(requests)
-                return
-            table = self._table.check(table)
-            if self._last is not None and not self._log.has_recently(table, self._last[1]):
-                raise ConfigurationError(
-                    f"Iceberg table {self._sink.table!r} does not have the rows of checkpoint {self._last[0]} any "
-                    "more: it was restored from a backup. Running again adds rows to what was restored"
-                )
-            self._check_newest(table, requests)
-            if error is None and not self._complete(requests):
-                return
-            try:
-                self._swap(table, self._change(table, requests), requests, digest)
-            except (CommitFailedException, NoSuchTableError) as failed:  # the next look tells which
-                error = failed
-            except ValueError as failed:  # numbers of snapshots that others have made, and perhaps rolled back
-                if self._table.open(create=False).metadata_location == table.metadata_location:
-                    raise
-                error = failed
-            except (CommittableLostError, FileNotFoundError) as gone:  # or somebody else has just deleted it
-                if not isinstance(error, type(gone)):
-                    error = gone
-                elif isinstance(gone, CommittableLostError):
-                    raise
-                else:
-                    raise ConfigurationError(
-                        f"Iceberg table {self._sink.table!r} has lost a file: {gone}. Put it back, or roll back to a "
-                        "snapshot without it"
-                    ) from gone
-            else:
-                self._last = requests[0].checkpoint_id, digest
-                self._clean_up(requests)
-                return
-        raise StorageError(f"Iceberg table {self._sink.table!r} changes faster than it can be committed to: {error}")
+    def _look(self, *, create: bool) -> Table:
+        return self._target.open(create=create)
 
-    def _check_newest(self, table: Table, requests: Sequence[CommitRequest]) -> None:
-        """Checks that the requests may still be committed."""
+    def _has(self, table: Table, checkpoint: StagedCheckpoint) -> bool:
+        return self._log.has(table, checkpoint.checkpoint_id, checkpoint.digest, checkpoint.staged_ms)
 
-    def _digest(self, requests: Sequence[CommitRequest]) -> str:
-        return digest_of([RowFile.of(request) for request in requests])
+    def _checked(self, table: Table) -> Table:
+        table = self._target.check(table)
+        if self._latest is not None and not self._log.has_recently(table, self._latest[1]):
+            raise ConfigurationError(
+                f"{self._what} does not have the rows of checkpoint {self._latest[0]} any more: it was restored from a "
+                "backup. Running again adds rows to what was restored"
+            )
+        return table
 
-    def _complete(self, requests: Sequence[CommitRequest]) -> bool:
-        """Completes the files, which nobody sees before they are in a snapshot. Returns whether all are there."""
-        staged = [
-            CommitRequest(r.checkpoint_id, r.subtask, r.committable, r.number_of_retries)
-            for r in requests
-            if r.committable["key"]
-        ]
-        self._files.commit(staged)
-        failed = [request for request in staged if request.error is not None]
-        for request in requests if failed else ():  # a snapshot has all files of a checkpoint, or it is not written
-            request.state, request.error = failed[0].state, failed[0].error
-        return not failed
-
-    def _change(self, table: Table, requests: Sequence[CommitRequest]) -> _Change:
-        files = [StagedFile.from_json(r.committable) for r in requests if r.committable["key"]]
+    def _change(self, table: Table, checkpoint: StagedCheckpoint) -> _Change:
+        files = [file for file in checkpoint.files if file.key]
         with ThreadPoolExecutor(_THREADS, "iceberg-footers") as pool:
-            added = list(pool.map(lambda file: self._data_file(table, file), files))
-        return _Change(added, [])
+            return _Change(added=list(pool.map(lambda file: self._data_file(table, file), files)))
 
-    def _data_file(self, table: Table, file: StagedFile) -> DataFile:
+    def _data_file(self, table: Table, file: RowFile) -> DataFile:
         footer = self._footer(file)
         if not self._names.of_this_attempt(file.key):
             check_file_schema(table, footer.schema.to_arrow_schema(), file.key)
         return to_data_file(table, footer, file)
 
-    def _footer(self, file: StagedFile) -> pq.FileMetaData:
+    def _footer(self, file: RowFile) -> pq.FileMetaData:
         with pq.ParquetFile(RangedFile(self._store, file.key, file.bytes)) as parquet:
             return parquet.metadata
 
-    def _swap(self, table: Table, change: _Change, requests: Sequence[CommitRequest], digest: str) -> None:
-        """Adds a snapshot after that of ``table``, once.
+    def _swap(self, table: Table, change: _Change, checkpoint: StagedCheckpoint) -> None:
+        self._add(table, change, checkpoint.checkpoint_id, checkpoint.digest, checkpoint.partitions)
+        self._latest = checkpoint.checkpoint_id, checkpoint.digest
 
-        Raises:
-            CommitFailedException: The table has another one now.
-        """
-        transaction, checkpoint_id = Transaction(table), requests[0].checkpoint_id
-        written = self._written()
-        properties = self._log.properties(
-            table, checkpoint_id, digest, _partitions(requests), column_ids(table, written)
-        )
+    def _add(
+        self, table: Table, change: _Change, checkpoint_id: int, digest: str, partitions: Sequence[str | None]
+    ) -> None:
+        transaction, written = Transaction(table), self._written()
+        ids = column_ids(table, written)
+        properties = self._log.properties(table, checkpoint_id, digest, list(partitions), ids)
         if (mapping := name_mapping(table, written)) is not None:
             properties[NAME_MAPPING] = mapping
         transaction.set_properties(properties)
@@ -237,103 +159,68 @@ class IcebergCommitter(Committer):
         table.catalog.commit_table(table, requirements, transaction._updates)
 
     def _written(self) -> list[str]:
-        return [] if self._context.type_info is None else self._table.schema.names
+        return [] if self._context.type_info is None else self._target.schema.names
 
-    def _clean_up(self, requests: Sequence[CommitRequest]) -> None:
-        """Is called when the requests are committed."""
+    def _is_newest(self, table: Table) -> bool:
+        return bool(self._target.open(create=False).metadata_location == table.metadata_location)
+
+    def _gone(self, error: Exception) -> Exception:
+        if not isinstance(error, FileNotFoundError):
+            return error
+        return ConfigurationError(
+            f"{self._what} has lost a file: {error}. Put it back, or roll back to a snapshot without it"
+        )
 
     def last_committed(self) -> int | None:
-        with _reachable(self._sink):
-            return self._log.last(self._table.open(create=False)) if self._table.exists() else 0
-
-    def is_record_with_rows(self) -> bool:
-        return True
-
-    def lingering(self, keep: Sequence[CommitRequest]) -> int:
-        return self._files.lingering([request for request in keep if request.committable["key"]])
-
-    def abort_lingering(self, keep: Sequence[CommitRequest]) -> int:
-        self._check_at_start()
-        return self._files.abort_lingering([request for request in keep if request.committable["key"]])
-
-    def _check_at_start(self) -> None:
-        """Finds or creates the table when an attempt starts."""
-        if not self._table.found:
-            with _reachable(self._sink):
-                self._table.check(self._table.open(create=True))
+        with self._reaching():
+            return self._log.last(self._target.open(create=False)) if self._target.exists() else 0
 
 
-class PartitionCommitter(IcebergCommitter):
+class IcebergPartitionCommitter(IcebergCommitter, PartitionReplacement[Table]):
     """Replaces the files of partitions in the snapshot that adds the new ones."""
 
-    def _change(self, table: Table, requests: Sequence[CommitRequest]) -> _Change:
+    def _change(self, table: Table, checkpoint: StagedCheckpoint) -> _Change:
+        return _Change(super()._change(table, checkpoint).added, self._files_of(table, checkpoint.partitions))
+
+    def _files_of(self, table: Table, partitions: Sequence[str | None]) -> list[DataFile]:
         assert self._sink.filled is not None
-        removed: dict[str, DataFile] = {}
-        for partition in _partitions(requests):
+        found: dict[str, DataFile] = {}
+        for partition in partitions:
             replaced = self._sink.filled.replaced(partition)
             for task in _tasks(table, _all_of([EqualTo(name, value) for name, value in replaced.items()])):
                 if not _within(table, task.file, replaced):
                     raise SinkCommitError(
-                        f"cannot replace {replaced} in Iceberg table {self._sink.table!r}: {task.file.file_path} was "
-                        "written when the table was partitioned otherwise, and may have other rows. Rewrite the table."
+                        f"cannot replace {replaced} in {self._what}: {task.file.file_path} was written when the table "
+                        "was partitioned otherwise, and may have other rows. Rewrite the table."
                     )
-                removed[task.file.file_path] = task.file
-        return _Change(super()._change(table, requests).added, list(removed.values()))
+                found[task.file.file_path] = task.file
+        return list(found.values())
 
-    def _check_newest(self, table: Table, requests: Sequence[CommitRequest]) -> None:
-        """Checks that rows do not replace later ones.
+    def _replaced_by(self, table: Table, partition: str | None, checkpoint_id: int, since_ms: int) -> int | None:
+        return self._log.replaced_by(table, partition, checkpoint_id, since_ms)
 
-        A job that begins anew counts from 1 again: its rows are staged after the former ones were committed.
-        """
-        assert self._sink.filled is not None
-        staged_ms = min(int(request.committable["staged_ms"]) for request in requests)
-        since_ms = 0 if self._sink.filled.owner is not None else staged_ms
-        self._log.check_newest(table, requests[0].checkpoint_id, _partitions(requests), since_ms)
+    def _found(self) -> Table | None:
+        return self._target.open(create=False) if self._target.exists() else None
 
-    def replace_partition(self, partition: str | None, checkpoint_id: int) -> int:
-        """Deletes the rows of a partition for which nothing was committed. Otherwise the commit has replaced them."""
-        with _reachable(self._sink):
-            if not self._table.exists():
-                return 0
-            request = CommitRequest(checkpoint_id, 0, {"key": "", "partition": partition})
-            for _ in range(_LOOKS):
-                table = self._table.open(create=False)
-                since_ms = 0 if self._sink.filled is None or self._sink.filled.owner is not None else self._since_ms
-                if self._log.has_written(table, checkpoint_id, partition, since_ms):
-                    return 0
-                self._log.check_reaches_back(table, self._since_ms)
-                table = self._table.check(table)
-                change = self._change(table, [request])
-                if not change.removed:
-                    return 0
-                with suppress(CommitFailedException, NoSuchTableError):  # somebody else has changed or dropped it
-                    self._swap(table, change, [request], f"{checkpoint_id}-{partition}")
-                    return len(change.removed)
-        raise StorageError(f"Iceberg table {self._sink.table!r} changes faster than a partition can be replaced")
+    def _empty(self, table: Table, partition: str | None, checkpoint_id: int) -> int:
+        self._log.check_reaches_back(table, self._since_ms)
+        removed = self._files_of(table, [partition])
+        if removed:
+            self._add(table, _Change(removed=removed), checkpoint_id, f"{checkpoint_id}-{partition}", [partition])
+        return len(removed)
 
 
-class UpsertCommitter(IcebergCommitter):
+class IcebergUpsertCommitter(IcebergCommitter):
     """Writes the rows of a checkpoint in one snapshot, in place of those with the same keys (copy on write)."""
 
-    def __init__(self, sink: IcebergSink, context: CommitterInitContext) -> None:
-        super().__init__(sink, context)
-        self._rows, self._staging = StagedRows(sink.staged.location, context), sink.staged.location.open()
-
-    def _complete(self, requests: Sequence[CommitRequest]) -> bool:
-        return True
-
-    def _change(self, table: Table, requests: Sequence[CommitRequest]) -> _Change:
-        type_info, files = self._context.type_info, [RowFile.of(request) for request in requests]
-        assert type_info is not None
-        check = partial(check_file_schema, table)
-        rows = self._rows.read(files, table_schema(type_info), requests[0].checkpoint_id, check)
-        kinds = {field.name: field for field in self._table.schema}
+    def _change(self, table: Table, checkpoint: StagedCheckpoint) -> _Change:
+        rows = self._last_rows(checkpoint, partial(check_file_schema, table))
+        kinds = {field.name: field for field in self._target.schema}
         rows = rows.cast(pa.schema([kinds.get(field.name, field) for field in rows.schema]))
-        rows = last_of_each(rows, self._sink.key)
         parts, removed = [rows], []
-        for task in _tasks(table, _range(rows, self._sink.key[0])):
+        for task in _tasks(table, _range(rows, self._key[0])):
             there = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue()).to_table([task])
-            kept = without(there, rows, self._sink.key)
+            kept = without(there, rows, self._key)
             if kept.num_rows < there.num_rows:
                 removed.append(task.file)
                 parts.append(kept)
@@ -344,23 +231,12 @@ class UpsertCommitter(IcebergCommitter):
             added = list(_dataframe_to_data_files(metadata, both, table.io))
         except (ValueError, pa.ArrowException) as error:
             raise ConfigurationError(
-                f"pyiceberg cannot write files for Iceberg table {self._sink.table!r}: {error}. Change the 'write' "
-                "properties of the table"
+                f"pyiceberg cannot write files for {self._what}: {error}. Change the 'write' properties of the table"
             ) from error
         return _Change(added, removed)
 
-    def _clean_up(self, requests: Sequence[CommitRequest]) -> None:
-        self._rows.delete([RowFile.of(request) for request in requests])
 
-    def lingering(self, keep: Sequence[CommitRequest]) -> int:
-        return len(self._rows.lingering(keep))
-
-    def abort_lingering(self, keep: Sequence[CommitRequest]) -> int:
-        self._check_at_start()
-        return self._rows.delete_lingering(keep)
-
-
-def to_data_file(table: Table, footer: pq.FileMetaData, file: StagedFile) -> DataFile:
+def to_data_file(table: Table, footer: pq.FileMetaData, file: RowFile) -> DataFile:
     """Returns a staged file as an entry of a manifest.
 
     Raises:
@@ -443,18 +319,3 @@ def _within(table: Table, file: DataFile, values: dict[str, str]) -> bool:
         if isinstance(field.transform, IdentityTransform)
     }
     return all(found.get(name) == value for name, value in values.items())
-
-
-def _partitions(requests: Sequence[CommitRequest]) -> list[str | None]:
-    return list(dict.fromkeys(request.committable["partition"] for request in requests))
-
-
-@contextmanager
-def _reachable(sink: IcebergSink) -> Iterator[None]:
-    try:
-        yield
-    except (RESTError, SQLAlchemyError, OSError) as error:
-        raise StorageError(
-            f"cannot use Iceberg table {sink.table!r} of catalog {sink.catalog!r}: {error}. Check the settings of the "
-            "catalog."
-        ) from error

@@ -20,15 +20,8 @@ from dagster_flinkpy.common.typeinfo import (
 from dagster_flinkpy.connectors.columns.column_types import check_key, check_parquet_type, columns_of
 from dagster_flinkpy.connectors.columns.filled_columns import FilledColumns
 from dagster_flinkpy.connectors.commit.table_sink import TableSink
-from dagster_flinkpy.datastream.connectors.base import (
-    Committer,
-    CommitterInitContext,
-    CommittingSinkWriter,
-    TwoPhaseCommittingSink,
-    WriterInitContext,
-)
+from dagster_flinkpy.connectors.lake.lake_sink import LakeSink
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.registry import resolve
 from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["IcebergSink"]
@@ -37,7 +30,7 @@ _TRANSFORM = re.compile(r"(years?|months?|days?|hours?|bucket|truncate|void)\s*[
 """How people write partition transforms."""
 
 
-class IcebergSink(TwoPhaseCommittingSink):
+class IcebergSink(LakeSink):
     """Writes rows into an Iceberg table. Needs ``pip install 'dagster-flinkpy[iceberg]'``.
 
     Subtasks stage Parquet files in the folder of the table. When the checkpoint is complete, the driver adds all of
@@ -69,6 +62,8 @@ class IcebergSink(TwoPhaseCommittingSink):
         ConfigurationError: Arguments contradict each other, or pyiceberg is not installed.
     """
 
+    table_format: ClassVar[str] = "iceberg"
+
     def __init__(
         self,
         table: str,
@@ -89,24 +84,20 @@ class IcebergSink(TwoPhaseCommittingSink):
             raise ConfigurationError("IcebergSink needs pyiceberg: pip install 'dagster-flinkpy[iceberg]'")
         if not all(table.split(".")) or "." not in table:
             raise ConfigurationError(f"table {table!r} must be 'namespace.name'")
-        if isinstance(key, str):
-            raise ConfigurationError(f"key must be a list of columns, such as [{key!r}]")
         if key and partition_column is not None:
             raise ConfigurationError(
                 "give a key or a partition_column: rows replace rows with the same key, or those of a partition"
             )
-        if partition_column is not None:
-            check_name("IcebergSink() as partition_column", partition_column)
-        self.files = _IcebergFiles(
+        files = _IcebergFiles(
             location, partition_by=partition_by, sort_by=sort_by, max_file_bytes=max_file_bytes, compression="zstd"
         )
-        self.filled: FilledColumns | None = None
-        if partition_column is not None:
-            self._fill(FilledColumns(partition_column))
-        self.staged = _StagedRows(self.files.location.child("staged"), compression="zstd")
-        self.location = self.files.location
+        staged = _StagedRows(files.location.child("staged"), compression="zstd")
         self.table, self.catalog, self.properties = table, catalog, dict(properties or {})
-        self.key, self.merge_schema = tuple(key), merge_schema
+        super().__init__(files, staged, partition_column=partition_column, key=key, merge_schema=merge_schema)
+
+    @property
+    def what(self) -> str:
+        return f"Iceberg table {self.table!r}"
 
     def _fill(self, filled: FilledColumns) -> None:
         before = [] if self.filled is None else self.filled.names
@@ -116,25 +107,8 @@ class IcebergSink(TwoPhaseCommittingSink):
         self.files, self.filled = copy.copy(self.files), filled
         self.files.partition_by = (*filled.names, *chosen)
 
-    def for_owner(self, owner: str) -> IcebergSink:
-        """Returns the sink with which an owner, such as an asset, replaces what it has written, and nothing of others.
-
-        The table is partitioned by ``dagster_asset_key`` and ``dagster_partition_key``.
-
-        Args:
-            owner: The owner.
-
-        Raises:
-            ConfigurationError: The sink replaces rows by key.
-        """
-        if self.key:
-            raise ConfigurationError(f"{owner!r} replaces all of its rows in table {self.table!r}: leave out key")
-        sink = copy.copy(self)
-        sink._fill(FilledColumns.of_owner(owner))
-        return sink
-
     def validate(self, type_info: TypeInformation | None) -> None:
-        where = f"the sink of Iceberg table {self.table!r}"
+        where = f"the sink of {self.what}"
         columns = {} if type_info is None else columns_of(type_info)
         if self.filled is not None:
             self.filled.check_free(where, columns)
@@ -155,26 +129,8 @@ class IcebergSink(TwoPhaseCommittingSink):
             return columns["value"]
         return Types.ROW_NAMED(list(columns), list(columns.values()))
 
-    def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> CommittingSinkWriter:
-        self.validate(type_info)
-        writer: CommittingSinkWriter
-        if self.key:
-            where = f"Iceberg table {self.table!r}"
-            writer = resolve("keyed_rows_writer")(self.staged, self.key, where, context, type_info)
-        else:
-            writer = resolve("iceberg_writer")(self, context, type_info)
-        return writer
-
-    def create_committer(self, context: CommitterInitContext) -> Committer:
-        name = "iceberg_committer" if self.filled is None else "iceberg_partition_committer"
-        committer: Committer = resolve("iceberg_upsert_committer" if self.key else name)(self, context)
-        return committer
-
     def kinds(self) -> set[str]:
         return {"iceberg"}
-
-    def uri(self) -> str:
-        return self.location.url
 
 
 class _IcebergFiles(TableSink):

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "NAME_MAPPING",
     "CommitLog",
-    "TargetTable",
+    "IcebergTarget",
     "check_file_schema",
     "column_ids",
     "file_properties",
@@ -53,7 +53,7 @@ _CLOCK_SKEW_MS = 3_600_000
 _TRIES = 5
 
 
-class TargetTable:
+class IcebergTarget:
     """The table of a sink.
 
     Args:
@@ -63,7 +63,7 @@ class TargetTable:
 
     def __init__(self, sink: IcebergSink, context: CommitterInitContext) -> None:
         self._sink, self._context = sink, context
-        self._what, self._log = f"Iceberg table {sink.table!r}", CommitLog(context, sink.table)
+        self._what, self._log = sink.what, CommitLog(context, sink.table)
         self._catalog: Catalog | None = None
         self._found: Table | None = None
         """The table as it was found or created. It can be another one later."""
@@ -330,30 +330,25 @@ class CommitLog:
         recent = self._recent(table)
         return len(recent) == _RECENT or any(found == digest for _, found, _, _ in recent) or _made(table, digest)
 
-    def check_newest(self, table: Table, checkpoint_id: int, partitions: list[Any], since_ms: int) -> None:
-        """Checks that no later commit has written one of the partitions.
+    def replaced_by(self, table: Table, partition: str | None, checkpoint_id: int, since_ms: int) -> int | None:
+        """Returns the checkpoint that has replaced a partition.
 
         Args:
             table: The table.
-            checkpoint_id: The checkpoint or transaction that is to be committed.
-            partitions: Its partitions.
+            partition: The partition.
+            checkpoint_id: A checkpoint or transaction.
             since_ms: Commits before this time, in milliseconds since 1970, are not later ones.
 
-        Raises:
-            SinkCommitError: One has.
+        Returns:
+            The checkpoint, or the latest one after it, or None.
         """
-        for newer, _, ms, keys in self._recent(table):
-            if newer > checkpoint_id and ms >= since_ms and (both := [key for key in partitions if key in keys]):
-                raise SinkCommitError(
-                    f"Iceberg table {self._table!r} has newer rows{'' if both[0] is None else f' of {both[0]}'}, those "
-                    f"of {newer}: {checkpoint_id} must not replace them"
-                )
-
-    def has_written(self, table: Table, checkpoint_id: int, partition: str | None, since_ms: int) -> bool:
-        """Returns whether a checkpoint, or a later one since some time, has replaced a partition."""
-        return any(
-            partition in keys and (found == checkpoint_id or (found > checkpoint_id and ms >= since_ms))
-            for found, _, ms, keys in self._recent(table)
+        return max(
+            (
+                found
+                for found, _, ms, partitions in self._recent(table)
+                if partition in partitions and (found == checkpoint_id or (found > checkpoint_id and ms >= since_ms))
+            ),
+            default=None,
         )
 
     def check_reaches_back(self, table: Table, since_ms: int) -> None:

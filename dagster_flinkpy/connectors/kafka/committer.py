@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from dagster_flinkpy.common.clock import current_millis
-from dagster_flinkpy.connectors.commit.staged_rows import RowFile, StagedRows, digest_of
+from dagster_flinkpy.connectors.commit.checkpoint_committer import CheckpointCommitter, StagedCheckpoint
+from dagster_flinkpy.connectors.commit.staged_rows import StagedRows
 from dagster_flinkpy.connectors.files.parquet_table import table_schema
 from dagster_flinkpy.connectors.kafka.client import new_client
 from dagster_flinkpy.connectors.kafka.staging import STAGED_RECORD
@@ -20,12 +21,10 @@ from dagster_flinkpy.connectors.kafka.writer import produce_all, producer_settin
 from dagster_flinkpy.datastream.connectors.base import (
     CommitRequest,
     CommitRequestState,
-    Committer,
     CommitterInitContext,
 )
 from dagster_flinkpy.errors import (
     CommitRefusedError,
-    CommittableLostError,
     ConfigurationError,
     SinkCommitError,
     StorageError,
@@ -57,7 +56,7 @@ _HOPELESS = (
 )
 
 
-class KafkaCommitter(Committer):
+class KafkaCommitter(CheckpointCommitter):
     """Writes the staged records of a checkpoint in one transaction, together with a mark of the checkpoint.
 
     The mark is the metadata of an offset that the sink's own consumer group commits for the first partition of the
@@ -71,52 +70,39 @@ class KafkaCommitter(Committer):
         now: Tells milliseconds since 1970.
     """
 
+    _client_errors = (KafkaException,)
+
     def __init__(self, sink: KafkaSink, context: CommitterInitContext, now: Callable[[], int] = current_millis) -> None:
         assert sink.schema is not None
-        self._sink, self._context, self._now = sink, context, now
-        self._topic = sink.schema.topic
-        self._name = f"{sink.transactional_id_prefix}-{context.job_id}-{context.uid}"
         self._rows = StagedRows(sink.staging, context)
+        super().__init__(context, self._rows, f"Kafka at {sink.bootstrap_servers}")
+        self._sink, self._now, self._topic = sink, now, sink.schema.topic
+        self._name = f"{sink.transactional_id_prefix}-{context.job_id}-{context.uid}"
         self._consumer: Any = None
         self._checked = False
 
     # --- commit ------------------------------------------------------------------------------------------------------
 
-    def commit(self, requests: Sequence[CommitRequest]) -> None:
-        checkpoint_id = requests[0].checkpoint_id
-        try:
-            files = [RowFile.of(request) for request in requests]
-            if not self._write(checkpoint_id, files, self._mark(requests, files)):
-                for request in requests:
-                    request.signal_already_committed()
-        except CommittableLostError as error:
-            for request in requests:
-                request.signal_failed_with_known_reason(error)
-        except SinkCommitError as error:
-            for request in requests:
-                request.signal_failed_with_unknown_reason(error)
-        except (KafkaException, StorageError) as error:
-            self._signal(requests, error)
-        except SystemError as error:  # a callback of confluent-kafka ran after it had noted an error
-            self._signal(requests, error.__cause__ if isinstance(error.__cause__, KafkaException) else error)
-        else:
-            with suppress(StorageError):  # abort_lingering deletes what remains
-                self._rows.delete(files)
-
     def _signal(self, requests: Sequence[CommitRequest], error: Exception) -> None:
         """Asks to try again, with a new producer that finds out what became of the transaction."""
+        checkpoint_id = requests[0].checkpoint_id
+        if isinstance(error, ConfigurationError):  # there is no topic, and nothing has begun
+            raise error
+        if isinstance(error, SystemError):  # a callback of confluent-kafka ran after it had noted an error
+            error = error.__cause__ if isinstance(error.__cause__, KafkaException) else StorageError(str(error))
         code = error.args[0].code() if isinstance(error, KafkaException) else None
-        for request in requests:
-            if code in _HOPELESS:
-                request.signal_failed_with_unknown_reason(
-                    CommitRefusedError(
-                        f"topic {self._topic!r} refuses the records of checkpoint {request.checkpoint_id} of sink "
-                        f"{self._context.uid!r}: {error}. They stay staged: change the topic or the permissions so "
-                        "that it takes them, and run again."
-                    )
-                )
-            else:
-                request.retry_later(error if code not in _FENCED else self._fenced(request.checkpoint_id, error))
+        if code in _FENCED:
+            for request in requests:
+                request.retry_later(self._fenced(checkpoint_id, error))
+        elif code in _HOPELESS:
+            refused = CommitRefusedError(
+                f"topic {self._topic!r} refuses the records of checkpoint {checkpoint_id} of sink "
+                f"{self._context.uid!r}: {error}. They stay staged: change the topic or the permissions so that it "
+                "takes them, and run again."
+            )
+            super()._signal(requests, refused)
+        else:
+            super()._signal(requests, error)
 
     def _fenced(self, checkpoint_id: int, error: Exception) -> SinkCommitError:
         return SinkCommitError(
@@ -126,19 +112,19 @@ class KafkaCommitter(Committer):
             f"give each its own prefix ({error})"
         )
 
-    def _write(self, checkpoint_id: int, files: list[RowFile], mark: str) -> bool:
-        """Writes the records in one transaction, unless that was done before. Returns whether it did."""
+    def _put(self, checkpoint: StagedCheckpoint) -> bool:
+        checkpoint_id, mark = checkpoint.checkpoint_id, self._mark(checkpoint)
         self._check()
         producer = self._fencing_producer()
         _, marks = self._marks()
         if mark in marks:
             return False
         if not marks:
-            self._check_age(checkpoint_id, files)
-        self._rows.require(files, checkpoint_id)
+            self._check_age(checkpoint)
+        self._rows.require(checkpoint.files, checkpoint_id)
         producer.begin_transaction()
         try:
-            self._produce(producer, checkpoint_id, files)
+            self._produce(producer, checkpoint)
             metadata = json.dumps([*marks[-(_MARKS - 1) :], mark], separators=(",", ":"))
             offset = TopicPartition(self._topic, 0, checkpoint_id, metadata=metadata)
             group = self._group().consumer_group_metadata()
@@ -150,18 +136,18 @@ class KafkaCommitter(Committer):
             raise
         return True
 
-    def _mark(self, requests: Sequence[CommitRequest], files: list[RowFile]) -> str:
-        return f"{requests[0].checkpoint_id}-{digest_of(files)[:16]}"
+    def _mark(self, checkpoint: StagedCheckpoint) -> str:
+        return f"{checkpoint.checkpoint_id}-{checkpoint.digest[:16]}"
 
-    def _produce(self, producer: Any, checkpoint_id: int, files: list[RowFile]) -> None:
+    def _produce(self, producer: Any, checkpoint: StagedCheckpoint) -> None:
         failures: list[Any] = []
 
         def delivered(error: Any, message: Any) -> None:
             if error is not None and not failures:
                 failures.append(error)
 
-        for file in files:
-            rows = self._rows.read([file], table_schema(STAGED_RECORD), checkpoint_id)
+        for file in checkpoint.files:
+            rows = self._rows.read([file], table_schema(STAGED_RECORD), checkpoint.checkpoint_id)
             for batch in rows.to_batches():
                 produce_all(producer, self._topic, batch.to_struct_array(), delivered)
         while producer.flush(_SECONDS) and not failures:
@@ -169,13 +155,13 @@ class KafkaCommitter(Committer):
         if failures:
             raise KafkaException(failures[0])
 
-    def _check_age(self, checkpoint_id: int, files: list[RowFile]) -> None:
+    def _check_age(self, checkpoint: StagedCheckpoint) -> None:
         """Makes sure that a mark could not have been forgotten.
 
         Raises:
             CommitRefusedError: It could: nobody knows whether the records were written.
         """
-        days = (self._now() - min(file.staged_ms for file in files)) // _DAY_MS
+        days, checkpoint_id = (self._now() - checkpoint.staged_ms) // _DAY_MS, checkpoint.checkpoint_id
         if days >= _MARK_DAYS:
             raise CommitRefusedError(
                 f"sink {self._context.uid!r} has staged the records of checkpoint {checkpoint_id} for topic "
@@ -230,25 +216,13 @@ class KafkaCommitter(Committer):
     # --- around it ---------------------------------------------------------------------------------------------------
 
     def last_committed(self) -> int | None:
-        try:
+        with self._reaching():
             return self._marks()[0]
-        except KafkaException as error:
-            raise self._unreachable(error) from error
 
-    def is_record_with_rows(self) -> bool:
-        return True
-
-    def lingering(self, keep: Sequence[CommitRequest]) -> int:
-        return len(self._rows.lingering(keep))
-
-    def abort_lingering(self, keep: Sequence[CommitRequest]) -> int:
-        if not self._checked:  # when an attempt starts
-            try:
-                self._check()
-                self._fencing_producer()  # aborts what a dead attempt has left open
-            except KafkaException as error:
-                raise self._unreachable(error) from error
-        return self._rows.delete_lingering(keep)
+    def _begin(self) -> None:
+        if not self._checked:
+            self._check()
+            self._fencing_producer()  # aborts what a dead attempt has left open
 
     def _check(self) -> None:
         """Makes sure once that the topic exists.
@@ -266,11 +240,6 @@ class KafkaCommitter(Committer):
             )
         self._checked = True
 
-    def _unreachable(self, error: KafkaException) -> StorageError:
-        return StorageError(
-            f"sink {self._context.uid!r} cannot use Kafka at {self._sink.bootstrap_servers}: {error.args[0].str()}"
-        )
-
 
 class AppendingCommitter(KafkaCommitter):
     """Commits the transactions of an asset. A run writes once, whatever is retried; another run adds.
@@ -278,9 +247,9 @@ class AppendingCommitter(KafkaCommitter):
     The run is part of the committables, because the next run commits what a dead one had begun to commit.
     """
 
-    def _mark(self, requests: Sequence[CommitRequest], files: list[RowFile]) -> str:
-        partitions = sorted({str(file.partition) for file in files})
-        identity = json.dumps([requests[0].committable.get("run_key"), partitions])
+    def _mark(self, checkpoint: StagedCheckpoint) -> str:
+        partitions = sorted(map(str, checkpoint.partitions))
+        identity = json.dumps([checkpoint.requests[0].committable.get("run_key"), partitions])
         return f"run-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
 
     def commit(self, requests: Sequence[CommitRequest]) -> None:

@@ -22,7 +22,7 @@ from dagster_flinkpy.errors import SinkCommitError, TypeMismatchError
 if TYPE_CHECKING:
     from dagster_flinkpy.datastream.connectors.kafka_sink import KafkaSink, TransactionalKafkaSink
 
-__all__ = ["DirectWriter", "StagingWriter", "produce_all", "producer_settings"]
+__all__ = ["DirectWriter", "KafkaStagingWriter", "produce_all", "producer_settings"]
 
 _MAX_BYTES = "message.max.bytes"
 _DEFAULT_MAX_BYTES = 1_000_000
@@ -106,7 +106,7 @@ def produce_all(producer: Any, topic: str, records: pa.Array, on_delivery: Any) 
             producer.poll(0)
 
 
-class StagingWriter(StagedRowsWriter):
+class KafkaStagingWriter(StagedRowsWriter):
     """Stages the keys and values of one epoch of one subtask.
 
     Args:

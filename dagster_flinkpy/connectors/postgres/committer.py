@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import psycopg
 import pyarrow as pa
 from psycopg import sql
 
 from dagster_flinkpy.connectors.columns.column_types import columns_of
+from dagster_flinkpy.connectors.commit.checkpoint_committer import CheckpointCommitter, Staged, StagedCheckpoint
 from dagster_flinkpy.connectors.commit.staged_content import StagedContent
 from dagster_flinkpy.connectors.commit.staged_files import FileNames
+from dagster_flinkpy.connectors.commit.staged_rows import RowFile, StagedRows, digest_of
 from dagster_flinkpy.connectors.postgres.session import Session
-from dagster_flinkpy.connectors.postgres.target import TargetTable
-from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext
+from dagster_flinkpy.connectors.postgres.target import PostgresTarget
+from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitterInitContext
 from dagster_flinkpy.errors import (
     CommitRefusedError,
     CommittableLostError,
     ConfigurationError,
     ObjectNotFoundError,
-    PathEscapesPrefixError,
-    SinkCommitError,
     StorageError,
 )
-from dagster_flinkpy.storage import ObjectStore, check_relative
+from dagster_flinkpy.storage import ObjectStore
 
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors.postgres.sink import PostgresSink
 
-__all__ = ["LedgerCommitter", "PartitionCommitter", "PreparedTransactionCommitter"]
+__all__ = ["LedgerCommitter", "PostgresPartitionCommitter", "PreparedTransactionCommitter"]
 
 _LEDGER_DAYS = 30
 """After this time no dead attempt can come back to commit a checkpoint again."""
@@ -43,21 +41,36 @@ _ORDER = "flinkpy_order"
 _TO_RETRY = (psycopg.OperationalError, psycopg.InterfaceError, StorageError)
 
 
-class _PostgresCommitter(Committer):
+class _PostgresCommitter(CheckpointCommitter):
     """What all committers of the sink have in common.
 
     Args:
         sink: The sink.
         context: Who is committing.
+        session: Connects.
+        staged: What subtasks have staged or prepared.
     """
 
-    def __init__(self, sink: PostgresSink, context: CommitterInitContext) -> None:
-        self._sink, self._context = sink, context
-        self._session = Session(sink, context.job_id, context.uid)
-        self._table = TargetTable(sink, context.type_info, self._session)
+    _client_errors = (psycopg.Error,)
+    _advice: ClassVar[str] = ". Check that the server runs, and conninfo, user and password."
+
+    def __init__(self, sink: PostgresSink, context: CommitterInitContext, session: Session, staged: Staged) -> None:
+        super().__init__(context, staged, f"table {sink.uri()}")
+        self._owned = sink.filled is not None and sink.filled.owner is not None
+        self._sink, self._session = sink, session
+        self._table = PostgresTarget(sink, context.type_info, session)
         self._checked = False
         self._last: tuple[int, str] | None = None
         """The checkpoint that this attempt has committed last, and a digest of it in the ledger."""
+
+    def _begin(self) -> None:
+        if not self._checked:
+            self._connect().close()
+
+    def _signal(self, requests: Sequence[CommitRequest], error: Exception) -> None:
+        if isinstance(error, psycopg.Error) and not isinstance(error, _TO_RETRY):
+            error = self._refused(requests[0].checkpoint_id, error)
+        super()._signal(requests, error)
 
     def _connect(self, staged: int | None = None) -> psycopg.Connection[Any]:
         """Connects. The first time it also checks that the table is as the sink needs it.
@@ -111,18 +124,9 @@ class _PostgresCommitter(Committer):
                 "backup, or somebody has deleted the entry. Running again adds rows to what is there"
             )
 
-    def _signal_refused(self, requests: Sequence[CommitRequest], error: ConfigurationError) -> None:
-        owned = self._sink.filled is not None and self._sink.filled.owner is not None
-        for request in requests:
-            refused = CommitRefusedError.of(self._context.uid, request.checkpoint_id, error, owned=owned)
-            request.signal_failed_with_unknown_reason(refused)
-
     def last_committed(self) -> int | None:
-        try:
-            with self._session.connect() as connection:
-                return self._session.last_committed(connection)
-        except psycopg.Error as error:
-            raise _unreachable(self._sink, error) from error
+        with self._reaching(), self._session.connect() as connection:
+            return self._session.last_committed(connection)
 
     def _refused(self, checkpoint_id: int, error: Exception) -> CommitRefusedError:
         return CommitRefusedError(
@@ -140,46 +144,22 @@ class LedgerCommitter(_PostgresCommitter):
     """
 
     def __init__(self, sink: PostgresSink, context: CommitterInitContext) -> None:
-        super().__init__(sink, context)
         assert sink.staging is not None
+        session = Session(sink, context.job_id, context.uid)
+        super().__init__(sink, context, session, StagedRows(sink.staging, context))
         self._store: ObjectStore = sink.staging.open()
         self._names = FileNames(context)
 
-    def commit(self, requests: Sequence[CommitRequest]) -> None:
-        checkpoint_id = requests[0].checkpoint_id
-        try:
-            files = [_checked(request) for request in requests]
-            if not self._write(checkpoint_id, files):
-                for request in requests:
-                    request.signal_already_committed()
-        except _TO_RETRY as error:
-            for request in requests:
-                request.retry_later(error)
-        except CommittableLostError as error:
-            for request in requests:
-                request.signal_failed_with_known_reason(error)
-        except ConfigurationError as error:
-            self._signal_refused(requests, error)
-        except (psycopg.Error, SinkCommitError) as error:
-            failure = self._refused(checkpoint_id, error) if isinstance(error, psycopg.Error) else error
-            for request in requests:
-                request.signal_failed_with_unknown_reason(failure)
-        else:
-            with suppress(StorageError):  # abort_lingering deletes what remains
-                self._store.delete_many([file["key"] for file in files])
-
-    def _write(self, checkpoint_id: int, files: list[dict[str, Any]]) -> bool:
+    def _put(self, checkpoint: StagedCheckpoint) -> bool:
         """Writes the rows in one transaction, unless that was done before. Returns whether it did."""
-        written, digest = False, ""
-        older = any(not self._names.of_this_attempt(file["key"]) for file in files)
+        written, digest, checkpoint_id = False, "", checkpoint.checkpoint_id
+        older = any(not self._names.of_this_attempt(file.key) for file in checkpoint.files)
         with self._connect(checkpoint_id if older else None) as connection, connection.transaction():
             self._check_last(connection)
-            for partition in dict.fromkeys(file["partition"] for file in files):
-                of_partition = [file for file in files if file["partition"] == partition]
-                identity = json.dumps([[file["key"], file["sha256"]] for file in of_partition])
-                digest, rows = hashlib.sha256(identity.encode()).hexdigest(), sum(file["rows"] for file in of_partition)
+            for partition, files in checkpoint.by_partition.items():
+                digest, rows = digest_of(files), sum(file.rows for file in files)
                 if self._session.register(connection, checkpoint_id, digest, rows, partition):
-                    self._replace(connection, checkpoint_id, of_partition)
+                    self._replace(connection, checkpoint_id, files)
                     written = True
             if written:
                 self._session.forget(connection, checkpoint_id, _LEDGER_DAYS)
@@ -187,7 +167,7 @@ class LedgerCommitter(_PostgresCommitter):
         self._last = checkpoint_id, digest
         return written
 
-    def _replace(self, connection: psycopg.Connection[Any], checkpoint_id: int, files: list[dict[str, Any]]) -> None:
+    def _replace(self, connection: psycopg.Connection[Any], checkpoint_id: int, files: list[RowFile]) -> None:
         if not self._sink.key:
             self._copy(connection, self._session.target, checkpoint_id, files)
             return
@@ -202,7 +182,7 @@ class LedgerCommitter(_PostgresCommitter):
         connection.execute(sql.SQL("ALTER TABLE {} ADD COLUMN {} bigserial").format(staged, order))
         self._copy(connection, staged, checkpoint_id, files)
         values = [name for name in names if name not in self._sink.key]
-        rows = sum(file["rows"] for file in files)
+        rows = sum(file.rows for file in files)
         updates = sql.SQL(", ").join(sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in values)
         written = connection.execute(
             # Of several rows with the same key the last one counts.
@@ -257,27 +237,27 @@ class LedgerCommitter(_PostgresCommitter):
         connection: psycopg.Connection[Any],
         table: sql.Identifier,
         checkpoint_id: int,
-        files: list[dict[str, Any]],
+        files: list[RowFile],
     ) -> None:
         cursor = connection.cursor()
         with cursor.copy(self._session.copy_into(table, self._columns())) as copy:
             for file in files:
                 for data in self._read(checkpoint_id, file):
                     copy.write(data)
-        self._session.check_taken(cursor.rowcount, sum(file["rows"] for file in files))
+        self._session.check_taken(cursor.rowcount, sum(file.rows for file in files))
 
-    def _read(self, checkpoint_id: int, file: dict[str, Any]) -> Any:
+    def _read(self, checkpoint_id: int, file: RowFile) -> Any:
         """Yields the content of a staged file.
 
         Raises:
             CommittableLostError: It does not exist, or is not what was written.
         """
-        what = f"{self._store.url}/{file['key']}, with {file['rows']} rows of checkpoint {checkpoint_id}"
+        what = f"{self._store.url}/{file.key}, with {file.rows} rows of checkpoint {checkpoint_id}"
         advice = (
             "Nothing of the checkpoint is in the table. Restore a savepoint or an older checkpoint to write the rows "
             f"again, or 'chk-{checkpoint_id}' to continue without them."
         )
-        with StagedContent(self._store, file["key"], file["bytes"]) as staged:
+        with StagedContent(self._store, file.key, file.bytes) as staged:
             try:
                 with pa.CompressedInputStream(pa.PythonFile(staged, "r"), "lz4") as content:
                     while data := content.read(_COPIED_BYTES):
@@ -288,38 +268,15 @@ class LedgerCommitter(_PostgresCommitter):
                 ) from error
             except OSError as error:
                 raise CommittableLostError(f"{what}, is damaged: {error}. {advice}") from error
-            if staged.sha256() != file["sha256"]:
+            if staged.sha256() != file.sha256:
                 raise CommittableLostError(f"{what}, is not what was written. {advice}")
 
-    def is_record_with_rows(self) -> bool:
-        return True
 
-    def lingering(self, keep: Sequence[CommitRequest]) -> int:
-        return len(self._staged(keep))
-
-    def abort_lingering(self, keep: Sequence[CommitRequest]) -> int:
-        if not self._checked:  # when an attempt starts
-            try:
-                self._connect().close()
-            except psycopg.Error as error:
-                raise _unreachable(self._sink, error) from error
-        for upload in self._store.list_uploads():
-            if self._names.mine(upload.key):
-                self._store.abort_upload(upload.key, upload.upload_id)
-        staged = self._staged(keep)
-        self._store.delete_many(staged)
-        return len(staged)
-
-    def _staged(self, keep: Sequence[CommitRequest]) -> list[str]:
-        kept = {_checked(request)["key"] for request in keep}
-        return [info.key for info in self._store.list() if self._names.mine(info.key) and info.key not in kept]
-
-
-class PartitionCommitter(LedgerCommitter):
+class PostgresPartitionCommitter(LedgerCommitter):
     """Replaces the rows of a partition in the transaction that writes the new ones."""
 
-    def _replace(self, connection: psycopg.Connection[Any], checkpoint_id: int, files: list[dict[str, Any]]) -> None:
-        self._delete(connection, files[0]["partition"])
+    def _replace(self, connection: psycopg.Connection[Any], checkpoint_id: int, files: list[RowFile]) -> None:
+        self._delete(connection, files[0].partition)
         super()._replace(connection, checkpoint_id, files)
 
     def _delete(self, connection: psycopg.Connection[Any], partition: str | None) -> int:
@@ -339,10 +296,8 @@ class PartitionCommitter(LedgerCommitter):
 
     def replace_partition(self, partition: str | None, checkpoint_id: int) -> int:
         """Deletes the rows of a partition that was run again without any rows. Otherwise the commit replaced them."""
-        try:
+        with self._reaching():
             return self._empty(partition, checkpoint_id)
-        except psycopg.Error as error:
-            raise _unreachable(self._sink, error) from error
 
     def _empty(self, partition: str | None, checkpoint_id: int) -> int:
         if self._context.type_info is None:  # there were no rows at all, so nobody has created the table
@@ -357,6 +312,48 @@ class PartitionCommitter(LedgerCommitter):
             return self._delete(connection, partition)
 
 
+class PreparedTransactions:
+    """The transactions that subtasks have prepared (a `Staged`).
+
+    Args:
+        session: Connects.
+        context: Who is committing.
+    """
+
+    def __init__(self, session: Session, context: CommitterInitContext) -> None:
+        self._session, self._token = session, context.fencing_token
+
+    def delete(self, requests: Sequence[CommitRequest]) -> None:
+        """Does nothing: a transaction that is committed is gone."""
+
+    def missing_rows(self, requests: Sequence[CommitRequest]) -> int:
+        """Returns 0: the server keeps transactions."""
+        return 0
+
+    def lingering(self, keep: Sequence[CommitRequest]) -> int:
+        """Returns the number of transactions that `abort_lingering` would roll back."""
+        with self._session.connect() as connection:
+            return len(self._lingering(connection, keep))
+
+    def abort_lingering(self, keep: Sequence[CommitRequest]) -> int:
+        """Rolls back all but those to keep and those of newer attempts. Returns their number."""
+        with self._session.connect() as connection:
+            lingering = self._lingering(connection, keep)
+            for gid in lingering:
+                with suppress(psycopg.errors.UndefinedObject):  # somebody else was faster
+                    connection.execute(self._session.two_phase("ROLLBACK PREPARED", gid))
+            return len(lingering)
+
+    def _lingering(self, connection: psycopg.Connection[Any], keep: Sequence[CommitRequest]) -> list[str]:
+        kept = {request.committable.get("gid") for request in keep}
+        found = connection.execute(
+            "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND starts_with(gid, %s)",
+            [self._session.gid_prefix],
+        )
+        # The last parts are checkpoint, subtask, fencing token and execution. A fenced attempt spares newer ones.
+        return [gid for (gid,) in found if gid not in kept and _token(gid) <= self._token]
+
+
 class PreparedTransactionCommitter(_PostgresCommitter):
     """Commits transactions that subtasks have prepared.
 
@@ -364,6 +361,10 @@ class PreparedTransactionCommitter(_PostgresCommitter):
         sink: The sink.
         context: Who is committing.
     """
+
+    def __init__(self, sink: PostgresSink, context: CommitterInitContext) -> None:
+        session = Session(sink, context.job_id, context.uid)
+        super().__init__(sink, context, session, PreparedTransactions(session, context))
 
     def _check(self, connection: psycopg.Connection[Any]) -> None:
         found = connection.execute("SHOW max_prepared_transactions").fetchone()
@@ -375,27 +376,17 @@ class PreparedTransactionCommitter(_PostgresCommitter):
             )
         super()._check(connection)
 
-    def commit(self, requests: Sequence[CommitRequest]) -> None:
-        older = [
-            r.checkpoint_id for r in requests if _token(str(r.committable.get("gid"))) != self._context.fencing_token
-        ]
-        try:
-            with self._connect(older[0] if older else None) as connection:
-                self._check_last(connection)
-                for request in requests:
-                    self._commit(connection, request)
-        except _TO_RETRY as error:
+    def _put(self, checkpoint: StagedCheckpoint) -> bool:
+        """Commits one transaction after the other, and says of each what became of it."""
+        requests = checkpoint.requests
+        older = any(_token(str(r.committable.get("gid"))) != self._context.fencing_token for r in requests)
+        with self._connect(checkpoint.checkpoint_id if older else None) as connection:
+            self._check_last(connection)
             for request in requests:
-                request.retry_later(error)
-        except ConfigurationError as error:
-            self._signal_refused(requests, error)
-        except (psycopg.Error, SinkCommitError) as error:
-            for request in requests:
-                refused = self._refused(request.checkpoint_id, error) if isinstance(error, psycopg.Error) else error
-                request.signal_failed_with_unknown_reason(refused)
-        else:
-            done = [r for r in requests if r.error is None]
-            self._last = (done[-1].checkpoint_id, str(done[-1].committable.get("gid"))) if done else self._last
+                self._commit(connection, request)
+        if done := [str(request.committable.get("gid")) for request in requests if request.error is None]:
+            self._last = checkpoint.checkpoint_id, done[-1]
+        return True
 
     def _commit(self, connection: psycopg.Connection[Any], request: CommitRequest) -> None:
         gid = str(request.committable.get("gid"))
@@ -420,57 +411,14 @@ class PreparedTransactionCommitter(_PostgresCommitter):
         except psycopg.Error as error:
             request.signal_failed_with_unknown_reason(self._refused(request.checkpoint_id, error))
 
-    def lingering(self, keep: Sequence[CommitRequest]) -> int:
-        with self._session.connect() as connection:
-            return len(self._lingering(connection, keep))
-
-    def abort_lingering(self, keep: Sequence[CommitRequest]) -> int:
-        try:
-            with self._connect() as connection:
-                lingering = self._lingering(connection, keep)
-                for gid in lingering:
-                    with suppress(psycopg.errors.UndefinedObject):  # somebody else was faster
-                        connection.execute(self._session.two_phase("ROLLBACK PREPARED", gid))
-                return len(lingering)
-        except psycopg.Error as error:
-            raise _unreachable(self._sink, error) from error
-
-    def _lingering(self, connection: psycopg.Connection[Any], keep: Sequence[CommitRequest]) -> list[str]:
-        kept = {request.committable.get("gid") for request in keep}
-        found = connection.execute(
-            "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND starts_with(gid, %s)",
-            [self._session.gid_prefix],
-        )
-        # The last parts are checkpoint, subtask, fencing token and execution. A fenced attempt spares newer ones.
-        return [gid for (gid,) in found if gid not in kept and _token(gid) <= self._context.fencing_token]
-
-
-def _checked(request: CommitRequest) -> dict[str, Any]:
-    """Returns a committable of staged rows.
-
-    Raises:
-        SinkCommitError: It is something else.
-    """
-    file = request.committable
-    try:
-        check_relative(file["key"])
-        if not isinstance(file["rows"], int) or not isinstance(file["bytes"], int):
-            raise TypeError("rows and bytes are numbers")
-        return {**file, "sha256": str(file["sha256"]), "partition": file["partition"]}
-    except (KeyError, TypeError, AttributeError, PathEscapesPrefixError) as error:
-        raise SinkCommitError(f"not a committable of a PostgreSQL sink: {file!r} ({error!r})") from error
+    def is_record_with_rows(self) -> bool:
+        return False
 
 
 def _token(gid: str) -> int:
     """Returns the fencing token in the id of a prepared transaction, or -1 if it is none of the sink's."""
     token = gid.rsplit(":", 2)[1:2]
     return int(token[0]) if token and token[0].isdecimal() else -1
-
-
-def _unreachable(sink: PostgresSink, error: Exception) -> StorageError:
-    return StorageError(
-        f"cannot use table {sink.uri()}: {error}. Check that the server runs, and conninfo, user and password."
-    )
 
 
 def _listed(names: Sequence[str]) -> sql.Composed:

@@ -17,7 +17,7 @@ from dagster_flinkpy.errors import ConfigurationError
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors.postgres.sink import PostgresSink
 
-__all__ = ["TargetTable"]
+__all__ = ["PostgresTarget"]
 
 _WHOLE = ("int2", "int4", "int8", "numeric")
 _WIDER: dict[str, tuple[str, ...]] = {
@@ -40,7 +40,7 @@ _TEXTS = ("text", "varchar")
 _MICROS = 6
 
 
-class TargetTable:
+class PostgresTarget:
     """Checks the table of a sink.
 
     Args:

@@ -16,19 +16,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as csv
 
+from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation
 from dagster_flinkpy.connectors.columns.column_types import columns_of, is_nested
 from dagster_flinkpy.connectors.columns.json_values import to_json_text
 from dagster_flinkpy.connectors.commit.staged_files import StagedUpload, file_name, still_staged
+from dagster_flinkpy.connectors.commit.staged_rows import RowFile
 from dagster_flinkpy.connectors.postgres.session import Session
-from dagster_flinkpy.connectors.postgres.target import TargetTable
+from dagster_flinkpy.connectors.postgres.target import PostgresTarget
 from dagster_flinkpy.datastream.connectors.base import CommittingSinkWriter, Json, WriterInitContext
 from dagster_flinkpy.errors import SinkCommitError, StorageError, TypeMismatchError
 
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors.postgres.sink import PostgresSink
 
-__all__ = ["CsvEncoder", "PreparingWriter", "StagingWriter"]
+__all__ = ["CsvEncoder", "PostgresStagingWriter", "PreparingWriter"]
 
 _OPTIONS = csv.WriteOptions(include_header=False, batch_size=8192)
 _NUL_IN_JSON = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
@@ -109,7 +111,7 @@ def _json(name: str, type_info: TypeInformation, value: Any) -> str | None:
     return text
 
 
-class StagingWriter(CommittingSinkWriter):
+class PostgresStagingWriter(CommittingSinkWriter):
     """Writes one epoch of one subtask to a file on the store, as compressed CSV.
 
     Args:
@@ -155,15 +157,8 @@ class StagingWriter(CommittingSinkWriter):
         with still_staged():
             self._store.complete_upload(file.key, file.upload_id, file.parts, if_none_match=True)
         self._finished = True
-        return [
-            {
-                "key": file.key,
-                "rows": file.rows,
-                "bytes": file.bytes,
-                "sha256": file.sha256,
-                "partition": self._partition,
-            }
-        ]
+        staged = RowFile(file.key, file.rows, file.bytes, file.sha256, current_millis(), self._partition)
+        return [staged.to_json()]
 
     def abort(self) -> None:
         self._behind.shutdown()
@@ -185,7 +180,7 @@ class PreparingWriter(CommittingSinkWriter):
     def __init__(self, sink: PostgresSink, context: WriterInitContext, type_info: TypeInformation) -> None:
         self._session = Session(sink, context.job_id, context.uid)
         self._encoder, self._what = CsvEncoder(type_info), f"table {sink.uri()} of sink {context.uid!r}"
-        self._table = TargetTable(sink, type_info, self._session)
+        self._table = PostgresTarget(sink, type_info, self._session)
         self._columns = list(columns_of(type_info))
         self._checkpoint_id = context.checkpoint_id
         digest = hashlib.sha256(context.execution.encode()).hexdigest()[:16]

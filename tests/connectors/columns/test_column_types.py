@@ -118,7 +118,7 @@ def read(target: str, names: dict[str, str], sink: Any, folder: Path) -> pa.Tabl
     if target == "Delta Lake":
         return DeltaTable(str(folder / "t")).to_pyarrow_table().sort_by("k")
     if target == "Iceberg":
-        table = sink.create_committer(CommitterInitContext("job", "sink", 1))._table.catalog.load_table("db.t")
+        table = sink.create_committer(CommitterInitContext("job", "sink", 1))._target.catalog.load_table("db.t")
         return table.scan().to_arrow().sort_by("k")
     columns = {"k": "INTEGER", **{name: DUCKDB[kind] for kind, name in names.items()}}
     connection = duckdb.connect()

@@ -19,8 +19,8 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import CommitFailedException
 
 from dagster_flinkpy.connectors import DeltaSink, IcebergSink, ParquetSink
-from dagster_flinkpy.connectors.delta.committer import storage_options
-from dagster_flinkpy.connectors.iceberg.table import TargetTable
+from dagster_flinkpy.connectors.delta.table import storage_options
+from dagster_flinkpy.connectors.iceberg.table import IcebergTarget
 from dagster_flinkpy.datastream.connectors.base import CommitterInitContext, TwoPhaseCommittingSink
 from dagster_flinkpy.errors import FlinkPyError, SinkCommitError, StorageError
 from dagster_flinkpy.storage import StorageLocation
@@ -45,7 +45,7 @@ def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dagster_flinkpy.runtime.master.commit_retries._sleep", lambda seconds: None)
     quick = {"backoff_config.init_backoff": "1 ms", "backoff_config.max_backoff": "2 ms", "max_retries": "4"}
     monkeypatch.setattr(
-        "dagster_flinkpy.connectors.delta.committer.storage_options", lambda location: storage_options(location) | quick
+        "dagster_flinkpy.connectors.delta.table.storage_options", lambda location: storage_options(location) | quick
     )
 
 
@@ -102,7 +102,7 @@ def values_of_delta(location: StorageLocation, folder: Path) -> list[int]:
 
 
 def values_of_iceberg(location: StorageLocation, folder: Path) -> list[int]:
-    catalog = TargetTable(iceberg(location, folder), CommitterInitContext("job", "sink", 0, EVENT)).catalog
+    catalog = IcebergTarget(iceberg(location, folder), CommitterInitContext("job", "sink", 0, EVENT)).catalog
     return sorted(catalog.load_table("db.t").scan().to_arrow().column("value").to_pylist())
 
 

@@ -255,15 +255,15 @@ def test_others_change_the_table_between_look_and_write(
 ) -> None:
     sink, running, staged = table_with_a_row(tmp_path / "t", "append")
     request, put_backs = staged(2), list[Callable[[], None]]()
-    real = DeltaCommitter._add
+    real = DeltaCommitter._swap
 
-    def add(self: DeltaCommitter, *args: Any) -> None:
+    def swap(self: DeltaCommitter, *args: Any) -> None:
         if not put_backs:
             put_backs.append(kept(tmp_path / "t", tmp_path / "copy"))
             ACTS[name].do(tmp_path / "t")
         real(self, *args)
 
-    monkeypatch.setattr(DeltaCommitter, "_add", add)
+    monkeypatch.setattr(DeltaCommitter, "_swap", swap)
     outcome(running, request, ACTS[name], "append", lambda: put_backs[0]())
     assert rows(sink) == [1, 2]
 

@@ -21,8 +21,10 @@ from dagster_flinkpy.common import Row, Types
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors import DeltaSink
 from dagster_flinkpy.connectors.commit.staged_files import StagedFileCommitter
-from dagster_flinkpy.connectors.delta.committer import DeltaCommitter, DeltaWriter
+from dagster_flinkpy.connectors.delta.committer import DeltaCommitter
+from dagster_flinkpy.connectors.delta.table import storage_options
 from dagster_flinkpy.connectors.delta.upsert import DeltaUpsertCommitter
+from dagster_flinkpy.connectors.delta.writer import DeltaWriter
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext, WriterInitContext
 from dagster_flinkpy.errors import (
     CommitRefusedError,
@@ -67,9 +69,7 @@ def commit(sink: DeltaSink, *requests: CommitRequest, token: int = 1) -> int:
 
 
 def opened(sink: DeltaSink) -> DeltaTable:
-    made = committer(sink)
-    assert isinstance(made, DeltaCommitter)
-    return DeltaTable(sink.location.url, storage_options=made._options)
+    return DeltaTable(sink.location.url, storage_options=storage_options(sink.location))
 
 
 def rows(sink: DeltaSink) -> list[int]:
@@ -93,14 +93,14 @@ def test_a_commit_of_somebody_else_in_between_is_looked_at(tmp_path: Path, monke
     sink = DeltaSink(str(tmp_path))
     request = stage(sink, 1)
     committer(sink).abort_lingering([request])
-    real, left = DeltaCommitter._add, [2]
+    real, left = DeltaCommitter._swap, [2]
 
-    def add(self: DeltaCommitter, *args: Any) -> None:
+    def swap(self: DeltaCommitter, *args: Any) -> None:
         if left:
             write_deltalake(str(tmp_path), pa.table({"n": [left.pop() * 10], "s": ["x"]}), mode="append")
         real(self, *args)
 
-    monkeypatch.setattr(DeltaCommitter, "_add", add)
+    monkeypatch.setattr(DeltaCommitter, "_swap", swap)
     assert commit(sink, request) == 0
     assert rows(sink) == [1, 20]
 
@@ -111,15 +111,15 @@ def test_an_attempt_that_sleeps_between_look_and_write_adds_nothing(
     sink = DeltaSink(str(tmp_path))
     request = stage(sink, 1)
     committer(sink).abort_lingering([request])
-    real, newer = DeltaCommitter._add, [True]
+    real, newer = DeltaCommitter._swap, [True]
 
-    def add(self: DeltaCommitter, *args: Any) -> None:
+    def swap(self: DeltaCommitter, *args: Any) -> None:
         if newer:
             newer.clear()
             commit(sink, request, token=2)
         real(self, *args)
 
-    monkeypatch.setattr(DeltaCommitter, "_add", add)
+    monkeypatch.setattr(DeltaCommitter, "_swap", swap)
     assert commit(sink, request) == 1
     assert rows(sink) == [1]
 
@@ -143,7 +143,7 @@ def test_a_committed_file_may_be_compacted_and_vacuumed(tmp_path: Path) -> None:
 
 
 def test_a_long_log_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dagster_flinkpy.connectors.delta.committer._VERSIONS", 2)
+    monkeypatch.setattr("dagster_flinkpy.connectors.delta.table._VERSIONS", 2)
     sink = DeltaSink(str(tmp_path))
     requests = [stage(sink, n, checkpoint_id=n) for n in range(1, 6)]
     commit(sink, *requests)
@@ -293,15 +293,15 @@ def test_rows_replace_rows_with_the_same_key(location: StorageLocation) -> None:
 def test_an_attempt_that_sleeps_merges_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = DeltaSink(str(tmp_path), key=["n"])
     first, later = stage(sink, 1), stage(sink, 2, checkpoint_id=2)
-    real, newer = DeltaUpsertCommitter._add, [True]
+    real, newer = DeltaUpsertCommitter._change, [True]
 
-    def add(self: DeltaUpsertCommitter, *args: Any) -> None:
+    def change(self: DeltaUpsertCommitter, *args: Any) -> Any:
         if newer:
             newer.clear()
             commit(sink, first, later, token=2)
-        real(self, *args)
+        return real(self, *args)
 
-    monkeypatch.setattr(DeltaUpsertCommitter, "_add", add)
+    monkeypatch.setattr(DeltaUpsertCommitter, "_change", change)
     assert commit(sink, first) == 1  # its staged rows are gone, too, but it finds that they are in the table
     assert commit(sink, first, later) == 2
     lost = stage(sink, 3, checkpoint_id=3)
@@ -329,8 +329,9 @@ def test_keys_that_cannot_work(tmp_path: Path, options: Any, said: str) -> None:
 STEPS: list[tuple[Any, str]] = [
     (DeltaWriter, "write"),
     (DeltaWriter, "prepare_commit"),
-    (DeltaCommitter, "_complete"),
-    (DeltaCommitter, "_add"),
+    (StagedFileCommitter, "complete"),
+    (DeltaCommitter, "_change"),
+    (DeltaCommitter, "_swap"),
     (DeltaCommitter, "_has"),
     (DeltaUpsertCommitter, "_add"),
     (DeltaUpsertCommitter, "_clean_up"),

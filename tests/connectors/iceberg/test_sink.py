@@ -24,7 +24,7 @@ from dagster_flinkpy.connectors import IcebergSink
 from dagster_flinkpy.connectors.commit.staged_files import StagedFileCommitter
 from dagster_flinkpy.connectors.commit.staged_rows import StagedRowsWriter
 from dagster_flinkpy.connectors.iceberg import table as iceberg_table
-from dagster_flinkpy.connectors.iceberg.committer import IcebergCommitter, UpsertCommitter
+from dagster_flinkpy.connectors.iceberg.committer import IcebergCommitter, IcebergUpsertCommitter
 from dagster_flinkpy.connectors.iceberg.table import CommitLog
 from dagster_flinkpy.connectors.iceberg.writer import IcebergWriter
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext, WriterInitContext
@@ -81,7 +81,7 @@ def commit(sink: IcebergSink, *requests: CommitRequest, token: int = 1, row: Typ
 def opened(sink: IcebergSink) -> Table:
     made = committer(sink)
     assert isinstance(made, IcebergCommitter)
-    return made._table.catalog.load_table(sink.table)
+    return made._target.catalog.load_table(sink.table)
 
 
 def rows(sink: IcebergSink) -> list[int]:
@@ -385,10 +385,10 @@ STEPS: list[tuple[Any, str]] = [
     (IcebergWriter, "write"),
     (IcebergWriter, "prepare_commit"),
     (StagedRowsWriter, "prepare_commit"),
-    (IcebergCommitter, "_complete"),
+    (StagedFileCommitter, "complete"),
     (IcebergCommitter, "_swap"),
-    (UpsertCommitter, "_change"),
-    (UpsertCommitter, "_clean_up"),
+    (IcebergUpsertCommitter, "_change"),
+    (IcebergUpsertCommitter, "_clean_up"),
     (CommitLog, "has"),
     (SqlCatalog, "commit_table"),
     (StagedFileCommitter, "_commit_one"),

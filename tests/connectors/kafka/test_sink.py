@@ -22,7 +22,7 @@ from dagster_flinkpy.common.serialization import ByteArraySchema, SerializationS
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors.kafka import committer as kafka_committer
 from dagster_flinkpy.connectors.kafka.committer import KafkaCommitter
-from dagster_flinkpy.connectors.kafka.writer import StagingWriter
+from dagster_flinkpy.connectors.kafka.writer import KafkaStagingWriter
 from dagster_flinkpy.datastream.connectors.base import (
     CommitRequest,
     CommitterInitContext,
@@ -328,8 +328,8 @@ def test_time_partitions_are_refused_because_kafka_cannot_replace(cluster: FakeC
 
 RECORDS = [(f"k{i % 3}", i, i) for i in range(9)]
 STEPS: list[tuple[Any, str]] = [
-    (StagingWriter, "write"),
-    (StagingWriter, "prepare_commit"),
+    (KafkaStagingWriter, "write"),
+    (KafkaStagingWriter, "prepare_commit"),
     (KafkaCommitter, "commit"),
     (KafkaCommitter, "abort_lingering"),
     *((FakeProducer, name) for name in ("init_transactions", "begin_transaction", "produce")),

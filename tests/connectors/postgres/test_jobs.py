@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dagster_flinkpy.connectors import PostgresSink
 from dagster_flinkpy.connectors.postgres.committer import LedgerCommitter, PreparedTransactionCommitter
 from dagster_flinkpy.connectors.postgres.session import Session
-from dagster_flinkpy.connectors.postgres.writer import PreparingWriter, StagingWriter
+from dagster_flinkpy.connectors.postgres.writer import PostgresStagingWriter, PreparingWriter
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitterInitContext
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.connectors.postgres.test_sink import Crash, Database
@@ -25,8 +25,8 @@ from tests.runtime.programs import EVENT, environment, events
 
 RECORDS = [(f"k{i % 3}", i, i) for i in range(9)]
 STEPS: list[tuple[Any, str]] = [
-    (StagingWriter, "write"),
-    (StagingWriter, "prepare_commit"),
+    (PostgresStagingWriter, "write"),
+    (PostgresStagingWriter, "prepare_commit"),
     (PreparingWriter, "write"),
     (PreparingWriter, "prepare_commit"),
     (LedgerCommitter, "commit"),

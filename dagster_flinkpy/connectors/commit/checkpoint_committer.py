@@ -1,0 +1,164 @@
+"""The second phase of sinks that put a checkpoint into their target as a whole, or not at all."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Protocol
+
+from dagster_flinkpy.connectors.commit.signals import signal_failure
+from dagster_flinkpy.connectors.commit.staged_rows import RowFile, digest_of
+from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext
+from dagster_flinkpy.errors import CommitRefusedError, ConfigurationError, StorageError
+
+__all__ = ["CheckpointCommitter", "Staged", "StagedCheckpoint"]
+
+
+@dataclass(frozen=True)
+class StagedCheckpoint:
+    """What all subtasks have staged for a checkpoint."""
+
+    requests: Sequence[CommitRequest]
+
+    @property
+    def checkpoint_id(self) -> int:
+        """The checkpoint, or the transaction of an asset."""
+        return self.requests[0].checkpoint_id
+
+    @cached_property
+    def files(self) -> list[RowFile]:
+        """The staged files, those of the first subtask first.
+
+        Raises:
+            SinkCommitError: A request has something else.
+        """
+        return [RowFile.of(request) for request in self.requests]
+
+    @property
+    def digest(self) -> str:
+        """The identity of the files, as SHA-256 in hex."""
+        return digest_of(self.files)
+
+    @property
+    def staged_ms(self) -> int:
+        """When the first file was staged, in milliseconds since 1970."""
+        return min(file.staged_ms for file in self.files)
+
+    @property
+    def by_partition(self) -> dict[str | None, list[RowFile]]:
+        """The files of each Dagster partition, in their order."""
+        found = dict[str | None, list[RowFile]]()
+        for file in self.files:
+            found.setdefault(file.partition, []).append(file)
+        return found
+
+    @property
+    def partitions(self) -> list[str | None]:
+        """The Dagster partitions of the files."""
+        return list(self.by_partition)
+
+
+class Staged(Protocol):
+    """What is staged for the checkpoints of a job and sink."""
+
+    def delete(self, requests: Sequence[CommitRequest]) -> None:
+        """Deletes what is of no use any more when the requests are committed."""
+
+    def missing_rows(self, requests: Sequence[CommitRequest]) -> int:
+        """Returns how many rows of the requests are no longer staged."""
+
+    def lingering(self, keep: Sequence[CommitRequest]) -> int:
+        """Returns the number of items that `abort_lingering` would delete."""
+
+    def abort_lingering(self, keep: Sequence[CommitRequest]) -> int:
+        """Deletes what this job and sink have staged, except what is kept or of newer attempts. Returns how much."""
+
+
+class CheckpointCommitter(Committer):
+    """Commits a checkpoint as a whole, or not at all. A subclass says how it gets into the target.
+
+    Args:
+        context: Who is committing.
+        staged: What subtasks have staged.
+        what: The target, for messages.
+    """
+
+    _client_errors: ClassVar[tuple[type[Exception], ...]] = (OSError,)
+    """What is raised if the target cannot be used for now."""
+    _refusals: ClassVar[tuple[type[Exception], ...]] = (ConfigurationError,)
+    """What is raised if the target does not take the rows until somebody changes it."""
+    _advice: ClassVar[str] = ""
+    """What to do if the target cannot be used."""
+    _owned = False
+    """Whether the sink belongs to a plain asset."""
+
+    def __init__(self, context: CommitterInitContext, staged: Staged, what: str) -> None:
+        self._context, self._staged, self._what = context, staged, what
+
+    def commit(self, requests: Sequence[CommitRequest]) -> None:
+        checkpoint = StagedCheckpoint(requests)
+        try:
+            # 1. Put the checkpoint into the target, unless it is there already.
+            is_new = self._put(checkpoint)
+        except Exception as error:
+            # 2. Or say why it is not there, and whether to try again.
+            self._signal(requests, error)
+            return
+        # 3. Say that somebody has committed it before, such as an attempt that died while it did.
+        for request in () if is_new else requests:
+            request.signal_already_committed()
+        # 4. Delete what was staged only for this.
+        with suppress(StorageError):  # abort_lingering deletes what remains
+            self._clean_up(checkpoint)
+
+    @abstractmethod
+    def _put(self, checkpoint: StagedCheckpoint) -> bool:
+        """Puts a checkpoint into the target. Returns whether it was not there yet.
+
+        Raises:
+            CommittableLostError: What was staged is lost.
+            SinkCommitError: It is not in the target, or nobody knows whether it is.
+            ConfigurationError: The target does not take it.
+            StorageError: It is not in the target now.
+        """
+
+    def _signal(self, requests: Sequence[CommitRequest], error: Exception) -> None:
+        """Says why requests are not committed. Raises an error that is not one of the target."""
+        if isinstance(error, self._refusals):
+            try:
+                gone = self._staged.missing_rows(requests)
+            except StorageError as unknown:
+                signal_failure(requests, unknown)
+                return
+            uid, checkpoint_id = self._context.uid, requests[0].checkpoint_id
+            error = CommitRefusedError.of(uid, checkpoint_id, error, owned=self._owned, gone=gone)
+        signal_failure(requests, error, retried=self._client_errors)
+
+    def _clean_up(self, checkpoint: StagedCheckpoint) -> None:
+        """Deletes what is of no use any more when a checkpoint is committed."""
+        self._staged.delete(checkpoint.requests)
+
+    @contextmanager
+    def _reaching(self) -> Iterator[None]:
+        """Says what cannot be reached, outside of commits."""
+        try:
+            yield
+        except self._client_errors as error:
+            raise StorageError(f"sink {self._context.uid!r} cannot use {self._what}: {error}{self._advice}") from error
+
+    def _begin(self) -> None:
+        """Looks at the target when an attempt starts."""
+
+    def is_record_with_rows(self) -> bool:
+        return True
+
+    def lingering(self, keep: Sequence[CommitRequest]) -> int:
+        return self._staged.lingering(keep)
+
+    def abort_lingering(self, keep: Sequence[CommitRequest]) -> int:
+        with self._reaching():
+            self._begin()
+            return self._staged.abort_lingering(keep)

@@ -1,0 +1,232 @@
+"""The table behind the Delta Lake sink: opening and checking it, and which checkpoints are in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Field, Schema
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+
+from dagster_flinkpy.connectors.columns.column_types import columns_of
+from dagster_flinkpy.connectors.commit.checkpoint_committer import StagedCheckpoint
+from dagster_flinkpy.connectors.delta.entries import check_log, entries, entry_name
+from dagster_flinkpy.connectors.delta.rules import Change, check_protocol, check_rules
+from dagster_flinkpy.connectors.delta.sink import DeltaSink
+from dagster_flinkpy.connectors.lake.committer import LOOKS
+from dagster_flinkpy.datastream.connectors.base import CommitterInitContext
+from dagster_flinkpy.errors import CommittableLostError, ConfigurationError, StorageError
+from dagster_flinkpy.storage import StorageLocation
+
+__all__ = ["DIGEST", "DeltaTarget", "storage_options"]
+
+DIGEST = "flinkpy.digest"
+"""The entry of a version that tells which committables it has added."""
+_VERSIONS = 50
+_CLOCK_SKEW_MS = 3_600_000
+
+
+class DeltaTarget:
+    """The table of a sink.
+
+    Args:
+        sink: The sink.
+        context: Who is committing.
+        change: What commits do to the table.
+    """
+
+    def __init__(self, sink: DeltaSink, context: CommitterInitContext, change: Change) -> None:
+        self._sink, self._context, self._change, self._what = sink, context, change, sink.what
+        self._store, self._options = sink.location.open(), storage_options(sink.location)
+        self.app_id = f"flinkpy.{len(context.job_id)}.{context.job_id}.{context.uid}"
+        self._id: str | None = None
+        """The table that was found or created. It can be another one later."""
+        self.latest = (0, 0)
+        """The checkpoint that this attempt has committed last, and its version."""
+
+    @property
+    def found(self) -> bool:
+        """Whether the table was found or created."""
+        return self._id is not None
+
+    def open(self, *, create: bool) -> DeltaTable:
+        """Opens the table. The first time it may be created.
+
+        Raises:
+            ConfigurationError: There is none.
+        """
+        schema = self._schema()
+        if schema is not None and self._id is None and create:
+            return self._found_or_created(schema)
+        if (table := self.try_open()) is None:
+            raise ConfigurationError(f"{self._what} does not exist any more: it was deleted or moved. Put it back")
+        return table
+
+    def try_open(self) -> DeltaTable | None:
+        """Opens the table. Returns None if there is none.
+
+        Raises:
+            ConfigurationError: Entries of its log are missing.
+        """
+        try:
+            return DeltaTable(self._sink.location.url, storage_options=self._options)
+        except TableNotFoundError:
+            return None
+        except DeltaError:
+            check_log(self._what, self._store)
+            raise
+
+    def _found_or_created(self, schema: Schema) -> DeltaTable:
+        for _ in range(LOOKS):
+            if (table := self.try_open()) is not None:
+                return table
+            with suppress(CommitFailedError):  # somebody else was faster
+                return DeltaTable.create(
+                    self._sink.location.url,
+                    schema,
+                    mode="ignore",
+                    partition_by=self._sink.partition_by or None,
+                    storage_options=self._options,
+                )
+        raise StorageError(f"{self._what} changes faster than it can be opened")
+
+    def _schema(self) -> Schema | None:
+        """Returns the columns that are written, or None if the type of the records is unknown."""
+        if self._context.type_info is None:
+            return None
+        columns = [(name, kind.arrow_type) for name, kind in columns_of(self._context.type_info).items()]
+        columns += [] if self._sink.filled is None else [(name, pa.string()) for name in self._sink.filled.names]
+        return Schema.from_arrow(pa.schema(columns))
+
+    def check(self, table: DeltaTable) -> None:
+        """Checks that the table is the same one as before, and fits the records. The first time it may get columns.
+
+        Raises:
+            ConfigurationError: It is not, or does not fit.
+        """
+        found, schema = table.metadata(), self._schema()
+        if self._id is not None and found.id != self._id:
+            raise ConfigurationError(
+                f"{self._what} was dropped and made anew since it was opened. Running again adds the rows to the new "
+                "table, if they were not deleted with the old one"
+            )
+        checkpoint_id, version = self.latest
+        last = self.last(table)
+        if table.version() < version or (last is not None and last < checkpoint_id):
+            raise ConfigurationError(
+                f"{self._what} does not have version {version} any more, with the rows of checkpoint {checkpoint_id}: "
+                "it was restored from a backup. Running again adds rows to what was restored"
+            )
+        self._check_rules(table, None if schema is None else [field.name for field in schema.fields])
+        if schema is not None:
+            if self._id is None:
+                self._add_columns(table, schema)
+            self.check_columns(table, schema)
+        if found.partition_columns != self._sink.partition_by:
+            raise ConfigurationError(
+                f"{self._what} is partitioned by {found.partition_columns}, not by {self._sink.partition_by}: change "
+                "partition_by of the sink, or write the table again"
+            )
+        self._id = found.id
+
+    def _check_rules(self, table: DeltaTable, written: Sequence[str] | None) -> None:
+        protocol = table.protocol()
+        features = {*(protocol.reader_features or ()), *(protocol.writer_features or ())}
+        check_protocol(self._what, protocol.min_reader_version, protocol.min_writer_version, features)
+        vectors = self._change != "append" and "deletionVectors" in features
+        has_vectors = vectors and pa.table(table.deletion_vectors()).num_rows > 0
+        fields, settings = table.schema().fields, table.metadata().configuration
+        check_rules(self._what, settings, fields, written, self._change, has_vectors=has_vectors)
+
+    def _add_columns(self, table: DeltaTable, schema: Schema) -> None:
+        """Adds columns that the table does not have, if the sink says so."""
+        for _ in range(LOOKS):
+            found = {field.name for field in table.schema().fields}
+            missing = [field for field in schema.fields if field.name not in found] if self._sink.merge_schema else []
+            if not missing:
+                return
+            for field in missing:
+                if same := [name for name in found if name.lower() == field.name.lower()]:
+                    raise ConfigurationError(
+                        f"column {field.name!r} cannot be added to {self._what}, which has {same[0]!r}: rename one"
+                    )
+            with suppress(CommitFailedError):  # somebody else has written the version, perhaps with these columns
+                table.alter.add_columns(missing, commit_properties=CommitProperties(max_commit_retries=0))
+            table.update_incremental()
+
+    def check_columns(self, table: DeltaTable, schema: Schema) -> None:
+        """Checks that the table has columns.
+
+        Raises:
+            ConfigurationError: It has not, or they have another type.
+        """
+        found = {field.name: field for field in table.schema().fields}
+        for field in schema.fields:
+            if field.name not in found:
+                raise ConfigurationError(
+                    f"column {field.name!r} of {self._what} must be {_shown(field)}, but does not exist: add "
+                    f"it, or {'run again' if self._sink.merge_schema else 'give DeltaSink merge_schema=True'}"
+                )
+            if found[field.name].type != field.type:
+                raise ConfigurationError(
+                    f"column {field.name!r} of {self._what} must be {_shown(field)}, but is "
+                    f"{_shown(found[field.name])}: change the records or the table"
+                )
+
+    def last(self, table: DeltaTable) -> int | None:
+        """Returns the last checkpoint that a table has, 0 if there is none, or None if it may have forgotten it."""
+        last: int | None = table.transaction_version(self.app_id)
+        forgets = "delta.setTransactionRetentionDuration" in table.metadata().configuration
+        return 0 if last is None and not forgets else last
+
+    def has(self, table: DeltaTable, checkpoint: StagedCheckpoint) -> bool:
+        """Returns whether a version has added files. They were staged before, so older versions do not matter.
+
+        Raises:
+            CommittableLostError: The log does not reach back so far.
+        """
+        limit, checkpoint_id, staged_ms = _VERSIONS, checkpoint.checkpoint_id, checkpoint.staged_ms
+        while True:
+            versions = table.history(limit)
+            if any(version.get(DIGEST) == checkpoint.digest for version in versions):
+                return True
+            oldest = versions[-1] if versions else {}  # some writers say nothing about their versions
+            if oldest.get("timestamp", staged_ms) < staged_ms - _CLOCK_SKEW_MS:
+                return False
+            if limit > table.version():
+                if oldest.get("version", 1) <= 0:  # below 0 if somebody has committed meanwhile
+                    return False
+                first = min(entries(self._store), default="a checkpoint")
+                if first == entry_name(0):
+                    return False
+                last = table.transaction_version(self.app_id)
+                if last is not None and last < checkpoint_id:  # ids only grow, unless a job begins anew
+                    return False
+                raise CommittableLostError(
+                    f"cannot tell whether table {self._sink.location.url} has the rows that sink "
+                    f"{self._context.uid!r} staged for checkpoint {checkpoint_id}: its log begins with "
+                    f"{first}, which is newer. Look for them. Restore a savepoint or an older checkpoint "
+                    f"to write the rows again, or 'chk-{checkpoint_id}' to continue without them."
+                )
+            limit *= 4
+
+
+def _shown(field: Field) -> str:
+    return str(field.type.to_json()).strip('"')
+
+
+def storage_options(location: StorageLocation) -> dict[str, str]:
+    """Returns the settings of a location as delta-rs names them. What is missing it finds in the environment."""
+    if not location.url.startswith("s3://"):
+        return {}
+    given = {
+        "AWS_ENDPOINT_URL": location.endpoint_url,
+        "AWS_REGION": location.region,
+        "AWS_ACCESS_KEY_ID": location.access_key_id,
+        "AWS_SECRET_ACCESS_KEY": location.secret_access_key,
+        "AWS_ALLOW_HTTP": "true" if urlsplit(location.endpoint_url or "").scheme == "http" else None,
+        "aws_conditional_put": "etag",
+    }
+    return {name: value for name, value in given.items() if value is not None}

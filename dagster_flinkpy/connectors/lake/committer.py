@@ -1,0 +1,196 @@
+"""The second phase of sinks into tables with a log, of which each version is one compare-and-swap.
+
+A commit looks at a version, makes sure that the checkpoint is not in the table, and writes the next version if that one
+is still the newest. Otherwise, and if nobody knows whether it has written it, it looks again. The library must not try
+again by itself, because it would not look again.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, ClassVar, Generic, TypeVar
+
+import pyarrow as pa
+
+from dagster_flinkpy.common.clock import current_millis
+from dagster_flinkpy.connectors.commit.checkpoint_committer import CheckpointCommitter, StagedCheckpoint
+from dagster_flinkpy.connectors.commit.keyed_rows import last_of_each
+from dagster_flinkpy.connectors.commit.staged_files import FileNames, StagedFileCommitter
+from dagster_flinkpy.connectors.commit.staged_rows import RowFile, StagedRows
+from dagster_flinkpy.connectors.files.parquet_table import table_schema
+from dagster_flinkpy.connectors.lake.lake_sink import LakeSink
+from dagster_flinkpy.datastream.connectors.base import CommitterInitContext
+from dagster_flinkpy.errors import CommittableLostError, SinkCommitError, StorageError
+
+__all__ = ["LOOKS", "LakeCommitter", "PartitionReplacement"]
+
+LOOKS = 10
+"""How often a commit looks at a table that others change."""
+
+TableT = TypeVar("TableT")
+"""A table as it was looked at."""
+
+
+class LakeCommitter(CheckpointCommitter, Generic[TableT]):
+    """Adds a checkpoint to a table in one version of its log.
+
+    Args:
+        sink: The sink.
+        context: Who is committing.
+    """
+
+    _races: ClassVar[tuple[type[Exception], ...]]
+    """What is raised if the table has another version by now, perhaps ours."""
+
+    def __init__(self, sink: LakeSink, context: CommitterInitContext) -> None:
+        self._store, self._names = sink.location.open(), FileNames(context)
+        self._files = StagedFileCommitter(self._store, context)
+        self._rows = StagedRows(sink.staged.location, context) if sink.key else None
+        super().__init__(context, self._rows or self._files, sink.what)
+        self._key = sink.key
+        self._owned = sink.filled is not None and sink.filled.owner is not None
+        self._since_ms = current_millis()
+        """What others commit after this time is later than what this attempt commits."""
+
+    def _put(self, checkpoint: StagedCheckpoint) -> bool:
+        self._since_ms = min(self._since_ms, checkpoint.staged_ms)
+        create = not self._of_others(checkpoint)  # an attempt finds or creates the table before it stages rows
+        error: Exception | None = None
+        for _ in range(LOOKS):
+            # 1. Look at the newest version of the table.
+            table = self._look(create=create)
+            # 2. Is the checkpoint in it, or a later one in its place?
+            if self._has(table, checkpoint):
+                return False
+            self._check_newest(table, checkpoint)
+            # 3. Is it the table that it was, and does it take the rows?
+            table = self._checked(table)
+            # 4. Complete the files. Nobody sees them before they are in the log.
+            if error is None and self._rows is None:
+                self._files.complete(checkpoint.requests)
+            try:
+                # 5. Write the next version, if the one that was looked at is still the newest.
+                self._swap(table, self._change(table, checkpoint), checkpoint)
+                return True
+            except self._races as lost:
+                error = lost
+            except (CommittableLostError, FileNotFoundError) as gone:  # or somebody else has just deleted it
+                if isinstance(error, type(gone)):
+                    raise self._gone(gone) from gone
+                error = gone
+            except ValueError as wrong:  # of what others have changed meanwhile, such as numbers of snapshots
+                if self._is_newest(table):
+                    raise
+                error = wrong
+        raise StorageError(f"{self._what} changes faster than it can be committed to: {error}")
+
+    @abstractmethod
+    def _look(self, *, create: bool) -> TableT:
+        """Returns the table as it is now. The first time it may be created.
+
+        Raises:
+            ConfigurationError: There is none.
+        """
+
+    @abstractmethod
+    def _has(self, table: TableT, checkpoint: StagedCheckpoint) -> bool:
+        """Returns whether a table has the rows of a checkpoint.
+
+        Raises:
+            CommittableLostError: Nobody knows.
+        """
+
+    def _check_newest(self, table: TableT, checkpoint: StagedCheckpoint) -> None:
+        """Checks that the rows of a checkpoint do not replace later ones. By default they replace none."""
+
+    @abstractmethod
+    def _checked(self, table: TableT) -> TableT:
+        """Checks that a table is the one that it was, and takes the rows. Returns it, perhaps with new columns.
+
+        Raises:
+            ConfigurationError: It is another one, or does not take them.
+        """
+
+    @abstractmethod
+    def _change(self, table: TableT, checkpoint: StagedCheckpoint) -> Any:
+        """Returns what a checkpoint changes in a table.
+
+        Raises:
+            CommittableLostError: What was staged is gone.
+            ConfigurationError: The table does not take a file that an older program has staged.
+        """
+
+    @abstractmethod
+    def _swap(self, table: TableT, change: Any, checkpoint: StagedCheckpoint) -> None:
+        """Writes the version after the one of ``table``, once."""
+
+    def _is_newest(self, table: TableT) -> bool:
+        """Returns whether nobody has changed a table since it was looked at, if its client does not say so."""
+        return True
+
+    def _gone(self, error: Exception) -> Exception:
+        """Returns what to raise if a file is gone although nobody else has just changed the table."""
+        return error
+
+    def _of_others(self, checkpoint: StagedCheckpoint) -> list[RowFile]:
+        """Returns the files that another attempt, perhaps of an older program, has staged."""
+        return [file for file in checkpoint.files if file.key and not self._names.of_this_attempt(file.key)]
+
+    def _last_rows(self, checkpoint: StagedCheckpoint, check: Callable[[pa.Schema, str], None]) -> pa.Table:
+        """Returns the staged rows of a sink with a key: of each key the last one.
+
+        Args:
+            checkpoint: What was staged.
+            check: Looks at the columns of each file before it is used.
+
+        Raises:
+            CommittableLostError: A file is gone or changed.
+        """
+        if self._rows is None or self._context.type_info is None:
+            raise SinkCommitError(f"the type of the records of sink {self._context.uid!r} is unknown")
+        columns = table_schema(self._context.type_info)
+        return last_of_each(self._rows.read(checkpoint.files, columns, checkpoint.checkpoint_id, check), self._key)
+
+
+class PartitionReplacement(LakeCommitter[TableT]):
+    """Replaces the rows of partitions in the version that adds the new ones.
+
+    An older checkpoint does not replace a later one. A job that begins anew counts from 1 again: its rows are staged
+    after the former ones were committed.
+    """
+
+    @abstractmethod
+    def _replaced_by(self, table: TableT, partition: str | None, checkpoint_id: int, since_ms: int) -> int | None:
+        """Returns the checkpoint that has replaced a partition: this one, or a later one since some time, or None."""
+
+    @abstractmethod
+    def _found(self) -> TableT | None:
+        """Returns the table as it is now, or None if there is none."""
+
+    @abstractmethod
+    def _empty(self, table: TableT, partition: str | None, checkpoint_id: int) -> int:
+        """Writes a version without the rows of a partition, if there are any. Returns how many files had them."""
+
+    def _check_newest(self, table: TableT, checkpoint: StagedCheckpoint) -> None:
+        since_ms = 0 if self._owned else checkpoint.staged_ms
+        for partition in checkpoint.partitions:
+            newest = self._replaced_by(table, partition, checkpoint.checkpoint_id, since_ms)
+            if newest is not None and newest > checkpoint.checkpoint_id:
+                raise SinkCommitError(
+                    f"{self._what} has newer rows{'' if partition is None else f' of {partition}'}, those of {newest}: "
+                    f"{checkpoint.checkpoint_id} must not replace them"
+                )
+
+    def replace_partition(self, partition: str | None, checkpoint_id: int) -> int:
+        """Deletes the rows of a partition for which nothing was committed. Otherwise the commit has replaced them."""
+        since_ms = 0 if self._owned else self._since_ms
+        with self._reaching():
+            for _ in range(LOOKS):
+                table = self._found()
+                if table is None or self._replaced_by(table, partition, checkpoint_id, since_ms) is not None:
+                    return 0
+                with suppress(*self._races):  # somebody else has changed it
+                    return self._empty(self._checked(table), partition, checkpoint_id)
+        raise StorageError(f"{self._what} changes faster than a partition can be replaced")

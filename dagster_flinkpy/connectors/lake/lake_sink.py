@@ -1,0 +1,100 @@
+"""What the sinks into tables of Delta Lake and Iceberg have in common."""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, Self
+
+from dagster_flinkpy.common.arguments import check_name
+from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.connectors.columns.filled_columns import FilledColumns
+from dagster_flinkpy.connectors.commit.table_sink import TableSink
+from dagster_flinkpy.datastream.connectors.base import (
+    Committer,
+    CommitterInitContext,
+    CommittingSinkWriter,
+    TwoPhaseCommittingSink,
+    WriterInitContext,
+)
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.registry import resolve
+
+__all__ = ["LakeSink"]
+
+
+class LakeSink(TwoPhaseCommittingSink):
+    """Appends rows to a table, or replaces rows by key or by partition.
+
+    Args:
+        files: The data files of the table.
+        staged: Where rows wait that replace others by key.
+        partition_column: The column that the sink fills with the key of the Dagster partition, if any.
+        key: Columns that identify a row, if it replaces the row with the same key.
+        merge_schema: Whether missing columns are added to the table.
+    """
+
+    table_format: ClassVar[str]
+    """How names in the registry begin."""
+
+    def __init__(
+        self,
+        files: TableSink,
+        staged: TableSink,
+        *,
+        partition_column: str | None,
+        key: Sequence[str],
+        merge_schema: bool,
+    ) -> None:
+        if partition_column is not None:
+            check_name(f"{type(self).__name__}() as partition_column", partition_column)
+        if isinstance(key, str):
+            raise ConfigurationError(f"key must be a list of columns, such as [{key!r}]")
+        self.files, self.staged, self.location = files, staged, files.location
+        self.key, self.merge_schema = tuple(key), merge_schema
+        self.filled: FilledColumns | None = None
+        if partition_column is not None:
+            self._fill(FilledColumns(partition_column))
+
+    @property
+    @abstractmethod
+    def what(self) -> str:
+        """The table, for messages."""
+
+    def _fill(self, filled: FilledColumns) -> None:
+        self.filled = filled
+
+    def for_owner(self, owner: str) -> Self:
+        """Returns the sink with which an owner, such as an asset, replaces what it has written, and nothing of others.
+
+        The table is partitioned by ``dagster_asset_key`` and ``dagster_partition_key``.
+
+        Args:
+            owner: The owner.
+
+        Raises:
+            ConfigurationError: The sink replaces rows by key.
+        """
+        if self.key:
+            raise ConfigurationError(f"{owner!r} replaces all of its rows in {self.what}: leave out key")
+        sink = copy.copy(self)
+        sink._fill(FilledColumns.of_owner(owner))
+        return sink
+
+    def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> CommittingSinkWriter:
+        self.validate(type_info)
+        writer: CommittingSinkWriter
+        if self.key:
+            writer = resolve("keyed_rows_writer")(self.staged, self.key, self.what, context, type_info)
+        else:
+            writer = resolve(f"{self.table_format}_writer")(self, context, type_info)
+        return writer
+
+    def create_committer(self, context: CommitterInitContext) -> Committer:
+        does = "upsert_" if self.key else "" if self.filled is None else "partition_"
+        committer: Committer = resolve(f"{self.table_format}_{does}committer")(self, context)
+        return committer
+
+    def uri(self) -> str:
+        return self.location.url
