@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dagster_flinkpy.common.arguments import check_argument, check_number
 from dagster_flinkpy.common.decimals import check_has_scale
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
-from dagster_flinkpy.datastream.connectors.base import Json, Source, SourceSplit, SplitEnumerator
+from dagster_flinkpy.connectors.sources.declared_source import DeclaredSource
+from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.registry import resolve
 
@@ -48,7 +48,7 @@ class Materialization:
         )
 
 
-class AssetSource(Source):
+class AssetSource(DeclaredSource):
     """Reads what an asset upstream in Dagster contains. Each new materialization is a split.
 
     The first epoch reads the latest materialization; of a partitioned asset, the latest of each partition. After that:
@@ -86,6 +86,8 @@ class AssetSource(Source):
         ConfigurationError: An argument has the wrong type, or is not positive.
     """
 
+    registered: ClassVar[str] = "asset"
+
     discovery_interval = timedelta(seconds=5)
 
     def __init__(
@@ -117,17 +119,6 @@ class AssetSource(Source):
     @property
     def produced_type(self) -> RowTypeInfo:
         return self._row_type
-
-    def continuous(self) -> AssetSource:
-        if self.bounded is not None:
-            return self
-        source = copy.copy(self)
-        source.bounded = False
-        return source
-
-    def create_enumerator(self, restored: Json | None) -> SplitEnumerator:
-        enumerator: SplitEnumerator = resolve("asset_enumerator")(self, restored)
-        return enumerator
 
     def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
         columns: Iterator[pa.Array] = resolve("columns_of_rows")(

@@ -42,7 +42,7 @@ class TableSink(TwoPhaseCommittingSink):
             files. Text, whole numbers, booleans or dates.
         sort_by: Columns by which the rows of each file are sorted, nulls last.
         max_file_bytes: The size after which a file is full and another one begins.
-        compression: How files are compressed.
+        compression: How files are compressed. Default: as the first of `compressions`.
     """
 
     file_format: ClassVar[str]
@@ -59,7 +59,7 @@ class TableSink(TwoPhaseCommittingSink):
         partition_by: Sequence[str] = (),
         sort_by: Sequence[str] = (),
         max_file_bytes: int | None = None,
-        compression: str,
+        compression: str | None = None,
     ) -> None:
         call = f"{type(self).__name__}()"
         check_argument(call, location, (str, StorageLocation), "a path, s3://..., or a StorageLocation")
@@ -70,6 +70,7 @@ class TableSink(TwoPhaseCommittingSink):
             check_number(call, max_file_bytes, "bytes")
             if max_file_bytes <= 0:
                 raise ConfigurationError(f"{call} needs a positive max_file_bytes, not {max_file_bytes}")
+        compression = next(iter(self.compressions)) if compression is None else compression
         if compression not in self.compressions:
             raise ConfigurationError(f"{call}: compression {compression!r} must be one of {list(self.compressions)}")
         if "partition" in partition_by:

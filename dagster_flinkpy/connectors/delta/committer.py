@@ -47,22 +47,11 @@ class DeltaCommitter(LakeCommitter[DeltaTable]):
     _races = (CommitFailedError,)  # by somebody else's version, or by ours if the answer was lost
 
     def __init__(self, sink: DeltaSink, context: CommitterInitContext) -> None:
-        super().__init__(sink, context)
-        self._sink, self._target = sink, DeltaTarget(sink, context, self.change)
-
-    def _begin(self) -> None:
-        if not self._target.found:
-            self._target.check(self._target.open(create=True))
-
-    def _look(self, *, create: bool) -> DeltaTable:
-        return self._target.open(create=create)
+        self._sink, self._table = sink, DeltaTarget(sink, context, self.change)
+        super().__init__(sink, context, self._table)
 
     def _has(self, table: DeltaTable, checkpoint: StagedCheckpoint) -> bool:
-        return self._target.has(table, checkpoint)
-
-    def _checked(self, table: DeltaTable) -> DeltaTable:
-        self._target.check(table)
-        return table
+        return self._table.has(table, checkpoint)
 
     def _change(self, table: DeltaTable, checkpoint: StagedCheckpoint) -> Any:
         """Checks that the table has the columns of older files."""
@@ -70,7 +59,7 @@ class DeltaCommitter(LakeCommitter[DeltaTable]):
         with ThreadPoolExecutor(_THREADS, "delta-footers") as pool:
             schemas = list(pool.map(self._schema_of, older))
         for file, schema in zip(older, schemas, strict=True):
-            self._target.check_columns(table, Schema.from_arrow(schema))
+            self._table.check_columns(table, Schema.from_arrow(schema))
             by, partitions = list(partition_values(file.key)), table.metadata().partition_columns
             if set(by) != set(partitions):
                 raise ConfigurationError(f"{self._what} is partitioned by {partitions}, not by {by}, as {file.key} is")
@@ -89,10 +78,10 @@ class DeltaCommitter(LakeCommitter[DeltaTable]):
         except DeltaError:
             check_log(self._what, self._store, table.version())
             raise
-        self._target.latest = checkpoint.checkpoint_id, following
+        self._table.latest = checkpoint.checkpoint_id, following
 
     def _add(self, table: DeltaTable, change: Any, checkpoint: StagedCheckpoint) -> None:
-        transactions = {self._target.app_id: checkpoint.checkpoint_id}
+        transactions = {self._table.app_id: checkpoint.checkpoint_id}
         self._write(table, change, self._properties(transactions, {DIGEST: checkpoint.digest}))
 
     def _properties(self, transactions: dict[str, int], metadata: dict[str, str]) -> CommitProperties:
@@ -125,10 +114,8 @@ class DeltaCommitter(LakeCommitter[DeltaTable]):
             commit_properties=properties,
         )
 
-    def last_committed(self) -> int | None:
-        with self._reaching():
-            table = self._target.try_open()
-        return 0 if table is None else self._target.last(table)
+    def _last(self, table: DeltaTable) -> int | None:
+        return self._table.last(table)
 
 
 class DeltaPartitionCommitter(DeltaCommitter, PartitionReplacement[DeltaTable]):
@@ -159,7 +146,7 @@ class DeltaPartitionCommitter(DeltaCommitter, PartitionReplacement[DeltaTable]):
         self._write(table, files, self._properties(transactions, metadata), replaced)
 
     def _app_of(self, partition: str | None) -> str:
-        return self._target.app_id if partition is None else f"{self._target.app_id}/{partition}"
+        return self._table.app_id if partition is None else f"{self._table.app_id}/{partition}"
 
     def _replaced_by(self, table: DeltaTable, partition: str | None, checkpoint_id: int, since_ms: int) -> int | None:
         latest: int | None = table.transaction_version(self._app_of(partition))
@@ -168,9 +155,6 @@ class DeltaPartitionCommitter(DeltaCommitter, PartitionReplacement[DeltaTable]):
         committed_ms = table.transaction_version(f"{self._app_of(partition)}{_TIME}")
         # An earlier release has written no time.
         return latest if latest == checkpoint_id or committed_ms is None or committed_ms >= since_ms else None
-
-    def _found(self) -> DeltaTable | None:
-        return self._target.try_open()
 
     def _empty(self, table: DeltaTable, partition: str | None, checkpoint_id: int) -> int:
         assert self._sink.filled is not None

@@ -74,9 +74,8 @@ class DeltaSink(LakeSink):
             partition_by=partition_by,
             sort_by=sort_by,
             max_file_bytes=max_file_bytes,
-            compression="zstd",
         )
-        staged = _DeltaFiles(files.location.child("_flinkpy_staged"), compression="zstd")
+        staged = _DeltaFiles(files.location.child("_flinkpy_staged"))
         super().__init__(files, staged, partition_column=partition_column, key=key, merge_schema=merge_schema)
 
     @property

@@ -100,8 +100,11 @@ class DeltaTarget:
         columns += [] if self._sink.filled is None else [(name, pa.string()) for name in self._sink.filled.names]
         return Schema.from_arrow(pa.schema(columns))
 
-    def check(self, table: DeltaTable) -> None:
+    def check(self, table: DeltaTable) -> DeltaTable:
         """Checks that the table is the same one as before, and fits the records. The first time it may get columns.
+
+        Returns:
+            The table.
 
         Raises:
             ConfigurationError: It is not, or does not fit.
@@ -130,6 +133,7 @@ class DeltaTarget:
                 "partition_by of the sink, or write the table again"
             )
         self._id = found.id
+        return table
 
     def _check_rules(self, table: DeltaTable, written: Sequence[str] | None) -> None:
         protocol = table.protocol()

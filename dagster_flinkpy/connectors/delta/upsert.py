@@ -29,10 +29,10 @@ class DeltaUpsertCommitter(DeltaCommitter):
     change: ClassVar[Change] = "merge"
 
     def _change(self, table: DeltaTable, checkpoint: StagedCheckpoint) -> Any:
-        return self._last_rows(checkpoint, lambda found, _: self._target.check_columns(table, Schema.from_arrow(found)))
+        return self._last_rows(checkpoint, lambda found, _: self._table.check_columns(table, Schema.from_arrow(found)))
 
     def _add(self, table: DeltaTable, change: Any, checkpoint: StagedCheckpoint) -> None:
-        properties = self._properties({self._target.app_id: checkpoint.checkpoint_id}, {DIGEST: checkpoint.digest})
+        properties = self._properties({self._table.app_id: checkpoint.checkpoint_id}, {DIGEST: checkpoint.digest})
         try:
             _merge(table, change, self._key, properties)
         except CommitFailedError:
@@ -49,7 +49,7 @@ class DeltaUpsertCommitter(DeltaCommitter):
         Raises:
             ConfigurationError: One is not.
         """
-        table, there = self._target.open(create=False), {info.key for info in self._store.list()}
+        table, there = self._table.open(create=False), {info.key for info in self._store.list()}
         for file in pa.table(table.get_add_actions()).column("path").to_pylist():
             if "://" not in file and unquote(file) not in there:
                 raise ConfigurationError(

@@ -6,13 +6,11 @@ the checkpoint. It recognises an upload that is already completed by the content
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors.columns.column_types import check_parquet_type
 from dagster_flinkpy.connectors.commit.table_sink import TableSink
-from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["ParquetSink"]
 
@@ -32,28 +30,11 @@ class ParquetSink(TableSink):
         sort_by: Columns by which the rows of each file are sorted, nulls last. The rows of a file are then in memory
             until it is full. Default: rows stay in the order in which they come.
         max_file_bytes: The size after which a file is full and another one begins. Default: a checkpoint ends it.
-        compression: ``zstd``, ``snappy``, ``gzip``, ``lz4`` or ``none``.
+        compression: ``zstd``, ``snappy``, ``gzip``, ``lz4`` or ``none``. Default: ``zstd``.
     """
 
     file_format: ClassVar[str] = "parquet"
     compressions: ClassVar[dict[str, str]] = dict.fromkeys(("zstd", "snappy", "gzip", "lz4", "none"), "")
-
-    def __init__(
-        self,
-        location: StorageLocation | str,
-        *,
-        partition_by: Sequence[str] = (),
-        sort_by: Sequence[str] = (),
-        max_file_bytes: int | None = None,
-        compression: str = "zstd",
-    ) -> None:
-        super().__init__(
-            location,
-            partition_by=partition_by,
-            sort_by=sort_by,
-            max_file_bytes=max_file_bytes,
-            compression=compression,
-        )
 
     def validate_column(self, name: str, type_info: TypeInformation) -> None:
         check_parquet_type(name, type_info, f"the Parquet sink {self.location.url}")

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 from dagster_flinkpy.common.arguments import check_argument, check_number
 from dagster_flinkpy.common.decimals import check_has_scale
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
+from dagster_flinkpy.connectors.sources.declared_source import DeclaredSource, names_of_partition
 from dagster_flinkpy.connectors.sources.input_files import input_files
 from dagster_flinkpy.connectors.sources.known_files import KnownFiles, check_unchanged, some_of, version_of
-from dagster_flinkpy.connectors.sources.open_splits import OpenSplits, Quantity, SplitMeter, share_of_rows
+from dagster_flinkpy.connectors.sources.open_splits import OpenSplits, RowMeter
 from dagster_flinkpy.datastream.connectors.base import (
     Json,
     SourceLag,
@@ -55,7 +56,7 @@ _THREADS = 8
 """How many footers are read at the same time."""
 
 
-class ParquetSource(PartitionedSource):
+class ParquetSource(DeclaredSource, PartitionedSource):
     """Reads the Parquet files below a location, in the order of their names.
 
     **Files must arrive in the order of their names**, such as ``2013-02-01.parquet``. The source remembers the last
@@ -142,13 +143,6 @@ class ParquetSource(PartitionedSource):
         self._row_type = row_type
         self._before: str | None = None
 
-    def continuous(self) -> ParquetSource:
-        if self.bounded is not None:
-            return self
-        source = copy.copy(self)
-        source.bounded = False
-        return source
-
     def check_partition(self, partition: TimePartition) -> None:
         self._bounds(partition)
 
@@ -167,13 +161,7 @@ class ParquetSource(PartitionedSource):
                 f"{partition.key}: give it partition_format=..., such as '%Y-%m-%d', or call static() on the stream if "
                 "each partition needs all files"
             )
-        since, before = (when.strftime(self.partition_format) for when in (partition.start, partition.end))
-        if since >= before:
-            raise ConfigurationError(
-                f"partition_format={self.partition_format!r} formats start and end of partition {partition.key} as "
-                f"{since!r} and {before!r}; it must be as fine as the partitions, with the larger units first"
-            )
-        return since, before
+        return names_of_partition(partition, self.partition_format)
 
     @cached_property
     def produced_type(self) -> RowTypeInfo:
@@ -301,7 +289,7 @@ class _ParquetEnumerator(SplitEnumerator):
         self._known = KnownFiles()
         self._counted: int | None = None
         """Number of files up to the last one, if an earlier release stored the position: it kept no names."""
-        self._open = OpenSplits(source.limits, _RowMeter(source))
+        self._open = OpenSplits(source.limits, _ParquetMeter(source))
         self._left_over: list[ObjectInfo] = []
         """Files that the last plan did not open."""
         self._ended = False
@@ -469,7 +457,7 @@ class _ParquetEnumerator(SplitEnumerator):
         return position
 
 
-class _RowMeter(SplitMeter):
+class _ParquetMeter(RowMeter):
     """Measures splits by the footers of their files.
 
     Args:
@@ -479,16 +467,7 @@ class _RowMeter(SplitMeter):
     def __init__(self, source: ParquetSource) -> None:
         self._source, self._store = source, source.location.open()
 
-    def amount(self, split: SourceSplit) -> Quantity:
-        rows, size = self._measure(split)
-        left = max(rows - split.offset, 0)
-        return Quantity(left, size * left // max(rows, 1))
-
-    def advance(self, split: SourceSplit, offset: int, most: Quantity, least: int) -> tuple[int | None, Quantity]:
-        return share_of_rows(*self._measure(split), offset, most, least)
-
-    def _measure(self, split: SourceSplit) -> tuple[int, int]:
-        """Returns the rows of a split, and how many bytes of the file they are."""
+    def measure(self, split: SourceSplit) -> tuple[int, int]:
         key, size, version = _file_of(split), split.properties["size"], split.properties["version"]
         with _naming(self._store, key):
             footer = _footer(self._source.location, key, size, version)

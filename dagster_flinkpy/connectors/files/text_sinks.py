@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors.columns.column_types import check_json_type, is_binary, is_nested
 from dagster_flinkpy.connectors.commit.table_sink import TableSink
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["CsvSink", "JsonLinesSink"]
 
@@ -27,28 +25,11 @@ class CsvSink(TableSink):
         partition_by: As for `ParquetSink`.
         sort_by: As for `ParquetSink`.
         max_file_bytes: As for `ParquetSink`.
-        compression: ``none``, ``gzip`` or ``zstd``.
+        compression: ``none``, ``gzip`` or ``zstd``. Default: ``none``.
     """
 
     file_format: ClassVar[str] = "csv"
     compressions: ClassVar[dict[str, str]] = _COMPRESSIONS
-
-    def __init__(
-        self,
-        location: StorageLocation | str,
-        *,
-        partition_by: Sequence[str] = (),
-        sort_by: Sequence[str] = (),
-        max_file_bytes: int | None = None,
-        compression: str = "none",
-    ) -> None:
-        super().__init__(
-            location,
-            partition_by=partition_by,
-            sort_by=sort_by,
-            max_file_bytes=max_file_bytes,
-            compression=compression,
-        )
 
     def validate_column(self, name: str, type_info: TypeInformation) -> None:
         if is_nested(type_info) or is_binary(type_info):
@@ -69,28 +50,11 @@ class JsonLinesSink(TableSink):
         partition_by: As for `ParquetSink`.
         sort_by: As for `ParquetSink`.
         max_file_bytes: As for `ParquetSink`.
-        compression: ``none``, ``gzip`` or ``zstd``.
+        compression: ``none``, ``gzip`` or ``zstd``. Default: ``none``.
     """
 
     file_format: ClassVar[str] = "json"
     compressions: ClassVar[dict[str, str]] = _COMPRESSIONS
-
-    def __init__(
-        self,
-        location: StorageLocation | str,
-        *,
-        partition_by: Sequence[str] = (),
-        sort_by: Sequence[str] = (),
-        max_file_bytes: int | None = None,
-        compression: str = "none",
-    ) -> None:
-        super().__init__(
-            location,
-            partition_by=partition_by,
-            sort_by=sort_by,
-            max_file_bytes=max_file_bytes,
-            compression=compression,
-        )
 
     def validate_column(self, name: str, type_info: TypeInformation) -> None:
         check_json_type(name, type_info)

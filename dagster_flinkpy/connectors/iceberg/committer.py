@@ -85,23 +85,16 @@ class IcebergCommitter(LakeCommitter[Table]):
     _advice: ClassVar[str] = ". Check the settings of the catalog."
 
     def __init__(self, sink: IcebergSink, context: CommitterInitContext) -> None:
-        super().__init__(sink, context)
-        self._sink, self._target, self._log = sink, IcebergTarget(sink, context), CommitLog(context, sink.table)
+        self._sink, self._table, self._log = sink, IcebergTarget(sink, context), CommitLog(context, sink.table)
+        super().__init__(sink, context, self._table)
         self._latest: tuple[int, str] | None = None
         """The checkpoint that this attempt has committed last, and its digest."""
-
-    def _begin(self) -> None:
-        if not self._target.found:
-            self._target.check(self._target.open(create=True))
-
-    def _look(self, *, create: bool) -> Table:
-        return self._target.open(create=create)
 
     def _has(self, table: Table, checkpoint: StagedCheckpoint) -> bool:
         return self._log.has(table, checkpoint.checkpoint_id, checkpoint.digest, checkpoint.staged_ms)
 
     def _checked(self, table: Table) -> Table:
-        table = self._target.check(table)
+        table = super()._checked(table)
         if self._latest is not None and not self._log.has_recently(table, self._latest[1]):
             raise ConfigurationError(
                 f"{self._what} does not have the rows of checkpoint {self._latest[0]} any more: it was restored from a "
@@ -159,10 +152,10 @@ class IcebergCommitter(LakeCommitter[Table]):
         table.catalog.commit_table(table, requirements, transaction._updates)
 
     def _written(self) -> list[str]:
-        return [] if self._context.type_info is None else self._target.schema.names
+        return [] if self._context.type_info is None else self._table.schema.names
 
     def _is_newest(self, table: Table) -> bool:
-        return bool(self._target.open(create=False).metadata_location == table.metadata_location)
+        return bool(self._table.open(create=False).metadata_location == table.metadata_location)
 
     def _gone(self, error: Exception) -> Exception:
         if not isinstance(error, FileNotFoundError):
@@ -171,9 +164,8 @@ class IcebergCommitter(LakeCommitter[Table]):
             f"{self._what} has lost a file: {error}. Put it back, or roll back to a snapshot without it"
         )
 
-    def last_committed(self) -> int | None:
-        with self._reaching():
-            return self._log.last(self._target.open(create=False)) if self._target.exists() else 0
+    def _last(self, table: Table) -> int:
+        return self._log.last(table)
 
 
 class IcebergPartitionCommitter(IcebergCommitter, PartitionReplacement[Table]):
@@ -199,9 +191,6 @@ class IcebergPartitionCommitter(IcebergCommitter, PartitionReplacement[Table]):
     def _replaced_by(self, table: Table, partition: str | None, checkpoint_id: int, since_ms: int) -> int | None:
         return self._log.replaced_by(table, partition, checkpoint_id, since_ms)
 
-    def _found(self) -> Table | None:
-        return self._target.open(create=False) if self._target.exists() else None
-
     def _empty(self, table: Table, partition: str | None, checkpoint_id: int) -> int:
         self._log.check_reaches_back(table, self._since_ms)
         removed = self._files_of(table, [partition])
@@ -215,7 +204,7 @@ class IcebergUpsertCommitter(IcebergCommitter):
 
     def _change(self, table: Table, checkpoint: StagedCheckpoint) -> _Change:
         rows = self._last_rows(checkpoint, partial(check_file_schema, table))
-        kinds = {field.name: field for field in self._target.schema}
+        kinds = {field.name: field for field in self._table.schema}
         rows = rows.cast(pa.schema([kinds.get(field.name, field) for field in rows.schema]))
         parts, removed = [rows], []
         for task in _tasks(table, _range(rows, self._key[0])):

@@ -88,10 +88,8 @@ class IcebergSink(LakeSink):
             raise ConfigurationError(
                 "give a key or a partition_column: rows replace rows with the same key, or those of a partition"
             )
-        files = _IcebergFiles(
-            location, partition_by=partition_by, sort_by=sort_by, max_file_bytes=max_file_bytes, compression="zstd"
-        )
-        staged = _StagedRows(files.location.child("staged"), compression="zstd")
+        files = _IcebergFiles(location, partition_by=partition_by, sort_by=sort_by, max_file_bytes=max_file_bytes)
+        staged = _StagedRows(files.location.child("staged"))
         self.table, self.catalog, self.properties = table, catalog, dict(properties or {})
         super().__init__(files, staged, partition_column=partition_column, key=key, merge_schema=merge_schema)
 

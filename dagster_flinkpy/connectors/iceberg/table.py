@@ -141,12 +141,18 @@ class IcebergTarget:
                 "Put it back"
             ) from error
 
-    def exists(self) -> bool:
-        """Returns whether the catalog has the table, though perhaps no longer its metadata."""
+    def try_open(self) -> Table | None:
+        """Loads the table as it is now, or returns None if the catalog has none.
+
+        Raises:
+            ConfigurationError: The catalog has one, but its metadata is gone.
+        """
         try:
-            return bool(self.catalog.table_exists(self._sink.table))
+            if not self.catalog.table_exists(self._sink.table):
+                return None
         except FileNotFoundError:
-            return True
+            pass
+        return self.open(create=False)
 
     def _load_or_create(self) -> Table:
         try:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from dagster_flinkpy.common.arguments import check_argument, check_name
 from dagster_flinkpy.common.serialization import DeserializationSchema
 from dagster_flinkpy.common.typeinfo import TypeInformation
-from dagster_flinkpy.datastream.connectors.base import Json, Source, SourceSplit, SplitEnumerator
+from dagster_flinkpy.connectors.sources.declared_source import DeclaredSource
 from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.registry import resolve
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
 __all__ = ["KinesisSource"]
 
@@ -24,7 +21,7 @@ _STARTS = ("trim_horizon", "latest")
 _AFTER_EXPIRY = ("fail", "trim_horizon")
 
 
-class KinesisSource(Source):
+class KinesisSource(DeclaredSource):
     """Reads records of a Kinesis stream. Credentials are those that boto3 finds.
 
     A shard is read by one subtask, in its order, and the shards that a split or a merge has made only after their
@@ -51,6 +48,7 @@ class KinesisSource(Source):
         ConfigurationError: An argument cannot work.
     """
 
+    registered: ClassVar[str] = "kinesis"
     splits_side_by_side = True
     resumes_splits = True
 
@@ -83,21 +81,6 @@ class KinesisSource(Source):
     @property
     def produced_type(self) -> TypeInformation:
         return self.schema.get_produced_type()
-
-    def continuous(self) -> KinesisSource:
-        if self.bounded is not None:
-            return self
-        source = copy.copy(self)
-        source.bounded = False
-        return source
-
-    def create_enumerator(self, restored: Json | None) -> SplitEnumerator:
-        enumerator: SplitEnumerator = resolve("kinesis_enumerator")(self, restored)
-        return enumerator
-
-    def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int, pa.Array]]:
-        batches: Iterator[tuple[pa.Array, int, pa.Array]] = resolve("kinesis_reader")(self, split)
-        return batches
 
     def kinds(self) -> set[str]:
         return {"kinesis"}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -33,18 +33,45 @@ TableT = TypeVar("TableT")
 """A table as it was looked at."""
 
 
+class LakeTarget(Protocol[TableT]):
+    """The table of a sink."""
+
+    @property
+    def found(self) -> bool:
+        """Whether this attempt has found or created it."""
+
+    def open(self, *, create: bool) -> TableT:
+        """Returns the table as it is now. The first time it may be created.
+
+        Raises:
+            ConfigurationError: There is none.
+        """
+
+    def try_open(self) -> TableT | None:
+        """Returns the table as it is now, or None if there is none."""
+
+    def check(self, table: TableT) -> TableT:
+        """Checks that a table is the one that it was, and takes the rows. Returns it, perhaps with new columns.
+
+        Raises:
+            ConfigurationError: It is another one, or does not take them.
+        """
+
+
 class LakeCommitter(CheckpointCommitter, Generic[TableT]):
     """Adds a checkpoint to a table in one version of its log.
 
     Args:
         sink: The sink.
         context: Who is committing.
+        target: The table.
     """
 
     _races: ClassVar[tuple[type[Exception], ...]]
     """What is raised if the table has another version by now, perhaps ours."""
 
-    def __init__(self, sink: LakeSink, context: CommitterInitContext) -> None:
+    def __init__(self, sink: LakeSink, context: CommitterInitContext, target: LakeTarget[TableT]) -> None:
+        self._target: LakeTarget[TableT] = target
         self._store, self._names = sink.location.open(), FileNames(context)
         self._files = StagedFileCommitter(self._store, context)
         self._rows = StagedRows(sink.staged.location, context) if sink.key else None
@@ -60,7 +87,7 @@ class LakeCommitter(CheckpointCommitter, Generic[TableT]):
         error: Exception | None = None
         for _ in range(LOOKS):
             # 1. Look at the newest version of the table.
-            table = self._look(create=create)
+            table = self._target.open(create=create)
             # 2. Is the checkpoint in it, or a later one in its place?
             if self._has(table, checkpoint):
                 return False
@@ -86,13 +113,9 @@ class LakeCommitter(CheckpointCommitter, Generic[TableT]):
                 error = wrong
         raise StorageError(f"{self._what} changes faster than it can be committed to: {error}")
 
-    @abstractmethod
-    def _look(self, *, create: bool) -> TableT:
-        """Returns the table as it is now. The first time it may be created.
-
-        Raises:
-            ConfigurationError: There is none.
-        """
+    def _begin(self) -> None:
+        if not self._target.found:
+            self._target.check(self._target.open(create=True))
 
     @abstractmethod
     def _has(self, table: TableT, checkpoint: StagedCheckpoint) -> bool:
@@ -105,13 +128,9 @@ class LakeCommitter(CheckpointCommitter, Generic[TableT]):
     def _check_newest(self, table: TableT, checkpoint: StagedCheckpoint) -> None:
         """Checks that the rows of a checkpoint do not replace later ones. By default they replace none."""
 
-    @abstractmethod
     def _checked(self, table: TableT) -> TableT:
-        """Checks that a table is the one that it was, and takes the rows. Returns it, perhaps with new columns.
-
-        Raises:
-            ConfigurationError: It is another one, or does not take them.
-        """
+        """As `LakeTarget.check`."""
+        return self._target.check(table)
 
     @abstractmethod
     def _change(self, table: TableT, checkpoint: StagedCheckpoint) -> Any:
@@ -133,6 +152,15 @@ class LakeCommitter(CheckpointCommitter, Generic[TableT]):
     def _gone(self, error: Exception) -> Exception:
         """Returns what to raise if a file is gone although nobody else has just changed the table."""
         return error
+
+    @abstractmethod
+    def _last(self, table: TableT) -> int | None:
+        """Returns the last checkpoint that a table has, 0 if there is none, or None if nobody knows."""
+
+    def last_committed(self) -> int | None:
+        with self._reaching():
+            table = self._target.try_open()
+            return 0 if table is None else self._last(table)
 
     def _of_others(self, checkpoint: StagedCheckpoint) -> list[RowFile]:
         """Returns the files that another attempt, perhaps of an older program, has staged."""
@@ -166,10 +194,6 @@ class PartitionReplacement(LakeCommitter[TableT]):
         """Returns the checkpoint that has replaced a partition: this one, or a later one since some time, or None."""
 
     @abstractmethod
-    def _found(self) -> TableT | None:
-        """Returns the table as it is now, or None if there is none."""
-
-    @abstractmethod
     def _empty(self, table: TableT, partition: str | None, checkpoint_id: int) -> int:
         """Writes a version without the rows of a partition, if there are any. Returns how many files had them."""
 
@@ -188,7 +212,7 @@ class PartitionReplacement(LakeCommitter[TableT]):
         since_ms = 0 if self._owned else self._since_ms
         with self._reaching():
             for _ in range(LOOKS):
-                table = self._found()
+                table = self._target.try_open()
                 if table is None or self._replaced_by(table, partition, checkpoint_id, since_ms) is not None:
                     return 0
                 with suppress(*self._races):  # somebody else has changed it

@@ -5,14 +5,15 @@ from __future__ import annotations
 import copy
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from dagster_flinkpy.common.arguments import check_argument, check_name, check_number
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
-from dagster_flinkpy.connectors.sources.open_splits import OpenSplits, Quantity, SplitMeter, share_of_rows
+from dagster_flinkpy.connectors.sources.declared_source import DeclaredSource, names_of_partition
+from dagster_flinkpy.connectors.sources.open_splits import OpenSplits, RowMeter
 from dagster_flinkpy.datastream.connectors.base import (
     Json,
     SourceLag,
@@ -91,7 +92,7 @@ class TableLog(ABC):
         """Returns the columns that the table has now."""
 
 
-class TableSource(PartitionedSource):
+class TableSource(DeclaredSource, PartitionedSource):
     """Reads the rows of a table, and then those that are added to it.
 
     Args:
@@ -107,6 +108,7 @@ class TableSource(PartitionedSource):
         batch_rows: Maximum number of records in a batch.
     """
 
+    registered: ClassVar[str] = "table_file"
     resumes_splits = True
     log_name: str
     """What is registered to read the log."""
@@ -194,19 +196,8 @@ class TableSource(PartitionedSource):
         part.limits = EpochLimits()
         return part
 
-    def continuous(self: SourceT) -> SourceT:
-        if self.bounded is not None:
-            return self
-        source = copy.copy(self)
-        source.bounded = False
-        return source
-
     def create_enumerator(self, restored: Json | None) -> SplitEnumerator:
         return _TableEnumerator(self, restored)
-
-    def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
-        rows: Iterator[tuple[pa.Array, int]] = resolve("table_file_reader")(self, split)
-        return rows
 
 
 class _TableEnumerator(SplitEnumerator):
@@ -224,7 +215,7 @@ class _TableEnumerator(SplitEnumerator):
         """What tells the version from one of another table in the same place."""
         self._whole, self._complete = True, False
         self._assigned = 0
-        self._open = OpenSplits(source.limits, _RowMeter(source))
+        self._open = OpenSplits(source.limits, _DataFileMeter(source))
         self._left_over: list[Json] = []
         """Files of the version that the last plan did not open."""
         self._behind: int | None = None
@@ -373,13 +364,7 @@ def files_of_partition(source: TableSource, partition: TimePartition, files: lis
 def _bounds(source: TableSource, partition: TimePartition, unit: str | None) -> tuple[str, str]:
     """Returns the first value of a partition, and the first one after it."""
     if unit is None:
-        since, before = (when.strftime(source.partition_format) for when in (partition.start, partition.end))
-        if since >= before:
-            raise ConfigurationError(
-                f"partition_format={source.partition_format!r} formats start and end of partition {partition.key} as "
-                f"{since!r} and {before!r}; it must be as fine as the partitions, with the larger units first"
-            )
-        return since, before
+        return names_of_partition(partition, source.partition_format)
     bounds = [when.astimezone(timezone.utc) for when in (partition.start, partition.end)]
     texts = [when.strftime(unit) for when in bounds]
     if any(datetime.strptime(t, unit).replace(tzinfo=timezone.utc) != b for t, b in zip(texts, bounds, strict=True)):
@@ -390,7 +375,7 @@ def _bounds(source: TableSource, partition: TimePartition, unit: str | None) -> 
     return texts[0], texts[1]
 
 
-class _RowMeter(SplitMeter):
+class _DataFileMeter(RowMeter):
     """Measures data files by their footers, which it reads once.
 
     Args:
@@ -402,14 +387,7 @@ class _RowMeter(SplitMeter):
         self._rows: dict[str, int] = {}
         """By path, of files that are open."""
 
-    def amount(self, split: SourceSplit) -> Quantity:
-        left = max(self._count(split) - split.offset, 0)
-        return Quantity(left, split.properties["size"] * left // max(self._count(split), 1))
-
-    def advance(self, split: SourceSplit, offset: int, most: Quantity, least: int) -> tuple[int | None, Quantity]:
-        return share_of_rows(self._count(split), split.properties["size"], offset, most, least)
-
-    def _count(self, split: SourceSplit) -> int:
+    def measure(self, split: SourceSplit) -> tuple[int, int]:
         if split.split_id not in self._rows:
             self._rows[split.split_id] = resolve("table_file_rows")(self._source, split)
-        return self._rows[split.split_id]
+        return self._rows[split.split_id], split.properties["size"]

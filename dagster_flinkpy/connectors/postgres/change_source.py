@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import copy
 import re
-from collections.abc import Iterator
 from datetime import timedelta
 from functools import cached_property
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from dagster_flinkpy.common.arguments import check_argument, check_name, check_number
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, Types
-from dagster_flinkpy.datastream.connectors.base import Json, Source, SourceSplit, SplitEnumerator
+from dagster_flinkpy.connectors.sources.declared_source import DeclaredSource
+from dagster_flinkpy.datastream.connectors.base import Source
 from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.registry import resolve
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
 __all__ = ["PostgresChangeSource"]
 
 _METADATA = {"row_kind": Types.STRING(), "commit_time": Types.SQL_TIMESTAMP()}
 
 
-class PostgresChangeSource(Source):
+class PostgresChangeSource(DeclaredSource):
     """Reads the changes of a table in PostgreSQL: rows that are inserted, updated and deleted.
 
     Needs ``pip install 'dagster-flinkpy[postgres]'``. The changes come from a logical replication slot with the plugin
@@ -72,6 +71,8 @@ class PostgresChangeSource(Source):
     Raises:
         ConfigurationError: An argument is wrong, or psycopg is not installed.
     """
+
+    registered: ClassVar[str] = "postgres_change"
 
     def __init__(
         self,
@@ -146,21 +147,6 @@ class PostgresChangeSource(Source):
         """The type of the records: the columns of the table, ``row_kind`` and ``commit_time``."""
         columns = self.table_type
         return Types.ROW_NAMED([*columns.field_names, *_METADATA], [*columns.field_types, *_METADATA.values()])
-
-    def continuous(self) -> PostgresChangeSource:
-        if self.bounded is not None:
-            return self
-        source = copy.copy(self)
-        source.bounded = False
-        return source
-
-    def create_enumerator(self, restored: Json | None) -> SplitEnumerator:
-        enumerator: SplitEnumerator = resolve("postgres_change_enumerator")(self, restored)
-        return enumerator
-
-    def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
-        rows: Iterator[tuple[pa.Array, int]] = resolve("postgres_change_reader")(self, split)
-        return rows
 
     def kinds(self) -> set[str]:
         return {"postgres"}

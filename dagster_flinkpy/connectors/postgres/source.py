@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import cached_property
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from dagster_flinkpy.common.arguments import check_argument, check_name, check_number
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
-from dagster_flinkpy.datastream.connectors.base import Json, Source, SourceSplit, SplitEnumerator
+from dagster_flinkpy.connectors.sources.declared_source import DeclaredSource
+from dagster_flinkpy.datastream.connectors.base import Source
 from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.registry import resolve
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
 __all__ = ["PostgresSource"]
 
 
-class PostgresSource(PartitionedSource):
+class PostgresSource(DeclaredSource, PartitionedSource):
     """Reads the rows of a table in PostgreSQL, and then those that are added to it.
 
     Needs ``pip install 'dagster-flinkpy[postgres]'``. The position is the last value of a column, or of several, that
@@ -64,6 +65,8 @@ class PostgresSource(PartitionedSource):
     Raises:
         ConfigurationError: An argument is wrong, or psycopg is not installed.
     """
+
+    registered: ClassVar[str] = "postgres"
 
     def __init__(
         self,
@@ -124,25 +127,10 @@ class PostgresSource(PartitionedSource):
         found: RowTypeInfo = resolve("postgres_row_type")(self)
         return found
 
-    def continuous(self) -> PostgresSource:
-        if self.bounded is not None:
-            return self
-        source = copy.copy(self)
-        source.bounded = False
-        return source
-
     def for_partition(self, partition: TimePartition) -> PostgresSource:
         part = copy.copy(self)
         part.bounded, part.limits, part.partition = True, EpochLimits(), partition
         return part
-
-    def create_enumerator(self, restored: Json | None) -> SplitEnumerator:
-        enumerator: SplitEnumerator = resolve("postgres_enumerator")(self, restored)
-        return enumerator
-
-    def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
-        rows: Iterator[tuple[pa.Array, int]] = resolve("postgres_reader")(self, split)
-        return rows
 
     def kinds(self) -> set[str]:
         return {"postgres"}

@@ -11,7 +11,7 @@ from dagster_flinkpy.datastream.connectors.base import Json, SourceLag, SourceSp
 from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.storage import ObjectInfo
 
-__all__ = ["OpenSplits", "Quantity", "SplitMeter", "share_of_rows"]
+__all__ = ["OpenSplits", "Quantity", "RowMeter", "SplitMeter"]
 
 _STOP = "stop"
 
@@ -57,6 +57,30 @@ class SplitMeter(ABC):
         Returns:
             The offset to stop at, or None for the end of the split, and how much that is.
         """
+
+
+class RowMeter(SplitMeter):
+    """Measures splits whose offset is a number of rows of about the same size."""
+
+    @abstractmethod
+    def measure(self, split: SourceSplit) -> tuple[int, int]:
+        """Returns how many rows a whole split has, and how many bytes they are."""
+
+    def amount(self, split: SourceSplit) -> Quantity:
+        rows, size = self.measure(split)
+        left = max(rows - split.offset, 0)
+        return Quantity(left, size * left // max(rows, 1))
+
+    def advance(self, split: SourceSplit, offset: int, most: Quantity, least: int) -> tuple[int | None, Quantity]:
+        rows, size = self.measure(split)
+        each = max(size, 1) / max(rows, 1)
+        count = max(rows - offset, 0)
+        if most.records is not None:
+            count = min(count, most.records)
+        if most.bytes is not None:
+            count = min(count, max(int(most.bytes / each), least))
+        stop = offset + count
+        return None if stop >= rows else stop, Quantity(count, max(int(count * each), 1) if count else 0)
 
 
 class OpenSplits:
@@ -226,26 +250,3 @@ def _least(one: Quantity, other: Quantity) -> Quantity:
 
 def _smaller(one: int | None, other: int | None) -> int | None:
     return one if other is None else other if one is None else min(one, other)
-
-
-def share_of_rows(rows: int, size: int, offset: int, most: Quantity, least: int) -> tuple[int | None, Quantity]:
-    """Finds where to stop in a split whose offset is a number of rows of about the same size.
-
-    Args:
-        rows: The number of its rows.
-        size: Its size in bytes.
-        offset: The row to begin with.
-        most: The most to read.
-        least: As for `SplitMeter.advance`.
-
-    Returns:
-        As `SplitMeter.advance`.
-    """
-    each = max(size, 1) / max(rows, 1)
-    count = max(rows - offset, 0)
-    if most.records is not None:
-        count = min(count, most.records)
-    if most.bytes is not None:
-        count = min(count, max(int(most.bytes / each), least))
-    stop = offset + count
-    return None if stop >= rows else stop, Quantity(count, max(int(count * each), 1) if count else 0)

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from dagster_flinkpy.common.arguments import check_argument
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
-from dagster_flinkpy.datastream.connectors.base import Json, Source, SourceSplit, SplitEnumerator
+from dagster_flinkpy.connectors.sources.declared_source import DeclaredSource
 from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.registry import resolve
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql.datasource import DataSource
 
 __all__ = ["PythonDataSource"]
 
 
-class PythonDataSource(Source):
+class PythonDataSource(DeclaredSource):
     """Reads a data source that was written in Python for Spark 4, without a Spark stream.
 
     The driver asks its stream reader for offsets and partitions; each partition is a split, which a subtask reads. The
@@ -47,6 +44,8 @@ class PythonDataSource(Source):
     Raises:
         ConfigurationError: It is not a data source, or limits are given that it does not obey.
     """
+
+    registered: ClassVar[str] = "python_data_source"
 
     def __init__(
         self,
@@ -82,21 +81,6 @@ class PythonDataSource(Source):
             return self._row_type
         found: RowTypeInfo = resolve("python_data_source_type")(self)
         return found
-
-    def continuous(self) -> PythonDataSource:
-        if self.bounded is not None:
-            return self
-        source = copy.copy(self)
-        source.bounded = False
-        return source
-
-    def create_enumerator(self, restored: Json | None) -> SplitEnumerator:
-        enumerator: SplitEnumerator = resolve("python_data_source_enumerator")(self, restored)
-        return enumerator
-
-    def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
-        rows: Iterator[tuple[pa.Array, int]] = resolve("python_data_source_reader")(self, split)
-        return rows
 
     def kinds(self) -> set[str]:
         return {"spark"}

@@ -18,7 +18,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from dagster_flinkpy.common import Types
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.connectors import DeltaSource, IcebergSource, ParquetSink, ParquetSource
-from dagster_flinkpy.connectors.sources.open_splits import OpenSplits, Quantity, SplitMeter, share_of_rows
+from dagster_flinkpy.connectors.sources.open_splits import OpenSplits, RowMeter
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import Source, SourceSplit, SplitEnumerator
 from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
@@ -31,15 +31,11 @@ from tests.runtime.harness import HarnessAttempt
 from tests.runtime.programs import environment
 
 
-class Rows(SplitMeter):
+class Rows(RowMeter):
     """Splits say how many rows they have, of 10 bytes each."""
 
-    def amount(self, split: SourceSplit) -> Quantity:
-        left = split.properties["rows"] - split.offset
-        return Quantity(left, left * 10)
-
-    def advance(self, split: SourceSplit, offset: int, most: Quantity, least: int) -> tuple[int | None, Quantity]:
-        return share_of_rows(split.properties["rows"], split.properties["rows"] * 10, offset, most, least)
+    def measure(self, split: SourceSplit) -> tuple[int, int]:
+        return split.properties["rows"], split.properties["rows"] * 10
 
 
 @settings(max_examples=examples(150), deadline=None)
