@@ -52,6 +52,8 @@ register("python_data_source_reader", "dagster_flinkpy.connectors.spark.python_d
 register("asset_enumerator", "dagster_flinkpy.orchestration.runs.asset_enumerator:MaterializationEnumerator")
 register("columns_of_rows", "dagster_flinkpy.connectors.columns.loaded_rows:columns_of_rows")
 register("delta_log", "dagster_flinkpy.connectors.delta.log:DeltaLog")
+register("delta_row_count", "dagster_flinkpy.connectors.delta.table:row_count")
+register("iceberg_row_count", "dagster_flinkpy.connectors.iceberg.table:row_count")
 register("iceberg_log", "dagster_flinkpy.connectors.iceberg.log:IcebergLog")
 register("iceberg_writer", "dagster_flinkpy.connectors.iceberg.writer:IcebergWriter")
 register("iceberg_committer", "dagster_flinkpy.connectors.iceberg.committer:IcebergCommitter")

@@ -13,6 +13,7 @@ from dagster_flinkpy.common.typeinfo import (
 from dagster_flinkpy.connectors.columns.column_types import check_key, check_parquet_type, columns_of
 from dagster_flinkpy.connectors.commit.table_sink import TableSink
 from dagster_flinkpy.connectors.lake.lake_sink import LakeSink
+from dagster_flinkpy.datastream.connectors.tables import TableForm
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.storage import StorageLocation
 
@@ -94,6 +95,10 @@ class DeltaSink(LakeSink):
             if self.filled is not None:
                 self.filled.check_free(where, columns)
             check_key(where, self.key, columns)
+
+    @property
+    def form(self) -> TableForm:
+        return TableForm("delta", None if self.filled is None else self.filled.partition)
 
     def kinds(self) -> set[str]:
         return {"deltalake"}

@@ -7,6 +7,7 @@ from contextlib import suppress
 from urllib.parse import urlsplit
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Field, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
@@ -20,7 +21,7 @@ from dagster_flinkpy.datastream.connectors.base import CommitterInitContext
 from dagster_flinkpy.errors import CommittableLostError, ConfigurationError, StorageError
 from dagster_flinkpy.storage import StorageLocation
 
-__all__ = ["DIGEST", "DeltaTarget", "storage_options"]
+__all__ = ["DIGEST", "DeltaTarget", "row_count", "storage_options"]
 
 DIGEST = "flinkpy.digest"
 """The entry of a version that tells which committables it has added."""
@@ -215,6 +216,15 @@ class DeltaTarget:
                     f"to write the rows again, or 'chk-{checkpoint_id}' to continue without them."
                 )
             limit *= 4
+
+
+def row_count(sink: DeltaSink) -> int | None:
+    """Returns the number of rows of a sink's table, or None if the log does not tell it."""
+    table = DeltaTable(sink.location.url, storage_options=storage_options(sink.location))
+    if pa.table(table.deletion_vectors()).num_rows:
+        return None
+    counts = pa.table(table.get_add_actions()).column("num_records")
+    return None if counts.null_count else pc.sum(counts).as_py() or 0
 
 
 def _shown(field: Field) -> str:

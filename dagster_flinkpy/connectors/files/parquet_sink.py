@@ -11,6 +11,7 @@ from typing import ClassVar
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors.columns.column_types import check_parquet_type
 from dagster_flinkpy.connectors.commit.table_sink import TableSink
+from dagster_flinkpy.datastream.connectors.tables import RowCount, TableForm
 
 __all__ = ["ParquetSink"]
 
@@ -38,3 +39,15 @@ class ParquetSink(TableSink):
 
     def validate_column(self, name: str, type_info: TypeInformation) -> None:
         check_parquet_type(name, type_info, f"the Parquet sink {self.location.url}")
+
+    @property
+    def form(self) -> TableForm:
+        return TableForm("parquet")
+
+    def count_rows(self, known: RowCount | None = None) -> RowCount | None:
+        """Counts the rows by the footers of the files."""
+        from pyarrow import schema
+
+        from dagster_flinkpy.connectors.files.parquet_table import ParquetTable
+
+        return ParquetTable(self.location, schema([])).count_rows(known)

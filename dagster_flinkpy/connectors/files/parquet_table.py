@@ -16,11 +16,12 @@ import pyarrow.parquet as pq
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation
 from dagster_flinkpy.connectors.columns.column_casts import cast_column
 from dagster_flinkpy.connectors.commit.staged_files import partition_folder, partition_values
+from dagster_flinkpy.datastream.connectors.tables import RowCount
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.ranged_file import RangedFile
 
-__all__ = ["ParquetTable", "RowCount", "table_schema"]
+__all__ = ["ParquetTable", "table_schema"]
 
 _THREADS = 8
 """How many files are read at the same time."""
@@ -33,16 +34,6 @@ def table_schema(type_info: TypeInformation) -> pa.Schema:
     """Returns the columns that records of a type have in a table: the fields of rows and tuples, or else ``value``."""
     flat = isinstance(type_info, (RowTypeInfo, TupleTypeInfo))
     return pa.schema(list(type_info.arrow_type) if flat else [("value", type_info.arrow_type)])
-
-
-@dataclass(frozen=True)
-class RowCount:
-    """The number of rows in the files of a table."""
-
-    rows: int
-    files: int
-    digest: str
-    """Shortened SHA-256 of the location and of the names and sizes of the files, to recognise them."""
 
 
 @dataclass(frozen=True)
@@ -105,13 +96,14 @@ class ParquetTable:
             ArrowException: A file is not Parquet.
         """
         files = sorted(self.files())
-        if known is None or known.digest != self._digest(files[: known.files]):
-            known = RowCount(0, 0, "")
-        rest = files[known.files :]
+        before, counted = 0, 0
+        if known is not None and known.files is not None and known.digest == self._digest(files[: known.files]):
+            before, counted = known.rows, known.files
+        rest = files[counted:]
         if len(rest) > _MOST_COUNTED:
             return None
         with ThreadPoolExecutor(_THREADS) as threads:
-            rows = known.rows + sum(threads.map(self._rows_of, rest))
+            rows = before + sum(threads.map(self._rows_of, rest))
         return RowCount(rows, len(files), self._digest(files))
 
     def _rows_of(self, file: tuple[str, int]) -> int:

@@ -42,6 +42,7 @@ __all__ = [
     "name_mapping",
     "open_catalog",
     "partition_fields",
+    "row_count",
 ]
 
 NAME_MAPPING = "schema.name-mapping.default"
@@ -395,6 +396,16 @@ class CommitLog:
         summaries = [snapshot.summary.additional_properties for snapshot in table.snapshots() if snapshot.summary]
         found = [each for each in summaries if ours.items() <= each.items()]
         return int(found[-1]["flinkpy.checkpoint-id"]) if found else 0
+
+
+def row_count(sink: IcebergSink) -> int | None:
+    """Returns the number of rows of a sink's table, or None if the current snapshot does not tell it."""
+    snapshot = IcebergTarget(sink, CommitterInitContext("", "", fencing_token=0)).open(create=False).current_snapshot()
+    if snapshot is None:
+        return 0
+    summary = {} if snapshot.summary is None else snapshot.summary.additional_properties
+    deleted = [int(summary.get(f"total-{kind}-deletes", 0)) for kind in ("position", "equality")]
+    return None if any(deleted) or "total-records" not in summary else int(summary["total-records"])
 
 
 def _made(table: Table, digest: str) -> bool:

@@ -18,6 +18,7 @@ from dagster_flinkpy.datastream.connectors.base import (
     TwoPhaseCommittingSink,
     WriterInitContext,
 )
+from dagster_flinkpy.datastream.connectors.tables import RowCount
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.registry import resolve
 
@@ -95,6 +96,11 @@ class LakeSink(TwoPhaseCommittingSink):
         does = "upsert_" if self.key else "" if self.filled is None else "partition_"
         committer: Committer = resolve(f"{self.table_format}_{does}committer")(self, context)
         return committer
+
+    def count_rows(self, known: RowCount | None = None) -> RowCount | None:
+        """Counts the rows as the log of the table tells them. Data files are not opened."""
+        rows: int | None = resolve(f"{self.table_format}_row_count")(self)
+        return None if rows is None else RowCount(rows)
 
     def uri(self) -> str:
         return self.location.url

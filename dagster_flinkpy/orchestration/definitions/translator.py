@@ -12,7 +12,7 @@ from dagster import AssetKey, AssetSpec
 
 from dagster_flinkpy.checkpoint.operator_program import operator_code_version
 from dagster_flinkpy.common.clock import to_millis
-from dagster_flinkpy.connectors import DeltaSink, ParquetSink
+from dagster_flinkpy.datastream.connectors.tables import ReadableTable
 from dagster_flinkpy.datastream.job_graph import JobVertex
 from dagster_flinkpy.datastream.operator_specs import SinkSpec, SourceSpec
 from dagster_flinkpy.errors import ConfigurationError
@@ -72,11 +72,8 @@ class FlinkTranslator:
         interval = job.checkpointing.interval
         sink = vertex.spec.sink if isinstance(vertex.spec, SinkSpec) else None
         types = {edge.type_info for edge in job.graph.inputs(vertex.uid)}
-        table_format = "parquet" if isinstance(sink, ParquetSink) else "delta" if isinstance(sink, DeltaSink) else None
-        if len(types) != 1:
-            table_format = None
-        record_type = None if table_format is None else json.dumps(types.pop().to_json())
-        filled = sink.filled if isinstance(sink, DeltaSink) else None
+        form = sink.form if isinstance(sink, ReadableTable) and len(types) == 1 else None
+        record_type = None if form is None else json.dumps(types.pop().to_json())
         return AssetSpec(
             key=AssetKey([data.name, vertex.uid]),
             deps=data.upstream,
@@ -98,8 +95,8 @@ class FlinkTranslator:
                     checkpoint_interval_ms=None if interval is None else to_millis(interval),
                     checkpoint_min_pause_ms=to_millis(job.checkpointing.min_pause) or None,
                     record_type=record_type,
-                    table_format=table_format,
-                    partition_column=None if filled is None else filled.partition,
+                    table_format=None if form is None else form.format,
+                    partition_column=None if form is None else form.partition_column,
                 ),
                 **UriMetadataSet(uri=None if sink is None else sink.uri()),
                 **data.columns,

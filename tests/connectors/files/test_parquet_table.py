@@ -5,7 +5,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_flinkpy.connectors.files import parquet_table
-from dagster_flinkpy.connectors.files.parquet_table import ParquetTable, RowCount
+from dagster_flinkpy.connectors.files.parquet_table import ParquetTable
+from dagster_flinkpy.datastream.connectors.tables import RowCount
 from dagster_flinkpy.storage import StorageLocation
 
 

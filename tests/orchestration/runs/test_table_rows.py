@@ -12,7 +12,7 @@ from deltalake import write_deltalake
 from pyiceberg.catalog import load_catalog
 
 from dagster_flinkpy.common import Types, WatermarkStrategy
-from dagster_flinkpy.connectors import DeltaSink, IcebergSink, logged_rows
+from dagster_flinkpy.connectors import DeltaSink, IcebergSink
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import Sink
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
@@ -104,7 +104,7 @@ def test_a_table_with_a_log_has_the_rows_that_it_tells(
         load_catalog("default", **catalog).load_table("db.t").append(pa.table({"value": ["of others"]}))
     assert words.run() == []
     assert words.count() == (3, None)
-    monkeypatch.setattr(logged_rows, f"rows_of_{kind}", lambda sink: 1 // 0)
+    monkeypatch.setattr(f"dagster_flinkpy.connectors.{kind}.table.row_count", lambda sink: 1 // 0)
     (warning,) = words.run()
     assert words.table.as_uri() in warning
     assert words.count() == (None, None)
