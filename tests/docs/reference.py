@@ -28,7 +28,10 @@ def contents(package: str) -> str:
 def with_contents(page: str) -> str:
     """Returns the page with the correct table after the heading."""
     heading, _, rest = _CONTENTS.sub("", page).partition("\n")
-    return f"{heading}\n\n{contents(heading.removeprefix('# '))}\n{rest.lstrip()}"
+    package = heading.removeprefix("# ")
+    question = f"What is public in `{package}`, and what does each of its names do?"
+    rest = rest.replace(question, "").lstrip()
+    return f"{heading}\n\n{question}\n\n{contents(package)}\n{rest}"
 
 
 if __name__ == "__main__":

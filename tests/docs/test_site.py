@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from playwright.sync_api import expect
 
 from dagster_flinkpy import connectors
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
@@ -21,6 +22,7 @@ from dagster_flinkpy.datastream.connectors import DataGeneratorSource
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.connectors.number_seq import NumberSequenceSource
 from tests.docs import reference
+from tests.e2e.chromium import CHROMIUM, open_page
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -54,6 +56,43 @@ def pages_of(nav: object) -> set[str]:
 
 def test_every_page_is_in_the_menu() -> None:
     assert pages_of(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]) == PAGES
+
+
+@pytest.mark.parametrize("name", sorted(PAGES))
+def test_a_page_begins_with_the_question_that_it_answers(name: str) -> None:
+    heading, nothing, first, second = (DOCS / name).read_text().split("\n")[:4]
+    assert heading.startswith("# ") and not nothing
+    assert "?" in first + second
+
+
+@pytest.mark.parametrize(
+    ("words", "target"),
+    [
+        ("idle", "api/sources.md#idleness"),
+        ("static input", "api/sources.md#static-inputs"),
+        ("lookup table", "api/sources.md#static-inputs"),
+        ("give a backfill a config", "how-to/backfill.md#when-state-is-missing"),
+        ("supported", "quick-start.md#supported-versions"),
+        ("exactly once from a plain asset", "transactions.md"),
+    ],
+)
+def test_the_first_page_finds_what_newcomers_ask(words: str, target: str) -> None:
+    rows = [row for row in (DOCS / "index.md").read_text().splitlines() if row.startswith("| ") and words in row]
+    assert any(f"]({target})" in row for row in rows), rows
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
+def test_the_search_works_in_a_site_that_is_read_from_disk(site: Path) -> None:
+    with open_page(1400, 900) as page:
+        page.context.set_offline(True)
+        for start, words, found in (
+            ("index.html", "idleness", "api/sources.html#idleness"),
+            ("dagster/index.html", "supported versions", "quick-start.html#supported-versions"),
+        ):
+            page.goto((site / start).as_uri())
+            page.get_by_role("textbox", name="Search").fill(words)
+            expect(page.locator(f".md-search-result__link[href*='{found}']").first).to_be_attached()
 
 
 @pytest.mark.parametrize("package", REFERENCE)
