@@ -8,13 +8,13 @@ from dagster_flinkpy.errors import CorruptMetadataError, ObjectNotFoundError
 from dagster_flinkpy.json_records import Count, JsonRecord, load_object
 from dagster_flinkpy.storage.object_store import ObjectStore
 
-__all__ = ["COUNTER_KEY", "Counter", "read_counter"]
+__all__ = ["COUNTER_KEY", "CheckpointIdCounter", "read_counter"]
 
 COUNTER_KEY = "counter"
 
 
 @dataclass(frozen=True)
-class Counter(JsonRecord):
+class CheckpointIdCounter(JsonRecord):
     """The content of ``counter``."""
 
     last: Count
@@ -25,7 +25,7 @@ class Counter(JsonRecord):
     """A random id of that attempt, which makes its write unique."""
 
 
-def read_counter(store: ObjectStore) -> tuple[Counter, str] | None:
+def read_counter(store: ObjectStore) -> tuple[CheckpointIdCounter, str] | None:
     """Reads the ``counter`` of a job.
 
     Args:
@@ -42,7 +42,7 @@ def read_counter(store: ObjectStore) -> tuple[Counter, str] | None:
     except ObjectNotFoundError:
         return None
     try:
-        return Counter.from_json(load_object(data)), etag
+        return CheckpointIdCounter.from_json(load_object(data)), etag
     except ValueError as error:
         raise CorruptMetadataError(
             f"{store.url}/{COUNTER_KEY} does not say which checkpoint id was taken last: {error}. Make sure that no "

@@ -10,11 +10,11 @@ from dagster_flinkpy.checkpoint.execution_report import VertexReport
 from dagster_flinkpy.checkpoint.job_metrics import OperatorMetrics
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK, MIN_WATERMARK
 
-__all__ = ["EventTime", "event_times"]
+__all__ = ["OperatorEventTime", "event_times"]
 
 
 @dataclass(frozen=True)
-class EventTime:
+class OperatorEventTime:
     """The event time of an operator, in milliseconds since 1970; None before the first watermark."""
 
     input: int | None
@@ -26,7 +26,7 @@ class EventTime:
     rule. None for that one, if all input has ended, and if nothing has event time."""
 
 
-def event_times(vertices: Iterable[VertexReport], metrics: Iterable[OperatorMetrics]) -> dict[str, EventTime]:
+def event_times(vertices: Iterable[VertexReport], metrics: Iterable[OperatorMetrics]) -> dict[str, OperatorEventTime]:
     """Returns the event time of each operator.
 
     Idle inputs and those that have ended hold nothing back. A checkpoint does not say which are idle, but an operator
@@ -58,7 +58,7 @@ def event_times(vertices: Iterable[VertexReport], metrics: Iterable[OperatorMetr
         return sent.get(uid) is not None or any(map(has_time, inputs.get(uid, ())))
 
     return {
-        uid: EventTime(
+        uid: OperatorEventTime(
             _whole(ours[uid]),
             _whole(sent[uid]),
             {each: _whole(sent.get(each)) for each in inputs.get(uid, ())},

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dagster_flinkpy.checkpoint.event_time_holders import EventTime, event_times
+from dagster_flinkpy.checkpoint.event_time_holders import OperatorEventTime, event_times
 from dagster_flinkpy.checkpoint.execution_report import ExecutionReport, RunReport, read_execution_report
 from dagster_flinkpy.checkpoint.head import read_head
 from dagster_flinkpy.checkpoint.job_metrics import JobMetrics, OperatorMetrics, job_metrics
@@ -53,7 +53,7 @@ class JobOverview:
         return next((each.phases for each in reversed(self.statistics.history) if each.phases), None)
 
     @property
-    def event_times(self) -> Mapping[str, EventTime]:
+    def event_times(self) -> Mapping[str, OperatorEventTime]:
         """The event time of each operator, by uid; empty before the first checkpoint."""
         return {} if self.metrics is None else event_times(self.report.vertices, self.metrics.operators)
 

@@ -26,7 +26,7 @@ from enum import Enum
 from threading import Lock
 
 from dagster_flinkpy.checkpoint.attempt import Attempt
-from dagster_flinkpy.checkpoint.counter import COUNTER_KEY, Counter, read_counter
+from dagster_flinkpy.checkpoint.counter import COUNTER_KEY, CheckpointIdCounter, read_counter
 from dagster_flinkpy.checkpoint.head import HEAD_KEY, Head, read_head
 from dagster_flinkpy.checkpoint.leadership import take_lead
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointMetadata, fetch_metadata
@@ -320,7 +320,7 @@ class CompletedCheckpointStore:
         """
         while len(attempt.reserved_ids) < number:
             taken = attempt.next_checkpoint_id
-            record = Counter(taken, attempt.token, attempt.leader.record.nonce)
+            record = CheckpointIdCounter(taken, attempt.token, attempt.leader.record.nonce)
             try:
                 etag = put_if(self.store, COUNTER_KEY, record.to_bytes(), attempt.counter_etag)
             except PreconditionFailedError:  # another attempt took one

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from dagster_flinkpy.checkpoint.event_time_holders import EventTime
+from dagster_flinkpy.checkpoint.event_time_holders import OperatorEventTime
 from dagster_flinkpy.checkpoint.execution_report import ExecutionReport, RunReport, read_execution_report
 from dagster_flinkpy.checkpoint.job_metrics import JobMetrics
 from dagster_flinkpy.checkpoint.job_overview import JobOverview, is_killed, job_overview, stored_report
@@ -85,7 +85,7 @@ def _shown(overview: JobOverview) -> Group:
     return Group(*parts)
 
 
-def _event_times(times: Mapping[str, EventTime]) -> Table:
+def _event_times(times: Mapping[str, OperatorEventTime]) -> Table:
     table = plain_table("operator", "event time", "waits for", "watermarks of its inputs")
     for uid, each in times.items():
         inputs = ", ".join(f"{escape(before)} {_watermark(sent)}" for before, sent in each.inputs.items())

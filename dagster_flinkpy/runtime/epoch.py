@@ -17,7 +17,7 @@ from dagster_flinkpy.runtime.python_environment import PackedPython
 from dagster_flinkpy.state.handles import KeyedSnapshot, OperatorStateHandle
 from dagster_flinkpy.storage import StorageLocation
 
-__all__ = ["Epoch", "EpochJob", "Stop", "SubtaskInput"]
+__all__ = ["EpochInput", "EpochJob", "Stop", "SubtaskInput"]
 
 Json = Any
 
@@ -50,7 +50,7 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Epoch:
+class EpochInput:
     """The input between two barriers, and the checkpoint of the second one."""
 
     checkpoint_id: int
@@ -64,7 +64,7 @@ class Epoch:
     stops: Mapping[tuple[str, int], Stop] = field(default_factory=dict)
     """Where subtasks stop that do not read all of their splits."""
 
-    def followed_by(self, part: Epoch) -> Epoch:
+    def followed_by(self, part: EpochInput) -> EpochInput:
         """Returns the epoch with what else is read before its barrier."""
         splits, stops = dict(self.splits), dict(self.stops)
         for task, stop in part.stops.items():
@@ -102,7 +102,7 @@ class EpochJob:
     graph: JobGraph
     """The region."""
     job_id: str
-    epochs: tuple[Epoch, ...]
+    epochs: tuple[EpochInput, ...]
     """The epochs in order, at least one."""
     fencing_token: int
     """Fencing token of the execution attempt."""

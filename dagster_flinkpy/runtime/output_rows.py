@@ -12,7 +12,7 @@ import pyarrow as pa
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, Types
 from dagster_flinkpy.connectors.columns.arrow_types import type_info_of
 from dagster_flinkpy.connectors.columns.column_casts import cast_columns
-from dagster_flinkpy.connectors.commit.output_ledger import StagedRows
+from dagster_flinkpy.connectors.commit.output_ledger import StagedOutput
 from dagster_flinkpy.errors import TypeMismatchError
 from dagster_flinkpy.runtime.output_transaction import Output, OutputTransaction, writer_context
 
@@ -94,7 +94,7 @@ def _write_spark(transaction: OutputTransaction, rows: Any, partition: str | Non
     for each in rows.mapInArrow(task, "rows long, committables string").collect():
         committables = json.loads(each["committables"])
         counts = [each["rows"]] + [0] * len(committables)  # a task's rows are counted once
-        transaction.add([StagedRows(partition, n, c) for n, c in zip(counts, committables, strict=False)])
+        transaction.add([StagedOutput(partition, n, c) for n, c in zip(counts, committables, strict=False)])
 
 
 def _stage(

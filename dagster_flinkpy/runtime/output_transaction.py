@@ -25,7 +25,7 @@ from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
 from dagster_flinkpy.connectors.commit.output_ledger import (
     LedgerState,
     OutputLedger,
-    StagedRows,
+    StagedOutput,
     Stages,
     TransactionRecord,
 )
@@ -191,7 +191,7 @@ class OutputTransaction:
         """The type of the records, once some were written."""
         self._writers: dict[str | None, CommittingSinkWriter] = {}
         self._rows: dict[str | None, int] = {}
-        self._staged: list[StagedRows] = []
+        self._staged: list[StagedOutput] = []
 
     @staticmethod
     def begin(
@@ -266,7 +266,7 @@ class OutputTransaction:
                 self._writers[partition].write(column)
                 self._rows[partition] = self._rows.get(partition, 0) + len(column)
 
-    def add(self, staged: Sequence[StagedRows]) -> None:
+    def add(self, staged: Sequence[StagedOutput]) -> None:
         """Adds what was staged elsewhere."""
         self._staged += staged
         for each in staged:
@@ -286,7 +286,7 @@ class OutputTransaction:
         with self._fencing():
             for partition, writer in self._writers.items():
                 writer.flush()
-                staged += [StagedRows(partition, 0, each) for each in writer.prepare_commit()]
+                staged += [StagedOutput(partition, 0, each) for each in writer.prepare_commit()]
         record_type = None if self.type_info is None else self.type_info.to_json()
         record = replace(self.record, staged=tuple(staged), record_type=record_type)
 

@@ -18,7 +18,7 @@ from dagster_flinkpy.datastream.job_graph import JobGraph, JobVertex
 from dagster_flinkpy.datastream.operator_specs import CollectSpec, PrintSpec, SinkSpec, SourceSpec
 from dagster_flinkpy.datastream.state_recovery import NonRestoredState
 from dagster_flinkpy.errors import FlinkPyError, UserFunctionError
-from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
+from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob
 from dagster_flinkpy.runtime.master.split_planner import create_enumerator
 from dagster_flinkpy.runtime.master.subtask_inputs import inputs_of_plan
 from dagster_flinkpy.runtime.operators.keyed_operators import KeyedStateOperator
@@ -74,7 +74,7 @@ def try_operators(
         job = EpochJob(
             graph=graph,
             job_id=stored.metadata.job_id,
-            epochs=(Epoch(stored.metadata.checkpoint_id + 1, {}),),
+            epochs=(EpochInput(stored.metadata.checkpoint_id + 1, {}),),
             fencing_token=0,
             job_storage=stored.files,
             inputs=inputs_of_plan(plan),

@@ -46,7 +46,7 @@ from dagster_flinkpy.datastream.state import MapStateDescriptor
 from dagster_flinkpy.datastream.stream_execution_environment import StreamExecutionEnvironment
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.key_groups import compute_operator_index_for_key_group
-from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
+from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob
 from dagster_flinkpy.runtime.master.subtask_inputs import SubtaskInputs, inputs_after, inputs_of_plan
 from dagster_flinkpy.runtime.operators.keyed_operators import KeyedStateOperator
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
@@ -238,7 +238,7 @@ class OperatorTestHarness:
         job = EpochJob(
             graph=self._graph,
             job_id=_JOB,
-            epochs=(Epoch(self._checkpoint_id, {}),),
+            epochs=(EpochInput(self._checkpoint_id, {}),),
             fencing_token=1,
             job_storage=self._storage.job,
             inputs=inputs,

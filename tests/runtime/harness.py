@@ -21,7 +21,7 @@ from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_specs import CollectSpec
 from dagster_flinkpy.datastream.transformation import Transformation
 from dagster_flinkpy.errors import UserFunctionError
-from dagster_flinkpy.runtime.epoch import Epoch, EpochJob, SubtaskInput
+from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob, SubtaskInput
 from dagster_flinkpy.runtime.master.in_process import run_in_process, shuffled
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Mailbox, ThreadMailbox
@@ -118,7 +118,7 @@ def make_job(
     return EpochJob(
         graph=graph,
         job_id="job",
-        epochs=(Epoch(checkpoint_id, read, frozenset(ended)),),
+        epochs=(EpochInput(checkpoint_id, read, frozenset(ended)),),
         fencing_token=1,
         job_storage=StorageLocation(str(folder / "job")),
         inputs=inputs,

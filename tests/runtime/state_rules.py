@@ -5,7 +5,7 @@ from __future__ import annotations
 from dagster_flinkpy.checkpoint.instructions import Instruction
 from dagster_flinkpy.checkpoint.stimuli import Stimulus
 from dagster_flinkpy.runtime.master.job_state import JobState
-from dagster_flinkpy.runtime.master.region_epochs import Phase, Stage
+from dagster_flinkpy.runtime.master.region_epochs import Phase, RegionStage
 from dagster_flinkpy.runtime.master.region_state import RegionState
 
 __all__ = ["check_after_each_stimulus", "check_region", "check_state"]
@@ -34,11 +34,11 @@ def check_state(state: JobState) -> None:
 
 def check_region(region: RegionState) -> None:
     """Raises an AssertionError that says what does not hold."""
-    at_hand = [each for each in region._epochs if each.stage is Stage.CURRENT]
+    at_hand = [each for each in region._epochs if each.stage is RegionStage.CURRENT]
     assert len(at_hand) == (region.phase not in (Phase.IDLE, Phase.LOOKING)), f"{region.phase} with CURRENT {at_hand}"
     firsts = [each.first for each in region._epochs]
     assert firsts == sorted(firsts), f"epochs are not in order: {firsts}"
-    acknowledged = [each for each in region._epochs if each.stage is Stage.ACKNOWLEDGED]
+    acknowledged = [each for each in region._epochs if each.stage is RegionStage.ACKNOWLEDGED]
     assert all(each.last <= region.acknowledged for each in acknowledged), "acknowledged epochs are ahead"
     assert all(each.settled for each in acknowledged[:-1]), "only the last acknowledged epochs may be unsettled"
     if region.number in region._graph.waiting and region.executing:

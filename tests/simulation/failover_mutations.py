@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
-from dagster_flinkpy.runtime.epoch import Epoch
+from dagster_flinkpy.runtime.epoch import EpochInput
 from dagster_flinkpy.runtime.master.epoch_outputs import EpochOutputs
 from dagster_flinkpy.runtime.master.job_messages import AbortLingering
 from dagster_flinkpy.runtime.master.job_state import JobState
@@ -50,7 +50,7 @@ def _(real: Wrapped, state: JobState, *args: Any) -> Any:
 
 
 @mutation("a region that restarts does not read its input again", JobRunner, "run", "but counted", **_FAILING)
-def _(real: Wrapped, runner: JobRunner, epochs: Sequence[Epoch], restarts: int = 0, **options: Any) -> Any:
+def _(real: Wrapped, runner: JobRunner, epochs: Sequence[EpochInput], restarts: int = 0, **options: Any) -> Any:
     read = [replace(epoch, splits={}) for epoch in epochs] if restarts else epochs
     return real(runner, read, restarts, **options)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from dagster_flinkpy.connectors.sources.source_coordinator import SourceCoordinator, Tell, unpacked
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
-from dagster_flinkpy.runtime.epoch import Epoch
+from dagster_flinkpy.runtime.epoch import EpochInput
 from dagster_flinkpy.runtime.master.open_epoch import OpenEpoch
 from dagster_flinkpy.runtime.operators.source_operator import SourceOperator
 from dagster_flinkpy.runtime.operators.source_reader_operator import SourceReaderOperator
@@ -32,13 +32,15 @@ _READERS = {"sources": ("readers",)}
 
 
 @live_mutation("a source that has stopped amid a split is taken to have read it", OpenEpoch, "_look", _WRONG, _AMID)
-def _(real: Wrapped, epoch: OpenEpoch, closed: bool, stops: Mapping[Any, Any]) -> Epoch:
-    part: Epoch = real(epoch, closed, {})
+def _(real: Wrapped, epoch: OpenEpoch, closed: bool, stops: Mapping[Any, Any]) -> EpochInput:
+    part: EpochInput = real(epoch, closed, {})
     return part
 
 
-@live_mutation("the rest of a split begins where the split does", Epoch, "read_splits", f"{_WRONG}|was assigned", _AMID)
-def _(real: Wrapped, epoch: Epoch) -> dict[str, list[SourceSplit]]:
+@live_mutation(
+    "the rest of a split begins where the split does", EpochInput, "read_splits", f"{_WRONG}|was assigned", _AMID
+)
+def _(real: Wrapped, epoch: EpochInput) -> dict[str, list[SourceSplit]]:
     found: dict[str, list[SourceSplit]] = real(epoch)
     return {uid: [s if s.finished else replace(s, offset=0) for s in splits] for uid, splits in found.items()}
 
@@ -46,7 +48,7 @@ def _(real: Wrapped, epoch: Epoch) -> dict[str, list[SourceSplit]]:
 @live_mutation(
     "an epoch that runs again does not stop where it did", OpenEpoch, "begin", _WRONG, {**_AGAIN, **_AMID, **LOSING}
 )
-def _(real: Wrapped, epoch: OpenEpoch) -> Epoch:
+def _(real: Wrapped, epoch: OpenEpoch) -> EpochInput:
     return replace(real(epoch), stops={})
 
 
@@ -57,14 +59,14 @@ def _(real: Wrapped, epoch: OpenEpoch) -> Epoch:
     _WRONG,
     {**_AGAIN, "sources": ("late", "resumed")},
 )
-def _(real: Wrapped, epoch: OpenEpoch) -> Epoch:
-    part: Epoch = real(epoch)
+def _(real: Wrapped, epoch: OpenEpoch) -> EpochInput:
+    part: EpochInput = real(epoch)
     epoch._to_give.clear()
     return part
 
 
 @live_mutation("a barrier passes the last records of an open epoch", StreamTask, "_read", _WRONG, _OPEN)
-def _(real: Wrapped, task: StreamTask, epoch: Epoch) -> Iterator[None]:
+def _(real: Wrapped, task: StreamTask, epoch: EpochInput) -> Iterator[None]:
     if not epoch.open:
         sources = [each for each in task._tasks.values() if isinstance(each.operator, SourceOperator)]
         for each in task._entered(sources):

@@ -21,7 +21,7 @@ from dagster_flinkpy.json_records import ArrayRecord, Count, Id, JsonRecord, loa
 from dagster_flinkpy.storage import ObjectStore
 from dagster_flinkpy.storage.conditional import put_if
 
-__all__ = ["LedgerState", "OutputLedger", "StagedRows", "Stages", "TransactionRecord"]
+__all__ = ["LedgerState", "OutputLedger", "StagedOutput", "Stages", "TransactionRecord"]
 
 Stages = Literal["uploads", "files"]
 """How a sink stages rows: as uploads, which it completes when it commits, or as files, which it deletes then."""
@@ -37,7 +37,7 @@ _TRIES = tenacity.Retrying(
 )
 
 
-class StagedRows(ArrayRecord, frozen=True):
+class StagedOutput(ArrayRecord, frozen=True):
     """What a writer has staged."""
 
     partition: str | None
@@ -61,7 +61,7 @@ class TransactionRecord(JsonRecord):
     options: Json
     """The options of the sink."""
     stages: Stages
-    staged: tuple[StagedRows, ...] | None = None
+    staged: tuple[StagedOutput, ...] | None = None
     """None while it is open. Otherwise it is being committed: it will not be aborted, whatever happens."""
     record_type: Json | None = None
     """The type of the records, if it has any and is being committed."""

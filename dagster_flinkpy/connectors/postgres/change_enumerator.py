@@ -9,7 +9,7 @@ import psycopg
 
 from dagster_flinkpy.connectors.postgres.columns import check_columns, columns_of_table
 from dagster_flinkpy.connectors.postgres.connection import connect
-from dagster_flinkpy.connectors.postgres.slot import Slot, lsn_text, slot_of
+from dagster_flinkpy.connectors.postgres.slot import ReplicationSlot, lsn_text, slot_of
 from dagster_flinkpy.connectors.postgres.surroundings import Surroundings
 from dagster_flinkpy.datastream.connectors.base import (
     Json,
@@ -81,7 +81,7 @@ class PostgresChangeEnumerator(SplitEnumerator):
                 self._check(slot)
                 slot.publication.create(slot.table())
 
-    def _begin(self, slot: Slot) -> None:
+    def _begin(self, slot: ReplicationSlot) -> None:
         self._lsn, name = slot.position(), self._source.slot
         if self._lsn is None:
             self._progress(f"creating replication slot {name!r}: it waits for the transactions that are in flight")
@@ -136,7 +136,7 @@ class PostgresChangeEnumerator(SplitEnumerator):
         assert self._lsn is not None, "start() has set it"
         return self._lsn
 
-    def _check(self, slot: Slot) -> int:
+    def _check(self, slot: ReplicationSlot) -> int:
         """Checks that no change is missing, tells the slot what is complete, and returns its position.
 
         Raises:
@@ -151,7 +151,7 @@ class PostgresChangeEnumerator(SplitEnumerator):
         slot.confirm(self._complete)
         return max(confirmed, self._complete)
 
-    def _read_table(self, slot: Slot) -> SourceSplit:
+    def _read_table(self, slot: ReplicationSlot) -> SourceSplit:
         """Plans to read the rows that the table has, in a snapshot that stays until they are read."""
         connection = self._exporting = connect(self._source.conninfo, "flinkpy source")
         connection.execute("SET idle_in_transaction_session_timeout = 0")
@@ -168,7 +168,7 @@ class PostgresChangeEnumerator(SplitEnumerator):
         self._snapshot = {"visible": found[1], "before": int(inserted[0])}
         return SourceSplit(f"rows of {slot.table_name}", {"snapshot": found[0], "micros": int(inserted[1])})
 
-    def _stop(self, slot: Slot, start: int, flushed: int) -> tuple[int, bool]:
+    def _stop(self, slot: ReplicationSlot, start: int, flushed: int) -> tuple[int, bool]:
         """Returns the LSN before which an epoch reads, and whether there are changes to read."""
         limit, size = self._source.limits.records, self._source.limits.bytes
         if size is None or start + size >= flushed:

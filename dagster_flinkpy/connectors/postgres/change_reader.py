@@ -35,7 +35,7 @@ from dagster_flinkpy.connectors.postgres.pgoutput import (
     decode,
 )
 from dagster_flinkpy.connectors.postgres.scan import parsed_rows, struct_of
-from dagster_flinkpy.connectors.postgres.slot import IDENTITIES, Slot, lsn_text, slot_of
+from dagster_flinkpy.connectors.postgres.slot import IDENTITIES, ReplicationSlot, lsn_text, slot_of
 from dagster_flinkpy.datastream.connectors.base import Json, SourceSplit
 from dagster_flinkpy.errors import ConfigurationError, InputChangedError, SourceReadError
 
@@ -69,7 +69,7 @@ def read_changes(source: PostgresChangeSource, split: SourceSplit) -> Iterator[t
                 yield column.slice(skipped), done
 
 
-def _rows(source: PostgresChangeSource, slot: Slot, given: Json) -> Generator[pa.Array, None, None]:
+def _rows(source: PostgresChangeSource, slot: ReplicationSlot, given: Json) -> Generator[pa.Array, None, None]:
     """Yields the rows of the table, as a snapshot sees them."""
     columns = columns_of_table(slot.connection, slot.table_name)
     check_columns(slot.table_name, columns, source.table_type)
@@ -87,7 +87,7 @@ def _rows(source: PostgresChangeSource, slot: Slot, given: Json) -> Generator[pa
                 yield pa.StructArray.from_arrays([*arrays, kinds, times], fields=list(source.produced_type.arrow_type))
 
 
-def _changes(source: PostgresChangeSource, slot: Slot, given: Json) -> Generator[pa.Array, None, None]:
+def _changes(source: PostgresChangeSource, slot: ReplicationSlot, given: Json) -> Generator[pa.Array, None, None]:
     """Yields the changes of a range of the WAL."""
     _check_position(slot, given["start"])
     changes = _Changes(source, slot, given)
@@ -96,7 +96,7 @@ def _changes(source: PostgresChangeSource, slot: Slot, given: Json) -> Generator
     _check_position(slot, given["start"])  # somebody may have made the slot anew before it was read
 
 
-def _check_position(slot: Slot, start: int) -> None:
+def _check_position(slot: ReplicationSlot, start: int) -> None:
     confirmed = slot.position()
     if confirmed is None or confirmed > start:
         raise slot.gone(start, confirmed)
@@ -118,7 +118,7 @@ class _Changes:
         given: The range.
     """
 
-    def __init__(self, source: PostgresChangeSource, slot: Slot, given: Json) -> None:
+    def __init__(self, source: PostgresChangeSource, slot: ReplicationSlot, given: Json) -> None:
         self._source, self._table, self._way_on = source, slot.table_name, slot.way_on
         self._lsns, self._oid, self._key = range(given["start"], given["stop"]), given["table"], given.get("key")
         self._seen = _Seen(given["seen"]) if given.get("seen") else None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from dagster_flinkpy.connectors.postgres.in_flight import InFlight
+from dagster_flinkpy.connectors.postgres.in_flight import TransactionsInFlight
 from dagster_flinkpy.connectors.postgres.scan import Scan, Value, scanning
 from dagster_flinkpy.connectors.postgres.seen import Seen
 from dagster_flinkpy.datastream.connectors.base import (
@@ -60,7 +60,7 @@ class PostgresEnumerator(SplitEnumerator):
         self._checked = self._ended = False
         self._position: Value | None = None
         self._settled: Value | None = None
-        self._candidate: tuple[Value, InFlight] | None = None
+        self._candidate: tuple[Value, TransactionsInFlight] | None = None
         self._last: tuple[Value | None, int] | None = None
         """Where the last epoch with rows began, and how many they were."""
         self._seen: Seen | None = None
@@ -86,7 +86,7 @@ class PostgresEnumerator(SplitEnumerator):
             value = self._value(candidate, "value")
             if value is None:
                 raise ValueError("'value' is missing")
-            self._candidate = value, InFlight.from_json(candidate)
+            self._candidate = value, TransactionsInFlight.from_json(candidate)
 
     def _value(self, state: Json, name: str) -> Value | None:
         if state.get(name) is None:
@@ -157,7 +157,7 @@ class PostgresEnumerator(SplitEnumerator):
         elif (newest := scan.newest(self._settled, scan.clock(self._delay) if scan.by_time else None)) is None:
             return
         else:
-            value, in_flight = self._candidate = newest, InFlight.now(scan.connection)
+            value, in_flight = self._candidate = newest, TransactionsInFlight.now(scan.connection)
         if not _ended(in_flight, scan.connection, _WAIT_SECONDS):
             self._progress(
                 f"table {scan.name}: rows up to {value} may have rows before them that are not committed, so they are "
@@ -179,7 +179,7 @@ class PostgresEnumerator(SplitEnumerator):
                 f"the source waits for {self._delay} after that. Run it again later"
             )
         time.sleep(max(left, 0))
-        in_flight = InFlight.now(scan.connection)
+        in_flight = TransactionsInFlight.now(scan.connection)
         if not _ended(in_flight, scan.connection, _PARTITION_WAIT_SECONDS):
             raise SourceReadError(
                 f"partition {partition.key} of table {scan.name} may still get rows from transactions "
@@ -259,7 +259,7 @@ class PostgresEnumerator(SplitEnumerator):
         }
 
 
-def _ended(in_flight: InFlight, connection: psycopg.Connection[Any], seconds: float) -> bool:
+def _ended(in_flight: TransactionsInFlight, connection: psycopg.Connection[Any], seconds: float) -> bool:
     """Waits until transactions have ended. Returns whether they have."""
     until = time.monotonic() + seconds
     while in_flight.waits(connection):

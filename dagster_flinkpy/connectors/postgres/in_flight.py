@@ -9,7 +9,7 @@ import psycopg
 
 from dagster_flinkpy.json_records import JsonRecord
 
-__all__ = ["InFlight"]
+__all__ = ["TransactionsInFlight"]
 
 # A transaction has its virtual id from its start to its end, also before it writes. VACUUM adds no rows.
 _RUNNING = """
@@ -24,7 +24,7 @@ _SERVER = "SELECT extract(epoch FROM pg_postmaster_start_time())::text"
 
 
 @dataclass
-class InFlight(JsonRecord):
+class TransactionsInFlight(JsonRecord):
     """The transactions of a database that were in flight at some moment, as far as they are known to go on."""
 
     server: str
@@ -33,13 +33,13 @@ class InFlight(JsonRecord):
     """The ids of the transactions, with what people know them by."""
 
     @staticmethod
-    def now(connection: psycopg.Connection[Any]) -> InFlight:
+    def now(connection: psycopg.Connection[Any]) -> TransactionsInFlight:
         """Returns those that are in flight now.
 
         Args:
             connection: A connection without an open transaction.
         """
-        return InFlight(_server(connection), _running(connection) | _prepared(connection))
+        return TransactionsInFlight(_server(connection), _running(connection) | _prepared(connection))
 
     def waits(self, connection: psycopg.Connection[Any]) -> bool:
         """Looks again, and returns whether some of them go on.

@@ -19,7 +19,7 @@ from dagster_flinkpy.errors import ConfigurationError, InputChangedError, Restor
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors.postgres.change_source import PostgresChangeSource
 
-__all__ = ["IDENTITIES", "Slot", "Transaction", "lsn_text", "slot_of"]
+__all__ = ["IDENTITIES", "ReplicationSlot", "Transaction", "lsn_text", "slot_of"]
 
 IDENTITIES = {"all": "f", "upsert": "di"}
 """The replica identities that each changelog mode can do with."""
@@ -75,7 +75,7 @@ def lsn_text(lsn: int) -> str:
 
 
 @contextmanager
-def slot_of(source: PostgresChangeSource) -> Iterator[Slot]:
+def slot_of(source: PostgresChangeSource) -> Iterator[ReplicationSlot]:
     """Connects for a source.
 
     Raises:
@@ -84,10 +84,10 @@ def slot_of(source: PostgresChangeSource) -> Iterator[Slot]:
     what = f"the changes of table {source.table!r} of PostgreSQL"
     with reading(what), connect(source.conninfo, "flinkpy source") as connection:
         connection.execute(READING)
-        yield Slot(source, connection)
+        yield ReplicationSlot(source, connection)
 
 
-class Slot:
+class ReplicationSlot:
     """Checks, creates, reads and confirms the slot of a source.
 
     Args:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dagster_flinkpy.connectors.postgres.columns import columns_of_table
-from dagster_flinkpy.connectors.postgres.slot import Slot, lsn_text
+from dagster_flinkpy.connectors.postgres.slot import ReplicationSlot, lsn_text
 from dagster_flinkpy.errors import RestoreError
 from dagster_flinkpy.json_records import Count, JsonRecord
 
@@ -34,7 +34,7 @@ class Surroundings(JsonRecord):
     """The columns that a deleted row has in mode ``upsert``."""
 
     @staticmethod
-    def of(slot: Slot, source: PostgresChangeSource) -> Surroundings:
+    def of(slot: ReplicationSlot, source: PostgresChangeSource) -> Surroundings:
         """Returns those that are there now.
 
         Raises:
@@ -45,7 +45,7 @@ class Surroundings(JsonRecord):
         system, timeline = slot.system()
         return Surroundings(system, table, timeline, slot.publication.mark(table), columns, slot.key(table))
 
-    def followed_by(self, now: Surroundings, slot: Slot, position: int) -> Surroundings:
+    def followed_by(self, now: Surroundings, slot: ReplicationSlot, position: int) -> Surroundings:
         """Returns those with which the source goes on from a position.
 
         Args:

@@ -82,7 +82,7 @@ class SourceCoordinator(base.SplitEnumerator):
     def __init__(self, source: Source, restored: Json | None, now: Callable[[], float] = time.monotonic) -> None:
         self._source, self._now = source, now
         self._splits, self._checkpoints = source.get_split_serializer(), source.get_enumerator_checkpoint_serializer()
-        self.context = _Context(self)
+        self.context = _EnumeratorContext(self)
         self.calls: list[_Call] = []
         self.parallelism = 1
         self.readers: dict[int, ReaderInfo] = {}
@@ -310,7 +310,7 @@ def _splits_in(told: Sequence[tuple[int, Tell, Any]]) -> list[tuple[int, Json]]:
     return [(subtask, value) for subtask, tell, value in told if tell is Tell.SPLIT]
 
 
-class _Context(SplitEnumeratorContext):
+class _EnumeratorContext(SplitEnumeratorContext):
     def __init__(self, coordinator: SourceCoordinator) -> None:
         self._coordinator = coordinator
 

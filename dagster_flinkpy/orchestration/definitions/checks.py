@@ -16,7 +16,7 @@ from dagster_flinkpy.orchestration.job_assets import JobAssets
 
 if TYPE_CHECKING:
     from dagster_flinkpy.orchestration.resources import CheckpointStorageResource
-    from dagster_flinkpy.orchestration.runs.check_findings import Finding
+    from dagster_flinkpy.orchestration.runs.check_findings import CheckFinding
 
 __all__ = ["FlinkAssetChecks", "JobChecks", "job_checks"]
 
@@ -231,7 +231,7 @@ def _declared(assets: JobAssets, settings: FlinkAssetChecks) -> list[_Check]:
     ]
 
 
-def _result(key: AssetCheckKey, finding: Finding) -> AssetCheckResult:
+def _result(key: AssetCheckKey, finding: CheckFinding) -> AssetCheckResult:
     return AssetCheckResult(
         passed=finding.passed,
         asset_key=key.asset_key,

@@ -27,7 +27,7 @@ from dagster_flinkpy.runtime.master.committers import Committers
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
 
-__all__ = ["Finding", "JobView", "look"]
+__all__ = ["CheckFinding", "JobView", "look"]
 
 _TREND_OVER = 20
 _TREND_NEEDS = 5
@@ -86,7 +86,7 @@ class _View:
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckFinding:
     """The result of a check."""
 
     passed: bool
@@ -95,7 +95,7 @@ class Finding:
     severity: AssetCheckSeverity = ERROR
 
 
-def look(check: str, uids: Sequence[str], asset: AssetKey, of_job: JobView, **limits: Any) -> Finding:
+def look(check: str, uids: Sequence[str], asset: AssetKey, of_job: JobView, **limits: Any) -> CheckFinding:
     """Checks the latest checkpoint. If a run replaces and deletes it meanwhile, checks the newer one.
 
     Args:
@@ -117,10 +117,10 @@ def look(check: str, uids: Sequence[str], asset: AssetKey, of_job: JobView, **li
         facts |= {name if name == _CHECKPOINT else f"{uid}/{name}": value for name, value in each.metadata.items()}
     said = "\n".join(f"{uid}: {each.description}" for uid, each in found.items())
     severity = ERROR if ERROR in [each.severity for each in failed] else WARN
-    return Finding(not failed, said, facts, severity)
+    return CheckFinding(not failed, said, facts, severity)
 
 
-def _look(check: str, uid: str, asset: AssetKey, of_job: JobView, **limits: Any) -> Finding:
+def _look(check: str, uid: str, asset: AssetKey, of_job: JobView, **limits: Any) -> CheckFinding:
     checkpoints, find = CompletedCheckpointStore(of_job.store), _FINDERS[check]
     seen: list[int] = []
     try:
@@ -133,42 +133,42 @@ def _look(check: str, uid: str, asset: AssetKey, of_job: JobView, **limits: Any)
                 return finding
             if len(seen) == _TRIES:
                 what = f"Checkpoints {seen} were each replaced while they were read. Check again when no run is active."
-                return Finding(False, what, {}, WARN)
+                return CheckFinding(False, what, {}, WARN)
     except CorruptMetadataError as error:
-        return Finding(False, str(error), {})
+        return CheckFinding(False, str(error), {})
     if find is _lingering:  # transactions may be open even though all checkpoints were deleted
         return _open_transactions(of_job, uid, None)
-    return Finding(True, "There is no completed checkpoint yet.", {})
+    return CheckFinding(True, "There is no completed checkpoint yet.", {})
 
 
-def _integrity(view: _View) -> Finding:
+def _integrity(view: _View) -> CheckFinding:
     found = verify.verify_checkpoint(view.of_operator(), view.of_job.store)
     facts: dict[str, Any] = {"files": found.files, "bytes": found.bytes}
     if not found.problems:
-        return Finding(True, f"{found.files} files, {found.bytes:,} bytes; all checksums match.", facts)
+        return CheckFinding(True, f"{found.files} files, {found.bytes:,} bytes; all checksums match.", facts)
     facts["problems"] = MetadataValue.md("\n".join(f"- {line}" for line in found.problems))
     more = f", and {len(found.problems) - 1} more" if len(found.problems) > 1 else ""
-    return Finding(False, f"{found.problems[0]}{more}. Restore a savepoint or an older checkpoint.", facts)
+    return CheckFinding(False, f"{found.problems[0]}{more}. Restore a savepoint or an older checkpoint.", facts)
 
 
-def _drill(view: _View) -> Finding:
+def _drill(view: _View) -> CheckFinding:
     try:
         drill = verify.restore_drill(view.of_operator(), view.of_job.store)
     except (CorruptStateError, CorruptMetadataError) as error:
-        return Finding(False, str(error), {})
+        return CheckFinding(False, str(error), {})
     except StorageError:
         raise
     except FlinkPyError as error:
-        return Finding(False, str(error), {}, WARN)
+        return CheckFinding(False, str(error), {}, WARN)
     rows = drill.after.get(view.uid, 0)
-    return Finding(
+    return CheckFinding(
         True,
         f"{rows:,} rows of keyed state and timers, the same at parallelism {drill.parallelism}.",
         {"rows": rows, "parallelism": drill.parallelism},
     )
 
 
-def _lag(view: _View, max_lag: timedelta | None, max_event_time_lag: timedelta | None) -> Finding:
+def _lag(view: _View, max_lag: timedelta | None, max_event_time_lag: timedelta | None) -> CheckFinding:
     now_ms, latest = current_millis(), view.latest
     since = timedelta(milliseconds=max(now_ms - latest.timestamp_ms, 0))
     operator = latest.operator(view.uid)
@@ -176,17 +176,17 @@ def _lag(view: _View, max_lag: timedelta | None, max_event_time_lag: timedelta |
     facts: dict[str, Any] = {"seconds_since_checkpoint": since.total_seconds()}
     said = f"The last checkpoint is {_span(since)} old"
     if latest.end_of_input:
-        return Finding(True, f"{said}; it read the last of the input.", facts)
+        return CheckFinding(True, f"{said}; it read the last of the input.", facts)
     passed = max_lag is None or since <= max_lag
     if watermarks and min(watermarks) < _END_OF_TIME:
         behind = timedelta(milliseconds=max(now_ms - min(watermarks), 0))
         facts["event_time_lag_seconds"] = behind.total_seconds()
         said += f", the watermark {_span(behind)} behind"
         passed &= max_event_time_lag is None or behind <= max_event_time_lag
-    return Finding(passed, f"{said}.", facts)
+    return CheckFinding(passed, f"{said}.", facts)
 
 
-def _event_time(view: _View) -> Finding:
+def _event_time(view: _View) -> CheckFinding:
     graph, latest = view.of_job.job.graph, view.latest
 
     def watermark(uid: str) -> int | None:
@@ -208,10 +208,10 @@ def _event_time(view: _View) -> Finding:
     }
     own = watermark(view.uid)
     if own is not None:
-        return Finding(True, f"Event time is at {_instant(own)}.", shown)
+        return CheckFinding(True, f"Event time is at {_instant(own)}.", shown)
     held_by = silent(view.uid)
     if not held_by:
-        return Finding(True, "There is no event time yet.", shown)
+        return CheckFinding(True, "There is no event time yet.", shown)
     operator = latest.operator(view.uid)
     rows = sum(s.keyed.rows for s in operator.subtasks if s.keyed is not None) if operator else 0
     names, plural = ", ".join(map(repr, held_by)), len(held_by) > 1
@@ -220,7 +220,7 @@ def _event_time(view: _View) -> Finding:
         f"watermarks{f', with {rows:,} rows in state' if rows else ''}. Windows and timers do not fire. Give "
         f"{'them' if plural else 'it'} a strategy with watermarks, or with_idleness(), so that nobody waits."
     )
-    return Finding(False, what, shown)
+    return CheckFinding(False, what, shown)
 
 
 def _instant(millis: int) -> str:
@@ -230,11 +230,11 @@ def _instant(millis: int) -> str:
         return f"{millis} ms"
 
 
-def _source_lag(view: _View, **limits: int | None) -> Finding:
+def _source_lag(view: _View, **limits: int | None) -> CheckFinding:
     operator = view.latest.operator(view.uid)
     lag = SourceLag.from_position(operator.coordinator_state) if operator else None
     if lag is None:
-        return Finding(True, "The source does not count what it has not read.", {})
+        return CheckFinding(True, "The source does not count what it has not read.", {})
     unread = lag.to_json()
     said = ", ".join(f"{number:,} {what}" for what, number in unread.items() if number) or "Nothing"
     above = [what for what, most in limits.items() if most is not None and unread.get(what, 0) > most]
@@ -242,10 +242,10 @@ def _source_lag(view: _View, **limits: int | None) -> Finding:
     if above:
         more += ". Raise the limits of an epoch, or run the job more often"
     facts = {f"unread_{what}": number for what, number in unread.items()}
-    return Finding(not above, f"{said} left to read after the last checkpoint{more}.", facts)
+    return CheckFinding(not above, f"{said} left to read after the last checkpoint{more}.", facts)
 
 
-def _late_records(view: _View, max_late_records: int | None) -> Finding:
+def _late_records(view: _View, max_late_records: int | None) -> CheckFinding:
     dropped, since = _late_of_last_event(view), "since the event before"
     if dropped is None:
         operator = view.latest.operator(view.uid)
@@ -258,7 +258,7 @@ def _late_records(view: _View, max_late_records: int | None) -> Finding:
             f"; at most {max_late_records:,} are allowed. Give the watermarks a larger bound, or the window "
             "allowed_lateness() or side_output_late_data()"
         )
-    return Finding(passed, f"{said}.", {LATE_RECORDS_DROPPED: dropped})
+    return CheckFinding(passed, f"{said}.", {LATE_RECORDS_DROPPED: dropped})
 
 
 def _late_of_last_event(view: _View) -> int | None:
@@ -275,11 +275,11 @@ def _late_of_last_event(view: _View) -> int | None:
     return dropped.value
 
 
-def _lingering(view: _View) -> Finding:
+def _lingering(view: _View) -> CheckFinding:
     return _open_transactions(view.of_job, view.uid, view.latest)
 
 
-def _open_transactions(of_job: JobView, uid: str, latest: CheckpointMetadata | None) -> Finding:
+def _open_transactions(of_job: JobView, uid: str, latest: CheckpointMetadata | None) -> CheckFinding:
     job = of_job.job
     runs = active_runs(of_job.instance, job.job_id, of_job.assets.keys, besides=of_job.run_id)
     watchdog = Watchdog(job.checkpointing.timeout)
@@ -288,14 +288,16 @@ def _open_transactions(of_job: JobView, uid: str, latest: CheckpointMetadata | N
     watchdog.close()
     facts: dict[str, Any] = {"transactions": count}
     if runs and count:
-        return Finding(True, f"{count} open transactions of run {runs[0].run_id}, which is working on the job.", facts)
+        return CheckFinding(
+            True, f"{count} open transactions of run {runs[0].run_id}, which is working on the job.", facts
+        )
     if count:
         what = f"{count} open transactions that no checkpoint will commit. The next run of the job aborts them."
-        return Finding(False, what, facts, WARN)
-    return Finding(True, "No transaction is open.", facts)
+        return CheckFinding(False, what, facts, WARN)
+    return CheckFinding(True, "No transaction is open.", facts)
 
 
-def _trend(view: _View, factor: float) -> Finding:
+def _trend(view: _View, factor: float) -> CheckFinding:
     records = view.of_job.instance.fetch_materializations(view.asset, limit=_TREND_OVER + 1).records
     # The asset's own numbers are those of another operator where this one is hidden.
     delta = "flink/delta_bytes" if view.uid in view.of_job.assets.specs else f"{view.uid}/delta_bytes"
@@ -311,33 +313,33 @@ def _trend(view: _View, factor: float) -> Finding:
         said.append(f"{fact} {values[0]:,} {unit}, median of {len(values) - 1} before {usual:,.0f}")
         passed &= values[0] <= max(usual, 1) * factor
     if not said:
-        return Finding(True, f"Fewer than {_TREND_NEEDS + 1} checkpoints to compare.", facts, WARN)
-    return Finding(passed, "; ".join(said) + ".", facts, WARN)
+        return CheckFinding(True, f"Fewer than {_TREND_NEEDS + 1} checkpoints to compare.", facts, WARN)
+    return CheckFinding(passed, "; ".join(said) + ".", facts, WARN)
 
 
 def _span(duration: timedelta) -> str:
     return str(timedelta(seconds=round(duration.total_seconds())))
 
 
-def _evolution(view: _View) -> Finding:
+def _evolution(view: _View) -> CheckFinding:
     found = view.of_job.forecast(view.latest)
     said = [*map(str, found.evolution.changes), *found.evolution.remarks, *found.parallelism]
     facts: dict[str, Any] = {"changes": MetadataValue.md("\n".join(f"- {line}" for line in said) or "none")}
     if found.problem is not None:
-        return Finding(False, f"The next run will be refused: {found.problem}", facts)
+        return CheckFinding(False, f"The next run will be refused: {found.problem}", facts)
     if found.unknown:
-        return Finding(False, f"It is unknown whether all state fits: {'; '.join(found.unknown)}", facts, WARN)
+        return CheckFinding(False, f"It is unknown whether all state fits: {'; '.join(found.unknown)}", facts, WARN)
     own = next((each for each in found.evolution.operators if each.uid == view.uid), None)
     if own is not None and own.change is Change.CHANGED and own.state is StateOutcome.KEPT:
         what = f"The next run continues from state of another version: {own}. Check that it still means the same."
-        return Finding(False, what, facts, WARN)
+        return CheckFinding(False, what, facts, WARN)
     since = found.evolution.since
     if own is not None and own.change is Change.UNKNOWN:
-        return Finding(True, f"{since[:1].upper()}{since[1:]} does not say what the operator did.", facts)
-    return Finding(True, f"Nothing that affects the operator's state has changed since {since}.", facts)
+        return CheckFinding(True, f"{since[:1].upper()}{since[1:]} does not say what the operator did.", facts)
+    return CheckFinding(True, f"Nothing that affects the operator's state has changed since {since}.", facts)
 
 
-_FINDERS: dict[str, Callable[..., Finding]] = {
+_FINDERS: dict[str, Callable[..., CheckFinding]] = {
     "snapshot_integrity": _integrity,
     "restore_drill": _drill,
     "lag": _lag,

@@ -24,7 +24,7 @@ from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget, flink_tar
 from dagster_flinkpy.orchestration.sensors.waiting_look import WaitingLook
 from dagster_flinkpy.storage import StorageLocation
 
-__all__ = ["CHECKPOINT_TAG", "CheckpointPolicy", "JobStatus", "build_checkpoint_sensor", "reason_to_wait"]
+__all__ = ["CHECKPOINT_TAG", "CheckpointPolicy", "JobAtTick", "build_checkpoint_sensor", "reason_to_wait"]
 
 CHECKPOINT_TAG = "flink/checkpoint"
 """Run tag: the id of the checkpoint that a run is to complete."""
@@ -52,7 +52,7 @@ class CheckpointPolicy:
 
 
 @dataclass(frozen=True)
-class JobStatus:
+class JobAtTick:
     """What a tick knows about a job. Times are milliseconds since 1970."""
 
     job_id: str
@@ -71,7 +71,7 @@ class JobStatus:
     """Id of the run that takes checkpoints until it is told otherwise, and can be asked for one; None without it."""
 
 
-def reason_to_wait(status: JobStatus, policy: CheckpointPolicy, now_ms: int) -> str | None:
+def reason_to_wait(status: JobAtTick, policy: CheckpointPolicy, now_ms: int) -> str | None:
     """Returns why no checkpoint is triggered now, or None if one is.
 
     The order is that of Flink's ``CheckpointRequestDecider``, with a run in place of a pending checkpoint. A run that
@@ -212,7 +212,7 @@ def _interval(target: FlinkTarget, given: timedelta | None) -> timedelta:
     return chosen
 
 
-def _status(target: FlinkTarget, instance: DagsterInstance, storage: StorageLocation) -> JobStatus:
+def _status(target: FlinkTarget, instance: DagsterInstance, storage: StorageLocation) -> JobAtTick:
     from dagster_flinkpy.checkpoint.metadata import METADATA_NAME
     from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 
@@ -224,7 +224,7 @@ def _status(target: FlinkTarget, instance: DagsterInstance, storage: StorageLoca
     if latest:
         triggers.append(latest.timestamp_ms)
     active = active_runs(instance, target.job_id, target.keys)
-    return JobStatus(
+    return JobAtTick(
         job_id=target.job_id,
         last_checkpoint_id=latest.checkpoint_id if latest else None,
         end_of_input=latest is not None and latest.end_of_input,
@@ -236,7 +236,7 @@ def _status(target: FlinkTarget, instance: DagsterInstance, storage: StorageLoca
     )
 
 
-def _request(target: FlinkTarget, instance: DagsterInstance, status: JobStatus, job_name: str) -> RunRequest:
+def _request(target: FlinkTarget, instance: DagsterInstance, status: JobAtTick, job_name: str) -> RunRequest:
     checkpoint_id = 1 + (status.last_checkpoint_id or 0)
     attempt = 1 + instance.get_runs_count(_tries(target, checkpoint_id))
     return RunRequest(

@@ -112,7 +112,7 @@ def build_savepoint_sensor(
         requests, reasons = [], []
         for target in targets:
             latest = CompletedCheckpointStore(storage.child(target.job_id).open()).latest()
-            asked = _Asked.find(context.instance, target, latest, cursor.jobs.get(target.job_id))
+            asked = _AskedSavepoint.find(context.instance, target, latest, cursor.jobs.get(target.job_id))
             reason = _no_savepoint(target, latest, asked, interval, condition, now_ms)
             found = active_runs(context.instance, target.job_id, target.keys)
             runs = [run for run in found if not runs_on(run, target.dagster_name)]
@@ -218,7 +218,7 @@ class _Cursor:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _AskedSavepoint:
     """The savepoint that was requested last."""
 
     checkpoint_id: int
@@ -235,7 +235,7 @@ class _Asked:
     @staticmethod
     def find(
         instance: DagsterInstance, target: FlinkTarget, latest: CheckpointMetadata | None, noted: dict[str, int] | None
-    ) -> _Asked | None:
+    ) -> _AskedSavepoint | None:
         """Finds the request in the cursor or in the runs for the last checkpoint; None if there was none."""
         if noted is not None:
             checkpoint_id = noted["checkpoint_id"]
@@ -250,7 +250,7 @@ class _Asked:
         failed = run is not None and run.status == DagsterRunStatus.FAILURE and run.tags.get(WILL_RETRY_TAG) != "true"
         created_ms = epoch_millis(found[0].create_timestamp) if found else 0
         at_ms, tries = (noted["at_ms"], noted.get("tries", 1)) if noted is not None else (created_ms, 1)
-        return _Asked(checkpoint_id, at_ms, tries, run if failed else None)
+        return _AskedSavepoint(checkpoint_id, at_ms, tries, run if failed else None)
 
 
 def _savepoint_of(target: FlinkTarget, checkpoint_id: int) -> dict[str, str]:
@@ -260,7 +260,7 @@ def _savepoint_of(target: FlinkTarget, checkpoint_id: int) -> dict[str, str]:
 def _no_savepoint(
     target: FlinkTarget,
     latest: CheckpointMetadata | None,
-    asked: _Asked | None,
+    asked: _AskedSavepoint | None,
     interval: timedelta | None,
     condition: Callable[[CheckpointMetadata], bool] | None,
     now_ms: int,

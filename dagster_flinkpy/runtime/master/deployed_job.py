@@ -13,7 +13,7 @@ from dagster_flinkpy.runtime.master.job_master import JobMaster
 from dagster_flinkpy.runtime.master.job_regions import JobRegions
 from dagster_flinkpy.runtime.master.job_slots import JobSlots
 from dagster_flinkpy.runtime.master.request_desk import RequestDesk
-from dagster_flinkpy.runtime.master.savepoints import SavepointWriter
+from dagster_flinkpy.runtime.master.savepoints import JobSavepoints
 from dagster_flinkpy.runtime.master.transactions import Transactions
 
 __all__ = ["DeployedJob"]
@@ -31,7 +31,7 @@ class DeployedJob:
     failover: JobFailover
     """The same for all deployments of a run, apart from the subtasks."""
     transactions: Transactions
-    savepoints: SavepointWriter
+    savepoints: JobSavepoints
     desk: RequestDesk
     master: JobMaster
 

@@ -14,7 +14,7 @@ from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSinkSpec, BlockingEdgeSourceSpec
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeInputs, EdgeOutput
-from dagster_flinkpy.runtime.epoch import Epoch, EpochJob, SubtaskInput
+from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob, SubtaskInput
 from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.runtime.master.partition_input import of_partition
 from dagster_flinkpy.runtime.master.results import EpochResults, TaskFailure
@@ -98,11 +98,11 @@ class EpochPlanner:
         states, failure = states_of_inputs(self._graph, self._inputs), self._unwritten
         return EpochResults({checkpoint_id: states}, {} if failure is None else {checkpoint_id: failure})
 
-    def empty_epoch(self, checkpoint_id: int) -> Epoch:
+    def empty_epoch(self, checkpoint_id: int) -> EpochInput:
         """Returns an epoch that reads nothing, at which sources that have ended stay ended."""
-        return Epoch(checkpoint_id, {}, frozenset(self.splits.all_uids if self._ended else ()))
+        return EpochInput(checkpoint_id, {}, frozenset(self.splits.all_uids if self._ended else ()))
 
-    def job(self, epochs: Sequence[Epoch], restarts: int = 0) -> EpochJob:
+    def job(self, epochs: Sequence[EpochInput], restarts: int = 0) -> EpochJob:
         """Returns the Spark job that reads these epochs in order.
 
         Args:

@@ -61,7 +61,7 @@ from dagster_flinkpy.runtime.master.region_runner import JobRunner
 from dagster_flinkpy.runtime.master.request_desk import RequestDesk
 from dagster_flinkpy.runtime.master.results import EpochResults
 from dagster_flinkpy.runtime.master.retention import discards_checkpoints
-from dagster_flinkpy.runtime.master.savepoints import SavepointWriter
+from dagster_flinkpy.runtime.master.savepoints import JobSavepoints
 from dagster_flinkpy.runtime.master.starting_point import Restore
 from dagster_flinkpy.runtime.master.timeline import CheckpointTimeline
 from dagster_flinkpy.runtime.master.transactions import Transactions
@@ -252,7 +252,7 @@ class JobAttempt(AttemptRuns):
         self._stopped = self.restored is not None and self.restored.stopped and self._restore.path is None
         self.finished = self.restored is not None and (self.restored.end_of_input or self._stopped)
         self._hooks.restore(self.restored, allow_non_restored_state=self._restore.allow_non_restored_state)
-        self._savepoints = SavepointWriter(
+        self._savepoints = JobSavepoints(
             self._location,
             self._store,
             self._transactions.check_leader,

@@ -21,7 +21,7 @@ from dagster_flinkpy.errors import (
     message_of,
     shorten,
 )
-from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
+from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob
 from dagster_flinkpy.runtime.master.in_process import run_in_process
 from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.runtime.master.job_session import JobSession, SharedSession
@@ -310,7 +310,7 @@ class JobExchange:
         self._kept.close()
 
 
-def _whole(open_epoch: OpenEpoch, session: JobSession) -> Epoch:
+def _whole(open_epoch: OpenEpoch, session: JobSession) -> EpochInput:
     """Returns what is there when the checkpoint is triggered, because no tasks live that would read it as it comes.
 
     Raises:

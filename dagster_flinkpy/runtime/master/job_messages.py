@@ -16,7 +16,7 @@ from dagster_flinkpy.checkpoint.requests import Request
 from dagster_flinkpy.checkpoint.stimuli import Stimulus
 from dagster_flinkpy.errors import FlinkPyError
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeInputs
-from dagster_flinkpy.runtime.epoch import Epoch
+from dagster_flinkpy.runtime.epoch import EpochInput
 from dagster_flinkpy.runtime.master.epoch_request import EpochRequest
 
 __all__ = [
@@ -166,7 +166,7 @@ class PlanEpoch(RegionInstruction):
     """Plan the input up to a barrier."""
 
     checkpoint_id: int
-    before: Epoch | None
+    before: EpochInput | None
     """The epoch before it that the same Spark job reads, or None."""
     inputs: EdgeInputs
     """What it reads of blocking edges."""
@@ -177,7 +177,7 @@ class PlanEpoch(RegionInstruction):
 class RunEpochs(RegionInstruction):
     """Run the Spark job that reads these epochs."""
 
-    epochs: tuple[Epoch, ...]
+    epochs: tuple[EpochInput, ...]
     """In order. If it is one that is open, more input follows until `CloseEpoch`."""
     restarts: int
     """How often the region has restarted in this attempt."""

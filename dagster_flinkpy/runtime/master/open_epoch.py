@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import ParamSpec, TypeVar
 
 from dagster_flinkpy.datastream.connectors.base import Json
-from dagster_flinkpy.runtime.epoch import Epoch, Stop
+from dagster_flinkpy.runtime.epoch import EpochInput, Stop
 from dagster_flinkpy.runtime.master.split_planner import SplitPlanner
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 
@@ -62,17 +62,17 @@ class OpenEpoch:
         """The epoch that the sources read behind the barrier, once that follows."""
         self._splits, self._watchdog, self._now, self._on_end = splits, watchdog, now, on_end
         self._asked = self._finished = False
-        self._taken = Epoch(checkpoint_id, {}, ended_sources, open=True)
+        self._taken = EpochInput(checkpoint_id, {}, ended_sources, open=True)
         """What the enumerators have got back."""
-        self._unread: Epoch | None = None
+        self._unread: EpochInput | None = None
         """The part that the sources are reading, which the enumerators wait for."""
-        self._to_give: deque[Epoch] = deque()
+        self._to_give: deque[EpochInput] = deque()
         """What this try has not read yet of what was given before."""
         self._news: list[int] = []
         self._wake: Callable[[], object] = lambda: None
 
     @property
-    def read(self) -> Epoch:
+    def read(self) -> EpochInput:
         """What the sources were given so far. It is open until the last part is given."""
         return self._taken if self._unread is None else self._taken.followed_by(self._unread)
 
@@ -110,7 +110,7 @@ class OpenEpoch:
             self.following, self.closed_ms = following, self._now()
             self._wake()
 
-    def begin(self) -> Epoch:
+    def begin(self) -> EpochInput:
         """Begins a try, and returns what it reads first: what was given so far, or a part of that.
 
         No source stops amid what the enumerators have got back already.
@@ -133,7 +133,7 @@ class OpenEpoch:
         """Takes what readers have said, see :meth:`SplitPlanner.receive`."""
         self._splits.receive(deployment, messages)
 
-    def next(self, stops: Mapping[tuple[str, int], Stop] = MappingProxyType({})) -> Epoch | None:
+    def next(self, stops: Mapping[tuple[str, int], Stop] = MappingProxyType({})) -> EpochInput | None:
         """Looks for the next part. The sources have read the part before it.
 
         Args:
@@ -178,7 +178,7 @@ class OpenEpoch:
             self.error = error
             raise
 
-    def _look(self, closed: bool, stops: Mapping[tuple[str, int], Stop]) -> Epoch:
+    def _look(self, closed: bool, stops: Mapping[tuple[str, int], Stop]) -> EpochInput:
         self._take_back(stops)
         first, self._asked = not self._asked, True
         part = self._splits.plan_part(self.checkpoint_id, first=first, last=closed)

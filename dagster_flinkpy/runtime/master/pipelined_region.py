@@ -15,7 +15,7 @@ from typing import Any
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.slot_sharing_group import SlotSharingGroup
 from dagster_flinkpy.errors import CheckpointError, FlinkPyError, SlotLostError
-from dagster_flinkpy.runtime.epoch import Epoch, EpochJob, Stop
+from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob, Stop
 from dagster_flinkpy.runtime.exchange.frames import frame
 from dagster_flinkpy.runtime.exchange.places import Places, chains_of
 from dagster_flinkpy.runtime.failure import error_from_json
@@ -111,7 +111,7 @@ class _Deployment:
         """How many tasks read sources."""
         return sum(chain[0].parallelism for chain in chains_of(self.job.graph, 0))
 
-    def begin(self, epoch: Epoch) -> None:
+    def begin(self, epoch: EpochInput) -> None:
         """Tells the tasks to read an epoch, or a part of it."""
         body = pickle.dumps(epoch, protocol=5)
         self.missing_requests, self.reading = self.number_of_sources, epoch.checkpoint_id
@@ -312,7 +312,7 @@ class PipelinedRegion:
         """
         return self._pool.request(sorted(needed), lambda: self._interrupted, needed)
 
-    def _is_done(self, deployment: _Deployment, epochs: Sequence[Epoch]) -> bool:
+    def _is_done(self, deployment: _Deployment, epochs: Sequence[EpochInput]) -> bool:
         tasks = deployment.number_of_tasks
         return deployment.failed or all(deployment.acknowledged[e.checkpoint_id] >= tasks for e in epochs)
 

@@ -11,12 +11,12 @@ from dagster_flinkpy.checkpoint.messages import Subtask
 from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.datastream.connectors.base import Json
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeInputs
-from dagster_flinkpy.runtime.epoch import Epoch
+from dagster_flinkpy.runtime.epoch import EpochInput
 from dagster_flinkpy.runtime.master.epoch_request import EpochBatch
 from dagster_flinkpy.runtime.master.region_runner import RegionEnded
 from dagster_flinkpy.runtime.master.results import TaskFailure
 
-__all__ = ["Acknowledged", "Phase", "RegionEpochs", "Stage", "Turn"]
+__all__ = ["Acknowledged", "Phase", "RegionEpochs", "RegionStage", "Turn"]
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Phase(Enum):
     """It runs the Spark job of the epochs at hand."""
 
 
-class Stage(Enum):
+class RegionStage(Enum):
     """How far epochs have come in a region."""
 
     WAITING = auto()
@@ -86,8 +86,8 @@ class RegionEpochs:
     """The epochs of a batch, as one region reads them."""
 
     batch: EpochBatch
-    stage: Stage = Stage.WAITING
-    planned: list[Epoch] = field(default_factory=list)
+    stage: RegionStage = RegionStage.WAITING
+    planned: list[EpochInput] = field(default_factory=list)
     """Those whose splits are assigned."""
     read: bool = False
     """Whether the enumerators know that they were read."""

@@ -20,7 +20,7 @@ from dagster_flinkpy.errors import (
     message_of,
 )
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeInputs, EdgeOutput
-from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
+from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob
 from dagster_flinkpy.runtime.failure import unsupported
 from dagster_flinkpy.runtime.master.epoch_planner import EpochPlanner
 from dagster_flinkpy.runtime.master.job_session import JobSession
@@ -48,7 +48,7 @@ class EpochPlanned(Stimulus):
     """The input of an epoch is planned."""
 
     region: int
-    epoch: Epoch
+    epoch: EpochInput
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class RegionEnded(Stimulus):
     """The subtask that raised the error; None if the driver raised it."""
     outputs: Mapping[int, Mapping[str, EdgeOutput]] = field(default_factory=dict)
     """What was written to blocking edges, by checkpoint and by uid of the sink."""
-    given: Epoch | None = None
+    given: EpochInput | None = None
     """What the sources were given of an epoch that was open; None if it was planned before."""
 
 
@@ -122,7 +122,7 @@ class JobRunner:
         found = self.watchdog.run("looking for input", self.planner.splits.look)
         return InputLooked(self.now(), self.planner.number, found)
 
-    def plan(self, checkpoint_id: int, before: Epoch | None, inputs: EdgeInputs, *, drain: bool) -> EpochPlanned:
+    def plan(self, checkpoint_id: int, before: EpochInput | None, inputs: EdgeInputs, *, drain: bool) -> EpochPlanned:
         """Plans the input up to a barrier, see :meth:`SplitPlanner.plan`.
 
         Raises:
@@ -160,7 +160,7 @@ class JobRunner:
 
     def run(
         self,
-        epochs: Sequence[Epoch],
+        epochs: Sequence[EpochInput],
         restarts: int = 0,
         *,
         rewritten: Mapping[int, EdgeInputs] = MappingProxyType({}),
@@ -232,7 +232,7 @@ class JobRunner:
                     states[task] = replace(states[task], committables=(), splits=())
         return outputs
 
-    def _run(self, epochs: Sequence[Epoch], restarts: int, open_epoch: OpenEpoch | None) -> EpochResults:
+    def _run(self, epochs: Sequence[EpochInput], restarts: int, open_epoch: OpenEpoch | None) -> EpochResults:
         job, began_ms = self.planner.job(epochs, restarts), self.now()
         if open_epoch is None:
             self._say_what_is_read(epochs)
@@ -251,7 +251,7 @@ class JobRunner:
         self.on_results(results, job)
         return results
 
-    def _say_what_is_read(self, epochs: Sequence[Epoch]) -> None:
+    def _say_what_is_read(self, epochs: Sequence[EpochInput]) -> None:
         for epoch in epochs:
             self.progress(f"checkpoint {epoch.checkpoint_id}: {self.planner.splits.describe(epoch)}")
 

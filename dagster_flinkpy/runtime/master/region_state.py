@@ -17,7 +17,7 @@ from dagster_flinkpy.common.clock import to_millis
 from dagster_flinkpy.datastream.connectors.base import Json
 from dagster_flinkpy.errors import FlinkPyError, IllegalStateTransitionError, SegmentLostError
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeInputs, stored_outputs
-from dagster_flinkpy.runtime.epoch import Epoch
+from dagster_flinkpy.runtime.epoch import EpochInput
 from dagster_flinkpy.runtime.master.epoch_planner import EpochPlanner
 from dagster_flinkpy.runtime.master.epoch_request import EpochBatch, EpochKind
 from dagster_flinkpy.runtime.master.execution_graph import ExecutionGraph
@@ -32,7 +32,7 @@ from dagster_flinkpy.runtime.master.job_messages import (
     RunEpochs,
 )
 from dagster_flinkpy.runtime.master.job_slots import JobSlots
-from dagster_flinkpy.runtime.master.region_epochs import Acknowledged, Phase, RegionEpochs, Stage, Turn
+from dagster_flinkpy.runtime.master.region_epochs import Acknowledged, Phase, RegionEpochs, RegionStage, Turn
 from dagster_flinkpy.runtime.master.region_runner import RegionEnded
 
 __all__ = ["RegionState"]
@@ -84,17 +84,17 @@ class RegionState:
 
     # --- what is known -----------------------------------------------------------------------------------------------
 
-    def _first(self, stage: Stage) -> RegionEpochs | None:
+    def _first(self, stage: RegionStage) -> RegionEpochs | None:
         return next((each for each in self._epochs if each.stage is stage), None)
 
     @property
     def _current(self) -> RegionEpochs | None:
-        return self._first(Stage.CURRENT)
+        return self._first(RegionStage.CURRENT)
 
     @property
     def _unsettled(self) -> RegionEpochs | None:
         """Acknowledged epochs of which it is not known yet what was in flight at their barriers."""
-        return next((e for e in self._epochs if e.stage is Stage.ACKNOWLEDGED and not e.settled), None)
+        return next((e for e in self._epochs if e.stage is RegionStage.ACKNOWLEDGED and not e.settled), None)
 
     @property
     def batch(self) -> EpochBatch | None:
@@ -102,7 +102,7 @@ class RegionState:
         return None if (current := self._current) is None else current.batch
 
     @property
-    def planned(self) -> Sequence[Epoch]:
+    def planned(self) -> Sequence[EpochInput]:
         """Those of the batch that are planned."""
         return () if (current := self._current) is None else current.planned
 
@@ -129,7 +129,7 @@ class RegionState:
     @property
     def idle(self) -> bool:
         """Whether no epoch is planned, runs or waits."""
-        return self._current is None and self._first(Stage.WAITING) is None
+        return self._current is None and self._first(RegionStage.WAITING) is None
 
     @property
     def works_ahead(self) -> bool:
@@ -149,13 +149,13 @@ class RegionState:
 
     def has_before(self, checkpoint_id: int) -> bool:
         """Returns whether it runs epochs that are all older than a checkpoint, or such epochs wait."""
-        to_run = (Stage.WAITING, Stage.PASSING, Stage.CURRENT)
+        to_run = (RegionStage.WAITING, RegionStage.PASSING, RegionStage.CURRENT)
         return any(e.stage in to_run and not e.ahead and e.last < checkpoint_id for e in self._epochs)
 
     @property
     def next_to_acknowledge(self) -> int:
         """The next checkpoint that it acknowledges, or a number below it."""
-        waiting = (Stage.WAITING, Stage.PASSING)
+        waiting = (RegionStage.WAITING, RegionStage.PASSING)
         return min((e.first for e in self._epochs if e.stage in waiting and not e.ahead), default=self.acknowledged + 1)
 
     def acknowledged_from(self, checkpoint_id: int) -> list[int]:
@@ -163,7 +163,7 @@ class RegionState:
         return [number for each in self._done_from(checkpoint_id) for number in each.batch.checkpoint_ids]
 
     def _done_from(self, checkpoint_id: int) -> list[RegionEpochs]:
-        return [e for e in self._epochs if e.stage is Stage.ACKNOWLEDGED and e.last >= checkpoint_id]
+        return [e for e in self._epochs if e.stage is RegionStage.ACKNOWLEDGED and e.last >= checkpoint_id]
 
     def unwritten_before(self, checkpoint_id: int) -> FlinkPyError | None:
         """Returns why part of the state is not in the store from which the epoch of a checkpoint would run again."""
@@ -173,7 +173,7 @@ class RegionState:
 
     def overtaken_from(self, checkpoint_id: int) -> list[int]:
         """Returns the incomplete checkpoints from one on whose barriers overtake what the region reads."""
-        passing = (e for stage in (Stage.PASSED, Stage.PASSING) for e in self._epochs if e.stage is stage)
+        passing = (e for stage in (RegionStage.PASSED, RegionStage.PASSING) for e in self._epochs if e.stage is stage)
         return [number for each in passing for number in each.batch.checkpoint_ids if number >= checkpoint_id]
 
     def has_unread(self, checkpoint_id: int) -> bool | None:
@@ -228,7 +228,7 @@ class RegionState:
     def _run(self) -> None:
         epochs, numbers, live = self._at_hand, self._at_hand.batch.checkpoint_ids, self._at_hand.batch.live
         if live and not epochs.planned:
-            epochs.planned.append(Epoch(epochs.first, {}))
+            epochs.planned.append(EpochInput(epochs.first, {}))
         self._graph.switch_to_running(self.number)
         if epochs.batch.kind is EpochKind.REPEAT:
             self._tell(RepeatState(self.number, epochs.first, self.restarts))
@@ -248,7 +248,7 @@ class RegionState:
         assert current is not None, f"region {self.number} has no epochs at hand"
         return current
 
-    def _put_down(self, stage: Stage | None) -> None:
+    def _put_down(self, stage: RegionStage | None) -> None:
         """Has no epochs at hand any more; they are in another stage, or forgotten."""
         if self.phase is not Phase.IDLE:
             self._to(Phase.IDLE)
@@ -278,7 +278,7 @@ class RegionState:
                 self._tell(InterruptRegion(self.number))
             if not self.executing and (current.ahead or current.last >= checkpoint_id):
                 self._put_down(None)
-        waiting = (Stage.WAITING, Stage.PASSING)
+        waiting = (RegionStage.WAITING, RegionStage.PASSING)
         self._epochs = [e for e in self._epochs if e.stage not in waiting or (not e.ahead and e.last < checkpoint_id)]
         self._permit = 0
 
@@ -292,7 +292,7 @@ class RegionState:
         if self.at_work or self.number in self._graph.waiting:
             return
         if self.phase is Phase.IDLE:
-            waiting = self._first(Stage.WAITING)
+            waiting = self._first(RegionStage.WAITING)
             # Between two epochs: what an enumerator has planned is not read yet.
             if not self.found and not (waiting is not None and waiting.planned):
                 for number in self._to_notify:
@@ -303,7 +303,7 @@ class RegionState:
                 return  # until another region has ended
             if epochs is not waiting:
                 self._add(epochs)
-            epochs.stage, self._permit = Stage.CURRENT, 0
+            epochs.stage, self._permit = RegionStage.CURRENT, 0
             self._to(Phase.DEPLOYED)
         batch = self._at_hand.batch
         if batch.kind is not EpochKind.REPEAT and not batch.live and not self.all_planned:
@@ -314,8 +314,8 @@ class RegionState:
     def _let_pass(self) -> None:
         """Lets barriers pass that need not wait for what the region is reading."""
         reads_only_edges = bool(self.before) and not self.planner.splits.uids
-        while reads_only_edges and (epochs := self._first(Stage.WAITING)) is not None and self._overtakes(epochs):
-            epochs.stage, self._permit = Stage.PASSING, epochs.first
+        while reads_only_edges and (epochs := self._first(RegionStage.WAITING)) is not None and self._overtakes(epochs):
+            epochs.stage, self._permit = RegionStage.PASSING, epochs.first
 
     def _overtakes(self, epochs: RegionEpochs) -> bool:
         decided = epochs.ahead or epochs.aligns or epochs.reads is not None
@@ -323,10 +323,10 @@ class RegionState:
 
     def _next(self) -> RegionEpochs | None:
         """Returns the epochs to run next, or None if they cannot begin yet."""
-        waiting = self._first(Stage.WAITING)
+        waiting = self._first(RegionStage.WAITING)
         if waiting is not None and waiting.ahead:
             return waiting
-        blocked = self._first(Stage.PASSING) is not None or self._unsettled is not None
+        blocked = self._first(RegionStage.PASSING) is not None or self._unsettled is not None
         if waiting is not None and not blocked and self._is_ready(waiting):
             return waiting
         if not self._permit or self._result is not None or (waiting is not None and waiting.first < self._permit):
@@ -395,7 +395,7 @@ class RegionState:
             self._to(Phase.IDLE)
         self.found = found
 
-    def on_planned(self, epoch: Epoch) -> None:
+    def on_planned(self, epoch: EpochInput) -> None:
         """Adds a planned epoch."""
         epochs = self._at_hand
         epochs.planned.append(epoch)
@@ -415,7 +415,7 @@ class RegionState:
         if self.phase is Phase.RUNNING:
             self._tell(CloseEpoch(self.number, following))
 
-    def on_given(self, given: Epoch) -> None:
+    def on_given(self, given: EpochInput) -> None:
         """Notes what the sources have read, or would have to read again, of an epoch that was open."""
         epochs = self._at_hand
         epochs.planned, epochs.read = [replace(given, open=False)], True
@@ -460,7 +460,7 @@ class RegionState:
         epochs.settled = not self.before
         if self.before and epochs.reads is None:
             epochs.found = self._in_flight
-        self._put_down(Stage.ACKNOWLEDGED)
+        self._put_down(RegionStage.ACKNOWLEDGED)
         self.acknowledged = ended.checkpoint_ids[-1]
         self.has_read = any(state.splits for state in ended.results.states.values())
         self.input_ended = self.planner.ended[self.acknowledged]
@@ -487,10 +487,10 @@ class RegionState:
         Args:
             passes: Returns whether the checkpoints of a batch need not wait for the Spark job of the region.
         """
-        epochs = self._first(Stage.PASSING)
+        epochs = self._first(RegionStage.PASSING)
         if epochs is None or self._unsettled is not None or not self._written(epochs):
             return []
-        earlier = self._current or self._first(Stage.WAITING)
+        earlier = self._current or self._first(RegionStage.WAITING)
         if earlier is not None and not earlier.ahead and earlier.first < epochs.first:
             return []
         works = (earlier is not None and earlier.ahead) or (self._permit > 0 and self._result is None)
@@ -498,7 +498,7 @@ class RegionState:
             if works:
                 return []
             self._permit = 0  # the last checkpoint of a request: no other one would have the results
-        epochs.stage, epochs.start = Stage.PASSED, self._state
+        epochs.stage, epochs.start = RegionStage.PASSED, self._state
         return [self._acknowledge_in_flight(number) for number in epochs.batch.checkpoint_ids]
 
     def _acknowledge_in_flight(self, checkpoint_id: int) -> Acknowledged:
@@ -544,7 +544,7 @@ class RegionState:
         """
         again = self._done_from(checkpoint_id)
         for each in again:
-            each.stage = Stage.WAITING
+            each.stage = RegionStage.WAITING
             for number in each.batch.checkpoint_ids:
                 self.outputs.pop(number, None)
         if again:
@@ -553,7 +553,7 @@ class RegionState:
             self._state, self.acknowledged = first.start, first.before
         for epochs in self._epochs:
             # What is in flight to Spark jobs ahead was not rewritten. Others may be being planned now.
-            if rewritten and epochs.stage in (Stage.CURRENT, Stage.WAITING) and not epochs.ahead:
+            if rewritten and epochs.stage in (RegionStage.CURRENT, RegionStage.WAITING) and not epochs.ahead:
                 epochs.stale, epochs.reads = True, None
                 self.begun = {uid: min(number, self.acknowledged) for uid, number in self.begun.items()}
         if self.canceling:
@@ -563,7 +563,7 @@ class RegionState:
 
     def put_back(self) -> None:
         """Lets the epochs at hand wait for their turn again."""
-        self._put_down(Stage.WAITING)
+        self._put_down(RegionStage.WAITING)
 
     def on_completed(self, checkpoint_id: int) -> dict[str, set[int]]:
         """Forgets what is only needed until a checkpoint is complete, and tells the sources when they can take it.
@@ -574,9 +574,11 @@ class RegionState:
         written: dict[str, set[int]] = {}
         for uid, output in ((u, o) for outputs in self.outputs.pop(checkpoint_id, ()) for u, o in outputs.items()):
             written.setdefault(uid, set()).add(output.checkpoint_id)
-        passed = (e.start for e in self._epochs if e.stage is Stage.PASSED and checkpoint_id in e.batch.checkpoint_ids)
+        passed = (
+            e.start for e in self._epochs if e.stage is RegionStage.PASSED and checkpoint_id in e.batch.checkpoint_ids
+        )
         self.planner.forget_before(next(passed, checkpoint_id))
-        done = (Stage.PASSED, Stage.ACKNOWLEDGED)
+        done = (RegionStage.PASSED, RegionStage.ACKNOWLEDGED)
         self._epochs = [each for each in self._epochs if each.stage not in done or each.last > checkpoint_id]
         del self.planner.ended[checkpoint_id]
         self._to_notify.append(checkpoint_id)

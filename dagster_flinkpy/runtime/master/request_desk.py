@@ -28,7 +28,7 @@ from dagster_flinkpy.errors import (
     message_of,
 )
 from dagster_flinkpy.runtime.master.job_messages import AnswerRequest, RequestsTaken, SavepointWritten, WriteSavepoint
-from dagster_flinkpy.runtime.master.savepoints import SavepointCopy, SavepointWriter
+from dagster_flinkpy.runtime.master.savepoints import JobSavepoints, SavepointCopy
 from dagster_flinkpy.runtime.master.taken_requests import ENDINGS, TakenRequests, cancelled
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 
@@ -55,7 +55,7 @@ class RequestDesk:
         store: CompletedCheckpointStore,
         attempt: Attempt,
         watchdog: Watchdog,
-        savepoints: SavepointWriter,
+        savepoints: JobSavepoints,
         lease: timedelta,
         now: Callable[[], int],
         progress: Callable[[str], object],

@@ -24,14 +24,14 @@ from dagster_flinkpy.errors import (
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.storage import StorageLocation
 
-__all__ = ["SavepointCopy", "SavepointWriter"]
+__all__ = ["JobSavepoints", "SavepointCopy"]
 
 _LOOK_TIMEOUT = timedelta(seconds=30)
 """How long it may take to look at a folder: other requests wait meanwhile."""
 
 
 @dataclass(frozen=True)
-class SavepointWriter:
+class JobSavepoints:
     """Writes savepoints of a job's completed checkpoints."""
 
     job: StorageLocation
@@ -91,7 +91,7 @@ class SavepointCopy:
 
     def __init__(
         self,
-        writer: SavepointWriter,
+        writer: JobSavepoints,
         checkpoint: CheckpointMetadata,
         target: str | None,
         format_type: SavepointFormatType,

@@ -23,7 +23,7 @@ from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_specs import SourceSpec
 from dagster_flinkpy.errors import CorruptMetadataError, FlinkPyError, InputAfterEndError, RestoreError, SourceReadError
 from dagster_flinkpy.runtime.blocking.blocking_edge import BlockingEdgeEnumerator, EdgeInputs
-from dagster_flinkpy.runtime.epoch import Epoch
+from dagster_flinkpy.runtime.epoch import EpochInput
 from dagster_flinkpy.runtime.failure import raised_on_driver
 from dagster_flinkpy.runtime.master.partition_input import WholeInput
 from dagster_flinkpy.runtime.master.static_input import StaticInput
@@ -88,8 +88,8 @@ class SplitPlanner:
         return tuple(self._enumerators)
 
     def plan(
-        self, checkpoint_id: int, inputs: EdgeInputs, *, before: Epoch | None = None, drain: bool = False
-    ) -> Epoch:
+        self, checkpoint_id: int, inputs: EdgeInputs, *, before: EpochInput | None = None, drain: bool = False
+    ) -> EpochInput:
         """Assigns the splits up to a barrier.
 
         Args:
@@ -110,14 +110,14 @@ class SplitPlanner:
         self._ahead = None
         of_edges = self.plan_edges(inputs)
         ended_edges = {uid for uid, edge in self._edges.items() if edge.exhausted}
-        return Epoch(checkpoint_id, splits | of_edges, frozenset(self._ended | ended_edges))
+        return EpochInput(checkpoint_id, splits | of_edges, frozenset(self._ended | ended_edges))
 
     @property
     def assigns_late(self) -> bool:
         """Whether a source may be asked for input again before the barrier."""
         return any(self._enumerators[uid].assigns_late for uid in self.uids)
 
-    def plan_part(self, checkpoint_id: int, *, first: bool, last: bool) -> Epoch:
+    def plan_part(self, checkpoint_id: int, *, first: bool, last: bool) -> EpochInput:
         """Assigns the input that is there now; more may follow before the barrier. What was assigned before is read.
 
         A source whose splits may have a rest ends when they are read: until then a barrier may come amid one.
@@ -138,7 +138,7 @@ class SplitPlanner:
         else:
             splits, _ = self._ahead
         self._ahead = None
-        part = Epoch(checkpoint_id, splits, open=True)
+        part = EpochInput(checkpoint_id, splits, open=True)
         whole = {uid for uid in self.uids if not (part.reads(uid) and self._sources[uid].resumes_splits)}
         self._ended |= {uid for uid in whole if self._enumerators[uid].exhausted}
         return replace(part, ended_sources=frozenset(self._ended))
@@ -231,11 +231,11 @@ class SplitPlanner:
                     "ends, unless it is declared bounded."
                 )
 
-    def ends(self, epoch: Epoch) -> bool:
+    def ends(self, epoch: EpochInput) -> bool:
         """Returns whether all input ends with an epoch."""
         return len(epoch.ended_sources) == len(self._enumerators)
 
-    def take_back(self, epoch: Epoch) -> None:
+    def take_back(self, epoch: EpochInput) -> None:
         """Gives the splits of an epoch, or of a part of it, back to the enumerators, with what was reached."""
         for uid, splits in epoch.read_splits().items():
             with _asked(uid):
@@ -283,7 +283,7 @@ class SplitPlanner:
             with _asked(uid):
                 enumerator.close()
 
-    def describe(self, epoch: Epoch) -> str:
+    def describe(self, epoch: EpochInput) -> str:
         """Describes what an epoch reads, for progress messages."""
         parts = []
         for uid in self._enumerators:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from dagster_flinkpy.datastream.job_graph import JobVertex
 from dagster_flinkpy.metrics import MetricGroup
-from dagster_flinkpy.runtime.epoch import Epoch, EpochJob, SubtaskInput
+from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob, SubtaskInput
 from dagster_flinkpy.runtime.operators.operator_state_handler import OperatorStateHandler
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 
@@ -31,7 +31,7 @@ class OperatorContext:
     """Sends a column with a name to the driver."""
     watermark: int
     """The event time of the operator; the task advances it."""
-    epoch: Epoch
+    epoch: EpochInput
     """The input up to the next barrier; the task advances it."""
     state: OperatorStateHandler
     """Operator state and raw state."""

@@ -14,7 +14,7 @@ from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK, MIN_WATERMA
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.datastream.operator_specs import SourceSpec
 from dagster_flinkpy.errors import FlinkPyError, SourceReadError
-from dagster_flinkpy.runtime.epoch import Epoch, Stop
+from dagster_flinkpy.runtime.epoch import EpochInput, Stop
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.stream_operator import OperatorSnapshot, StreamOperator
@@ -52,7 +52,7 @@ class SourceOperator(StreamOperator):
     def process(self, input_index: int, batch: StreamBatch) -> None:
         raise AssertionError("a source has no input")
 
-    def run(self, epoch: Epoch) -> Iterator[int]:
+    def run(self, epoch: EpochInput) -> Iterator[int]:
         """Reads the splits of an epoch, or of a part of it, and yields the watermark after each batch.
 
         It stops where the epoch says; or, if `stops` is set, after the current batch. Then `stop` says where that is.
@@ -143,13 +143,13 @@ class SourceOperator(StreamOperator):
     def _end_split(self, split: SourceSplit) -> None:
         """Called at the end of a split."""
 
-    def knows_idleness(self, epoch: Epoch) -> bool:
+    def knows_idleness(self, epoch: EpochInput) -> bool:
         """Returns whether :meth:`is_idle` is known, which it is not while more of an epoch may follow."""
         uid = self.context.vertex.uid
         nothing_read = not self._read_any or epoch.checkpoint_id != self._epoch
         return epoch.reads(uid) or uid in epoch.ended_sources or (nothing_read and not epoch.open)
 
-    def is_idle(self, epoch: Epoch) -> bool:
+    def is_idle(self, epoch: EpochInput) -> bool:
         """Returns whether event time does not wait for this subtask in an epoch, or in a part of it.
 
         A subtask without input is idle if other subtasks of its source have input. A source without any input holds
@@ -161,7 +161,7 @@ class SourceOperator(StreamOperator):
             return False
         return self._idle_timeout is not None or epoch.reads(uid)
 
-    def is_idle_when_read(self, epoch: Epoch) -> bool:
+    def is_idle_when_read(self, epoch: EpochInput) -> bool:
         """Returns whether event time no longer waits for this subtask when it has read all splits of an epoch.
 
         That is the case if the strategy generates no watermarks but has an idle timeout. Then later records have no

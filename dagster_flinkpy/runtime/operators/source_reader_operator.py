@@ -25,7 +25,7 @@ from dagster_flinkpy.datastream.connectors.source import InputStatus, JsonSerial
 from dagster_flinkpy.datastream.operator_specs import SourceSpec
 from dagster_flinkpy.datastream.state import ListStateDescriptor
 from dagster_flinkpy.errors import TypeMismatchError
-from dagster_flinkpy.runtime.epoch import Epoch
+from dagster_flinkpy.runtime.epoch import EpochInput
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.reader_output import BatchingOutput
@@ -116,7 +116,7 @@ class SourceReaderOperator(SourceOperator):
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
-    def run(self, epoch: Epoch) -> Iterator[int]:
+    def run(self, epoch: EpochInput) -> Iterator[int]:
         vertex = self.context.vertex
         new, self._epoch = epoch.checkpoint_id != self._epoch, epoch.checkpoint_id
         told = self._take(epoch.splits.get((vertex.uid, self.context.subtask), ()))
@@ -196,7 +196,7 @@ class SourceReaderOperator(SourceOperator):
             self.context.emit(None, batch)
         self._time.watermark = max(self._time.watermark, self._output.watermark)
 
-    def knows_idleness(self, epoch: Epoch) -> bool:
+    def knows_idleness(self, epoch: EpochInput) -> bool:
         return False  # it says so itself
 
     def snapshot(self) -> OperatorSnapshot:

@@ -16,7 +16,7 @@ from dataclasses import astuple
 from typing import Any
 
 from dagster_flinkpy.datastream.job_graph import JobVertex
-from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
+from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob
 from dagster_flinkpy.runtime.exchange.input_gate import InputGate
 from dagster_flinkpy.runtime.exchange.result_partition import ResultPartition
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS, error_to_json, outside_error
@@ -61,7 +61,7 @@ class PipelinedTask(StreamTask):
         super().__init__(job, stage, index, partition, chain)
         self.partition, self.gate = partition, gate
         self._later, self._on_error = later, on_error
-        self._to_read: deque[Epoch] = deque()
+        self._to_read: deque[EpochInput] = deque()
         self._reading: Iterator[None] | None = None
         self._begun = job.checkpoint_id
         """The checkpoint of the last epoch that has begun, or of the one with which the task is made."""
@@ -92,7 +92,7 @@ class PipelinedTask(StreamTask):
         """The checkpoint that its first operator works towards."""
         return next(iter(self._tasks.values())).context.checkpoint_id if self._tasks else self.job.checkpoint_id
 
-    def begin(self, epoch: Epoch) -> None:
+    def begin(self, epoch: EpochInput) -> None:
         """Lets the sources read an epoch, or a part of an open one."""
         self._to_read.append(epoch)
         self._poll_again()

@@ -20,7 +20,7 @@ import pyarrow.flight as flight
 
 from dagster_flinkpy.datastream.slot_sharing_group import SlotSharingGroup
 from dagster_flinkpy.errors import FlinkPyError, SlotLostError, SlotProtocolError
-from dagster_flinkpy.runtime.epoch import Epoch
+from dagster_flinkpy.runtime.epoch import EpochInput
 from dagster_flinkpy.runtime.exchange.frames import ALIVE, calling, frame, of_credits, opened, opening, parse
 from dagster_flinkpy.runtime.exchange.places import Places, address_towards
 from dagster_flinkpy.runtime.exchange.reply_stream import ReplyStream
@@ -265,7 +265,7 @@ class TaskExecutor:
             if kind in ("cancel", "finish"):
                 self._say(frame("ended", deployment=name))
         elif kind == "begin":
-            epoch: Epoch = pickle.loads(body)  # from the driver of this job
+            epoch: EpochInput = pickle.loads(body)  # from the driver of this job
             deployment.in_all(lambda task: task.begin(epoch))
         elif kind == "stop_reading":
             deployment.in_all(lambda task: task.stop_reading(stops=True))

@@ -15,7 +15,7 @@ from dagster_flinkpy.state.operator_state import read_partitions, write_partitio
 from dagster_flinkpy.state.transfers import Uploads
 from dagster_flinkpy.storage import ObjectStore
 
-__all__ = ["ChannelStateWriter", "InFlight", "read_channel_state"]
+__all__ = ["ChannelStateWriter", "InFlightRow", "read_channel_state"]
 
 Json = Any
 
@@ -33,7 +33,7 @@ _SCHEMA = pa.schema(
 
 
 @dataclass(frozen=True)
-class InFlight:
+class InFlightRow:
     """One in-flight row of a channel."""
 
     edge: JobEdge
@@ -64,7 +64,7 @@ class ChannelStateWriter:
         """What must be done before the parts are in the store."""
         return self._uploads.pending
 
-    def add(self, row: InFlight) -> None:
+    def add(self, row: InFlightRow) -> None:
         """Adds a row."""
         edge, payload = row.edge, bytes(row.payload)
         self._rows.append((edge.source, edge.input_index, edge.side_output, row.channel, int(row.kind), payload))
@@ -88,7 +88,7 @@ class ChannelStateWriter:
 
 def read_channel_state(
     parts: Iterable[Json], edges: Sequence[JobEdge], store: ObjectStore, *, operator: str
-) -> Iterator[InFlight]:
+) -> Iterator[InFlightRow]:
     """Reads in-flight rows in their order.
 
     Args:
@@ -113,4 +113,4 @@ def read_channel_state(
                     f"the checkpoint contains in-flight data from operator {source!r} to {operator!r}, but the program "
                     "no longer connects them. First run the old program up to a checkpoint with unaligned=False."
                 )
-            yield InFlight(edge, channel, kind, payloads[i].as_buffer())
+            yield InFlightRow(edge, channel, kind, payloads[i].as_buffer())

@@ -22,7 +22,7 @@ from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
 from dagster_flinkpy.datastream.job_graph import JobEdge, JobVertex
 from dagster_flinkpy.datastream.operator_specs import SourceSpec, TimestampsSpec
 from dagster_flinkpy.errors import CheckpointError
-from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
+from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.operator_factory import create_operator
 from dagster_flinkpy.runtime.operators.operator_state_handler import OperatorStateHandler
@@ -49,7 +49,7 @@ from dagster_flinkpy.runtime.task.barrier_handlers import (
     Snapshot,
     Unblock,
 )
-from dagster_flinkpy.runtime.task.channel_state import ChannelStateWriter, InFlight, read_channel_state
+from dagster_flinkpy.runtime.task.channel_state import ChannelStateWriter, InFlightRow, read_channel_state
 from dagster_flinkpy.runtime.task.io_metrics import OperatorIOMetrics
 from dagster_flinkpy.runtime.task.latency import LatencyMarker
 from dagster_flinkpy.runtime.task.outputs import RecordWriterOutput, decode_event, encode_element, watermark_origins
@@ -285,7 +285,7 @@ class OperatorTask:
                     self._acknowledge(checkpoint_id)
                 case AddToChannelState(checkpoint_id=checkpoint_id, channel=channel, element=(kind, value, _)):
                     if kind is Kind.BUFFER:  # event time is sent again, see replay()
-                        row = InFlight(self._edges[channel[0]], channel[1], kind, encode_element(kind, value))
+                        row = InFlightRow(self._edges[channel[0]], channel[1], kind, encode_element(kind, value))
                         self._taken[checkpoint_id].channel_state.add(row)
                 case Abort(reason=CheckpointFailureReason.CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER):
                     raise Cancelled
@@ -544,7 +544,7 @@ class OperatorTask:
         if not self._between:
             self._begin(self._next_epochs.popleft())
 
-    def add_epoch(self, epoch: Epoch) -> None:
+    def add_epoch(self, epoch: EpochInput) -> None:
         """Takes the epoch after the last known one. It begins at once if the operator has passed all earlier barriers.
 
         Raises:
@@ -563,7 +563,7 @@ class OperatorTask:
         for event in ahead:
             self.handle(event)
 
-    def _begin(self, epoch: Epoch) -> None:
+    def _begin(self, epoch: EpochInput) -> None:
         self.context.epoch = epoch
         self._idle.clear()
         for origin in self._valve.origins:  # a source has none, and reports its own status

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from dagster_flinkpy.datastream.job_graph import JobVertex
-from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
+from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
 from dagster_flinkpy.runtime.operators.source_operator import SourceOperator
 from dagster_flinkpy.runtime.record_counts import TaskCount
@@ -155,7 +155,7 @@ class StreamTask:
 
     # --- input -------------------------------------------------------------------------------------------------------
 
-    def _read(self, epoch: Epoch) -> Iterator[None]:
+    def _read(self, epoch: EpochInput) -> Iterator[None]:
         """Reads what the sources read up to a barrier, and takes their snapshots. Of an open epoch, it reads a part.
 
         In an open epoch sources take turns: one that reads until the next part is there must not hold up the others.
@@ -165,7 +165,7 @@ class StreamTask:
         return self._read_all(sources, epoch, take_turns=epoch.open and len(sources) > 1)
 
     def _read_all(
-        self, sources: Sequence[tuple[OperatorTask, SourceOperator]], epoch: Epoch, *, take_turns: bool
+        self, sources: Sequence[tuple[OperatorTask, SourceOperator]], epoch: EpochInput, *, take_turns: bool
     ) -> Iterator[None]:
         reading = deque((t.vertex.uid, self._read_source(t, s, epoch)) for t, s in sources)
         while reading:
@@ -184,7 +184,7 @@ class StreamTask:
         for task in self._entered(task for task, _ in sources):
             task.trigger(epoch.checkpoint_id)
 
-    def _read_source(self, task: OperatorTask, source: SourceOperator, epoch: Epoch) -> Iterator[None]:
+    def _read_source(self, task: OperatorTask, source: SourceOperator, epoch: EpochInput) -> Iterator[None]:
         uid = task.vertex.uid
         timer = self._latency.setdefault(uid, LatencyTimer(self.job.latency_interval))
         self.enter(uid)

@@ -208,19 +208,19 @@ def test_a_table_that_is_away_is_an_error(database: Changes) -> None:
 def test_a_slot_that_is_made_anew_while_an_epoch_is_read_is_refused(
     database: Changes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dagster_flinkpy.connectors.postgres.slot import Slot
+    from dagster_flinkpy.connectors.postgres.slot import ReplicationSlot
 
     database.create()
     source, enumerator = running(database)
     database.sql("INSERT INTO {}.t VALUES (2, 'b')")
-    splits, real = planned(enumerator), Slot.messages
+    splits, real = planned(enumerator), ReplicationSlot.messages
 
-    def messages(slot: Slot, upto: int) -> Any:
+    def messages(slot: ReplicationSlot, upto: int) -> Any:
         database.sql("SELECT pg_drop_replication_slot('{}')")
         database.sql("SELECT pg_create_logical_replication_slot('{}', 'pgoutput')")
         return real(slot, upto)
 
-    monkeypatch.setattr(Slot, "messages", messages)
+    monkeypatch.setattr(ReplicationSlot, "messages", messages)
     with pytest.raises(RestoreError, match="created anew"):
         read(source, splits)
 

@@ -18,7 +18,7 @@ from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.connectors import ParquetSink, PostgresChangeSource, PostgresSource
 from dagster_flinkpy.connectors.postgres import enumerator as postgres_enumerator
 from dagster_flinkpy.connectors.postgres.change_enumerator import PostgresChangeEnumerator
-from dagster_flinkpy.connectors.postgres.slot import Slot
+from dagster_flinkpy.connectors.postgres.slot import ReplicationSlot
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.connectors.postgres.test_jobs import dying
 from tests.connectors.postgres.test_sink import Crash, Database
@@ -93,10 +93,10 @@ def test_rows_of_any_transactions_are_read_once(
 
 
 STEPS: list[tuple[Any, str]] = [
-    (Slot, "create"),
-    (Slot, "confirm"),
-    (Slot, "transactions"),
-    (Slot, "messages"),
+    (ReplicationSlot, "create"),
+    (ReplicationSlot, "confirm"),
+    (ReplicationSlot, "transactions"),
+    (ReplicationSlot, "messages"),
     (PostgresChangeEnumerator, "plan_epoch"),
     (PostgresChangeEnumerator, "on_snapshot"),
     (PostgresChangeEnumerator, "notify_checkpoint_complete"),

@@ -32,7 +32,7 @@ from dagster_flinkpy.orchestration.sensors import checkpoint_sensor
 from dagster_flinkpy.orchestration.sensors.checkpoint_sensor import (
     CHECKPOINT_TAG,
     CheckpointPolicy,
-    JobStatus,
+    JobAtTick,
     reason_to_wait,
 )
 from tests.orchestration.programs import parts, word_count
@@ -49,13 +49,13 @@ ENDED = (
 
 
 def test_a_job_that_was_stopped_waits_for_a_restore() -> None:
-    status = JobStatus("words", 4, False, NOW - 90_000, NOW - 80_000, stopped=True)
+    status = JobAtTick("words", 4, False, NOW - 90_000, NOW - 80_000, stopped=True)
     assert reason_to_wait(status, CheckpointPolicy(MINUTE), NOW) == (
         "Job words was stopped with a savepoint. Restore a savepoint to continue it."
     )
 
 
-IDLE = JobStatus("words", 4, False, NOW - 90_000, NOW - 80_000)
+IDLE = JobAtTick("words", 4, False, NOW - 90_000, NOW - 80_000)
 HOUR_AGO = timedelta(hours=1)
 
 
@@ -66,7 +66,7 @@ HOUR_AGO = timedelta(hours=1)
     ("status", "policy", "reason"),
     [
         (IDLE, CheckpointPolicy(MINUTE), None),
-        (JobStatus("words", None, False, None, None), CheckpointPolicy(MINUTE), None),
+        (JobAtTick("words", None, False, None, None), CheckpointPolicy(MINUTE), None),
         (
             replace(IDLE, end_of_input=True),
             CheckpointPolicy(MINUTE),
@@ -86,13 +86,13 @@ HOUR_AGO = timedelta(hours=1)
         ),
     ],
 )
-def test_reason_to_wait(status: JobStatus, policy: CheckpointPolicy, reason: str | None) -> None:
+def test_reason_to_wait(status: JobAtTick, policy: CheckpointPolicy, reason: str | None) -> None:
     assert reason_to_wait(status, policy, NOW) == reason
 
 
 @given(st.integers(0, 200_000), st.integers(0, 200_000), st.booleans(), st.integers(0, 150))
 def test_no_checkpoint_too_early_or_beside_a_run(since_trigger: int, since_end: int, active: bool, pause: int) -> None:
-    status = JobStatus("words", 4, False, NOW - since_trigger, NOW - since_end, ("abc",) if active else ())
+    status = JobAtTick("words", 4, False, NOW - since_trigger, NOW - since_end, ("abc",) if active else ())
     policy = CheckpointPolicy(MINUTE, timedelta(seconds=pause))
     free = not active and since_trigger >= 60_000 and since_end >= pause * 1000
     assert (reason_to_wait(status, policy, NOW) is None) == free

@@ -27,7 +27,7 @@ from dagster_flinkpy.errors import (
     StorageError,
 )
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeOutput
-from dagster_flinkpy.runtime.epoch import Epoch
+from dagster_flinkpy.runtime.epoch import EpochInput
 from dagster_flinkpy.runtime.master import region_state
 from dagster_flinkpy.runtime.master.binding import bind_blocking_edges
 from dagster_flinkpy.runtime.master.checkpoint_contents import CheckpointContents
@@ -116,7 +116,7 @@ class Job:
 
     def planned(self) -> list[str]:
         (plan,) = (each for each in self.told if isinstance(each, PlanEpoch))
-        return self.does(EpochPlanned(self.now, plan.region, Epoch(plan.checkpoint_id, {}, frozenset())))
+        return self.does(EpochPlanned(self.now, plan.region, EpochInput(plan.checkpoint_id, {}, frozenset())))
 
     def ran(self, declined: FlinkPyError | None = None) -> list[str]:
         (run,) = (each for each in self.told if isinstance(each, RunEpochs))
@@ -168,12 +168,12 @@ def test_periodic_checkpoints_are_pending_only_as_many_as_may_be(tmp_path: Path,
         assert "AssignCheckpointId" in job.does(TimePassed(job.now))
         job.step(CheckpointIdAssigned(job.now, number))
         assert [each.region for each in job.told if isinstance(each, PlanEpoch)] == [0]
-        job.does(EpochPlanned(job.now, 0, Epoch(number, {}, frozenset())))
+        job.does(EpochPlanned(job.now, 0, EpochInput(number, {}, frozenset())))
         assert job.does(job.ended(0, number)) == (["BeginEpochs", "PlanEpoch"] if number == 1 else [])
     job.now += 10
     assert job.does(TimePassed(job.now)) == [], "the second region still has all of them to do"
     assert job.state.coordinator.pending == tuple(range(1, most + 1))
-    job.does(EpochPlanned(job.now, 1, Epoch(1, {}, frozenset())))
+    job.does(EpochPlanned(job.now, 1, EpochInput(1, {}, frozenset())))
     assert "WriteCheckpoint" in job.does(job.ended(1, 1))
     assert "AssignCheckpointId" not in job.step(MetadataWritten(job.now, 1))
     assert "AssignCheckpointId" in job.step(HeadReplaced(job.now, 1)), "the first one is complete"
@@ -211,8 +211,8 @@ def test_a_region_cannot_restart_from_a_state_that_is_not_in_the_store(tmp_path:
     assert counts.unwritten_before(2) is None
     assert source.unwritten_before(1) is None, "it can run the first epoch again"
     with pytest.raises(CheckpointError, match="from checkpoint 1, because it has failed: 503"):
-        source.planner.job([Epoch(2, {})]).check_start()
-    counts.planner.job([Epoch(2, {})]).check_start()
+        source.planner.job([EpochInput(2, {})]).check_start()
+    counts.planner.job([EpochInput(2, {})]).check_start()
 
 
 def test_the_job_restarts_if_more_checkpoints_are_declined_than_tolerated(tmp_path: Path) -> None:
@@ -262,8 +262,8 @@ def test_a_lost_segment_restarts_who_has_written_it_and_what_it_does_meanwhile_i
     plan = next(each for each in job.told if isinstance(each, PlanEpoch))
     job.step(CheckpointIdAssigned(0, 2))
     first = next(each for each in job.told if isinstance(each, PlanEpoch))
-    job.does(EpochPlanned(0, first.region, Epoch(first.checkpoint_id, {}, frozenset())))
-    job.does(EpochPlanned(0, plan.region, Epoch(plan.checkpoint_id, {}, frozenset())))
+    job.does(EpochPlanned(0, first.region, EpochInput(first.checkpoint_id, {}, frozenset())))
+    job.does(EpochPlanned(0, plan.region, EpochInput(plan.checkpoint_id, {}, frozenset())))
     lost = SegmentLostError("gone", edge="events.exchange", key="segment-1")
     assert job.failed(1, 1, lost) == ["InterruptRegion"], "the first region runs epoch 2"
     assert job.failover.next_restart() is None, "nothing is due as long as that runs"
@@ -303,7 +303,7 @@ def test_an_error_ends_the_attempt_when_older_checkpoints_are_through(tmp_path: 
     error = ValueError("the enumerator raised")
     job.does(StepFailed(0, ahead, error))
     assert job.state.coordinator.running, "checkpoint 1 may still complete"
-    job.does(EpochPlanned(0, plan.region, Epoch(1, {}, frozenset())))
+    job.does(EpochPlanned(0, plan.region, EpochInput(1, {}, frozenset())))
     assert "WriteCheckpoint" in job.ran()
     assert not job.state.coordinator.running
     job.step(MetadataWritten(0, 1))

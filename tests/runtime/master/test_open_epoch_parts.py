@@ -11,7 +11,7 @@ import pytest
 
 from dagster_flinkpy.checkpoint.stimuli import Stimulus
 from dagster_flinkpy.datastream.connectors.base import SplitEnumeratorContext
-from dagster_flinkpy.runtime.epoch import Epoch
+from dagster_flinkpy.runtime.epoch import EpochInput
 from dagster_flinkpy.runtime.master.open_epoch import OpenEpoch
 from dagster_flinkpy.runtime.master.region_runner import InputEnded, JobRunner
 from dagster_flinkpy.runtime.master.split_planner import SplitPlanner
@@ -43,7 +43,7 @@ def region() -> Iterator[Region]:
     watchdog.close()
 
 
-def ids(part: Epoch | None) -> list[str]:
+def ids(part: EpochInput | None) -> list[str]:
     assert part is not None
     return [split.split_id for splits in part.splits.values() for split in splits]
 

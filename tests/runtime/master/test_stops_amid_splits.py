@@ -30,7 +30,7 @@ from dagster_flinkpy.datastream import (
 from dagster_flinkpy.datastream.connectors.base import Source, SourceSplit, SplitEnumerator
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import ReducingStateDescriptor
-from dagster_flinkpy.runtime.epoch import Epoch, Stop
+from dagster_flinkpy.runtime.epoch import EpochInput, Stop
 from dagster_flinkpy.runtime.master import pipelined_region, taken_requests
 from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected
@@ -387,13 +387,13 @@ def test_epochs_that_stop_anywhere_read_each_record_once_and_in_order(
     left = [SourceSplit(f"{a}-{b}", {"end": b}, a) for a, b in pairwise(bounds)]
     read: list[int] = []
     for checkpoint_id, (number, records) in enumerate(cuts):
-        part, stops = Epoch(checkpoint_id, {task: tuple(left)}, open=True), dict[tuple[str, int], Stop]()
+        part, stops = EpochInput(checkpoint_id, {task: tuple(left)}, open=True), dict[tuple[str, int], Stop]()
         if number < len(left):
             end = min(left[number].offset + records, left[number].properties["end"])
             stops[task] = Stop(number, end - left[number].offset, end) if records else Stop(number)
         earlier = SourceSplit("earlier", {"end": 0}, finished=True)
-        epoch = Epoch(checkpoint_id, {task: (earlier,) * before}).followed_by(Epoch(checkpoint_id, {}))
-        epoch = epoch.followed_by(Epoch(checkpoint_id, part.splits, stops=stops))
+        epoch = EpochInput(checkpoint_id, {task: (earlier,) * before}).followed_by(EpochInput(checkpoint_id, {}))
+        epoch = epoch.followed_by(EpochInput(checkpoint_id, part.splits, stops=stops))
         back = epoch.read_splits()["numbers"]
         assert [split.split_id for split in back[:before]] == ["earlier"] * before
         for split, there in zip(back[before:], left, strict=True):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
 from dagster_flinkpy.errors import SlotLostError
-from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
+from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob
 from dagster_flinkpy.runtime.exchange.places import Places, input_channels, output_channels
 from dagster_flinkpy.runtime.master.pipelined_region import places_of
 from dagster_flinkpy.runtime.master.results import EpochResults
@@ -66,7 +66,7 @@ class Slots:
         later: The others.
     """
 
-    def __init__(self, job: EpochJob, later: list[Epoch]) -> None:
+    def __init__(self, job: EpochJob, later: list[EpochInput]) -> None:
         self.epochs = [*job.epochs, *later]
         places = places_of(job.graph)
         self.names = sorted(set(places.slots.values()))
@@ -190,7 +190,7 @@ def test_whoever_is_first_the_outcome_is_the_same(
     for number in range(1, EPOCHS + 1):
         shares = enumerator.plan_epoch(readers)  # nothing is left for the last one, but what is in flight before it
         ended = frozenset({"events"} if number == EPOCHS else ())
-        epochs.append(Epoch(number, {("events", i): tuple(splits) for i, splits in enumerate(shares)}, ended))
+        epochs.append(EpochInput(number, {("events", i): tuple(splits) for i, splits in enumerate(shares)}, ended))
     assert enumerator.exhausted
     job = make_job(graph, tmp_path_factory.mktemp("job"), inputs={})
     job = replace(
@@ -234,7 +234,7 @@ def test_credits_for_a_slot_that_is_gone_end_the_deployment_and_not_the_slot(
     splits = {
         ("events", i): tuple(each) for i, each in enumerate(source.spec.source.create_enumerator(None).plan_epoch(2))
     }
-    job = replace(make_job(graph, tmp_path, inputs={}), epochs=(Epoch(1, splits),))
+    job = replace(make_job(graph, tmp_path, inputs={}), epochs=(EpochInput(1, splits),))
     slots = Slots(job, [])
     first, second = slots.names
     slots.begin(first)
@@ -264,7 +264,7 @@ def test_a_source_that_waits_for_room_is_back_pressured_whatever_else_the_slot_d
     splits = {
         ("events", i): tuple(each) for i, each in enumerate(source.spec.source.create_enumerator(None).plan_epoch(2))
     }
-    job = replace(make_job(graph, tmp_path, inputs={}), epochs=(Epoch(1, splits),))
+    job = replace(make_job(graph, tmp_path, inputs={}), epochs=(EpochInput(1, splits),))
     slots = Slots(job, [])
     first = slots._slots[slots.names[0]]
     task = next(task for task in first.tasks.values() if task.stage == 0)

@@ -9,7 +9,7 @@ from dagster_flinkpy.connectors.sources.source_coordinator import Tell, packed
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.datastream.connectors.source import JsonSerializer
-from dagster_flinkpy.runtime.epoch import Epoch
+from dagster_flinkpy.runtime.epoch import EpochInput
 from dagster_flinkpy.runtime.exchange.input_gate import InputGate
 from dagster_flinkpy.runtime.exchange.result_partition import ResultPartition
 from dagster_flinkpy.runtime.master.results import EpochResults
@@ -38,8 +38,8 @@ def test_an_epoch_that_runs_again_reads_to_the_end_before_its_barrier(tmp_path: 
     split = packed(JsonSerializer(), {"next": 0, "end": SIZE})
     told = ((Tell.SPLIT, split), (Tell.NO_MORE_SPLITS, None), (Tell.END, None))
     splits = tuple(SourceSplit("", {"tell": tell, "value": value}) for tell, value in told)
-    task.begin(Epoch(1, {("numbers", 0): splits}, frozenset({"numbers"}), open=True))
-    task.begin(Epoch(1, {}, frozenset({"numbers"})))  # as its readers had read all when it ran first
+    task.begin(EpochInput(1, {("numbers", 0): splits}, frozenset({"numbers"}), open=True))
+    task.begin(EpochInput(1, {}, frozenset({"numbers"})))  # as its readers had read all when it ran first
     while task.is_available:
         task.step()
     results = EpochResults.of([row for row in rows if row.kind is not Kind.REQUEST_SPLITS])

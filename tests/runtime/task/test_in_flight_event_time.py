@@ -11,7 +11,7 @@ from dagster_flinkpy.datastream import TumblingEventTimeWindows
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.runtime.epoch import SubtaskInput
 from dagster_flinkpy.runtime.shuffle.wire import Kind
-from dagster_flinkpy.runtime.task.channel_state import ChannelStateWriter, InFlight, read_channel_state
+from dagster_flinkpy.runtime.task.channel_state import ChannelStateWriter, InFlightRow, read_channel_state
 from dagster_flinkpy.runtime.task.outputs import encode_element
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected, make_job, random_order, run_epoch
@@ -46,7 +46,7 @@ def test_event_time_that_an_earlier_release_has_stored_makes_no_record_late(tmp_
     job = make_job(graph, tmp_path)
     writer = ChannelStateWriter(job.job_storage.open, "1-1")
     [edge] = graph.inputs("windows")
-    writer.add(InFlight(edge, 0, Kind.WATERMARK, encode_element(Kind.WATERMARK, ("events", 10_000))))
+    writer.add(InFlightRow(edge, 0, Kind.WATERMARK, encode_element(Kind.WATERMARK, ("events", 10_000))))
     parts = writer.parts()
     for upload in writer.uploads:
         upload.result()

@@ -18,7 +18,6 @@ from dagster_flinkpy.datastream.functions import (
     AggregateFunction,
     ProcessAllWindowFunction,
     ProcessWindowFunction,
-    ReduceFunction,
     RuntimeContext,
 )
 from dagster_flinkpy.datastream.operator_specs import WindowSpec
@@ -76,18 +75,6 @@ class Windower(ABC):
         """
 
 
-class _ReduceCallable(ReduceFunction):
-    """Wraps a plain callable as a ReduceFunction."""
-
-    def __init__(self, function: Callable[[Any, Any], Any]) -> None:
-        self._function = function
-
-    @property
-    def reduce(self) -> Callable[[Any, Any], Any]:
-        """The callable itself, because a method that calls it would double the cost of a call."""
-        return self._function
-
-
 class WindowOperator(KeyedOperator):
     """Windows of keyed records.
 
@@ -129,8 +116,7 @@ class WindowOperator(KeyedOperator):
         if self._aggregate is not None:
             return AggregatingStateDescriptor(name, self._aggregate, spec.accumulator_type)
         if spec.reduce is not None:
-            reduce = spec.reduce if isinstance(spec.reduce, ReduceFunction) else _ReduceCallable(spec.reduce)
-            return ReducingStateDescriptor(name, reduce, spec.accumulator_type)
+            return ReducingStateDescriptor(name, spec.reduce, spec.accumulator_type)
         return ListStateDescriptor(name, spec.element_type)
 
     def runtime_context(self) -> RuntimeContext:
