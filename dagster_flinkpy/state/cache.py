@@ -129,6 +129,8 @@ class Run:
         Returns:
             Pairs of an index into ``sort_keys`` and a row of the run.
         """
+        # own: uint64, ascending. low: int64, one a sort key: its place in own. wanted: positions in sort_keys,
+        # ascending; rows: the row of each of them.
         own = self.sort_keys
         low = np.searchsorted(own, sort_keys)
         wanted = np.flatnonzero(low < len(own))
@@ -359,6 +361,7 @@ def _remember(identity: tuple[str, int, int]) -> None:
 
 def make_time_order(run: Run) -> Indices:
     """Returns the rows of a run of timers: first the live timers by time, then the tombstones by time."""
+    # times: int64, deleted: bool, one a row of the run.
     times = run.column("time").to_numpy()
     deleted = run.column("deleted").to_numpy(zero_copy_only=False)
     kinds = (np.flatnonzero(~deleted), np.flatnonzero(deleted))
@@ -367,6 +370,7 @@ def make_time_order(run: Run) -> Indices:
 
 def _checksum(body: pa.Buffer) -> int:
     """Returns a CRC-32 of the sums of all pages. A damaged, lost or moved page changes it. As fast as memory."""
+    # words: uint64, a row for each whole page. sums: uint64, one a page.
     pages = len(body) // _PAGE
     words = np.frombuffer(body, dtype=np.uint64, count=pages * _PAGE // 8).reshape(pages, _PAGE // 8)
     sums = words.sum(axis=1, dtype=np.uint64)

@@ -148,6 +148,8 @@ class VariableColumn(CellColumn):
         self._rows = grown(self._rows, cells, -1)
 
     def take(self, cells: Cells) -> pa.Array[Any]:
+        # rows: int64, one a cell: its row in all chunks together, -1 for null. starts: where each chunk begins.
+        # position: the row of each cell in the concatenated parts.
         rows = self._rows[cells]
         wanted = rows >= 0
         if not wanted.any():

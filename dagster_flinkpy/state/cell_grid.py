@@ -37,6 +37,8 @@ def number_claims(numbers: npt.NDArray[Any], places: Integers, size: int) -> tup
     Returns:
         The number of each position, and the positions whose claims were successful.
     """
+    # owners: one a position: which position has claimed its place. first: the positions that have claimed their
+    # own, ascending.
     owners = FIRST_CLAIM - numbers[places]
     first = np.flatnonzero(owners == np.arange(len(places)))
     added = np.empty(len(places), dtype=np.int64)
@@ -120,6 +122,8 @@ class CellGrid:
         Returns:
             The number of each pair, and the first position of each new pair, in order.
         """
+        # flat: int32, all rows of the grid one after the other. places, numbers: int64, one a pair. missing: positions,
+        # ascending.
         flat = self._numbers.reshape(-1)
         places = rows * self._numbers.shape[1] + columns
         numbers = flat[places].astype(np.int64)

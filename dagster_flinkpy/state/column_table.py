@@ -212,6 +212,8 @@ class ColumnTable(OverlayTable):
 
     def first_missing(self, cells: Cells) -> Cells:
         """Returns the first position of each cell that has no value, in order; cells may repeat."""
+        # missing: positions in cells, ascending; places: their cells from the smallest one on. owners: by place, the
+        # first position of a cell; undefined elsewhere.
         missing = np.flatnonzero(~self.contains(cells))
         places = cells[missing] - cells[missing].min(initial=2**62)
         owners = np.empty(int(places.max(initial=-1)) + 1, dtype=np.int64)
@@ -314,6 +316,7 @@ class ColumnTable(OverlayTable):
 
     def _changes(self) -> pa.Table | None:
         # A value that was set and deleted since the last write needs no tombstone.
+        # cells, slots: int64, by cell first, and then by sort key, which are uint64.
         cells = np.flatnonzero(self._changed & (self._present | self._stored))
         if not len(cells):
             return None

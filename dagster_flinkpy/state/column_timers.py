@@ -54,6 +54,7 @@ class _Log:
 
     def tidy(self) -> tuple[Cells, Status]:
         """Returns the distinct slots, and the status of each."""
+        # slots: int64, status: int8, one an entry, the oldest first. last: int8, by slot. distinct: slots, ascending.
         if self._tidy < self.size:
             slots, status = np.concatenate(self._slots), np.concatenate(self._status)
             last = np.full(int(slots.max()) + 1, _UNKNOWN, dtype=np.int8)  # By slot.
@@ -147,6 +148,8 @@ class ColumnTimers(TimerTable[tuple[int, Any, Cells]]):
         return sort_order(keys.sort_keys[slots], [keys.column.take(pa.array(slots))])
 
     def _set(self, slots: Cells, moments: Cells, status: int, *, first: bool = False) -> None:
+        # moments, slots: int64, one a timer. ordered: moments, ascending. bounds: where each moment but the first
+        # begins.
         if not len(slots):
             return
         if (moments == moments[0]).all():
@@ -166,6 +169,8 @@ class ColumnTimers(TimerTable[tuple[int, Any, Cells]]):
             heapq.heappush(self._queue, (time, self._codec.rank(namespace), number))
 
     def _changes(self) -> pa.Table | None:
+        # slots: int64, status: int8, moments: int64 (positions in self._logs), one a timer, by moment and then by slot.
+        # changed: positions in them, ascending.
         tidied = [log.tidy() for _, log in self._logs.values()]
         if not tidied:
             return None

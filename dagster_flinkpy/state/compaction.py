@@ -107,6 +107,7 @@ def cut_key_groups(key_groups: KeyGroupRange, weights: Weights) -> list[KeyGroup
         key_groups: The key groups.
         weights: The weight of each.
     """
+    # weights, before: float64, one a key group; before ascends. part_of: the number of its part, ascending.
     total = float(weights.sum())
     parts = max(1, math.ceil(total))
     before = np.cumsum(weights) - weights
@@ -134,6 +135,7 @@ def _ranges_of_bases(handles: Sequence[RunHandle], key_groups: KeyGroupRange) ->
 
 def _bases(handles: Sequence[RunHandle]) -> list[RunHandle]:
     """Returns the runs without an older one in the same key groups. After rescaling there may be several."""
+    # covered: bool, one a key group, from the first one on.
     if not handles:
         return []
     first = min(each.key_groups.start for each in handles)

@@ -36,6 +36,8 @@ class IntIndex:
 
     def find(self, integers: Integers) -> Integers:
         """Returns the number of each integer, or -1 if it was not added."""
+        # at, numbers: int64, the place of each integer, and the number there. probing: positions in integers that are
+        # undecided, ascending; at goes with them.
         if self._grid is not None:
             return self._grid.find(integers)
         at = self._home(integers)
@@ -82,6 +84,7 @@ class IntIndex:
 
     def _claim(self, integers: Integers) -> Integers:
         """Returns the place of each integer. None of them is in the index; the number there is its first position."""
+        # places: int64, one an integer. probing: positions that have no place yet, ascending; at: where they look.
         places, at = np.empty_like(integers), self._home(integers)
         probing = np.arange(len(integers))
         while len(probing):

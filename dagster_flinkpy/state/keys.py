@@ -301,6 +301,8 @@ class TouchedKeys:
             column: The keys; may repeat.
             hashes: Their Java hash codes.
         """
+        # slots: int64, one a key. rows: positions in column whose hash is known, ascending; candidates: the first slot
+        # with this hash.
         if not self._parts:
             return np.full(len(column), -1, dtype=np.int64)
         if self._rows is not None:

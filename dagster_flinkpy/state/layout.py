@@ -219,6 +219,7 @@ def distinct_rows(column: pa.Array[Any]) -> tuple[Indices, Indices]:
 
     Values are equal as in :func:`equal_rows`.
     """
+    # codes: int64, one a row. They are dense, and ascend by first occurrence.
     if has_words(column.type):
         words, long = words_of(column)
         if not len(long):
@@ -242,6 +243,8 @@ def _firsts(codes: Indices) -> Indices:
 
 def sort_order(sort_keys: SortKeys, identity: list[pa.Array[Any]]) -> Indices:
     """Returns the stable order of rows by sort key, then by the identity columns."""
+    # order: int64, a permutation. ordered: uint64, ascending. tied: bool, by place in order. rows: rows with tied sort
+    # keys, ascending.
     order = np.argsort(sort_keys)  # Several times faster than a stable sort, which is used only for the ties below.
     ordered = sort_keys[order]
     same = ordered[1:] == ordered[:-1]
@@ -276,6 +279,7 @@ def expired_rows(table: pa.Table, now: int) -> Mask:
         table: Rows of state with a time to live.
         now: The current time in milliseconds.
     """
+    # lengths: int64, one a list. starts: where each list begins that is not empty. expires: int64, one a row.
     column = table.column("expires_at").combine_chunks()
     if pa.types.is_list(column.type):
         lists: Any = column
@@ -302,6 +306,8 @@ def merge_runs(
         drop_deleted: Whether to leave out tombstones. Only correct if no older run can have the rows that they hide.
         now: If given, rows that have expired by this time, in milliseconds, are left out as well.
     """
+    # order: int64, rows by sort key and identity, the newest of an identity first. ordered: uint64, ascending. tied:
+    # places in order whose next row has the same sort key. kept: bool, by place in order.
     appends = any(APPEND in table.column_names for table in newest_first)
     if appends:
         newest_first = [_with_appends(table) for table in newest_first]
@@ -347,6 +353,8 @@ def _join_lists(table: pa.Table, first: Indices, *, keep_appends: bool) -> pa.Ta
         keep_appends: Whether older rows may exist elsewhere. If so, a list without the row that begins it stays an
             append.
     """
+    # begins, part: bool, begun: int64, one a row. first, counts, ends, lengths, appends: one an identity; first
+    # ascends. rows: int64, those whose lists are joined, by identity.
     begins = ~table.column(APPEND).combine_chunks().to_numpy(zero_copy_only=False)
     begun = np.cumsum(begins) - begins  # The number of earlier rows that begin a list.
     counts = np.diff(np.append(first, len(table)))
@@ -369,6 +377,8 @@ def _join_lists(table: pa.Table, first: Indices, *, keep_appends: bool) -> pa.Ta
 
 def _joined(lists: Any, counts: Indices) -> pa.Array[Any]:
     """Joins consecutive lists, in groups with the given counts. A group is null if all its lists are null."""
+    # counts, starts, ends: int64, one a group, ascending but for counts. sizes: one a list. offsets: int32, one more
+    # than groups.
     ends = np.cumsum(counts)
     starts = ends - counts
     sizes = pc.fill_null(lists.value_lengths(), 0).to_numpy()

@@ -168,6 +168,7 @@ def _footer(data: bytes) -> bytes:
 
 def _row_group_bounds(groups: npt.NDArray[np.uint16]) -> Iterator[tuple[int, int]]:
     """Yields where row groups start and stop."""
+    # groups: uint16, one a row, ascending. ends: where each key group ends.
     ends = [*(np.flatnonzero(groups[1:] != groups[:-1]) + 1).tolist(), len(groups)]
     start = stop = 0
     for end in ends:
@@ -340,6 +341,7 @@ def _localise(file: pq.ParquetFile, stored: pa.Table, where: str) -> pa.Table:
 
 def clip_rows(sort_keys: SortKeys, key_groups: KeyGroupRange) -> tuple[int, int]:
     """Returns the slice of sorted rows that lies in a range of key groups."""
+    # sort_keys: uint64, ascending; a key group has those from group << 32 on.
     bounds = np.array([key_groups.start, key_groups.end + 1], dtype=np.uint64) << np.uint64(32)
     start, stop = np.searchsorted(sort_keys, bounds).tolist()
     return start, stop

@@ -318,6 +318,7 @@ class Runs:
             newest: The runs to merge, newest first.
             older: Whether there are older ones. Otherwise, tombstones are no longer needed.
         """
+        # deleted: bool, hiding: int64, ascending: rows of delta. kept: bool, one a row of the run.
         if delta is None or not len(delta):
             return [run.table() for run in newest] or [self.layout.local_schema.empty_table()]
         deleted = delta.column("deleted").to_numpy()

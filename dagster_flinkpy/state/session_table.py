@@ -195,6 +195,9 @@ class SessionTable(OverlayTable):
         Returns:
             The session of each window, -1 for those left out; and these sessions without repetitions.
         """
+        # slots, starts, ends, newest, keys, reach, before, begins, numbers: one a window, by slot and then as they
+        # came; rows: where each came from. opens: positions of the first window of each session, ascending; new, cells,
+        # reached, older: one a session.
         found = np.full(len(slots), -1, dtype=np.int64)
         rows = np.argsort(slots, kind="stable")
         slots, starts, ends = slots[rows], starts[rows], ends[rows]
@@ -242,6 +245,9 @@ class SessionTable(OverlayTable):
             The session of each window; these sessions without repetitions; the sessions that have ended because they
             became part of another one, in order of time; and for each of those, that other one.
         """
+        # slots, starts, ends, cells, reach, numbers: one a window or known session, by slot and start. opens: positions
+        # where a session begins, ascending; owners, new, reached, touched: one a session. old, gone: positions of known
+        # sessions, ascending.
         known = self._of_slots(np.unique(slots))
         cells = np.concatenate([known, np.full(len(slots), -1, dtype=np.int64)])
         slots, starts, ends = (
@@ -275,6 +281,7 @@ class SessionTable(OverlayTable):
 
     def _of_slots(self, slots: Cells) -> Cells:
         """Returns all sessions of some keys."""
+        # cells: int64, one a slot that has a session left: the newest of these.
         found = []
         cells = self._alive(self.newest[slots])
         while len(cells := cells[cells >= 0]):
@@ -315,6 +322,8 @@ class SessionTable(OverlayTable):
 
     def link(self, chains: dict[int, list[int]]) -> None:
         """Sets the sessions of keys, in order of time; those of a key with an empty list stay as they are."""
+        # cells: int64, the sessions of slots, one slot after the other, by time. stops: one a slot, ascending: where
+        # its sessions end.
         slots = [slot for slot, cells in chains.items() if cells]
         if not slots:
             return
@@ -336,6 +345,7 @@ class SessionTable(OverlayTable):
 
     def compact(self) -> None:
         """Numbers the sessions anew if most of them have ended."""
+        # used: bool, by cell. cells: former numbers, ascending. numbers: int64, by former number: the new one, or -1.
         if self._size < 2 * self._compacted + _SPARE_SESSIONS:
             return
         used = self.live | self.stored
@@ -372,6 +382,8 @@ class SessionTable(OverlayTable):
 
     def _in_flight(self, keys: KeySlots) -> tuple[Cells, Cells, Cells, pa.Array[Any]]:
         """Returns slots, starts, ends and state windows of the stored sessions of some keys, in order."""
+        # slots, starts, ends: int64, one a stored row, the oldest run first. order: by slot, start and end; ordered
+        # likewise; last: bool, by place in order.
         matches = list(self._matches(keys))
         if not matches:
             none = np.zeros(0, dtype=np.int64)
@@ -389,6 +401,8 @@ class SessionTable(OverlayTable):
         return slots[kept], starts[kept], ends[kept], values.take(pa.array(kept))
 
     def _changes(self) -> pa.Table | None:
+        # changed, put, gone: cells, ascending. live, stored, same: bool, one a cell of changed. starts, ends: of put,
+        # and then of gone.
         changed = np.flatnonzero(self.changed & (self.live | self.stored))
         live, stored = self.live[changed], self.stored[changed]
         same = live & stored
@@ -446,6 +460,8 @@ def _bounds(windows: Any) -> tuple[Cells, Cells]:
 
 def _running_max(values: Cells, groups: Cells) -> Cells:
     """Returns for each position the greatest value of its group so far; groups are in order."""
+    # values, groups: int64, one a position; groups ascend. ranks: int64, the place of each value in their order, so
+    # that equal values differ.
     order = np.argsort(values, kind="stable")
     ranks = np.empty(len(values), dtype=np.int64)
     ranks[order] = np.arange(len(values))

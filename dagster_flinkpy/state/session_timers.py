@@ -82,6 +82,7 @@ class SessionTimers(TimerTable[tuple[Times, Cells]]):
         self._due.clear()
 
     def _next(self, timestamp: int) -> tuple[Times, Cells] | None:
+        # times, cells, starts, ends: int64, one a timer, by time, and then as they fire. exist, once: bool, likewise.
         if timestamp < MIN_TIME:
             return None
         sessions = self._sessions
@@ -102,6 +103,8 @@ class SessionTimers(TimerTable[tuple[Times, Cells]]):
         return (times, cells) if len(times) else None
 
     def _changes(self) -> pa.Table | None:
+        # changed, put, gone: cells, ascending. live, stored, fired, same: bool, one a cell of changed. slots, starts,
+        # ends, times: one a timer, of put and then of gone.
         sessions = self._sessions
         changed = np.flatnonzero(sessions.timers_changed & (sessions.live | sessions.timers_stored))
         live, stored, fired = sessions.live[changed], sessions.timers_stored[changed], sessions.fired[changed]

@@ -262,6 +262,7 @@ def marked(slots: bytearray) -> Indices:
 
 def _newest(matches: list[Match], count: int) -> Iterator[Match]:
     """Drops the rows that a newer run replaces. The first of ``matches`` is the newest."""
+    # missing: bool, one a row that was looked for. Each match: wanted and rows, int64, as many.
     missing = np.ones(count, dtype=np.bool_)
     for match in matches:
         kept = missing[match.wanted]

@@ -39,6 +39,7 @@ class TimeParts:
 
     def take(self, until: int) -> tuple[Times, Values]:
         """Removes the rows up to a time, in milliseconds, and returns them in order."""
+        # Each part: times: int64, ascending, and values, as many.
         taken, left = [], []
         for times, values in self._parts:
             stop = int(np.searchsorted(times, until, side="right"))

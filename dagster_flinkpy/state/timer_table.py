@@ -107,6 +107,7 @@ class TimerTable(OverlayTable, Generic[Due]):
             slots: The slots of the keys.
             namespace_of: Returns the dict key of the namespace of a timer, given by its index.
         """
+        # times, slots: int64, sort_keys: uint64, one a timer. order: int64, a permutation by time and sort key.
         if len(times) < 2:
             return np.arange(len(times)), False
         sort_keys = self.keys.sort_keys[slots]

@@ -127,6 +127,7 @@ class TimerQueue(TimerTable[tuple[int, Any, Any]]):
 
     def _begin(self, timestamp: int) -> None:
         """Finds the due timers."""
+        # times, cells: int64, one a timer, by time; a negative cell is ~cell of a deleted one. order: as they fire.
         self._settle()
         if timestamp < MIN_TIME:
             return
@@ -196,6 +197,8 @@ class TimerQueue(TimerTable[tuple[int, Any, Any]]):
             del self._log_times[:], self._log_cells[:]
 
     def _changes(self) -> pa.Table | None:
+        # times, cells: int64, one a timer, by time; a negative cell is ~cell of a deleted one. used: namespaces,
+        # ascending; codes: positions in used, one a timer.
         self._settle()
         times, cells = self._parts.take(MAX_TIME)
         if self._past_times:
@@ -240,6 +243,8 @@ class TimerQueue(TimerTable[tuple[int, Any, Any]]):
 
 def _latest(times: Times, cells: Cells) -> tuple[Times, Cells]:
     """Returns the last change of each timer, in order of time."""
+    # times, cells, timers: int64, one a change, by time, and of equal times the oldest first. groups: int64, ascending:
+    # the number of the time of each. rows: changes of times with several timers, ascending.
     order = np.argsort(times, kind="stable")
     times, cells = times[order], cells[order]
     timers = np.maximum(cells, ~cells)

@@ -60,6 +60,7 @@ def words_of(column: pa.Array[Any]) -> tuple[Words, Integers]:
 
     Floating-point numbers are equal as in Java: there is one NaN, and -0.0 does not equal 0.0.
     """
+    # nulls: int64, one a row, a bit for each field. long: rows, ascending.
     words: Words = {}
     nulls, has_nulls = np.zeros(len(column), dtype=np.int64), False
     long = np.zeros(0, dtype=np.int64)
@@ -97,6 +98,8 @@ def _number(column: pa.Array[Any]) -> Integers:
 
 def _add_text(words: Words, first: int, column: pa.Array[Any]) -> Integers:
     """Adds the words of texts, filled up with zeros, and returns which texts have more than fit."""
+    # offsets: int32, one more than rows, ascending. text: uint8, all texts one after the other. anywhere: uint64, the 8
+    # bytes from each byte on. lengths, begins, left: one a row. some: rows with a word here, ascending.
     column = column.fill_null("") if column.null_count else column
     _, bounds, data = column.buffers()
     if not len(column) or data is None:
@@ -138,6 +141,7 @@ def _add_text(words: Words, first: int, column: pa.Array[Any]) -> Integers:
 
 def _hashes(words: Words, rows: int) -> npt.NDArray[np.uint64]:
     """Returns a hash of 64 bits for each row. A word that is zero makes no difference."""
+    # hashes: uint64, one a row. Each word: int64, one a row.
     hashes = np.zeros(rows, dtype=np.uint64)
     for start in range(0, rows, _BLOCK):
         block = hashes[start : start + _BLOCK]
@@ -158,6 +162,7 @@ def _factor(position: int) -> np.uint64:
 
 def distinct_words(words: Words, rows: int) -> tuple[Integers, Integers]:
     """Returns the first row of each distinct value, and for each row the number of its value among these."""
+    # codes: int64, one a row, not dense. first: rows, ascending. numbers: by code, in the end the place in first.
     everything = np.arange(rows)
     codes = _codes(words, rows)
     if codes is None:
@@ -187,6 +192,8 @@ def _codes(words: Words, rows: int) -> Integers | None:
 
 def _owners(words: Words, hashes: npt.NDArray[np.uint64]) -> Integers:
     """Returns the first row with the same words as each row."""
+    # rows: int64, ascending: those without an owner; hashes, places: one a row of them. first: by place, a row. others:
+    # places in rows.
     owners = np.empty(len(hashes), dtype=np.int64)
     rows = np.arange(len(hashes))
     while len(rows):
@@ -234,6 +241,8 @@ class RowIndex:
 
     def add(self, column: pa.Array[Any]) -> None:
         """Adds distinct rows that are not in the index."""
+        # new: numbers of rows that have no place in the table, ascending; at: where they look. self._table: int32, by
+        # place: a number, or -1.
         words, long = words_of(column)
         before, self._size = self._size, self._size + len(column)
         for position in words:
@@ -260,6 +269,7 @@ class RowIndex:
 
     def find(self, column: pa.Array[Any]) -> Integers:
         """Returns the number of each row, or -1 if it was not added."""
+        # found: int64, one a row of the column. probing: rows that are undecided, ascending; at goes with them.
         words, long = words_of(column)
         at = (_hashes(words, len(column)) >> self._shift).view(np.int64)
         found = self._table[at].astype(np.int64)

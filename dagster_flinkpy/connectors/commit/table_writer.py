@@ -212,6 +212,8 @@ class TableWriter(CommittingSinkWriter):
         if not names:
             yield "", rows
             return
+        # codes: int64, one a row, equal for rows of a partition. order: their positions, stably sorted by code. starts:
+        # where in order each of the found codes begins; both ascend.
         codes, values = np.zeros(batch.num_rows, np.int64), []
         for name in names:
             encoded = batch.column(name).dictionary_encode(null_encoding="encode")

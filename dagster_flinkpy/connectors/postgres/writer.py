@@ -92,6 +92,7 @@ def _hex(array: pa.Array) -> pa.Array:
     values = array.cast(pa.large_binary())
     if not len(values):
         return values.cast(pa.large_string())
+    # ends: int64, one more than values, ascending: where each value begins in data, and the last one ends.
     _, offsets, data = values.buffers()
     ends = np.frombuffer(offsets, np.int64)[values.offset : values.offset + len(values) + 1]
     digits = memoryview(data or b"")[ends[0] : ends[-1]].hex().encode()

@@ -450,7 +450,9 @@ def test_tables_and_publications_that_lack_something(database: Changes, monkeypa
     started(database.source())
     real = postgres_slot.ReplicationSlot._one
     monkeypatch.setattr(
-        postgres_slot.ReplicationSlot, "_one", lambda self, q, *v: "replica" if q == "SHOW wal_level" else real(self, q, *v)
+        postgres_slot.ReplicationSlot,
+        "_one",
+        lambda self, q, *v: "replica" if q == "SHOW wal_level" else real(self, q, *v),
     )
     with pytest.raises(ConfigurationError, match="ALTER SYSTEM SET wal_level = 'logical'"):
         started(database.source())
