@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 from dagster_flinkpy.errors import ConfigurationError
 
-__all__ = ["check_argument", "check_name", "check_number"]
+__all__ = ["check_argument", "check_count", "check_installed", "check_name", "check_number"]
 
 
 def check_argument(call: str, value: Any, kinds: type | tuple[type, ...], wanted: str) -> None:
@@ -53,3 +54,35 @@ def check_number(call: str, value: Any, unit: str) -> None:
     """
     if not isinstance(value, int) or isinstance(value, bool):
         raise ConfigurationError(f"{call} needs a whole number of {unit}, not {value!r}")
+
+
+def check_count(call: str, name: str, value: Any, unit: str) -> None:
+    """Checks that an argument is a whole number, and at least 1.
+
+    Args:
+        call: The call, for the message.
+        name: The argument, for the message.
+        value: Its value.
+        unit: What it is a number of, for the message.
+
+    Raises:
+        ConfigurationError: It is something else, or less.
+    """
+    check_number(f"{name} of {call}", value, unit)
+    if value < 1:
+        raise ConfigurationError(f"{name}={value} of {call} must be at least 1")
+
+
+def check_installed(what: str, package: str, extra: str) -> None:
+    """Checks that a package is installed.
+
+    Args:
+        what: What needs it, for the message.
+        package: The package, as it is imported or installed.
+        extra: The extra of this library that has it.
+
+    Raises:
+        ConfigurationError: It is not.
+    """
+    if find_spec(package.replace("-", "_")) is None:
+        raise ConfigurationError(f"{what} needs {package}: pip install 'dagster-flinkpy[{extra}]'")

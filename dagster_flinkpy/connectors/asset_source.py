@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dagster_flinkpy.common.arguments import check_argument, check_number
+from dagster_flinkpy.common.arguments import check_argument, check_count
 from dagster_flinkpy.common.decimals import check_has_scale
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.sources.declared_source import DeclaredSource
@@ -108,10 +108,8 @@ class AssetSource(DeclaredSource):
         check_argument("row_type of AssetSource()", row_type, RowTypeInfo, "Types.ROW_NAMED(...)")
         check_has_scale(row_type, f"row_type of the source of asset {'/'.join(key)}")
         if max_materializations_per_epoch is not None:
-            what = "max_materializations_per_epoch of AssetSource()"
-            check_number(what, max_materializations_per_epoch, "materializations")
-            if max_materializations_per_epoch < 1:
-                raise ConfigurationError(f"{what} must be at least 1, not {max_materializations_per_epoch}")
+            most = max_materializations_per_epoch
+            check_count("AssetSource()", "max_materializations_per_epoch", most, "materializations")
         self.asset_key, self.load, self.bounded = key, load, bounded
         self.max_materializations_per_epoch = max_materializations_per_epoch
         self._row_type = row_type

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from dagster_flinkpy.common.arguments import check_argument
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors.columns.column_types import check_parquet_type
-from dagster_flinkpy.connectors.commit.table_sink import TableSink
+from dagster_flinkpy.connectors.commit.table_sink import StagedParquet
 from dagster_flinkpy.datastream.connectors.base import (
     Committer,
     CommitterInitContext,
@@ -72,7 +72,7 @@ class ForeachEpoch(TwoPhaseCommittingSink):
         if frame not in _FRAMES:
             raise ConfigurationError(f"ForeachEpoch(): frame {frame!r} must be one of {list(_FRAMES)}")
         self.function, self.frame = function, frame
-        self.files = _StagedFiles(staging, compression="zstd")
+        self.files = _StagedFiles(staging)
         self.staging = self.files.location
 
     def validate(self, type_info: TypeInformation | None) -> None:
@@ -94,11 +94,8 @@ class ForeachEpoch(TwoPhaseCommittingSink):
         return {"python"} if self.frame == "arrow" else {"spark"}
 
 
-class _StagedFiles(TableSink):
+class _StagedFiles(StagedParquet):
     """The staged rows."""
-
-    file_format: ClassVar[str] = "parquet"
-    compressions: ClassVar[dict[str, str]] = {"zstd": ""}
 
     def validate_column(self, name: str, type_info: TypeInformation) -> None:
         check_parquet_type(name, type_info, "a ForeachEpoch")

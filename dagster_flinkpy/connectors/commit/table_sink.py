@@ -20,7 +20,7 @@ from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.registry import resolve
 from dagster_flinkpy.storage import StorageLocation
 
-__all__ = ["TableSink"]
+__all__ = ["StagedParquet", "TableSink"]
 
 _PARTITION_TYPES = (
     Types.STRING(),
@@ -142,3 +142,13 @@ class TableSink(TwoPhaseCommittingSink):
 
     def uri(self) -> str:
         return self.location.url
+
+
+class StagedParquet(TableSink):
+    """Parquet files that are put into a target, or named by the log of one, when their checkpoint is complete."""
+
+    file_format: ClassVar[str] = "parquet"
+    compressions: ClassVar[dict[str, str]] = {"zstd": ""}
+
+    def validate_column(self, name: str, type_info: TypeInformation) -> None:
+        """Accepts all columns: a subclass, or who reads the files, says what the target takes."""

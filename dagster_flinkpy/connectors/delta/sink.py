@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import ClassVar
 
+from dagster_flinkpy.common.arguments import check_installed
 from dagster_flinkpy.common.typeinfo import (
     TypeInformation,
     Types,
 )
 from dagster_flinkpy.connectors.columns.column_types import check_key, check_parquet_type, columns_of
-from dagster_flinkpy.connectors.commit.table_sink import TableSink
+from dagster_flinkpy.connectors.commit.table_sink import StagedParquet
 from dagster_flinkpy.connectors.lake.lake_sink import LakeSink
 from dagster_flinkpy.datastream.connectors.tables import TableForm
 from dagster_flinkpy.errors import ConfigurationError
@@ -63,8 +63,7 @@ class DeltaSink(LakeSink):
         key: Sequence[str] = (),
         merge_schema: bool = False,
     ) -> None:
-        if find_spec("deltalake") is None:
-            raise ConfigurationError("DeltaSink needs deltalake: pip install 'dagster-flinkpy[delta]'")
+        check_installed("DeltaSink", "deltalake", "delta")
         if key and (partition_column is not None or sort_by or max_file_bytes is not None):
             raise ConfigurationError(
                 "with a key, rows replace rows with the same key, and delta-rs writes the files: leave out "
@@ -76,7 +75,7 @@ class DeltaSink(LakeSink):
             sort_by=sort_by,
             max_file_bytes=max_file_bytes,
         )
-        staged = _DeltaFiles(files.location.child("_flinkpy_staged"))
+        staged = StagedParquet(files.location.child("_flinkpy_staged"))
         super().__init__(files, staged, partition_column=partition_column, key=key, merge_schema=merge_schema)
 
     @property
@@ -104,11 +103,8 @@ class DeltaSink(LakeSink):
         return {"deltalake"}
 
 
-class _DeltaFiles(TableSink):
+class _DeltaFiles(StagedParquet):
     """The data files of a table."""
-
-    file_format: ClassVar[str] = "parquet"
-    compressions: ClassVar[dict[str, str]] = {"zstd": ""}
 
     def validate_column(self, name: str, type_info: TypeInformation) -> None:
         check_parquet_type(name, type_info, f"Delta table {self.location.url}", most_digits=38, without=_WITHOUT)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
+from dagster_flinkpy.common.arguments import check_installed
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, Types
 from dagster_flinkpy.connectors.lake.table_source import TableSource
 from dagster_flinkpy.errors import ConfigurationError
@@ -68,8 +67,7 @@ class DeltaSource(TableSource):
         change_feed: bool = False,
         batch_rows: int = 8192,
     ) -> None:
-        if find_spec("deltalake") is None:
-            raise ConfigurationError("DeltaSource needs deltalake: pip install 'dagster-flinkpy[delta]'")
+        check_installed("DeltaSource", "deltalake", "delta")
         if change_feed and (skip_changes or partition_column is not None):
             raise ConfigurationError(
                 "change_feed=True of DeltaSource() reads changes, in the order of versions: leave out skip_changes and "

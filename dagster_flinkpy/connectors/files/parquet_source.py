@@ -12,13 +12,14 @@ from contextlib import contextmanager
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING
 
-from dagster_flinkpy.common.arguments import check_argument, check_number
+from dagster_flinkpy.common.arguments import check_argument, check_count
 from dagster_flinkpy.common.decimals import check_has_scale
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.sources.declared_source import DeclaredSource, names_of_partition
 from dagster_flinkpy.connectors.sources.input_files import input_files
 from dagster_flinkpy.connectors.sources.known_files import KnownFiles, check_unchanged, some_of, version_of
 from dagster_flinkpy.connectors.sources.open_splits import OpenSplits, RowMeter
+from dagster_flinkpy.connectors.sources.parquet_rows import rows_between
 from dagster_flinkpy.datastream.connectors.base import (
     Json,
     SourceLag,
@@ -122,13 +123,9 @@ class ParquetSource(DeclaredSource, PartitionedSource):
     ) -> None:
         check_argument("ParquetSource()", location, (str, StorageLocation), "a path, s3://..., or a StorageLocation")
         check_argument("row_type of ParquetSource()", row_type, (RowTypeInfo, type(None)), "Types.ROW_NAMED(...)")
-        check_number("batch_rows of ParquetSource()", batch_rows, "rows")
+        check_count("ParquetSource()", "batch_rows", batch_rows, "rows")
         if max_files_per_epoch is not None:
-            check_number("max_files_per_epoch of ParquetSource()", max_files_per_epoch, "files")
-        if batch_rows < 1 or (max_files_per_epoch is not None and max_files_per_epoch < 1):
-            raise ConfigurationError(
-                f"batch_rows={batch_rows} and max_files_per_epoch={max_files_per_epoch} must be at least 1"
-            )
+            check_count("ParquetSource()", "max_files_per_epoch", max_files_per_epoch, "files")
         self.location = StorageLocation(location) if isinstance(location, str) else location
         self.pattern = pattern
         self.bounded = bounded
@@ -239,21 +236,9 @@ class ParquetSource(DeclaredSource, PartitionedSource):
         rows_there = sum(file.metadata.row_group(group).num_rows for group in groups)
         if offset > rows_there:
             raise SourceReadError(f"{offset} rows were read already, but there are only {rows_there}")
-        stop, end = split.properties.get("stop", rows_there), 0
-        for group in groups:
-            start, end = end, end + file.metadata.row_group(group).num_rows
-            if end <= offset:
-                continue
-            if start >= stop:
-                return
-            # One row group at a time, because Arrow keeps what it has fetched until the next call.
-            batches = file.iter_batches(self.batch_rows, row_groups=[group], columns=list(row_type.field_names))
-            for batch in batches:
-                rows = batch.slice(min(max(offset - start, 0), batch.num_rows))
-                start += batch.num_rows
-                rows = rows.slice(0, max(rows.num_rows - max(start - stop, 0), 0))
-                if rows.num_rows:
-                    yield _struct(rows, row_type), min(start, stop)
+        stop, names = split.properties.get("stop", rows_there), row_type.field_names
+        for rows, position in rows_between(file, groups, names, self.batch_rows, offset, stop):
+            yield _struct(rows, row_type), position
 
     def _check_columns(self, schema: pa.Schema, row_type: RowTypeInfo) -> None:
         from dagster_flinkpy.connectors.columns.column_casts import check_cast

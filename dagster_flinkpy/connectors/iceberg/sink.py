@@ -5,10 +5,9 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from typing import ClassVar
 
-from dagster_flinkpy.common.arguments import check_name
+from dagster_flinkpy.common.arguments import check_installed, check_name
 from dagster_flinkpy.common.typeinfo import (
     ListTypeInfo,
     MapTypeInfo,
@@ -19,7 +18,7 @@ from dagster_flinkpy.common.typeinfo import (
 )
 from dagster_flinkpy.connectors.columns.column_types import check_key, check_parquet_type, columns_of
 from dagster_flinkpy.connectors.columns.filled_columns import FilledColumns
-from dagster_flinkpy.connectors.commit.table_sink import TableSink
+from dagster_flinkpy.connectors.commit.table_sink import StagedParquet
 from dagster_flinkpy.connectors.lake.lake_sink import LakeSink
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.storage import StorageLocation
@@ -80,8 +79,7 @@ class IcebergSink(LakeSink):
     ) -> None:
         check_name("IcebergSink() as table", table)
         check_name("IcebergSink() as catalog", catalog)
-        if find_spec("pyiceberg") is None:
-            raise ConfigurationError("IcebergSink needs pyiceberg: pip install 'dagster-flinkpy[iceberg]'")
+        check_installed("IcebergSink", "pyiceberg", "iceberg")
         if not all(table.split(".")) or "." not in table:
             raise ConfigurationError(f"table {table!r} must be 'namespace.name'")
         if key and partition_column is not None:
@@ -89,7 +87,7 @@ class IcebergSink(LakeSink):
                 "give a key or a partition_column: rows replace rows with the same key, or those of a partition"
             )
         files = _IcebergFiles(location, partition_by=partition_by, sort_by=sort_by, max_file_bytes=max_file_bytes)
-        staged = _StagedRows(files.location.child("staged"))
+        staged = StagedParquet(files.location.child("staged"))
         self.table, self.catalog, self.properties = table, catalog, dict(properties or {})
         super().__init__(files, staged, partition_column=partition_column, key=key, merge_schema=merge_schema)
 
@@ -131,20 +129,14 @@ class IcebergSink(LakeSink):
         return {"iceberg"}
 
 
-class _IcebergFiles(TableSink):
+class _IcebergFiles(StagedParquet):
     """The data files of a table."""
 
-    file_format: ClassVar[str] = "parquet"
-    compressions: ClassVar[dict[str, str]] = {"zstd": ""}
     keeps_partition_columns: ClassVar[bool] = True
 
     def validate_column(self, name: str, type_info: TypeInformation) -> None:
         where = f"Iceberg table {self.location.url}"
         check_parquet_type(name, type_info, where, most_digits=38, without=[Types.BIG_INT()])
-
-
-class _StagedRows(_IcebergFiles):
-    """Rows that the driver writes."""
 
 
 def widened(type_info: TypeInformation) -> TypeInformation:

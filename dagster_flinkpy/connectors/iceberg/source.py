@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.util import find_spec
 
-from dagster_flinkpy.common.arguments import check_name
+from dagster_flinkpy.common.arguments import check_installed, check_name
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.lake.table_source import TableSource
-from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["IcebergSource"]
@@ -66,8 +64,7 @@ class IcebergSource(TableSource):
     ) -> None:
         check_name("IcebergSource() as table", table)
         check_name("IcebergSource() as catalog", catalog)
-        if find_spec("pyiceberg") is None:
-            raise ConfigurationError("IcebergSource needs pyiceberg: pip install 'dagster-flinkpy[iceberg]'")
+        check_installed("IcebergSource", "pyiceberg", "iceberg")
         super().__init__(
             location,
             row_type=row_type,

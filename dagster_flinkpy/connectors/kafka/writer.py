@@ -12,8 +12,9 @@ from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation
 from dagster_flinkpy.connectors.columns.column_types import columns_of
 from dagster_flinkpy.connectors.columns.record_formats import record_encoder
 from dagster_flinkpy.connectors.commit.staged_rows import StagedRowsWriter
+from dagster_flinkpy.connectors.commit.table_sink import StagedParquet
 from dagster_flinkpy.connectors.kafka.client import new_client
-from dagster_flinkpy.connectors.kafka.staging import STAGED_RECORD, StagedRecords
+from dagster_flinkpy.connectors.kafka.staging import STAGED_RECORD
 from dagster_flinkpy.datastream.connectors.base import Json, SinkWriter, WriterInitContext
 from dagster_flinkpy.datastream.connectors.kafka_sink import field_type
 from dagster_flinkpy.datastream.formats.json import JsonRowSerializationSchema
@@ -116,7 +117,7 @@ class KafkaStagingWriter(StagedRowsWriter):
     """
 
     def __init__(self, sink: TransactionalKafkaSink, context: WriterInitContext, type_info: TypeInformation) -> None:
-        super().__init__(StagedRecords(sink.staging), context, STAGED_RECORD)
+        super().__init__(StagedParquet(sink.staging), context, STAGED_RECORD)
         self._records, self._run_key = _Records(sink, type_info), sink.run_key
 
     def write(self, column: pa.Array) -> None:

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from dagster_flinkpy.connectors.columns.column_casts import cast_column
 from dagster_flinkpy.connectors.columns.text_values import from_text
+from dagster_flinkpy.connectors.sources.parquet_rows import rows_between
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.errors import (
     InputChangedError,
@@ -45,21 +46,12 @@ def read_table_file(source: TableSource, split: SourceSplit) -> Iterator[tuple[p
         with pq.ParquetFile(RangedFile(store, path, size), pre_buffer=True, coerce_int96_timestamp_unit="us") as file:
             _check_fields(file.schema_arrow, split, f"{store.url}/{path}")
             columns = _columns(file.schema_arrow, split)
-            stop, end = split.properties.get("stop", file.metadata.num_rows), 0
-            for group in range(file.num_row_groups):
-                start, end = end, end + file.metadata.row_group(group).num_rows
-                if end <= split.offset:
-                    continue
-                if start >= stop:
-                    return
-                there = [columns[name] for name in source.table_type.field_names if name in columns]
-                there += [_CHANGE] if split.properties.get("kind") in _KINDS else []
-                for batch in file.iter_batches(source.batch_rows, row_groups=[group], columns=there):
-                    rows = batch.slice(min(max(split.offset - start, 0), batch.num_rows))
-                    start += batch.num_rows
-                    rows = rows.slice(0, max(rows.num_rows - max(start - stop, 0), 0))
-                    if len(column := _struct(source, split, rows, columns)):
-                        yield column, min(start, stop)
+            there = [columns[name] for name in source.table_type.field_names if name in columns]
+            there += [_CHANGE] if split.properties.get("kind") in _KINDS else []
+            groups, stop = range(file.num_row_groups), split.properties.get("stop", file.metadata.num_rows)
+            for rows, position in rows_between(file, groups, there, source.batch_rows, split.offset, stop):
+                if len(column := _struct(source, split, rows, columns)):
+                    yield column, position
     except TypeMismatchError as error:
         raise InputTypeError(f"cannot read {store.url}/{path}: {error}") from error
     except (pa.ArrowException, ValueError, OSError, StorageError) as error:

@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-from dagster_flinkpy.common.arguments import check_argument, check_name, check_number
+from dagster_flinkpy.common.arguments import check_argument, check_count, check_name
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.sources.declared_source import DeclaredSource, names_of_partition
 from dagster_flinkpy.connectors.sources.open_splits import OpenSplits, RowMeter
@@ -132,9 +132,7 @@ class TableSource(DeclaredSource, PartitionedSource):
         check_argument(f"row_type of {call}", row_type, (RowTypeInfo, type(None)), "Types.ROW_NAMED(...)")
         for name, number in (("batch_rows", batch_rows), ("max_files_per_epoch", max_files_per_epoch)):
             if number is not None:
-                check_number(f"{name} of {call}", number, "rows or files")
-                if number < 1:
-                    raise ConfigurationError(f"{name}={number} of {call} must be at least 1")
+                check_count(call, name, number, "rows or files")
         self.location = StorageLocation(location) if isinstance(location, str) else location
         self.bounded, self.max_files_per_epoch = bounded, max_files_per_epoch
         self.limits = EpochLimits.checked(call, max_records_per_epoch, max_bytes_per_epoch)

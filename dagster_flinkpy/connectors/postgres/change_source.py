@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 from functools import cached_property
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar
 
-from dagster_flinkpy.common.arguments import check_argument, check_name, check_number
+from dagster_flinkpy.common.arguments import check_argument, check_count, check_installed, check_name
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, Types
+from dagster_flinkpy.connectors.postgres.sql_types import schema_and_table
 from dagster_flinkpy.connectors.sources.declared_source import DeclaredSource
 from dagster_flinkpy.datastream.connectors.base import Source
 from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
@@ -99,23 +99,17 @@ class PostgresChangeSource(DeclaredSource):
         check_argument(f"discovery_interval of {call}", discovery_interval, timedelta, "a timedelta")
         if publication is not None:
             check_name(f"{call} as publication", publication)
-        if find_spec("psycopg") is None:
-            raise ConfigurationError(f"{call[:-2]} needs psycopg: pip install 'dagster-flinkpy[postgres]'")
-        schema, _, name = table.rpartition(".")
-        if not name or "." in schema:
-            raise ConfigurationError(f"table {table!r} must be 'name' or 'schema.name'")
+        check_installed(call[:-2], "psycopg", "postgres")
         if not isinstance(slot, str) or not re.fullmatch(r"[a-z0-9_]{1,63}", slot):
             raise ConfigurationError(f"slot {slot!r} of {call} must be lower-case letters, digits and _, at most 63")
         if changelog_mode not in ("all", "upsert"):
             raise ConfigurationError(f"changelog_mode={changelog_mode!r} of {call} must be 'all' or 'upsert'")
-        check_number(f"batch_rows of {call}", batch_rows, "changes")
-        if batch_rows < 1:
-            raise ConfigurationError(f"batch_rows={batch_rows} of {call} must be at least 1")
+        check_count(call, "batch_rows", batch_rows, "changes")
         if discovery_interval <= timedelta(0):
             raise ConfigurationError(f"discovery_interval={discovery_interval} of {call} must be positive")
         if row_type is not None and (twice := [name for name in _METADATA if name in row_type.field_names]):
             raise ConfigurationError(f"row_type of {call} has {twice[0]!r}, which the source adds itself: leave it out")
-        self.conninfo, self.schema, self.table = conninfo, schema or None, name
+        self.conninfo, (self.schema, self.table) = conninfo, schema_and_table(table)
         self.slot, self.publication = slot, publication or slot
         self.changelog_mode, self.snapshot = changelog_mode, snapshot
         self.bounded, self.skip_truncate = bounded, skip_truncate

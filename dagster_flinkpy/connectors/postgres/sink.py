@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Sequence
-from importlib.util import find_spec
 from urllib.parse import urlsplit
 
-from dagster_flinkpy.common.arguments import check_argument, check_name
+from dagster_flinkpy.common.arguments import check_argument, check_installed, check_name
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors.columns.column_types import columns_of
 from dagster_flinkpy.connectors.columns.filled_columns import FilledColumns
-from dagster_flinkpy.connectors.postgres.sql_types import sql_type
+from dagster_flinkpy.connectors.postgres.sql_types import schema_and_table, sql_type
 from dagster_flinkpy.datastream.connectors.base import (
     Committer,
     CommitterInitContext,
@@ -69,11 +68,7 @@ class PostgresSink(TwoPhaseCommittingSink):
         check_name("PostgresSink() as conninfo", conninfo)
         check_name("PostgresSink() as table", table)
         check_argument("PostgresSink()", staging, (str, StorageLocation, type(None)), "a folder for staged rows")
-        if find_spec("psycopg") is None:
-            raise ConfigurationError("PostgresSink needs psycopg: pip install 'dagster-flinkpy[postgres]'")
-        schema, _, name = table.rpartition(".")
-        if not name or "." in schema:
-            raise ConfigurationError(f"table {table!r} must be 'name' or 'schema.name'")
+        check_installed("PostgresSink", "psycopg", "postgres")
         if isinstance(key, str):
             raise ConfigurationError(f"key must be a list of columns, such as [{key!r}]")
         if key and partition_column is not None:
@@ -86,9 +81,7 @@ class PostgresSink(TwoPhaseCommittingSink):
             )
         if not prepare_transactions and staging is None:
             raise ConfigurationError("PostgresSink needs staging, a folder for the rows of incomplete checkpoints")
-        self.conninfo = conninfo
-        self.schema = schema or None
-        self.table = name
+        self.conninfo, (self.schema, self.table) = conninfo, schema_and_table(table)
         self.staging = StorageLocation(staging) if isinstance(staging, str) else staging
         self.key = tuple(key)
         self.filled = None if partition_column is None else FilledColumns(partition_column)

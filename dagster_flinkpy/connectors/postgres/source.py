@@ -6,11 +6,11 @@ import copy
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import cached_property
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar
 
-from dagster_flinkpy.common.arguments import check_argument, check_name, check_number
+from dagster_flinkpy.common.arguments import check_argument, check_count, check_installed, check_name
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
+from dagster_flinkpy.connectors.postgres.sql_types import schema_and_table
 from dagster_flinkpy.connectors.sources.declared_source import DeclaredSource
 from dagster_flinkpy.datastream.connectors.base import Source
 from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
@@ -88,16 +88,10 @@ class PostgresSource(DeclaredSource, PartitionedSource):
         check_argument("row_type of PostgresSource()", row_type, (RowTypeInfo, type(None)), "Types.ROW_NAMED(...)")
         check_argument("delay of PostgresSource()", delay, (timedelta, type(None)), "a timedelta")
         check_argument("discovery_interval of PostgresSource()", discovery_interval, timedelta, "a timedelta")
-        if find_spec("psycopg") is None:
-            raise ConfigurationError("PostgresSource needs psycopg: pip install 'dagster-flinkpy[postgres]'")
+        check_installed("PostgresSource", "psycopg", "postgres")
         if not self.columns or not all(isinstance(name, str) and name for name in self.columns):
             raise ConfigurationError(f"PostgresSource() needs the name of a column that only grows, not {column!r}")
-        schema, _, name = table.rpartition(".")
-        if not name or "." in schema:
-            raise ConfigurationError(f"table {table!r} must be 'name' or 'schema.name'")
-        check_number("batch_rows of PostgresSource()", batch_rows, "rows")
-        if batch_rows < 1:
-            raise ConfigurationError(f"batch_rows={batch_rows} of PostgresSource() must be at least 1")
+        check_count("PostgresSource()", "batch_rows", batch_rows, "rows")
         if (delay is not None and delay < timedelta(0)) or discovery_interval <= timedelta(0):
             raise ConfigurationError(
                 f"delay={delay} of PostgresSource() must not be negative, and "
@@ -107,7 +101,7 @@ class PostgresSource(DeclaredSource, PartitionedSource):
             raise ConfigurationError(
                 "PostgresSource(bounded=True) reads all rows that are committed: leave out delay, or bounded"
             )
-        self.conninfo, self.schema, self.table = conninfo, schema or None, name
+        self.conninfo, (self.schema, self.table) = conninfo, schema_and_table(table)
         self.bounded, self.delay = bounded, delay
         self.limits = EpochLimits.checked("PostgresSource()", max_records_per_epoch, max_bytes_per_epoch)
         self.discovery_interval, self.batch_rows = discovery_interval, batch_rows

@@ -1,4 +1,4 @@
-"""The columns that records have in PostgreSQL.
+"""The columns that records have in PostgreSQL, and the names of tables.
 
 Declarations need this module, so it imports neither PyArrow nor psycopg.
 """
@@ -9,7 +9,7 @@ from dagster_flinkpy.common.typeinfo import BasicTypeInfo, DecimalTypeInfo, Type
 from dagster_flinkpy.connectors.columns.column_types import check_json_type, is_nested
 from dagster_flinkpy.errors import ConfigurationError
 
-__all__ = ["sql_type"]
+__all__ = ["schema_and_table", "sql_type"]
 
 _SQL_TYPES = {
     "STRING": "text",
@@ -49,3 +49,15 @@ def sql_type(name: str, type_info: TypeInformation) -> str:
         check_json_type(name, type_info)
         return "jsonb"
     raise ConfigurationError(f"column {name!r} of type {type_info} has no type in PostgreSQL: map() it to another type")
+
+
+def schema_and_table(name: str) -> tuple[str | None, str]:
+    """Returns the schema of a table, if one is named, and its name in it.
+
+    Raises:
+        ConfigurationError: The name is neither ``name`` nor ``schema.name``.
+    """
+    schema, _, table = name.rpartition(".")
+    if not table or "." in schema:
+        raise ConfigurationError(f"table {name!r} must be 'name' or 'schema.name'")
+    return schema or None, table

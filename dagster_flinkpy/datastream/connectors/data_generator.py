@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from dagster_flinkpy.common.arguments import check_argument, check_number
+from dagster_flinkpy.common.arguments import check_argument, check_count
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.datastream.connectors.base import (
@@ -101,9 +101,7 @@ class DataGeneratorSource(Source):
         if not callable(generator_function):
             raise ConfigurationError(f"{call} needs a function of an index, not {generator_function!r}")
         if count is not None:
-            check_number(f"count of {call}", count, "records")
-            if count < 1:
-                raise ConfigurationError(f"count={count} of {call} must be at least 1")
+            check_count(call, "count", count, "records")
         check_argument(f"type_info of {call}", type_info, TypeInformation, "a type from Types.*")
         strategy = rate_limiter_strategy or RateLimiterStrategy.no_op()
         check_argument(f"rate_limiter_strategy of {call}", strategy, RateLimiterStrategy, "RateLimiterStrategy")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dagster_flinkpy.common.arguments import check_number
-from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.common.arguments import check_count
 
 __all__ = ["EpochLimits"]
 
@@ -31,9 +30,7 @@ class EpochLimits:
         """
         for name, number in (("max_records_per_epoch", records), ("max_bytes_per_epoch", size)):
             if number is not None:
-                check_number(f"{name} of {where}", number, "records or bytes")
-                if number < 1:
-                    raise ConfigurationError(f"{name}={number} of {where} must be at least 1")
+                check_count(where, name, number, "records or bytes")
         return EpochLimits(records, size)
 
     def __bool__(self) -> bool:

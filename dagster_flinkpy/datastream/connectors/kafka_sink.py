@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-from importlib.util import find_spec
 from typing import Any
 
-from dagster_flinkpy.common.arguments import check_argument, check_name
+from dagster_flinkpy.common.arguments import check_argument, check_installed, check_name
 from dagster_flinkpy.common.serialization import SerializationSchema
 from dagster_flinkpy.common.typeinfo import (
     RowTypeInfo,
@@ -312,8 +311,7 @@ class KafkaSinkBuilder:
         Raises:
             ConfigurationError: Something is missing, or confluent-kafka is not installed.
         """
-        if find_spec("confluent_kafka") is None:
-            raise ConfigurationError("KafkaSink needs confluent-kafka: pip install 'dagster-flinkpy[kafka]'")
+        check_installed("KafkaSink", "confluent-kafka", "kafka")
         if self._servers is None or self._schema is None:
             raise ConfigurationError("KafkaSink needs set_bootstrap_servers() and set_record_serializer()")
         exactly_once = self._guarantee is DeliveryGuarantee.EXACTLY_ONCE

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from dagster_flinkpy.common.arguments import check_argument, check_name, check_number
+from dagster_flinkpy.common.arguments import check_argument, check_installed, check_name, check_number
 from dagster_flinkpy.common.serialization import ByteArraySchema, DeserializationSchema
 from dagster_flinkpy.common.typeinfo import TypeInformation, Types
 from dagster_flinkpy.datastream.connectors.base import Json, Source, SourceSplit, SplitEnumerator
@@ -427,8 +426,7 @@ class KafkaSourceBuilder:
             ConfigurationError: Something is missing, or confluent-kafka is not installed.
         """
         source = self._source
-        if find_spec("confluent_kafka") is None:
-            raise ConfigurationError("KafkaSource needs confluent-kafka: pip install 'dagster-flinkpy[kafka]'")
+        check_installed("KafkaSource", "confluent-kafka", "kafka")
         if not source.bootstrap_servers:
             raise ConfigurationError("KafkaSource needs set_bootstrap_servers()")
         if sum(map(bool, (source.topics, source.topic_pattern, source.partitions))) != 1:

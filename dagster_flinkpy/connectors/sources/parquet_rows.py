@@ -1,0 +1,44 @@
+"""Reads a part of the rows of a Parquet file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+__all__ = ["rows_between"]
+
+
+def rows_between(
+    file: pq.ParquetFile, groups: Iterable[int], columns: Sequence[str], batch_rows: int, offset: int, stop: int
+) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """Reads rows of some row groups.
+
+    Args:
+        file: The file.
+        groups: The row groups, in order.
+        columns: The columns.
+        batch_rows: Maximum number of rows in a batch.
+        offset: The first row, counted over these row groups.
+        stop: The row after the last one.
+
+    Yields:
+        Rows, and the offset after them.
+    """
+    end = 0
+    for group in groups:
+        start, end = end, end + file.metadata.row_group(group).num_rows
+        if end <= offset:
+            continue
+        if start >= stop:
+            return
+        # One row group at a time, because Arrow keeps what it has fetched until the next call.
+        for batch in file.iter_batches(batch_rows, row_groups=[group], columns=list(columns)):
+            rows = batch.slice(min(max(offset - start, 0), batch.num_rows))
+            start += batch.num_rows
+            rows = rows.slice(0, max(rows.num_rows - max(start - stop, 0), 0))
+            if rows.num_rows:
+                yield rows, min(start, stop)
