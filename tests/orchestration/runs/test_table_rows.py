@@ -12,10 +12,11 @@ from deltalake import write_deltalake
 from pyiceberg.catalog import load_catalog
 
 from dagster_flinkpy.common import Types, WatermarkStrategy
-from dagster_flinkpy.connectors import DeltaSink, IcebergSink
+from dagster_flinkpy.connectors import CsvSink, DeltaSink, IcebergSink
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import Sink
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
+from dagster_flinkpy.datastream.connectors.tables import RowCount
 from dagster_flinkpy.orchestration import flink_assets
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from tests.orchestration.programs import word_count
@@ -108,3 +109,25 @@ def test_a_table_with_a_log_has_the_rows_that_it_tells(
     (warning,) = words.run()
     assert words.table.as_uri() in warning
     assert words.count() == (None, None)
+
+
+class Counted(CsvSink):
+    """A sink of one's own, whose target has other rows, too."""
+
+    def count_rows(self, known: RowCount | None = None) -> RowCount:
+        return RowCount(100 if known is None else known.rows + 1)
+
+
+def test_a_sink_of_ones_own_says_how_many_rows_its_table_has(words: Words, monkeypatch: pytest.MonkeyPatch) -> None:
+    def program(*_: object, **__: object) -> StreamExecutionEnvironment:
+        env = StreamExecutionEnvironment.get_execution_environment()
+        source = CollectionSource(["a", "b", "c"], Types.STRING(), records_per_epoch=1)
+        stream = env.from_source(source, WatermarkStrategy.no_watermarks(), "words").uid("words")
+        stream.sink_to(Counted(str(words.table))).uid("table")
+        return env
+
+    monkeypatch.setitem(globals(), "word_count", program)
+    words.run()
+    assert words.count() == (100, None)
+    words.run()
+    assert words.count() == (101, None)
