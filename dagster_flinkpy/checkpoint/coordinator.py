@@ -51,7 +51,7 @@ from dagster_flinkpy.checkpoint.messages import (
 )
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind, CheckpointMetadata
 from dagster_flinkpy.checkpoint.pending import AcknowledgeResult, CheckpointPlan, PendingCheckpoint, Stage
-from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics, CheckpointStats, CheckpointStatus
+from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics, CheckpointStatus
 from dagster_flinkpy.checkpoint.stimuli import (
     Acknowledge,
     AcknowledgedLate,
@@ -221,7 +221,7 @@ class CheckpointCoordinator:
             return [self._reject(refusal), *self._next_request(stimulus.now_ms)]
         pending = PendingCheckpoint(stimulus.checkpoint_id, request, stimulus.now_ms, self._plan)
         self._pending[pending.checkpoint_id] = pending
-        self._record(pending, stimulus.now_ms, CheckpointStatus.IN_PROGRESS)
+        self.statistics.record(pending.stats(stimulus.now_ms, CheckpointStatus.IN_PROGRESS))
         instructions: list[Instruction] = [
             ArmTimeout(pending.checkpoint_id, stimulus.now_ms + to_millis(self._config.timeout))
         ]
@@ -307,15 +307,8 @@ class CheckpointCoordinator:
         reason = CheckpointFailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING
         if not self._running:
             return Dropped(request, reason, "the job is not running")
-        for purpose, tasks in (
-            ("triggering", self._plan.tasks_to_trigger),
-            ("acknowledging", self._plan.tasks_to_wait_for),
-            ("committing", self._plan.tasks_to_commit),
-        ):
-            for task in tasks if self._not_running else ():
-                if task in self._not_running:
-                    return Dropped(request, reason, f"{purpose} task {task.uid}[{task.subtask}] is not running")
-        return None
+        missing = self._plan.first_of(self._not_running)
+        return None if missing is None else Dropped(request, reason, f"{missing} is not running")
 
     # --- the job ------------------------------------------------------------------------------------------------------
 
@@ -377,7 +370,7 @@ class CheckpointCoordinator:
             self._garbage.update(message.state.files())
         if pending is None or result is not AcknowledgeResult.SUCCESS:
             return []
-        self._record(pending, stimulus.now_ms, CheckpointStatus.IN_PROGRESS)
+        self.statistics.record(pending.stats(stimulus.now_ms, CheckpointStatus.IN_PROGRESS))
         return self._write_if_acknowledged(pending)
 
     @_handle.register
@@ -467,7 +460,7 @@ class CheckpointCoordinator:
             # It may be complete, so nothing that its tasks prepared may be aborted. The next attempt finds out.
             self._remove(pending)
             self._named_by_latest |= frozenset(pending.files())
-            self._record(pending, stimulus.now_ms, CheckpointStatus.FAILED, reason)
+            self.statistics.record(pending.stats(stimulus.now_ms, CheckpointStatus.FAILED, reason))
             message = f"it is unknown whether checkpoint {pending.checkpoint_id} is complete: {stimulus.cause}"
             return [FailJob(pending.checkpoint_id, reason, message)]
         instructions = self._abort(
@@ -531,7 +524,7 @@ class CheckpointCoordinator:
     def _succeeded(self, pending: PendingCheckpoint, now_ms: int) -> None:
         self._remove(pending)
         self._failures.succeeded(pending.checkpoint_id)
-        self._record(pending, now_ms, CheckpointStatus.COMPLETED)
+        self.statistics.record(pending.stats(now_ms, CheckpointStatus.COMPLETED))
         self._last_completion_ms = now_ms
 
     def _abort(
@@ -555,7 +548,7 @@ class CheckpointCoordinator:
             self._handed_over |= frozenset(pending.files()) - self._named_by_latest
         elif discard:
             self._garbage.update(pending.files())
-        self._record(pending, now_ms, CheckpointStatus.FAILED, reason)
+        self.statistics.record(pending.stats(now_ms, CheckpointStatus.FAILED, reason))
         instructions: list[Instruction] = []
         if pending.stage is Stage.COLLECTING and reason is not CheckpointFailureReason.CHECKPOINT_SUBSUMED:
             instructions.append(CancelSparkJob(pending.checkpoint_id))
@@ -586,29 +579,6 @@ class CheckpointCoordinator:
             now = f"is {pending.stage.name}" if pending else "is not pending"
             raise self._error(f"checkpoint {checkpoint_id} {now}, not {' or '.join(stage.name for stage in stages)}")
         return pending
-
-    def _record(
-        self,
-        pending: PendingCheckpoint,
-        now_ms: int,
-        status: CheckpointStatus,
-        reason: CheckpointFailureReason | None = None,
-    ) -> None:
-        self.statistics.record(
-            CheckpointStats(
-                checkpoint_id=pending.checkpoint_id,
-                kind=pending.request.kind,
-                status=status,
-                trigger_ms=pending.trigger_ms,
-                duration_ms=now_ms - pending.trigger_ms,
-                acknowledged=pending.acknowledged,
-                tasks=len(self._plan.tasks_to_wait_for),
-                state_bytes=pending.state_bytes,
-                alignment_ms=pending.alignment_ms,
-                start_delay_ms=pending.start_delay_ms,
-                reason=reason,
-            )
-        )
 
     def _reject(self, dropped: Dropped) -> Rejected:
         self._story.append(f"  {dropped.reason.name}: {dropped.message}")

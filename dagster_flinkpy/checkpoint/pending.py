@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from dagster_flinkpy.checkpoint.messages import Subtask
+from dagster_flinkpy.checkpoint.messages import CheckpointFailureReason, Subtask
 from dagster_flinkpy.checkpoint.operator_states import SubtaskState
+from dagster_flinkpy.checkpoint.statistics import CheckpointStats, CheckpointStatus
 from dagster_flinkpy.checkpoint.stimuli import TriggerRequested
 
 __all__ = ["AcknowledgeResult", "CheckpointPlan", "PendingCheckpoint", "Stage"]
@@ -28,6 +29,18 @@ class CheckpointPlan:
     """Uids of the operators with a coordinator, such as a source's split enumerator."""
     master_hooks: tuple[str, ...] = ()
     """Identifiers of the job's master hooks."""
+
+    def first_of(self, tasks: Collection[Subtask]) -> str | None:
+        """Returns one of the tasks that takes part, and what it does, in words for people; None if none does."""
+        for purpose, own in (
+            ("triggering", self.tasks_to_trigger),
+            ("acknowledging", self.tasks_to_wait_for),
+            ("committing", self.tasks_to_commit),
+        ):
+            for task in own if tasks else ():
+                if task in tasks:
+                    return f"{purpose} task {task.uid}[{task.subtask}]"
+        return None
 
 
 class AcknowledgeResult(Enum):
@@ -67,6 +80,7 @@ class PendingCheckpoint:
         self.request = request
         self.trigger_ms = trigger_ms
         self.stage = Stage.TRIGGERING if plan.master_hooks else Stage.COLLECTING
+        self._number_of_tasks = len(plan.tasks_to_wait_for)
         self._missing_tasks = set(plan.tasks_to_wait_for)
         self._missing_coordinators = set(plan.coordinators)
         self._hooks = frozenset(plan.master_hooks)
@@ -143,6 +157,24 @@ class PendingCheckpoint:
         if state is not None:
             self._master_states[identifier] = state
         return AcknowledgeResult.SUCCESS
+
+    def stats(
+        self, now_ms: int, status: CheckpointStatus, reason: CheckpointFailureReason | None = None
+    ) -> CheckpointStats:
+        """Returns how it is, for the statistics."""
+        return CheckpointStats(
+            checkpoint_id=self.checkpoint_id,
+            kind=self.request.kind,
+            status=status,
+            trigger_ms=self.trigger_ms,
+            duration_ms=now_ms - self.trigger_ms,
+            acknowledged=self.acknowledged,
+            tasks=self._number_of_tasks,
+            state_bytes=self.state_bytes,
+            alignment_ms=self.alignment_ms,
+            start_delay_ms=self.start_delay_ms,
+            reason=reason,
+        )
 
     def files(self) -> Iterable[str]:
         """Returns the state files that were acknowledged so far."""

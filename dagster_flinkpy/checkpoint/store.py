@@ -20,12 +20,12 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
-from enum import Enum
+from dataclasses import replace
+from datetime import timedelta
 from threading import Lock
 
 from dagster_flinkpy.checkpoint.attempt import Attempt
+from dagster_flinkpy.checkpoint.checkpoint_entry import CheckpointEntry, EntryStatus
 from dagster_flinkpy.checkpoint.counter import COUNTER_KEY, CheckpointIdCounter, read_counter
 from dagster_flinkpy.checkpoint.head import HEAD_KEY, Head, read_head
 from dagster_flinkpy.checkpoint.leadership import take_lead
@@ -51,7 +51,7 @@ from dagster_flinkpy.storage import lease
 from dagster_flinkpy.storage.conditional import put_if
 from dagster_flinkpy.storage.object_store import ObjectStore, check_relative
 
-__all__ = ["CheckpointEntry", "CompletedCheckpointStore", "EntryStatus"]
+__all__ = ["CompletedCheckpointStore"]
 
 NATIVE_SUFFIX = "-native/"
 """Suffix of the folder names of native savepoints, which refer to the job's own files."""
@@ -63,30 +63,6 @@ _ADVICE = (
 _WRITTEN_BY = re.compile(
     rf"shared/(\d+)-\d+-[0-9a-f]{{64}}\.parquet|{EXCHANGE_FOLDER}/.+/(\d+)-\d+/[^/]+\.arrow", re.DOTALL
 )
-
-
-class EntryStatus(str, Enum):
-    """What ``HEAD`` says about a checkpoint."""
-
-    LATEST = "latest"
-    RETAINED = "retained"
-    ORPHAN = "orphan"
-    """It was never completed, or is subsumed."""
-    UNCLAIMED = "unclaimed"
-    """The job was restored from it and does not own it; it is kept until someone disposes of it."""
-
-
-@dataclass(frozen=True)
-class CheckpointEntry:
-    """A checkpoint as a listing shows it."""
-
-    checkpoint_id: int
-    path: str
-    """The path of its ``_metadata``, relative to the job's prefix."""
-    size: int
-    """The size of its ``_metadata`` in bytes."""
-    last_modified: datetime
-    status: EntryStatus
 
 
 class CompletedCheckpointStore:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import decimal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, TypeVar, cast
 
+from dagster_flinkpy.common.arguments import check_number
+from dagster_flinkpy.common.typeinfo import TupleTypeInfo, TypeInformation, Types
 from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.datastream.functions import (
     CoFlatMapFunction,
@@ -21,6 +23,7 @@ from dagster_flinkpy.datastream.functions import (
     ReduceFunction,
     RuntimeContext,
 )
+from dagster_flinkpy.errors import JobGraphError
 
 __all__ = [
     "AccumulateType",
@@ -34,6 +37,7 @@ __all__ = [
     "KeyedFlatMapAdapter",
     "KeyedMapAdapter",
     "WithKey",
+    "projected_type",
 ]
 
 F = TypeVar("F", bound=Function)
@@ -215,3 +219,19 @@ _PICKS: dict[AccumulateType, Callable[[Any, Any], Any]] = {
     "min_by": _least,
     "max_by": _greatest,
 }
+
+
+def projected_type(tuple_type: TypeInformation, field_indexes: Sequence[int]) -> TypeInformation:
+    """Returns the type of some fields of tuples.
+
+    Raises:
+        JobGraphError: The type is not one of tuples, or has no such field.
+        ConfigurationError: What should be an index is no number.
+    """
+    if not isinstance(tuple_type, TupleTypeInfo):
+        raise JobGraphError(f"project() needs a stream of Types.TUPLE(...), not {tuple_type}")
+    for index in field_indexes:
+        check_number("project()", index, "each field: its index")
+    if not all(0 <= i < len(tuple_type.field_types) for i in field_indexes):
+        raise JobGraphError(f"project{field_indexes}: the stream has {len(tuple_type.field_types)} fields")
+    return Types.TUPLE([tuple_type.field_types[i] for i in field_indexes])

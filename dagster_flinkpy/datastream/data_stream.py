@@ -8,9 +8,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, overload
 
 from dagster_flinkpy.common.arguments import check_argument, check_number
-from dagster_flinkpy.common.decimals import check_has_scale
 from dagster_flinkpy.common.execution_config import ExecutionConfig
-from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, RowTypeInfo, TupleTypeInfo, TypeInformation, Types
+from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, RowTypeInfo, TypeInformation
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.datastream.adapters import (
     AccumulateType,
@@ -19,6 +18,7 @@ from dagster_flinkpy.datastream.adapters import (
     KeyedFlatMapAdapter,
     KeyedMapAdapter,
     WithKey,
+    projected_type,
 )
 from dagster_flinkpy.datastream.aggregations import (
     Aggregation,
@@ -36,7 +36,7 @@ from dagster_flinkpy.datastream.broadcast import BroadcastConnectedStream, Broad
 from dagster_flinkpy.datastream.closeable_iterator import CloseableIterator
 from dagster_flinkpy.datastream.connected_streams import ConnectedStreams, MultipleConnectedStreams
 from dagster_flinkpy.datastream.connectors.base import Sink
-from dagster_flinkpy.datastream.connectors.spark import ROWTIME, SparkTransform
+from dagster_flinkpy.datastream.connectors.spark import SparkTransform, check_transform_types
 from dagster_flinkpy.datastream.execution import spark_row_type
 from dagster_flinkpy.datastream.functions import (
     FilterFunction,
@@ -212,14 +212,7 @@ class DataStream(StreamSettings):
         Args:
             field_indexes: Indexes of the fields, from 0.
         """
-        tuple_type = self.get_type()
-        if not isinstance(tuple_type, TupleTypeInfo):
-            raise JobGraphError(f"project() needs a stream of Types.TUPLE(...), not {tuple_type}")
-        for index in field_indexes:
-            check_number("project()", index, "each field: its index")
-        if not all(0 <= i < len(tuple_type.field_types) for i in field_indexes):
-            raise JobGraphError(f"project{field_indexes}: the stream has {len(tuple_type.field_types)} fields")
-        projected = Types.TUPLE([tuple_type.field_types[i] for i in field_indexes])
+        projected = projected_type(self.get_type(), field_indexes)
         return self.map(lambda value: tuple(value[i] for i in field_indexes), projected).name("Projection")
 
     def key_by(self, key_selector: Selector, key_type: TypeInformation | None = None) -> KeyedStream:
@@ -339,19 +332,10 @@ class DataStream(StreamSettings):
             UserFunctionError: The function failed on the empty DataFrame that was used to find the type.
             TypeMismatchError: The function did not return a DataFrame that can be read.
         """
-        upstream, input_type = self.blocking()._upstream, self.get_type()
+        upstream = self.blocking()._upstream
         if any(i.partitioner.kind is not PartitionerKind.FORWARD for i in upstream.inputs):
             raise JobGraphError("transform_spark() cannot follow rebalance() and the like; call it before them")
-        if not isinstance(input_type, (RowTypeInfo, TupleTypeInfo)):
-            raise JobGraphError(
-                f"transform_spark() needs records with fields, not {input_type}: declare "
-                "output_type=Types.ROW_NAMED(...) on the operator before it"
-            )
-        if any(ROWTIME in t.field_names for t in (input_type, output_type) if t is not None):
-            raise JobGraphError(f"transform_spark(): {ROWTIME!r} is the column of event time; rename the field")
-        for each in (input_type, output_type):
-            if each is not None:
-                check_has_scale(each, "transform_spark()")
+        input_type = check_transform_types(self.get_type(), output_type)
         name = "Spark Transform"
         if output_type is None:
             output_type = spark_row_type("spark_transform_type", func, input_type, operator=name)
@@ -446,6 +430,7 @@ class DataStream(StreamSettings):
     ) -> CloseableIterator | list[Any]:
         """Runs the program and returns the records of this stream, for tests and notebooks.
 
+        A keyed stream returns a ``Row(f0=key, f1=record)`` for each record, as in PyFlink.
         The program runs while the records are read. Afterwards the environment is empty, as after ``env.execute()``.
 
         Args:
@@ -454,42 +439,27 @@ class DataStream(StreamSettings):
         """
         if limit is not None:
             check_number("execute_and_collect()", limit, "records as limit")
-        records = CloseableIterator(self._upstream.program.execute_and_collect(self._upstream, job_execution_name))
+        upstream = self._to_collect()._upstream
+        records = CloseableIterator(upstream.program.execute_and_collect(upstream, job_execution_name))
         if limit is None:
             return records
         with records:
             return list(islice(records, limit))
 
+    def _to_collect(self) -> DataStream:
+        return self
+
 
 class KeyedStream(DataStream):
     """A stream whose records have keys."""
 
-    @overload
-    def execute_and_collect(self, job_execution_name: str | None = None, limit: None = None) -> CloseableIterator: ...
-
-    @overload
-    def execute_and_collect(self, job_execution_name: str | None = None, *, limit: int) -> list[Any]: ...
-
-    @overload
-    def execute_and_collect(self, job_execution_name: str | None, limit: int) -> list[Any]: ...
-
-    def execute_and_collect(
-        self, job_execution_name: str | None = None, limit: int | None = None
-    ) -> CloseableIterator | list[Any]:
-        """Runs the program and returns a ``Row(f0=key, f1=record)`` for each record, as PyFlink does.
-
-        Args:
-            job_execution_name: The name of the job.
-            limit: Return at most this many records, as a list.
-        """
+    def _to_collect(self) -> DataStream:
         # In front of the shuffle and with the parallelism there, so that the order of the records is kept.
         selector = self._upstream.inputs[0].partitioner.selector
         keyed = self._partitioned(StreamPartitioner(PartitionerKind.FORWARD)).map(WithKey(selector)).name("With key")
         keyed._transformation.parallelism = self._transformation.parallelism
         keyed._transformation.default_parallelism = self._transformation.default_parallelism
-        if limit is None:
-            return keyed.execute_and_collect(job_execution_name)
-        return keyed.execute_and_collect(job_execution_name, limit)
+        return keyed
 
     def map(self, func: MapFunction | Callable[[Any], Any], output_type: TypeInformation | None = None) -> DataStream:
         """Turns each record into one record; a MapFunction may use keyed state."""
@@ -626,6 +596,4 @@ class KeyedStream(DataStream):
             size: The number of records in a window.
             slide: A new window starts after this many records. Default: when the previous one is full.
         """
-        if slide == 0:
-            return WindowedStream(self._upstream, CountTumblingWindowAssigner(size))
-        return WindowedStream(self._upstream, CountSlidingWindowAssigner(size, slide))
+        return self.window(CountSlidingWindowAssigner(size, slide) if slide else CountTumblingWindowAssigner(size))

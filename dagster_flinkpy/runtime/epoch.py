@@ -176,9 +176,6 @@ class EpochJob:
         """Returns a part of the names of state files that no other execution attempt and epoch uses.
 
         So a file that is deleted, because no checkpoint names it any more, is never one that a task is about to name.
-
-        Args:
-            checkpoint_id: The checkpoint of the epoch.
         """
         return f"{self.fencing_token}-{checkpoint_id}"
 

@@ -110,12 +110,7 @@ class Output:
         self.drop(record.token, record.writer)
 
     def drop(self, token: int, writer: str | None = None) -> None:
-        """Removes a transaction from the ledger, and what it has staged.
-
-        Args:
-            token: The transaction.
-            writer: Its writer, if it is committed.
-        """
+        """Removes a transaction from the ledger, and what it has staged."""
         self.ledger.change(lambda state: state.without(token).written_by(writer))
         self.discard(lambda each: each == token)
 
@@ -156,11 +151,6 @@ def _discard(store: ObjectStore, asset: str, table: str, stages: Stages, ended: 
 def abort_transactions(ledger: OutputLedger, store: ObjectStore, tokens: set[int]) -> set[int]:
     """Aborts open transactions. Those that are being committed are left alone.
 
-    Args:
-        ledger: The ledger of the output.
-        store: The folder of the table.
-        tokens: The transactions.
-
     Returns:
         Those that were aborted.
     """
@@ -178,12 +168,7 @@ def abort_transactions(ledger: OutputLedger, store: ObjectStore, tokens: set[int
 
 
 class OutputTransaction:
-    """A transaction of an output. Begin it with `begin`.
-
-    Args:
-        output: The output.
-        record: Its entry in the ledger.
-    """
+    """A transaction of an output. Begin it with `begin`."""
 
     def __init__(self, output: Output, record: TransactionRecord) -> None:
         self.output, self.record = output, record

@@ -38,10 +38,6 @@ class WaitingInput:
     def find(self, job: StorageLocation, now_ms: int) -> str | None:
         """Returns what a run would find to do, in words for people; None if nothing.
 
-        Args:
-            job: The job's prefix.
-            now_ms: Milliseconds since 1970.
-
         Raises:
             FlinkPyError: A source cannot be asked, or a run could not begin.
         """

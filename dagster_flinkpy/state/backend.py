@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,11 +22,12 @@ from dagster_flinkpy.errors import (
 )
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.key_hashes import key_groups_of_hashes
+from dagster_flinkpy.state.backend_statistics import BackendStatistics
 from dagster_flinkpy.state.cache import RunCache
 from dagster_flinkpy.state.column_table import ColumnTable
 from dagster_flinkpy.state.column_timers import ColumnTimers
 from dagster_flinkpy.state.factory import InternalState, make_panes, make_state
-from dagster_flinkpy.state.handles import Json, KeyedSnapshot, RunHandle, StateKind, TableSnapshot, describe_schema
+from dagster_flinkpy.state.handles import Json, KeyedSnapshot, RunHandle, StateKind, describe_schema
 from dagster_flinkpy.state.keys import KeySlots, TouchedKeys, hash_keys
 from dagster_flinkpy.state.layout import (
     APPEND,
@@ -41,14 +41,14 @@ from dagster_flinkpy.state.layout import (
 from dagster_flinkpy.state.operator_state import INLINE_BELOW
 from dagster_flinkpy.state.pane_states import PaneState
 from dagster_flinkpy.state.runs import RunFiles
-from dagster_flinkpy.state.schema_evolution import ALLOWED, can_evolve, describe_evolution, stored_key_type
+from dagster_flinkpy.state.schema_evolution import ALLOWED, describe_evolution, stored_key_type
 from dagster_flinkpy.state.session_table import SessionTable
 from dagster_flinkpy.state.session_timers import SessionTimers
 from dagster_flinkpy.state.tables import OverlayTable
 from dagster_flinkpy.state.timers import TimerQueue
 from dagster_flinkpy.storage import ObjectStore
 
-__all__ = ["BackendStatistics", "ColumnarKeyedStateBackend"]
+__all__ = ["ColumnarKeyedStateBackend"]
 
 _KEYS_AT_ONCE = 65_536
 """How many keys have their state read at once when iterating over all keys."""
@@ -59,26 +59,6 @@ T = TypeVar("T", bound=OverlayTable)
 
 _TableId = tuple[bool, str]
 """Whether the table holds timers, and its name."""
-
-
-@dataclass(frozen=True)
-class BackendStatistics:
-    """The size of a backend's state, and what the backend has done since it was created."""
-
-    rows: int
-    """Rows of all runs, an upper bound for the number of live entries."""
-    bytes: int
-    """Bytes of all runs in the store."""
-    delta_rows: int
-    """Rows written, including those written by compaction."""
-    delta_bytes: int
-    """Bytes written."""
-    keys_touched: int
-    """Keys looked up. A key that leaves the overlay and is touched again counts twice."""
-    cache_hits: int
-    """Runs found in the local cache."""
-    cache_misses: int
-    """Runs read from the store."""
 
 
 class ColumnarKeyedStateBackend:
@@ -133,7 +113,7 @@ class ColumnarKeyedStateBackend:
         self._states: dict[str, InternalState] = {}
         self._full_cleanup: set[_TableId] = set()
         mine = restored.restrict(key_groups) if restored else None
-        self._restored = {_id_of(table): table for table in mine.tables} if mine else {}
+        self._restored = {(each.kind == "TIMER", each.name): each for each in mine.tables} if mine else {}
         self._evolved: list[str] = []
 
     @property
@@ -588,7 +568,7 @@ class ColumnarKeyedStateBackend:
         types = {part: kind for part, kind in restored.schema.items() if part != "key"}
         if types == declared.types:
             return
-        if _takes(declared, restored):
+        if declared.can_continue_from(restored):
             assert restored.value is not None and declared.value_type is not None
             changes = describe_evolution(type_from_json(restored.value), declared.value_type)
             self._evolved.append(f"state {declared.name!r}: {', '.join(changes)}")
@@ -617,15 +597,3 @@ class ColumnarKeyedStateBackend:
             f"{describe_schema(declared)}; declare the old type, or use a new name (or operator uid) and start "
             f"without the old state{f'; {ALLOWED}' if same_kind else ''}"
         )
-
-
-def _takes(declared: OverlayTable, restored: TableSnapshot) -> bool:
-    """Returns whether a declared state can continue from a restored one whose values have another type."""
-    if declared.value_type is None or restored.value is None:
-        return False
-    same = {**restored.schema, "value": None} == {**declared.types, "key": restored.key, "value": None}
-    return same and can_evolve(type_from_json(restored.value), declared.value_type)
-
-
-def _id_of(table: TableSnapshot) -> _TableId:
-    return table.kind == "TIMER", table.name

@@ -11,12 +11,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dagster_flinkpy.common.copies import copier, taker
-from dagster_flinkpy.common.typeinfo import ListTypeInfo, TypeInformation
+from dagster_flinkpy.common.typeinfo import ListTypeInfo, TypeInformation, type_from_json
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 from dagster_flinkpy.state.handles import Json, RunHandle, StateKind, TableSnapshot
 from dagster_flinkpy.state.keys import KeyCodec, KeySlots, TouchedKeys
 from dagster_flinkpy.state.layout import APPEND, TableLayout, check_key_like, to_json
 from dagster_flinkpy.state.runs import Match, RunFiles, Runs
+from dagster_flinkpy.state.schema_evolution import can_evolve
 
 __all__ = ["CellTable", "Indices", "NamedCells", "OverlayTable"]
 
@@ -107,6 +108,13 @@ class OverlayTable(ABC):
             "value": to_json(self.value_type),
             **({"ttl": True} if self.ttl else {}),
         }
+
+    def can_continue_from(self, restored: TableSnapshot) -> bool:
+        """Returns whether it can continue from restored state whose values have another type."""
+        if self.value_type is None or restored.value is None:
+            return False
+        same = {**restored.schema, "value": None} == {**self.types, "key": restored.key, "value": None}
+        return same and can_evolve(type_from_json(restored.value), self.value_type)
 
     def snapshot(self) -> TableSnapshot:
         """Returns the runs, without changes since the last :meth:`flush`."""

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from dagster_flinkpy.checkpoint.attempt import Attempt
+from dagster_flinkpy.checkpoint.checkpoint_entry import EntryStatus
 from dagster_flinkpy.checkpoint.counter import COUNTER_KEY
 from dagster_flinkpy.checkpoint.head import HEAD_KEY, Head
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_states import OperatorState
-from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore, EntryStatus
+from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.errors import (
     CheckpointError,
     ConfigurationError,

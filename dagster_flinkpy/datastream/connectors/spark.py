@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from dagster_flinkpy.common.decimals import check_has_scale
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation
 from dagster_flinkpy.datastream.connectors.base import Json, Source, SourceSplit, SplitEnumerator
 from dagster_flinkpy.datastream.connectors.blocking_edge import BlockingEdgeSource
 from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
+from dagster_flinkpy.errors import JobGraphError
 from dagster_flinkpy.registry import resolve
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     DataFrameFactory = Callable[[SparkSession], DataFrame] | Callable[[SparkSession, TimePartition], DataFrame]
     DataFrameFunction = Callable[[DataFrame], DataFrame]
 
-__all__ = ["ROWTIME", "PartitionedSparkSource", "SparkSource", "SparkTransform"]
+__all__ = ["ROWTIME", "PartitionedSparkSource", "SparkSource", "SparkTransform", "check_transform_types"]
 
 ROWTIME = "rowtime"
 """The column with the event time of records in `transform_spark`: milliseconds or null (Flink: ``rowtime``)."""
@@ -101,3 +103,23 @@ class SparkTransform(BlockingEdgeSource):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.sink_uid, self.type_info, self.location, None, None, self.uid)
+
+
+def check_transform_types(input_type: TypeInformation, output_type: RowTypeInfo | None) -> RowTypeInfo | TupleTypeInfo:
+    """Checks the types of a function of DataFrames, and returns that of its input.
+
+    Raises:
+        JobGraphError: The records have no fields, or there is a field ``rowtime``.
+        ConfigurationError: A decimal number has no scale.
+    """
+    if not isinstance(input_type, (RowTypeInfo, TupleTypeInfo)):
+        raise JobGraphError(
+            f"transform_spark() needs records with fields, not {input_type}: declare "
+            "output_type=Types.ROW_NAMED(...) on the operator before it"
+        )
+    for each in (input_type, output_type):
+        if each is not None:
+            if ROWTIME in each.field_names:
+                raise JobGraphError(f"transform_spark(): {ROWTIME!r} is the column of event time; rename the field")
+            check_has_scale(each, "transform_spark()")
+    return input_type

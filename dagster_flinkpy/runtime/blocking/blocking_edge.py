@@ -169,13 +169,7 @@ class BlockingEdgeEnumerator(SplitEnumerator):
 
 
 class EdgeSegments:
-    """Deletes the segments of a job's blocking edges.
-
-    Args:
-        location: Location of the job's segments.
-        sink_uids: The sinks of the edges.
-        fencing_token: Fencing token of the execution attempt.
-    """
+    """Deletes the segments of a job's blocking edges."""
 
     def __init__(self, location: StorageLocation, sink_uids: Sequence[str], fencing_token: int) -> None:
         self._location, self._sink_uids, self._token = location, tuple(sink_uids), fencing_token

@@ -65,11 +65,7 @@ def calling(token: str) -> flight.FlightCallOptions:
 
 
 class TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Refuses calls without the token of the execution attempt, before anything of them is read.
-
-    Args:
-        token: The token.
-    """
+    """Refuses calls without the token of the execution attempt, before anything of them is read."""
 
     def __init__(self, token: str) -> None:
         super().__init__()

@@ -126,9 +126,6 @@ class Committers:
     def check_new(self, folder: str) -> None:
         """Checks that no sink knows the job, of which there was nothing in the store.
 
-        Args:
-            folder: The folder of the job, for the message.
-
         Raises:
             HeadLostError: One does.
         """

@@ -12,11 +12,7 @@ __all__ = ["EpochSequence"]
 
 
 class EpochSequence:
-    """How far the current request has come.
-
-    Args:
-        regions: The regions of the job.
-    """
+    """How far the current request has come."""
 
     def __init__(self, regions: Sequence[RegionState]) -> None:
         self.sources = tuple(region for region in regions if not region.before)
@@ -160,11 +156,7 @@ class EpochSequence:
         return aligned and assigns_late and len(sources) == self._number_of_regions
 
     def begin_open(self, checkpoint_id: int) -> EpochBatch:
-        """Adds an epoch whose checkpoint is not triggered yet.
-
-        Args:
-            checkpoint_id: The id that the checkpoint gets.
-        """
+        """Adds an epoch whose checkpoint is not triggered yet."""
         self.following = None
         self.batch = EpochBatch(EpochKind.READ, [checkpoint_id], closed=True, live=True, open=True)
         return self.batch

@@ -175,9 +175,6 @@ _STRATEGIES: Mapping[str, type[FailoverStrategy]] = {
 def failover_strategy_of(configuration: Configuration) -> FailoverStrategy:
     """Returns the strategy that a program sets with ``jobmanager.execution.failover-strategy``. Default: ``region``.
 
-    Args:
-        configuration: The options of the program.
-
     Raises:
         ConfigurationError: There is no such strategy.
     """
@@ -223,9 +220,6 @@ class FailoverConfig:
         the task several times by then. For other failures there are the retries of the orchestrator and the restart
         sensor.
 
-        Args:
-            options: The options of the program.
-
         Raises:
             ConfigurationError: An option is wrong.
         """
@@ -256,13 +250,7 @@ class FailureHandlingResult:
 
 
 class ExecutionFailureHandler:
-    """Applies the failover strategy and the restart strategy of a job to its failures.
-
-    Args:
-        topology: The regions of the job.
-        config: The strategies.
-        seed: Seed of the jitter.
-    """
+    """Applies the failover strategy and the restart strategy of a job to its failures."""
 
     def __init__(self, topology: RegionTopology, config: FailoverConfig, seed: str = "") -> None:
         self._topology, self._config, self._seed = topology, config, seed
@@ -297,9 +285,6 @@ class ExecutionFailureHandler:
 
         An acknowledged epoch does not: what the next region reads or what the checkpoint names may fail each time. Nor
         does a checkpoint from before the epoch that has failed.
-
-        Args:
-            checkpoint_id: The checkpoint.
         """
         if self._config.restart.success_ends_series and checkpoint_id >= self._failed_epoch:
             self._failures_ms.clear()

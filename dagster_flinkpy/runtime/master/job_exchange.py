@@ -97,11 +97,7 @@ class JobExchange:
         return SlotPool(start, host, options, self._progress, self._check_leader)
 
     def can_open_epochs(self, slots: JobSlots) -> bool:
-        """Returns whether an epoch can be open, because its tasks live, or because that is not decided.
-
-        Args:
-            slots: The slots of the job.
-        """
+        """Returns whether an epoch can be open, because its tasks live, or because that is not decided."""
         if self._mode is ExchangeMode.AUTO and self._decided_for is not slots:
             # Several regions without live tasks may have to take turns, and one would wait for the barrier of all.
             return len(slots.regions) == 1 and not self._is_little(slots)

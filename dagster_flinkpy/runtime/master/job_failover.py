@@ -209,11 +209,7 @@ class JobFailover:
         return min((at_ms for regions, at_ms in self._due.items() if self._canceled(regions)), default=None)
 
     def restart_due(self, now_ms: int) -> list[int]:
-        """Restarts the regions whose delay is over, and returns them in their order.
-
-        Args:
-            now_ms: Milliseconds since 1970.
-        """
+        """Restarts the regions whose delay is over, and returns them in their order."""
         due = [regions for regions, at_ms in self._due.items() if at_ms <= now_ms and self._canceled(regions)]
         for regions in due:
             del self._due[regions]

@@ -53,11 +53,7 @@ class JobSlots:
         return sum(slots for region in self.regions for slots in required_slots(region, cores=self._cores).values())
 
     def open(self, session: JobSession) -> None:
-        """Asks Spark for the slots that the regions share, unless all regions share the same ones anyway.
-
-        Args:
-            session: The session of the attempt.
-        """
+        """Asks Spark for the slots that the regions share, unless all regions share the same ones anyway."""
         if len(self.regions) == 1 or len(required_slots(self._graph)) == 1:
             return
         slots = slots_of_local_master(self._settings) or _ask(self._job_id, session)
@@ -66,11 +62,7 @@ class JobSlots:
             self._region_slots = RegionSlots(self.regions, slots.executors, cores=slots.cores)
 
     def look(self, spark: SparkSession) -> None:
-        """Asks Spark, at the start of an attempt, and before each epoch as long as tasks have to wait for slots.
-
-        Args:
-            spark: The session.
-        """
+        """Asks Spark, at the start of an attempt, and before each epoch as long as tasks have to wait for slots."""
         if self.plan is not None and len(self.plan.waves) == 1:
             return
         slots = slots_of_local_master(self._settings) or ask_for_slots(spark)
@@ -93,11 +85,7 @@ class JobSlots:
             self._progress(f"job {self._job_id!r} {description}")
 
     def acquire(self, region: int) -> bool:
-        """Takes the slots of a region that is to run. Returns False if it has to wait for another one to end.
-
-        Args:
-            region: The index of the region.
-        """
+        """Takes the slots of a region that is to run. Returns False if it has to wait for another one to end."""
         return self._region_slots is None or self._region_slots.acquire(region)
 
     def release(self, region: int) -> None:

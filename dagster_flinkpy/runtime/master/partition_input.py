@@ -17,10 +17,6 @@ __all__ = ["WholeInput", "check_partitioned", "of_partition"]
 def check_partitioned(graph: JobGraph, partition: TimePartition) -> None:
     """Checks that all sources can be read by partition. Blocking edges have what the regions before them have read.
 
-    Args:
-        graph: The program.
-        partition: One of the partitions.
-
     Raises:
         ConfigurationError: A source cannot. The message names it.
     """

@@ -41,10 +41,6 @@ def places_of(graph: JobGraph, region: int = 0) -> Places:
     """Returns the slots of a region: subtasks of a slot-sharing group share one by their number.
 
     Each region has slots of its own. A slot has one thread, and no region waits for another one that is busy.
-
-    Args:
-        graph: The region.
-        region: Its number.
     """
     slots, of_region = dict[tuple[str, int], str](), f" of region {region}" if region else ""
     for chain in (chain for stage in range(graph.number_of_stages) for chain in chains_of(graph, stage)):

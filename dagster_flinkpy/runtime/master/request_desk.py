@@ -194,9 +194,6 @@ class RequestDesk:
         As in Flink, pending checkpoints fail (``CHECKPOINT_COORDINATOR_SUSPEND``), and a cancel takes effect at once. A
         stop, which fails in Flink, and a rescale wait for the restart.
 
-        Args:
-            error: Why it restarts.
-
         Raises:
             JobCancelledError: Somebody asked for the job to be cancelled while it failed.
             FencedError: A newer attempt took over.

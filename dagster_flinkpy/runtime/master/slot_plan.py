@@ -217,11 +217,7 @@ class RegionSlots:
         return self._regions[region].allocate(self._scheduler, self._groups, {}, self._prior)
 
     def acquire(self, region: int) -> bool:
-        """Takes the slots of a region that is to run. Returns False if it has to wait for another one to end.
-
-        Args:
-            region: The index of the region.
-        """
+        """Takes the slots of a region that is to run. Returns False if it has to wait for another one to end."""
         slots = self._allocate(region)
         alone = self._alone[region].items()
         if self._held and any(self._groups[name].assignment.number_of_slots < count for name, count in alone):

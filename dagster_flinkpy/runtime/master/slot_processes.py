@@ -18,12 +18,7 @@ __all__ = ["host_of_driver", "start_here", "start_on_spark"]
 
 
 def start_on_spark(job_id: str, shared: SharedSession) -> StartSlot:
-    """Returns what runs a slot as a long task of Spark, in a Spark job of its own.
-
-    Args:
-        job_id: The job, for messages.
-        shared: The session of the attempt.
-    """
+    """Returns what runs a slot as a long task of Spark, in a Spark job of its own."""
     return lambda descriptor: _SparkSlot(descriptor, job_id, shared)
 
 

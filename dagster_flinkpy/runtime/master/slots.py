@@ -157,9 +157,6 @@ class CoLocationConstraint:
     """Where the subtasks with one number of a co-location group run (Flink: ``CoLocationConstraint``).
 
     The first slot settles the task manager for good. When the slot is released, the next one is at the same place.
-
-    Args:
-        group: The co-location group.
     """
 
     def __init__(self, group: CoLocationGroup) -> None:

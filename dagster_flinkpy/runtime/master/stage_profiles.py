@@ -22,11 +22,6 @@ def stage_profile(spark: SparkSession, graph: JobGraph, stage: int) -> Any:
 
     A task runs all chains of its stage, so it has what the most demanding of their groups asks for.
 
-    Args:
-        spark: The session.
-        graph: The region.
-        stage: The number of the stage.
-
     Raises:
         NoResourceAvailableError: No executor has as much.
     """

@@ -34,11 +34,7 @@ _TRIES = 3
 
 
 class TakenRequests:
-    """The requests of an execution attempt.
-
-    Args:
-        now_ms: Milliseconds since 1970.
-    """
+    """The requests of an execution attempt."""
 
     def __init__(self, now_ms: int) -> None:
         self.partitioned = False

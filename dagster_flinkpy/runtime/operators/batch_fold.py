@@ -22,12 +22,7 @@ __all__ = ["BatchFold", "RecordAggregate"]
 
 
 class BatchFold(ColumnFold):
-    """An aggregation in columns that the user wrote.
-
-    Args:
-        aggregate: The aggregation.
-        operator: The uid of the operator, for messages.
-    """
+    """An aggregation in columns that the user wrote."""
 
     combines = True
 

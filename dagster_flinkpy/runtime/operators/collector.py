@@ -35,9 +35,6 @@ class Collector:
 
     Mutable values are copied, because a function may yield a value that it keeps in state and changes with the next
     record. Of rows with fields that cannot change, only the fields are kept.
-
-    Args:
-        context: The context in which the operator runs.
     """
 
     def __init__(self, context: OperatorContext) -> None:

@@ -133,11 +133,7 @@ def touch_keys(backend: ColumnarKeyedStateBackend, keys: KeyColumn) -> npt.NDArr
 
 
 class KeyedStateOperator(StreamOperator):
-    """Base of operators with keyed state.
-
-    Args:
-        context: The context in which the operator runs.
-    """
+    """Base of operators with keyed state."""
 
     def __init__(self, context: OperatorContext) -> None:
         super().__init__(context)

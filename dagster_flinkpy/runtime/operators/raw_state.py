@@ -56,11 +56,7 @@ class RawOperatorStateOutput(OperatorStateCheckpointOutputStream):
 
 
 class RawKeyedStateOutput(KeyedStateCheckpointOutputStream):
-    """Gathers the bytes that a function writes for each key group.
-
-    Args:
-        key_groups: The key groups of the subtask.
-    """
+    """Gathers the bytes that a function writes for each key group."""
 
     def __init__(self, key_groups: Sequence[int]) -> None:
         self._key_groups = key_groups

@@ -77,12 +77,7 @@ class Due(NamedTuple):
 
 
 class Contents(ABC):
-    """What windows hold.
-
-    Args:
-        operator: The operator.
-        table: The table of its cells.
-    """
+    """What windows hold."""
 
     any_order = False
     """Whether it makes no difference in which order records are added and cells merged."""

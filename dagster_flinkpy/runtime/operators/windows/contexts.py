@@ -42,11 +42,7 @@ __all__ = ["AssignerContext", "TriggerContext", "WindowCodec", "WindowContext", 
 
 
 class WindowCodec:
-    """Converts windows to namespaces of state, and back. The namespaces of Flink's own windows are readable numbers.
-
-    Args:
-        serializer: The serializer of the window assigner.
-    """
+    """Converts windows to namespaces of state, and back. The namespaces of Flink's own windows are readable numbers."""
 
     namespace_type: TypeInformation
     encode: Callable[[Any], Any]
@@ -75,11 +71,7 @@ def _to_bytes(serializer: TypeSerializer[Any], window: Any) -> bytes:
 
 
 class WindowStates:
-    """State by descriptor. It is cached, because triggers and functions ask for it with each record.
-
-    Args:
-        get_state: Creates the state.
-    """
+    """State by descriptor. It is cached, because triggers and functions ask for it with each record."""
 
     def __init__(self, get_state: Callable[[StateDescriptor], Any]) -> None:
         self._get_state = get_state

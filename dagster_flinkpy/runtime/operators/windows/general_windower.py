@@ -26,11 +26,7 @@ __all__ = ["GeneralWindower", "MergingWindower"]
 
 
 class GeneralWindower(Windower):
-    """Windows that do not merge.
-
-    Args:
-        operator: The operator.
-    """
+    """Windows that do not merge."""
 
     def __init__(self, operator: WindowOperator) -> None:
         self._operator, self._codec = operator, operator.codec

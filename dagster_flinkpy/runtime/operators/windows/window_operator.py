@@ -58,12 +58,7 @@ class Windower(ABC):
 
     @abstractmethod
     def process(self, batch: StreamBatch, slots: Ints) -> None:
-        """Adds records, at least one, to their windows.
-
-        Args:
-            batch: The records.
-            slots: The slot of the key of each.
-        """
+        """Adds records, at least one, to their windows."""
 
     @abstractmethod
     def advance(self, until: int, *, event_time: bool) -> None:
