@@ -16,13 +16,16 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from benchmarks.report import line
 from dagster_flinkpy.common import Row, Time, Types, WatermarkStrategy
+from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors import ParquetSink, ParquetSource
 from dagster_flinkpy.datastream import (
     AggregateFunction,
+    BatchAggregateFunction,
     KeyedProcessFunction,
     ProcessWindowFunction,
     RuntimeContext,
@@ -138,6 +141,25 @@ class Mean(AggregateFunction):
         return acc_a[0] + acc_b[0], acc_a[1] + acc_b[1]
 
 
+class MeanInColumns(BatchAggregateFunction):
+    def get_accumulator_type(self) -> RowTypeInfo:
+        return Types.ROW_NAMED(["total", "count"], [Types.LONG(), Types.LONG()])
+
+    def get_result_type(self) -> RowTypeInfo:
+        return TOTAL
+
+    def lift(self, batch: pa.RecordBatch) -> pa.Table:
+        return pa.table({"total": batch["value"], "count": np.ones(batch.num_rows, dtype=np.int64)})
+
+    def merge(self, accumulators: pa.RecordBatch, groups: pa.Array[Any]) -> pa.Table:
+        starts = np.flatnonzero(np.diff(groups.to_numpy(), prepend=-1))
+        columns = {name: accumulators[name].to_numpy() for name in accumulators.schema.names}
+        return pa.table({name: np.add.reduceat(values, starts) for name, values in columns.items()})
+
+    def get_results(self, accumulators: pa.RecordBatch) -> pa.Table:
+        return pa.table({"total": pc.divide(accumulators["total"], accumulators["count"])})
+
+
 class Total(ProcessWindowFunction):
     def process(self, key: Any, context: ProcessWindowFunction.Context, elements: Iterable[Any]) -> Iterable[Row]:
         return [Row(sum(element.value for element in elements))]
@@ -172,6 +194,8 @@ FORMS: dict[str, tuple[Callable[[Any], Any], float | None]] = {
     TUPLES: (lambda keyed: keyed.reduce(lambda a, b: (a[0], a[1] + b[1], b[2])), None),
     "tumbling_aggregate": (lambda keyed: _mean(keyed.window(_TUMBLING)), 0.4),
     "sliding_aggregate": (lambda keyed: _mean(keyed.window(_SLIDING)), 0.4 / PANES),
+    "tumbling_batch_aggregate": (lambda keyed: keyed.window(_TUMBLING).aggregate(MeanInColumns()), 1.5),
+    "sliding_batch_aggregate": (lambda keyed: keyed.window(_SLIDING).aggregate(MeanInColumns()), 2 / PANES),
     "session_aggregate": (
         lambda keyed: _mean(keyed.window(EventTimeSessionWindows.with_gap(Time.milliseconds(GAP)))),
         0.25,
