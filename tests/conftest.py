@@ -16,7 +16,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
 from dagster_flinkpy.spark.server_state import RUNTIME_DIR_VARIABLE
-from dagster_flinkpy.spark.sessions import SparkSettings, get_session, stop_server
+from dagster_flinkpy.spark.sessions import SparkSettings, get_session, open_session, stop_server
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.s3 import s3_client
 from tests import servers
@@ -174,13 +174,13 @@ def spark_settings(runtime_dir: Path) -> Iterator[SparkSettings]:
 
 @pytest.fixture(scope="session")
 def spark(spark_settings: SparkSettings) -> Iterator[SparkSession]:
-    with get_session(spark_settings) as session:
+    with open_session(spark_settings) as session:
         yield session
 
 
 @pytest.fixture
 def one_server(spark_settings: SparkSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gives programs that name no Spark the server of the session: the start of another one takes seconds."""
-    for module in ("spark.sessions", "runtime.master.job_session", "runtime.blocking.dataframe_types"):
+    for module in ("spark.sessions", "runtime.master.job_session"):
         monkeypatch.setattr(f"dagster_flinkpy.{module}.get_session", lambda settings=None: get_session(spark_settings))
     monkeypatch.setattr("dagster_flinkpy.runtime.master.local_executor.start_server", lambda: None)

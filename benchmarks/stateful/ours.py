@@ -15,7 +15,7 @@ from benchmarks.stateful.processes import VARIABLE, cpu_seconds
 from benchmarks.stateful.programs import program
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.spark.server_state import RUNTIME_DIR_VARIABLE
-from dagster_flinkpy.spark.sessions import SparkSettings, get_session, stop_server
+from dagster_flinkpy.spark.sessions import SparkSettings, open_session, stop_server
 from dagster_flinkpy.storage import StorageLocation
 
 
@@ -23,7 +23,7 @@ from dagster_flinkpy.storage import StorageLocation
 def session(folder: Path) -> Iterator[None]:
     """Runs a Spark server of its own, whose CPU time can be told from that of others."""
     with patch.dict(os.environ, {RUNTIME_DIR_VARIABLE: str(folder), VARIABLE: uuid.uuid4().hex}):
-        with get_session(SparkSettings()):
+        with open_session(SparkSettings()):
             yield
         stop_server(SparkSettings())
 

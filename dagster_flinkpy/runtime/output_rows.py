@@ -15,6 +15,7 @@ from dagster_flinkpy.connectors.columns.column_casts import cast_columns
 from dagster_flinkpy.connectors.commit.output_ledger import StagedOutput
 from dagster_flinkpy.errors import TypeMismatchError
 from dagster_flinkpy.runtime.output_transaction import Output, OutputTransaction, writer_context
+from dagster_flinkpy.spark.versions import arrow_schema
 
 __all__ = ["write_rows"]
 
@@ -89,7 +90,7 @@ def _records(batch: pa.RecordBatch, record: RowTypeInfo) -> pa.Array:
 
 
 def _write_spark(transaction: OutputTransaction, rows: Any, partition: str | None) -> None:
-    record = _declared(transaction, rows.limit(0).toArrow().schema)
+    record = _declared(transaction, arrow_schema(rows.schema))
     task = partial(_stage, transaction.output, transaction.token, record, partition)
     for each in rows.mapInArrow(task, "rows long, committables string").collect():
         committables = json.loads(each["committables"])

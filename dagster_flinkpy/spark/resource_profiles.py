@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from dagster_flinkpy.errors import NoResourceAvailableError
+from dagster_flinkpy.spark.versions import is_classic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,7 +67,7 @@ def task_profile(spark: SparkSession, cores: int, resources: Mapping[str, float]
 
 
 def _created(spark: SparkSession, wanted: Any) -> Any:
-    if not hasattr(spark, "client"):  # mode classic
+    if is_classic(spark):
         from pyspark.resource import ResourceProfileBuilder
 
         return ResourceProfileBuilder().require(wanted).build

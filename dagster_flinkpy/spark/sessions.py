@@ -25,8 +25,8 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
@@ -42,6 +42,13 @@ from dagster_flinkpy.spark.processes import PYTHON_DAEMON, ProcessId, find_owner
 from dagster_flinkpy.spark.server import ServerOrder
 from dagster_flinkpy.spark.server_log import ServerLog, new_log
 from dagster_flinkpy.spark.server_state import ServerState, StateFile, runtime_directory
+from dagster_flinkpy.spark.versions import (
+    channel_builder,
+    condition_of,
+    grpc_status,
+    has_connect_server,
+    set_retries,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,6 +60,7 @@ __all__ = [
     "get_session",
     "kept_slots",
     "lost_server",
+    "open_session",
     "server_log",
     "start_server",
     "stop_server",
@@ -129,8 +137,8 @@ class SparkSettings:
 
     mode: SparkMode = "local"
     """``local``: a Spark Connect server on this machine, which this user's processes with equal settings share. It is
-    started if none is running. ``remote``: the Spark Connect server at `remote`. ``classic``: a driver in this process.
-    Default: ``local``."""
+    started if none is running. PySpark 3.5 brings no server, so with it ``local`` is a driver in this process, too.
+    ``remote``: the Spark Connect server at `remote`. ``classic``: a driver in this process. Default: ``local``."""
 
     master: str = "local[*]"
     """The Spark master of ``local`` and ``classic``. ``local[n]`` has n task slots, and tries a failed task three more
@@ -163,6 +171,11 @@ class SparkSettings:
             )
 
     @property
+    def in_this_process(self) -> bool:
+        """Whether this process is the driver: in ``classic``, and in ``local`` if PySpark has no server to start."""
+        return self.mode == "classic" or (self.mode == "local" and not has_connect_server())
+
+    @property
     def on_this_machine(self) -> bool:
         """Whether driver, executors and workers all run on the caller's machine."""
         return self.mode != "remote" and self.master.startswith("local")
@@ -192,27 +205,38 @@ def get_session(settings: SparkSettings | None = None) -> SparkSession:
         SparkRefusedError: The server takes no such client or settings, or this process has a session of the other kind.
     """
     settings = settings or SparkSettings()
-    if settings.mode == "classic":
+    if settings.in_this_process:
         return _classic_session(settings)
     if settings.mode == "remote":
-        from pyspark.sql.connect.client.retries import DefaultPolicy
-
         assert settings.remote is not None
         conf = {**_SESSION_CONF, **settings.conf}
         session = _connect(settings.remote, conf=conf, advice="start one there, or correct the URL")
-        patient = DefaultPolicy(max_retries=_REMOTE_RETRIES, max_backoff=_REMOTE_BACKOFF_MS)
-        session.client.set_retry_policies([patient])
+        set_retries(session, _REMOTE_RETRIES, _REMOTE_BACKOFF_MS)
         return session
     start_server(settings)
-    # Takes a second, in which Java starts.
-    from pyspark.sql.connect.client.retries import DefaultPolicy
-
+    importlib.import_module("pyspark.sql.connect.client")  # takes a second, in which Java starts
     state = _local_server(settings, _state_file(settings))
     log = ServerLog.from_now_on(Path(state.log))
     session = _connect(f"sc://localhost:{state.port}", shared_by=state.token, advice=f"see {log.path}")
-    session.client.set_retry_policies([DefaultPolicy(max_retries=_LOCAL_RETRIES)])
+    set_retries(session, _LOCAL_RETRIES)
     _server_logs[session] = log
     return session
+
+
+@contextmanager
+def open_session(settings: SparkSettings | None = None) -> Iterator[SparkSession]:
+    """Opens a session, as `get_session` does. In the end it is stopped, unless its driver is in this process.
+
+    Args:
+        settings: Which Spark to use. Default: the shared local server.
+    """
+    settings = settings or SparkSettings()
+    session = get_session(settings)
+    try:
+        yield session
+    finally:
+        if not settings.in_this_process:  # others may use it
+            session.stop()
 
 
 def server_log(session: SparkSession) -> ServerLog | None:
@@ -231,7 +255,7 @@ def announce_job(
         owner: Identifies whom it belongs to.
         slots: How many task slots it keeps all the time. Default: 0.
     """
-    if settings.mode != "local":
+    if not _on_local_server(settings):
         return contextlib.nullcontext([])
     return _current_jobs(settings).announce(what, owner, slots=slots)
 
@@ -242,7 +266,11 @@ def kept_slots(settings: SparkSettings) -> int | None:
     Args:
         settings: Which Spark is used.
     """
-    return _current_jobs(settings).kept_slots() if settings.mode == "local" else None
+    return _current_jobs(settings).kept_slots() if _on_local_server(settings) else None
+
+
+def _on_local_server(settings: SparkSettings) -> bool:
+    return settings.mode == "local" and not settings.in_this_process
 
 
 def _current_jobs(settings: SparkSettings) -> CurrentJobs:
@@ -257,16 +285,19 @@ def lost_server(settings: SparkSettings, session: SparkSession, error: BaseExcep
         session: The session.
         error: The error. Its causes count, too.
     """
+    if settings.in_this_process:
+        return None
+    import grpc
     from pyspark.errors.exceptions.connect import SparkConnectException, SparkConnectGrpcException
 
     cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, SparkConnectException):
+    while cause is not None and not isinstance(cause, (SparkConnectException, grpc.RpcError)):
         cause = cause.__cause__
     if cause is None:
         return None
-    unreachable = isinstance(cause, SparkConnectGrpcException) and cause.getGrpcStatusCode().name == "UNAVAILABLE"
+    unreachable = isinstance(cause, (SparkConnectGrpcException, grpc.RpcError)) and grpc_status(cause) == "UNAVAILABLE"
     # If another thread was the first to hear that the server has restarted, the client calls itself closed.
-    if not unreachable and not str(cause.getCondition()).startswith(("INVALID_HANDLE.SESSION", "NO_ACTIVE_SESSION")):
+    if not unreachable and not condition_of(cause).startswith(("INVALID_HANDLE.SESSION", "NO_ACTIVE_SESSION")):
         return None
     if settings.mode == "local":
         log = server_log(session)
@@ -290,7 +321,7 @@ def start_server(settings: SparkSettings | None = None) -> None:
         SparkUnavailableError: The server cannot be looked up or started.
     """
     settings = settings or SparkSettings()
-    if settings.mode == "local":
+    if _on_local_server(settings):
         state_file = _state_file(settings)
         if state_file.path not in _launched:
             _look_up(settings, state_file)
@@ -464,7 +495,6 @@ def _connect(
     from pyspark.errors import PySparkException, PySparkValueError
     from pyspark.errors.exceptions.connect import SparkConnectGrpcException
     from pyspark.sql import SparkSession as AnySession
-    from pyspark.sql.connect.client import DefaultChannelBuilder
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
     if not _connected.is_set():
@@ -473,7 +503,7 @@ def _connect(
             raise SparkRefusedError(f"This process already has a classic Spark session. {_ONE_KIND_HINT}")
     try:
         # If the environment sets a proxy, gRPC would use it even for calls to this machine.
-        builder = DefaultChannelBuilder(url, [("grpc.enable_http_proxy", 0)] if shared_by else None)
+        builder = channel_builder(url, [("grpc.enable_http_proxy", 0)] if shared_by else None)
     except PySparkValueError as error:
         raise ConfigurationError(f"The Spark Connect URL cannot be read: {error}") from None
     if shared_by:
@@ -506,7 +536,7 @@ def _connect(
     except PySparkException as error:
         session.stop()
         reason = str(error).strip().partition("\n")[0]
-        busy = isinstance(error, SparkConnectGrpcException) and error.getGrpcStatusCode().name in _BUSY
+        busy = isinstance(error, SparkConnectGrpcException) and grpc_status(error) in _BUSY
         kind = SparkUnavailableError if busy else SparkRefusedError
         raise kind(f"The Spark Connect server at sc://{builder.endpoint} refused: {reason}") from None
     return session
@@ -545,7 +575,7 @@ def _classic_session(settings: SparkSettings) -> SparkSession:
     if settings.master.startswith("local"):
         conf = {**_LOCAL_CONF, **conf}
         os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master(_local_master(settings.master, shared=False))
+    builder = SparkSession.builder.master(_local_master(settings.master, shared=settings.mode == "local"))
     with tempfile.TemporaryDirectory(prefix="flinkpy-spark-") as folder:
         for key, value in {**fair_pool_conf(Path(folder)), **conf}.items():
             builder = builder.config(key, value)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_flinkpy.spark.sessions import SparkSettings, get_session
+from dagster_flinkpy.spark.sessions import SparkSettings, open_session
 from tests.chaos.live import LiveChaos, local_server_pids
 
 pytestmark = [pytest.mark.spark, pytest.mark.chaos]
@@ -27,7 +27,7 @@ def test_a_job_of_live_tasks_goes_on_whatever_is_killed(tmp_path: Path, spark_se
     print(f"seed {seed}")
     rng = random.Random(seed)
     chaos = LiveChaos(tmp_path, spark_settings, lambda: local_server_pids(spark_settings), 2, tls=True)
-    with get_session(spark_settings):  # it outlives the drivers
+    with open_session(spark_settings):  # it outlives the drivers
         try:
             chaos.start()
             chaos.goes_on()

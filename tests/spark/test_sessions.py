@@ -17,7 +17,14 @@ from dagster_flinkpy.errors import ConfigurationError, JavaNotFoundError, SparkR
 from dagster_flinkpy.spark import sessions
 from dagster_flinkpy.spark.processes import OWNER_PID_VARIABLE, ProcessId
 from dagster_flinkpy.spark.server_state import RUNTIME_DIR_VARIABLE, ServerState, StateFile
-from dagster_flinkpy.spark.sessions import SparkSettings, _state_file, get_session, lost_server, stop_server
+from dagster_flinkpy.spark.sessions import (
+    SparkSettings,
+    _state_file,
+    get_session,
+    lost_server,
+    open_session,
+    stop_server,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -144,9 +151,9 @@ def test_clients_of_the_local_server_share_warm_workers(spark: SparkSession, spa
     def workers(session: SparkSession) -> set[int]:
         return {row.pid for row in session.range(4, numPartitions=2).mapInArrow(worker, "pid long").collect()}
 
-    with get_session(spark_settings) as other:
+    with open_session(spark_settings) as other:
         warm = workers(other)
-    with get_session(spark_settings) as another:
+    with open_session(spark_settings) as another:
         assert workers(another) & warm
     assert spark.range(3).count() == 3  # the end of the other owners did not end it
 
@@ -215,7 +222,7 @@ def test_nothing_is_left_when_the_supervisor_is_killed_and_the_server_is_replace
         assert [each for each in left if not each.await_end(END_TIMEOUT)] == []
         process.kill()
     settings = SparkSettings(**SMALL)
-    with get_session(settings) as session:
+    with open_session(settings) as session:
         assert session.range(3).count() == 3
     assert f"port {stale.port} is stale: its process {stale.server.pid} has ended" in caplog.text
     server = only_server(own_runtime_dir)
@@ -259,7 +266,7 @@ def test_a_remote_session_has_the_same_defaults(spark_settings: SparkSettings, s
     state = _state_file(spark_settings).read()
     assert state is not None
     remote = f"sc://localhost:{state.port}/;token={state.token}"
-    with get_session(SparkSettings(mode="remote", remote=remote, conf={"spark.sql.ansi.enabled": "false"})) as session:
+    with open_session(SparkSettings(mode="remote", remote=remote, conf={"spark.sql.ansi.enabled": "false"})) as session:
         assert session.conf.get("spark.sql.adaptive.enabled") == "false"
         assert session.conf.get("spark.sql.ansi.enabled") == "false"
         (policy,) = session.client.get_retry_policies()

@@ -23,6 +23,7 @@ from dagster_flinkpy.errors import InputTypeError, TypeMismatchError
 from dagster_flinkpy.runtime.blocking.segments import SegmentWriter, open_segments, read_segment
 from dagster_flinkpy.runtime.failure import reported
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP
+from dagster_flinkpy.spark.versions import arrow_schema, to_arrow
 from dagster_flinkpy.storage import StorageLocation
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def write_parts(frame: DataFrame, target: PartsTarget) -> list[Json]:
     Raises:
         PySparkException: The Spark job failed.
     """
-    table = frame.mapInArrow(partial(_write_partition, target), _PART_COLUMNS).toArrow()
+    table = to_arrow(frame.mapInArrow(partial(_write_partition, target), _PART_COLUMNS))
     parts = sorted(table.to_pylist(), key=lambda part: (part["partition"], part["number"]))
     order = {partition: i for i, partition in enumerate(dict.fromkeys(part["partition"] for part in parts))}
     return [{"subtask": order[p["partition"]], **{name: p[name] for name in ("key", "bytes", "rows")}} for p in parts]
@@ -86,9 +87,7 @@ def read_parts(
         segments: The segments, each with ``key`` and ``bytes``.
         schema: Schema of the DataFrame.
     """
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    columns = to_arrow_schema(schema, timezone="UTC")
+    columns = arrow_schema(schema)
     numbers = spark.range(0, len(segments), 1, max(len(segments), 1))
     return numbers.mapInArrow(partial(_read_partition, location, folder, list(segments), columns), schema)
 

@@ -23,7 +23,8 @@ from dagster_flinkpy.errors import (
 from dagster_flinkpy.runtime.failure import error_in_task
 from dagster_flinkpy.runtime.throwables import fails_always
 from dagster_flinkpy.runtime.user_modules import user_modules_by_value
-from dagster_flinkpy.spark.sessions import get_session
+from dagster_flinkpy.spark.sessions import open_session
+from dagster_flinkpy.spark.versions import arrow_type
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -39,7 +40,7 @@ _MAX_PRECISION = 38
 
 def type_of_source(df_factory: Callable[[Any], Any], operator: str) -> RowTypeInfo:
     """Returns the type of the rows of a DataFrame for `from_spark`."""
-    with get_session() as spark, user_frames(operator):
+    with open_session() as spark, user_frames(operator):
         return _type_of(frame_of(df_factory, spark, operator), operator)
 
 
@@ -47,7 +48,7 @@ def type_of_transform(
     function: DataFrameFunction, input_type: RowTypeInfo | TupleTypeInfo, operator: str
 ) -> RowTypeInfo:
     """Returns the type of the rows of a DataFrame for `transform_spark`, without event time."""
-    with get_session() as spark, user_frames(operator):
+    with open_session() as spark, user_frames(operator):
         empty = spark.createDataFrame([], frame_schema(input_type, operator))
         return _type_of(frame_of(function, empty, operator), operator)
 
@@ -117,7 +118,6 @@ def select_columns(frame: DataFrame, type_info: RowTypeInfo, operator: str, *, r
         InputTypeError: A column is missing or has a type that does not fit, or event time is not an integer.
     """
     from pyspark.sql import functions as F
-    from pyspark.sql.pandas.types import to_arrow_type
     from pyspark.sql.types import IntegralType
 
     missing = [name for name in type_info.field_names if name not in frame.columns]
@@ -127,7 +127,7 @@ def select_columns(frame: DataFrame, type_info: RowTypeInfo, operator: str, *, r
             f"its columns are {', '.join(map(repr, frame.columns))}"
         )
     for name, declared in zip(type_info.field_names, type_info.field_types, strict=True):
-        there = to_arrow_type(frame.schema[name].dataType, timezone="UTC")
+        there = arrow_type(frame.schema[name].dataType)
         try:
             check_cast(name, there, declared.arrow_type, declared)
         except TypeMismatchError as error:
@@ -150,14 +150,12 @@ def _quoted(name: str) -> str:
 
 def _type_of(frame: DataFrame, operator: str) -> RowTypeInfo:
     from pyspark.errors import PySparkException
-    from pyspark.sql.pandas.types import to_arrow_type
 
     names, types = [], []
     for field in frame.schema:
         if field.name != ROWTIME:
             try:
-                arrow_type = to_arrow_type(field.dataType, timezone="UTC")
-                types.append(type_info_of(arrow_type, field.name, instants=True))
+                types.append(type_info_of(arrow_type(field.dataType), field.name, instants=True))
             except (PySparkException, ConfigurationError) as error:
                 raise ConfigurationError(
                     f"operator {operator!r}: column {field.name!r} of the DataFrame is "
@@ -182,7 +180,7 @@ def frame_schema(type_info: RowTypeInfo | TupleTypeInfo, operator: str) -> Struc
         try:
             if _has_wide_decimal(field.type):
                 raise ConfigurationError(f"its decimals have more than {_MAX_PRECISION} digits")
-            schema.add(field.name, from_arrow_type(field.type))
+            schema.add(field.name, from_arrow_type(field.type, prefer_timestamp_ntz=True))
         except (PySparkException, ConfigurationError) as error:
             raise ConfigurationError(
                 f"operator {operator!r}: field {field.name!r} of the stream is {declared}, for which Spark has no "

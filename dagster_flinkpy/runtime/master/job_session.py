@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from dagster_flinkpy.spark.sessions import SparkSettings, announce_job, get_session, lost_server
+from dagster_flinkpy.spark.versions import interrupt_tag, tagged
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,7 +59,7 @@ class SharedSession:
 
     def close(self) -> None:
         """Closes the session, except in mode ``classic``, where it stays open for the next attempt."""
-        if self._spark is not None and self.settings.mode != "classic":
+        if self._spark is not None and not self.settings.in_this_process:
             with suppress(Exception):  # the server may be gone, and the session with it
                 self._spark.stop()
         self._spark = None
@@ -130,7 +131,7 @@ class JobSession:
             wake.wait()
             while not over.is_set():
                 with suppress(Exception):  # the server may be gone
-                    spark.interruptTag(tag)  # repeatedly, because the job may not have reached Spark yet
+                    interrupt_tag(spark, tag)  # repeatedly, because the job may not have reached Spark yet
                 over.wait(_AGAIN_SECONDS)
 
         with ExitStack() as stack:
@@ -138,8 +139,7 @@ class JobSession:
                 others = stack.enter_context(announce_job(settings, self._what, self._shared.owner))
                 if others:
                     progress(f"{self._what} shares Spark with {', '.join(others)}")
-            spark.addTag(tag)
-            stack.callback(spark.removeTag, tag)
+            stack.enter_context(tagged(spark, tag))
             waits = threading.Thread(target=end_when_interrupted, name=f"{tag}-interrupt", daemon=True)
             stack.callback(wake.set)
             stack.callback(over.set)

@@ -31,6 +31,7 @@ from dagster_flinkpy.runtime.task.breadcrumb import read_breadcrumb
 from dagster_flinkpy.runtime.task.garbage import collect_rarely
 from dagster_flinkpy.runtime.task.task import StageTask
 from dagster_flinkpy.runtime.throwables import refused_by_spark
+from dagster_flinkpy.spark.versions import map_in_arrow, to_arrow, with_targets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -68,13 +69,12 @@ def run_region(spark: SparkSession, job: EpochJob) -> Iterator[WireRow]:
 
     graph, program = job.graph, dump_job(job)
     try:
-        rows = spark.range(0, graph.stage_parallelism(0), 1, graph.stage_parallelism(0)).mapInArrow(
-            _stage(program, 0), SPARK_SCHEMA, profile=stage_profile(spark, graph, 0)
-        )
-        for stage in range(1, graph.number_of_stages):
-            shuffled = _shuffled(rows, graph.stage_parallelism(stage))
-            rows = shuffled.mapInArrow(_stage(program, stage), SPARK_SCHEMA, profile=stage_profile(spark, graph, stage))
-        table = rows.toArrow()
+        rows = spark.range(0, graph.stage_parallelism(0), 1, graph.stage_parallelism(0))
+        for stage in range(graph.number_of_stages):
+            if stage:
+                rows = _shuffled(rows, graph.stage_parallelism(stage))
+            rows = map_in_arrow(rows, _stage(program, stage), SPARK_SCHEMA, stage_profile(spark, graph, stage))
+        table = to_arrow(rows)
     except PySparkException as e:
         from dagster_flinkpy.spark.sessions import server_log  # here, because workers import this module, too
 
@@ -90,9 +90,7 @@ def _shuffled(rows: DataFrame, width: int) -> DataFrame:
 
     A row for a later stage may have a greater target. It goes through the task ``target % width``.
     """
-    from pyspark.sql import functions as F
-
-    return rows.repartitionById(width, F.expr(f"pmod(target, {width})")).sortWithinPartitions("seq", "edge", "channel")
+    return with_targets(rows, width).sortWithinPartitions("seq", "edge", "channel")
 
 
 def runs_a_task(session: JobSession) -> bool:
@@ -101,7 +99,7 @@ def runs_a_task(session: JobSession) -> bool:
 
     with session.open() as spark:
         try:
-            spark.range(0, 1, 1, 1).toArrow()
+            spark.range(0, 1, 1, 1).collect()
         except PySparkException:
             return False
     return True

@@ -13,6 +13,7 @@ from dagster_flinkpy.runtime.master.region_job import translated
 from dagster_flinkpy.runtime.master.slot_pool import StartSlot
 from dagster_flinkpy.runtime.slot.task_executor import SlotDescriptor, TaskExecutor, run_slot
 from dagster_flinkpy.spark.sessions import SparkSettings
+from dagster_flinkpy.spark.versions import map_in_arrow
 
 __all__ = ["host_of_driver", "start_here", "start_on_spark"]
 
@@ -41,11 +42,12 @@ class _SparkSlot:
             try:
                 profile = group_profile(spark, self._descriptor.resources)
                 slot = partial(run_slot, self._descriptor)
-                ended = spark.range(0, 1, 1, 1).mapInArrow(slot, "error string", profile=profile).toArrow()
+                ended = map_in_arrow(spark.range(0, 1, 1, 1), slot, "error string", profile).collect()
             except PySparkException as error:
                 raise translated(error, self._what, server_log(spark)) from error
-            for why in filter(None, ended.column("error").to_pylist()):
-                raise error_from_json(why)
+            for row in ended:
+                if row["error"]:
+                    raise error_from_json(row["error"])
 
     def kill(self) -> None:
         self._session.interrupt()  # Spark kills the process of a task that does not end by itself

@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dagster_flinkpy.spark.versions import is_classic
+
 if TYPE_CHECKING:
     from pyspark import SparkContext, StatusTracker
     from pyspark.sql import SparkSession
@@ -145,11 +147,13 @@ class EpochProgress:
 @contextmanager
 def watched(spark: SparkSession, progress: SparkProgress) -> Iterator[None]:
     """Reports the progress of the Spark jobs that this thread starts inside the context."""
-    from pyspark.sql.session import SparkSession as ClassicSession
-
-    if isinstance(spark, ClassicSession):
+    if is_classic(spark):
         with _polled(spark.sparkContext, progress):
             yield
+        return
+
+    if not hasattr(spark, "registerProgressHandler"):  # before PySpark 4.0
+        yield
         return
 
     def handler(stages: Any, inflight_tasks: int, operation_id: str | None, done: bool) -> None:

@@ -18,7 +18,7 @@ import pytest
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.errors import FlinkPyError, InputTypeError, StorageError, UserFunctionError
 from dagster_flinkpy.runtime.blocking.dataframe_enumerators import SparkSourceEnumerator
-from dagster_flinkpy.spark.sessions import SparkSettings, get_session
+from dagster_flinkpy.spark.sessions import SparkSettings, get_session, open_session
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected
 from tests.runtime.programs import environment
 
@@ -32,7 +32,7 @@ SECOND = pa.table({"id": [3], "name": ["c"]})
 @pytest.fixture(autouse=True)
 def one_server(spark_settings: SparkSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gives programs that name no Spark the server of the session."""
-    for module in ("runtime.master.job_session", "runtime.blocking.dataframe_types"):
+    for module in ("spark.sessions", "runtime.master.job_session"):
         monkeypatch.setattr(f"dagster_flinkpy.{module}.get_session", lambda _=None: get_session(spark_settings))
 
 
@@ -142,10 +142,10 @@ def test_a_view_that_is_replaced_is_read_as_it_is_then(
         return spark.table("global_temp.of_somebody")
 
     graph = collect_graph(environment().from_spark(rows, type_info=ROW).uid("rows"))
-    with get_session(spark_settings) as spark:
+    with open_session(spark_settings) as spark:
         spark.read.parquet(str(table)).select("id").createOrReplaceGlobalTempView("of_somebody")
     with pytest.raises(InputTypeError, match="no column 'name'"):
         ids(graph, tmp_path)
-    with get_session(spark_settings) as spark:
+    with open_session(spark_settings) as spark:
         spark.read.parquet(str(table)).createOrReplaceGlobalTempView("of_somebody")
     assert ids(graph, tmp_path) == [1, 2]
