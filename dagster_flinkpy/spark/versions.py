@@ -2,7 +2,8 @@
 
 | | from |
 | --- | --- |
-| a Spark Connect server in the package; tags of classic sessions; ``toArrow``; resource profiles of ``mapInArrow`` | 4.0 |
+| a Spark Connect server in the package; tags of classic sessions; resource profiles of ``mapInArrow`` | 4.0 |
+| DataFrames from Arrow and to Arrow | 4.0 |
 | ``repartitionById``; the gRPC status of an error | 4.1 |
 | zones of timestamps in ``to_arrow_type`` | 4.2 |
 """
@@ -30,6 +31,7 @@ __all__ = [
     "arrow_type",
     "channel_builder",
     "condition_of",
+    "data_frame",
     "grpc_status",
     "has_connect_server",
     "interrupt_tag",
@@ -73,6 +75,17 @@ def to_arrow(frame: DataFrame) -> pa.Table:
     if hasattr(frame, "toArrow"):
         return frame.toArrow()
     return pa.Table.from_pylist([row.asDict() for row in frame.collect()], schema=arrow_schema(frame.schema))
+
+
+def data_frame(session: SparkSession, table: pa.Table) -> DataFrame:
+    """Returns a table of this process as a DataFrame."""
+    if has_connect_server():
+        return session.createDataFrame(table)
+    from pyspark.sql.pandas.types import from_arrow_type
+    from pyspark.sql.types import StructField, StructType
+
+    schema = StructType([StructField(field.name, from_arrow_type(field.type)) for field in table.schema])
+    return session.createDataFrame(list(zip(*(column.to_pylist() for column in table.columns), strict=True)), schema)
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:

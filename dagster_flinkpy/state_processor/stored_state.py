@@ -14,6 +14,7 @@ import pyarrow as pa
 from dagster_flinkpy.checkpoint.savepoint import has_pickled_values
 from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
 from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.spark.versions import data_frame
 from dagster_flinkpy.state.handles import DistributionMode, OperatorStateHandle, TableSnapshot
 from dagster_flinkpy.state.reader import (
     KeySet,
@@ -124,7 +125,7 @@ class StoredState(ABC):
         """
         # Spark cannot derive a schema from an empty table.
         nulls = pa.table([pa.nulls(1, field.type) for field in self.schema], names=self.schema.names)
-        schema = session.createDataFrame(nulls).schema
+        schema = data_frame(session, nulls).schema
         tasks = len(self.subtasks)
         if not tasks:
             return session.createDataFrame([], schema)

@@ -13,6 +13,7 @@ from deltalake import DeltaTable
 from dagster_flinkpy.connectors.columns.column_casts import cast_column
 from dagster_flinkpy.connectors.delta.table import storage_options
 from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.spark.versions import data_frame
 from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["DeltaRows"]
@@ -65,4 +66,4 @@ class DeltaRows:
 
     def to_spark(self, session: Any) -> Any:
         """Returns the rows as a Spark DataFrame. They go through this process, because Spark cannot read the log."""
-        return session.createDataFrame(self.to_arrow())
+        return data_frame(session, self.to_arrow())

@@ -18,6 +18,7 @@ from dagster_flinkpy.connectors.columns.column_casts import cast_column
 from dagster_flinkpy.connectors.commit.staged_files import partition_folder, partition_values
 from dagster_flinkpy.datastream.connectors.tables import RowCount
 from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.spark.versions import data_frame
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.ranged_file import RangedFile
 
@@ -133,7 +134,7 @@ class ParquetTable:
         """
         # Spark derives a schema from a table, though not from an empty one.
         nulls = pa.table([pa.nulls(1, field.type) for field in self.schema], names=self.schema.names)
-        schema = session.createDataFrame(nulls).schema
+        schema = data_frame(session, nulls).schema
         files = self.files() if files is None else files
         if not files:
             return session.createDataFrame([], schema)

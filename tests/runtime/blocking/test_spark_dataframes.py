@@ -40,6 +40,7 @@ from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.runtime.throwables import ThrowableType, throwable_type
 from dagster_flinkpy.spark.sessions import SparkSettings
 from dagster_flinkpy.storage import StorageLocation
+from tests.pyspark_versions import since
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected, run_rows
 from tests.runtime.programs import COUNTED, EVENT, CountPerKey, FolderSink, environment, event_time, events
 
@@ -122,6 +123,7 @@ def columns(spark: Any) -> Any:
     return spark.range(0, 3, 1, 1).selectExpr(*COLUMNS)
 
 
+@since("4.1", "type for times of day")
 def test_columns_of_all_types_there_and_back(tmp_path: Path) -> None:
     stream = environment().from_spark(columns).uid("rows")
     same = stream.transform_spark(lambda df: df).uid("same")
@@ -130,6 +132,7 @@ def test_columns_of_all_types_there_and_back(tmp_path: Path) -> None:
     assert run(collect_graph(environment().from_spark(columns).uid("rows")), tmp_path / "alone") == ROWS
 
 
+@since("4.1", "type for times of day")
 def test_declared_columns_are_wider(tmp_path: Path) -> None:
     type_info = Types.ROW_NAMED(["at", "id"], [Types.SQL_TIMESTAMP(), Types.DECIMAL(20, 1)])
     stream = environment().from_spark(columns, type_info=type_info).uid("rows")

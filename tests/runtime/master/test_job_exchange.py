@@ -18,6 +18,7 @@ from dagster_flinkpy.runtime.master.pipelined_region import PipelinedRegion
 from dagster_flinkpy.spark.sessions import SparkSettings
 from dagster_flinkpy.spark.task_slots import TaskSlots
 from dagster_flinkpy.storage import StorageLocation
+from tests.pyspark_versions import since
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected, make_job
 from tests.runtime.programs import COUNTED, EVENT, CountPerKey, FolderSink, environment, events
 
@@ -65,6 +66,7 @@ def test_auto_runs_spark_jobs_if_there_are_too_few_slots(
     assert said == f"job 'job': each epoch is a Spark job (execution.exchange: spark), because {why}"
 
 
+@since("4.0", "server that runs share")
 @pytest.mark.spark
 @pytest.mark.parametrize("told", [True, False], ids=["told by others", "on a server elsewhere"])
 def test_jobs_on_one_server_do_not_starve_each_other(

@@ -52,6 +52,7 @@ from dagster_flinkpy.spark.cores import available_cores
 from dagster_flinkpy.spark.server_state import RUNTIME_DIR_VARIABLE, StateFile
 from dagster_flinkpy.spark.sessions import SparkSettings, get_session, open_session, stop_server
 from dagster_flinkpy.storage import StorageLocation
+from tests.pyspark_versions import since
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected, run_job
 from tests.runtime.programs import COUNTED, EVENT, CountPerKey, FolderSink, Sessions, environment, events
 
@@ -168,6 +169,7 @@ class SlowToOpen(MapFunction):
         return value
 
 
+@since("4.0", "server that runs share")
 def test_a_short_epoch_does_not_wait_for_all_of_a_long_one(tmp_path: Path) -> None:
     slow = events(environment(WAVES, WAVES), RECORDS).map(SlowToOpen(tmp_path), EVENT).uid("slow")
     quick = events(environment(1), RECORDS).map(lambda event: event, EVENT).uid("quick")
@@ -238,6 +240,7 @@ def test_a_run_has_slots_while_another_one_keeps_all_cores(tmp_path: Path) -> No
     assert len(counts) == len(RECORDS)
 
 
+@since("4.0", "server that runs share")
 def test_a_server_that_dies_between_epochs_is_named_and_replaced(tmp_path: Path, own_runtime_dir: Path) -> None:
     graph = collect_graph(events(environment(1), RECORDS, per_epoch=12))
     with attempt_of(graph, tmp_path, config={"spark": OWN}) as attempt:

@@ -1,0 +1,33 @@
+"""All programs on Spark itself, in each mode: a part of ``make compatibility``, which runs it with each version."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from dagster_flinkpy.spark.sessions import SparkSettings
+from tests.pyflink.generate import EXPECTED, printed, programs
+from tests.pyflink.test_programs import ONE_BY_ONE, run
+
+MODE = os.environ.get("FLINKPY_COMPATIBILITY", "")
+"""``local`` or ``classic``; a process can have one of them."""
+
+pytestmark = [pytest.mark.spark, pytest.mark.skipif(not MODE, reason="a part of make compatibility")]
+
+
+@pytest.fixture(autouse=True)
+def mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets programs, which name no Spark, run in this mode."""
+    fields = list(SparkSettings.__dataclass_fields__)
+    defaults = list(SparkSettings.__init__.__defaults__ or ())
+    assert fields[:2] == ["mode", "master"]
+    monkeypatch.setattr(SparkSettings.__init__, "__defaults__", (MODE, "local[4]", *defaults[2:]))
+
+
+@pytest.mark.parametrize("name", sorted(set(programs()) - set(ONE_BY_ONE)))
+def test_a_program_prints_what_it_prints_under_pyflink(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(programs()[name], monkeypatch)
+    assert printed(capsys.readouterr().out) == (EXPECTED / f"{name}.txt").read_text()
