@@ -51,17 +51,16 @@ newest oldest: install browser
 	  --requirement pyproject.toml --overrides - --all-extras --editable .
 	PATH="$$PWD/.cache/$@/bin:$$PATH" .cache/$@/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-# Programs and jobs with older versions of Spark, of both kinds of sessions. CI does it with PROGRAMS= for 3.5 and 4.0.
+# Programs and jobs with older versions of Spark, of both kinds of sessions. CI does less: see .ci/run.
 SPARKS ?= 3.5 4.0 4.1 4.2
-PROGRAMS ?= tests/runtime/master/test_job_spark.py tests/runtime/master/test_job_exchange.py tests/runtime/slot \
+MODES ?= local classic
+JOBS ?= tests/runtime/master/test_job_spark.py tests/runtime/master/test_job_exchange.py tests/runtime/slot \
   tests/runtime/blocking/test_spark_dataframes.py tests/connectors/test_foreach_epoch.py tests/spark/test_versions.py
 compatibility: install
-	set -e; for spark in $(SPARKS); do \
-	  echo "=== PySpark $$spark"; \
-	  FLINKPY_COMPATIBILITY=classic .ci/with-spark $$spark python -m pytest -q tests/pyflink/test_on_each_spark.py; \
-	  FLINKPY_COMPATIBILITY=local .ci/with-spark $$spark python -m pytest -q tests/pyflink/test_on_each_spark.py \
-	    tests/assets/demo $(PROGRAMS); \
-	done
+	set -e; for spark in $(SPARKS); do for mode in $(MODES); do \
+	  echo "=== PySpark $$spark, $$mode"; \
+	  FLINKPY_COMPATIBILITY=$$mode .ci/with-spark $$spark python -m pytest -q tests/pyflink/test_on_each_spark.py; \
+	done; .ci/with-spark $$spark python -m pytest -q tests/assets/demo $(JOBS); done
 
 # The property tests and the matrix of whole jobs, with $(SOAK) times the usual number of examples; `make test` runs a
 # fifth of the usual number.

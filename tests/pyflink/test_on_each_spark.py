@@ -11,7 +11,7 @@ from tests.pyflink.generate import EXPECTED, printed, programs
 from tests.pyflink.test_programs import ONE_BY_ONE, run
 
 MODE = os.environ.get("FLINKPY_COMPATIBILITY", "")
-"""``local`` or ``classic``; a process can have one of them."""
+"""``local``, ``classic``, or the URL of a Spark Connect server; a process can have one of them."""
 
 pytestmark = [pytest.mark.spark, pytest.mark.skipif(not MODE, reason="a part of make compatibility")]
 
@@ -21,8 +21,9 @@ def mode(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets programs, which name no Spark, run in this mode."""
     fields = list(SparkSettings.__dataclass_fields__)
     defaults = list(SparkSettings.__init__.__defaults__ or ())
-    assert fields[:2] == ["mode", "master"]
-    monkeypatch.setattr(SparkSettings.__init__, "__defaults__", (MODE, "local[4]", *defaults[2:]))
+    assert fields[:3] == ["mode", "master", "remote"]
+    chosen = ("remote", "local[*]", MODE) if MODE.startswith("sc://") else (MODE, "local[4]", None)
+    monkeypatch.setattr(SparkSettings.__init__, "__defaults__", (*chosen, *defaults[3:]))
 
 
 @pytest.mark.parametrize("name", sorted(set(programs()) - set(ONE_BY_ONE)))
