@@ -41,13 +41,13 @@ test: install browser
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # The tests with the newest, and with the oldest, of all that pyproject.toml allows. MiniStack asks for one botocore, with
-# which boto3 would be new; it works with others.
+# which boto3 would be new; it works with others. Older versions of Spark: `make compatibility`.
 newest: RESOLUTION := highest
 oldest: RESOLUTION := lowest-direct
-oldest: OVERRIDE := botocore<1.37
+oldest: OVERRIDE := 'botocore<1.37' 'pyspark>=4.3'
 newest oldest: install browser
 	$(PYTHON) -m venv --clear .cache/$@
-	echo '$(OVERRIDE)' | $(BIN)/uv pip install --quiet --python .cache/$@/bin/python --resolution $(RESOLUTION) \
+	printf '%s\n' $(OVERRIDE) | $(BIN)/uv pip install --quiet --python .cache/$@/bin/python --resolution $(RESOLUTION) \
 	  --requirement pyproject.toml --overrides - --all-extras --editable .
 	PATH="$$PWD/.cache/$@/bin:$$PATH" .cache/$@/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
