@@ -62,6 +62,7 @@ __all__ = [
     "UnknownRequestError",
     "UnsupportedEnvironmentError",
     "UnsupportedKeyTypeError",
+    "UnsupportedSavepointError",
     "UploadNotFoundError",
     "UserFunctionError",
 ]
@@ -200,6 +201,10 @@ class CorruptMetadataError(FlinkPyError):
 
 class HeadLostError(CorruptMetadataError):
     """``HEAD``, which names a job's latest checkpoint, was lost, although the job has run before."""
+
+
+class UnsupportedSavepointError(FlinkPyError):
+    """A savepoint of Flink, or a state in it, is of a form that cannot be read or imported."""
 
 
 class StateSchemaError(FlinkPyError):

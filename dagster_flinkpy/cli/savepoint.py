@@ -32,6 +32,7 @@ from dagster_flinkpy.cli.common import (
     savepoint_type_option,
     target_option,
 )
+from dagster_flinkpy.cli.flink_savepoint import describe_flink_savepoint
 from dagster_flinkpy.cli.job import ask_job
 from dagster_flinkpy.cli.terminal import bar, console_of_width, plain_table, progress, time_of, watermark_of
 from dagster_flinkpy.common.clock import current_millis, datetime_of_millis
@@ -39,6 +40,7 @@ from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.datastream.state_recovery import RecoveryClaimMode
 from dagster_flinkpy.errors import JobNotRunningError
 from dagster_flinkpy.metrics import LATE_RECORDS_DROPPED, user_metrics
+from dagster_flinkpy.state_processor import FlinkSavepointReader, read_savepoint
 from dagster_flinkpy.storage import StorageLocation
 
 if TYPE_CHECKING:
@@ -299,8 +301,15 @@ def verify(path: str, drill: bool, endpoint_url: str | None) -> None:
 @json_option("the metadata (with --uid, that of the operator)")
 @endpoint_url_option
 def describe_savepoint(path: str, uid: str | None, endpoint_url: str | None, as_json: bool) -> None:
-    """Show the contents of PATH: a savepoint, a chk-N folder, or the folder of a job for its latest checkpoint."""
-    metadata = open_checkpoint(location_of(path, endpoint_url)).metadata
+    """Show the contents of PATH: a savepoint, a chk-N folder, or the folder of a job for its latest checkpoint.
+
+    PATH may be a savepoint of Flink.
+    """
+    found = read_savepoint(location_of(path, endpoint_url))
+    if isinstance(found, FlinkSavepointReader):
+        describe_flink_savepoint(found, uid, as_json=as_json)
+        return
+    metadata = found.metadata
     if uid is not None:
         metadata = replace(metadata, operators=(_operator(metadata, uid),))
     if as_json:
@@ -319,9 +328,9 @@ def describe_savepoint(path: str, uid: str | None, endpoint_url: str | None, as_
     for operator in metadata.operators:
         table.add_row(*_operator_row(operator))
     console.print(table)
-    if found := in_flight(metadata):
+    if flying := in_flight(metadata):
         segments = plain_table("edge", "not read by", "#epochs", "#segments", "#records", "#bytes")
-        for each in found:
+        for each in flying:
             counts = (each.epochs, each.segments, each.records, each.bytes)
             segments.add_row(each.edge, each.uid, *(f"{count:,}" for count in counts))
         console.print("\n[bold]in flight[/] on blocking edges, because barriers were unaligned:")

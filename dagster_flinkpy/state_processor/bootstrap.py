@@ -34,7 +34,7 @@ from dagster_flinkpy.state.layout import (
 )
 from dagster_flinkpy.state.ttl import TtlRules
 
-__all__ = ["Columns", "bootstrap_table", "in_key_groups", "to_arrow_table"]
+__all__ = ["Columns", "bootstrap_table", "in_key_groups", "kind_of", "to_arrow_table"]
 
 Columns = str | Sequence[str]
 """The name of a column, or several names: the fields of a row or tuple, in the order of its type."""
@@ -58,6 +58,18 @@ _KEY_TYPES: dict[pa.DataType, Callable[[], TypeInformation]] = {
     pa.large_string(): Types.STRING,
     pa.string_view(): Types.STRING,
 }
+
+
+def kind_of(descriptor: StateDescriptor) -> StateKind:
+    """Returns the kind of keyed state that a descriptor declares.
+
+    Raises:
+        ConfigurationError: It declares none.
+    """
+    kind = next((kind for known, kind in _KINDS.items() if isinstance(descriptor, known)), None)
+    if kind is None:
+        raise ConfigurationError(f"state {descriptor.name!r}: {descriptor!r} is not a descriptor of keyed state")
+    return kind
 
 
 def to_arrow_table(data: Any) -> pa.Table:
@@ -96,9 +108,7 @@ def bootstrap_table(
         TypeMismatchError: A value of a column is not of the declared type.
         UnsupportedKeyTypeError: The type is not allowed for a key or map key.
     """
-    kind = next((kind for known, kind in _KINDS.items() if isinstance(descriptor, known)), None)
-    if kind is None:
-        raise ConfigurationError(f"state {descriptor.name!r}: {descriptor!r} is not a descriptor of keyed state")
+    kind = kind_of(descriptor)
     what = f"state {descriptor.name!r}"
     key_type = key_type or _key_type_of(data, key, what)
     check_key_like(key_type, f"the key of {what}")

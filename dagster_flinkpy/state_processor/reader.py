@@ -2,32 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_states import OperatorState
 from dagster_flinkpy.checkpoint.stored_checkpoint import StoredCheckpoint, open_checkpoint
+from dagster_flinkpy.datastream.state import StateDescriptor
 from dagster_flinkpy.datastream.time_domain import TimeDomain
 from dagster_flinkpy.errors import RestoreError, StateSchemaError
+from dagster_flinkpy.flink_savepoint.savepoint import METADATA, FlinkSavepoint, is_flink_savepoint
 from dagster_flinkpy.state.handles import describe_schema
+from dagster_flinkpy.state_processor.flink_reader import FlinkSavepointReader, declarations_of
 from dagster_flinkpy.state_processor.stored_state import KeyedStateRows, OperatorStateRows, StoredState
 from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["SavepointReader", "read_savepoint"]
 
 
-def read_savepoint(path: str | StorageLocation) -> SavepointReader:
+def read_savepoint(
+    path: str | StorageLocation, declared: Mapping[str, Iterable[StateDescriptor]] | None = None
+) -> SavepointReader | FlinkSavepointReader:
     """Opens a savepoint or checkpoint to read its state. Needs neither Spark nor the program, and runs no user code.
+
+    A savepoint of Flink can be read as well. PyFlink does not write the types of values; with ``declared``, they are
+    decoded, and otherwise they stay bytes.
 
     Args:
         path: The folder of a savepoint, of a checkpoint (``.../chk-7``), or of a job, which means its latest
             checkpoint: a directory, ``s3://bucket/prefix``, or a ``StorageLocation`` with endpoint and credentials.
+        declared: Of a savepoint of Flink, the descriptors of state by uid. Default: none. Other savepoints have their
+            types, so it is not used.
 
     Raises:
         RestoreError: There is no savepoint or checkpoint.
         CorruptMetadataError: Its metadata cannot be read.
+        UnsupportedSavepointError: It is a savepoint of Flink that cannot be read.
     """
-    return SavepointReader(open_checkpoint(path if isinstance(path, StorageLocation) else StorageLocation(path)))
+    location = path if isinstance(path, StorageLocation) else StorageLocation(path)
+    folder = replace(location, url=location.url.removesuffix(f"/{METADATA}"))
+    if is_flink_savepoint(folder):
+        return FlinkSavepointReader(FlinkSavepoint(folder), declarations_of(declared or {}))
+    return SavepointReader(open_checkpoint(location))
 
 
 class SavepointReader:

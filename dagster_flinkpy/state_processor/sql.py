@@ -17,6 +17,7 @@ from dagster_flinkpy.common.typeinfo import (
 )
 from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
+from dagster_flinkpy.state_processor.flink_reader import FlinkKeyedRows, FlinkSavepointReader
 from dagster_flinkpy.state_processor.reader import SavepointReader
 from dagster_flinkpy.state_processor.sql_plan import QueryPlan, plan_query
 from dagster_flinkpy.state_processor.stored_state import KeyedStateRows, StoredState
@@ -33,7 +34,7 @@ _BOUNDS = ("window_start", "window_end")
 _INTEGERS = (Types.BYTE(), Types.SHORT(), Types.INT(), Types.LONG())
 
 
-def query_state(savepoint: SavepointReader, query: str, *, keys: Iterable[str] = ()) -> pa.Table:
+def query_state(savepoint: SavepointReader | FlinkSavepointReader, query: str, *, keys: Iterable[str] = ()) -> pa.Table:
     """Runs a query over the states of a savepoint. Each state is a view ``uid.state``: ``select * from totals.total``.
 
     State and timers of time windows also have ``window_start`` and ``window_end``, timestamps in UTC.
@@ -119,7 +120,7 @@ def _rows(state: StoredState, texts: list[str], plan: QueryPlan) -> pa.Table:
     bounds = [name for name in columns if has_windows and name in _BOUNDS]
     if bounds:
         columns = list(dict.fromkeys(["namespace", *(name for name in columns if name not in bounds)]))
-    if isinstance(state, KeyedStateRows):
+    if isinstance(state, (KeyedStateRows, FlinkKeyedRows)):
         key_type = state.types["key"]
         if texts:
             state = state.for_keys([key_from_text(text, key_type) for text in texts])

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from dagster import TableColumn, TableMetadataValue, TableRecord, TableSchema
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.stored_checkpoint import open_checkpoint
 from dagster_flinkpy.errors import CorruptStateError, RestoreError, shorten
-from dagster_flinkpy.state_processor import SavepointReader, read_savepoint
+from dagster_flinkpy.state_processor import SavepointReader
 from dagster_flinkpy.state_processor.sql import key_from_text
 from dagster_flinkpy.state_processor.stored_state import KeyedStateRows
 from dagster_flinkpy.storage import StorageLocation
@@ -58,12 +59,12 @@ def inspect_key(location: StorageLocation, uid: str, state: str | None, key: str
         TypeMismatchError: The text is not a key of the state's key type.
         CorruptStateError: A file is missing or damaged; the message names it.
     """
-    savepoint = read_savepoint(location)
+    savepoint = SavepointReader(open_checkpoint(location))
     for _ in range(_TRIES):
         try:
             return Inspection(savepoint.metadata, _rows(savepoint, uid, state, key))
         except CorruptStateError:
-            newer = read_savepoint(location)
+            newer = SavepointReader(open_checkpoint(location))
             if newer.metadata.checkpoint_id == savepoint.metadata.checkpoint_id:
                 raise
             savepoint = newer

@@ -1,0 +1,304 @@
+"""The keyed state of one subtask: the rows of its key groups, in the canonical format and the heap's native one.
+
+Source: Flink's ``FullSnapshotAsyncWriter``, ``FullSnapshotRestoreOperation``, ``HeapSnapshotStrategy``,
+``CompositeKeySerializationUtils``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NoReturn
+
+from dagster_flinkpy.errors import CorruptStateError, UnsupportedSavepointError
+from dagster_flinkpy.flink_savepoint.byte_reader import ByteReader
+from dagster_flinkpy.flink_savepoint.header import KeyedHeader, StateHeader, read_keyed_header
+from dagster_flinkpy.flink_savepoint.metadata import KeyedFormat, KeyedHandle
+from dagster_flinkpy.flink_savepoint.serializers import Decode, Serializer, decoder_of
+from dagster_flinkpy.flink_savepoint.snappy_frames import decompress
+from dagster_flinkpy.flink_savepoint.stored_bytes import StoredBytes
+
+__all__ = ["DAMAGED", "KeyedFile", "StateRows"]
+
+DAMAGED = (struct.error, IndexError, ValueError, OverflowError, TypeError)
+"""What decoders raise of damaged bytes."""
+
+_END_OF_STATE, _END_OF_GROUP = 0x80, 0xFFFF
+_PIECE = 16 << 20
+"""Bytes that are read at once, if key groups are smaller."""
+_SIGN = 1 << 63
+
+
+@dataclass
+class StateRows:
+    """Rows of one state in one key group. Each list has one element per row."""
+
+    group: int
+    keys: list[Any] = field(default_factory=list)
+    namespaces: list[Any] = field(default_factory=list)
+    map_keys: list[Any] = field(default_factory=list)
+    """Of map state: the key of the entry."""
+    values: list[Any] = field(default_factory=list)
+    """Of list state, a list of elements; of map state, None or the value of the entry; of timers, the time. With a time
+    to live, each element or value is a pair: the time of its last access, and the value."""
+
+
+class KeyedFile:
+    """The keyed state of one subtask.
+
+    Args:
+        handle: Where it is.
+        stored: Its bytes.
+        max_parallelism: The number of key groups of the operator.
+    """
+
+    def __init__(self, handle: KeyedHandle, stored: StoredBytes, max_parallelism: int) -> None:
+        self._handle, self._stored = handle, stored
+        self._prefix = 1 if max_parallelism <= 128 else 2
+
+    @cached_property
+    def header(self) -> KeyedHeader:
+        """The states that it has.
+
+        Raises:
+            UnsupportedSavepointError: It is in a format that cannot be read.
+            CorruptStateError: It is damaged.
+        """
+        what, handle = self._stored.what, self._handle
+        if handle.format not in (KeyedFormat.CANONICAL, KeyedFormat.HEAP_NATIVE):
+            raise UnsupportedSavepointError(
+                f"{what}: its keyed state is in the {handle.format.value}, which cannot be read. Take the savepoint "
+                "again with --type canonical"
+            )
+        end = min((offset for offset in handle.offsets if offset > 0), default=self._stored.size)
+        return read_keyed_header(ByteReader(self._stored.read(0, end), what))
+
+    def rows(self, wanted: Collection[int]) -> Iterator[tuple[int, StateRows]]:
+        """Yields the rows of some states, key group by key group.
+
+        Args:
+            wanted: Positions of the states in the header.
+
+        Raises:
+            UnsupportedSavepointError: Values of a state cannot be read.
+            CorruptStateError: The file is damaged; the message names the state.
+        """
+        header = self.header
+        native = self._handle.format is KeyedFormat.HEAP_NATIVE
+        readers: dict[int, Callable[..., Any]] = {
+            number: (_native if native else _canonical)(header.key, state)
+            for number, state in enumerate(header.states)
+            if number in wanted or native
+        }
+        if native and header.unreadable is not None:
+            name, problem = header.unreadable
+            raise UnsupportedSavepointError(
+                f"{self._stored.what}: state {name!r} cannot be read, and in the native format no other state either: "
+                f"{problem}. Take the savepoint again with --type canonical"
+            )
+        for group, data in self._groups():
+            if header.compressed:
+                data = decompress(data, f"{self._stored.what}, key group {group}")
+            found = self._native_rows(group, data, readers) if native else self._canonical_rows(group, data, readers)
+            yield from ((number, rows) for number, rows in found if number in wanted and rows.keys)
+
+    def _groups(self) -> Iterator[tuple[int, bytes]]:
+        """Yields the key groups that have something, with their bytes."""
+        handle, size = self._handle, self._stored.size
+        starts = [(offset, handle.first_group + at) for at, offset in enumerate(handle.offsets) if offset]
+        bounds = [offset for offset, _ in starts] + [size]
+        if any(a > b for a, b in itertools.pairwise(bounds)) or min(bounds) < 0:
+            raise CorruptStateError(f"{self._stored.what}: its key groups are not in order, or beyond its {size} bytes")
+        at = 0
+        while at < len(starts):
+            first, last = at, at + 1
+            while last < len(starts) and bounds[last + 1] - bounds[first] <= _PIECE:
+                last += 1
+            piece = self._stored.read(bounds[first], bounds[last])
+            for at in range(first, last):
+                yield starts[at][1], piece[bounds[at] - bounds[first] : bounds[at + 1] - bounds[first]]
+            at = last
+
+    # --- canonical ----------------------------------------------------------------------------------------------------
+
+    def _canonical_rows(
+        self, group: int, data: bytes, readers: dict[int, Callable[..., Any]]
+    ) -> Iterator[tuple[int, StateRows]]:
+        reader = ByteReader(data, f"{self._stored.what}, key group {group}")
+        prefix = group.to_bytes(self._prefix, "big")
+        known = len(self.header.states) if self.header.unreadable is None else 0x7FFF
+        while (number := int.from_bytes(reader.take(2), "big")) != _END_OF_GROUP:
+            if number >= known:
+                raise reader.corrupt(f"there is no state of number {number}")
+            rows, read = StateRows(group), readers.get(number)
+            last = False
+            while not last:
+                length = reader.int32()
+                if length < len(prefix):
+                    raise reader.corrupt(f"a key has {length} bytes")
+                key = reader.take(length)
+                value = reader.take(reader.int32())
+                last = bool(key[0] & _END_OF_STATE)
+                if bytes((key[0] & 0x7F,)) + key[1 : len(prefix)] != prefix:
+                    raise reader.corrupt("a key is of another key group")
+                if read is not None:
+                    try:
+                        read(rows, key, len(prefix), value)
+                    except DAMAGED as error:
+                        self._damaged(reader, number, error)
+                    except UnsupportedSavepointError as error:
+                        self._unsupported(number, error)
+            yield number, rows
+
+    # --- native -------------------------------------------------------------------------------------------------------
+
+    def _native_rows(
+        self, group: int, data: bytes, readers: dict[int, Callable[..., Any]]
+    ) -> Iterator[tuple[int, StateRows]]:
+        reader = ByteReader(data, f"{self._stored.what}, key group {group}")
+        if not data:
+            return
+        if not self.header.compressed and reader.int32() != group:
+            raise reader.corrupt("it begins with another key group")
+        for _ in self.header.states:
+            number = reader.int16()
+            if not 0 <= number < len(self.header.states):
+                raise reader.corrupt(f"there is no state of number {number}")
+            count, rows = reader.count(2), StateRows(group)
+            try:
+                for _ in range(count):
+                    reader.position = readers[number](rows, data, reader.position)
+            except DAMAGED as error:
+                self._damaged(reader, number, error)
+            except UnsupportedSavepointError as error:
+                self._unsupported(number, error)
+            if reader.left < 0:
+                raise reader.corrupt("it ends in a row")
+            yield number, rows
+
+    def _damaged(self, reader: ByteReader, number: int, error: BaseException) -> NoReturn:
+        raise reader.corrupt(f"state {self.header.states[number].name!r}: {error}") from None
+
+    def _unsupported(self, number: int, error: BaseException) -> NoReturn:
+        name = self.header.states[number].name
+        raise UnsupportedSavepointError(f"{self._stored.what}: state {name!r}: {error}") from None
+
+
+def _time(data: bytes, at: int) -> tuple[int, int]:
+    """Decodes the time of a timer, whose sign is flipped so that bytes sort like times."""
+    return int.from_bytes(data[at : at + 8], "big") - _SIGN, at + 8
+
+
+def _whole(value: Any, at: int, data: bytes) -> Any:
+    if at != len(data):
+        raise ValueError(f"{len(data) - at} bytes are left after a value")
+    return value
+
+
+def _canonical(key_serializer: Serializer, state: StateHeader) -> Callable[..., None]:
+    """Returns the function that adds the row of an entry."""
+    key = decoder_of(key_serializer)
+    if state.is_timers:
+        namespace = decoder_of(state.serializers["VALUE_SERIALIZER"].parts[1])
+
+        def read_timer(rows: StateRows, data: bytes, at: int, value: bytes) -> None:
+            time, at = _time(data, at)
+            found, at = key(data, at)
+            window, at = namespace(data, at)
+            rows.values.append(_whole(time, at, data))
+            rows.keys.append(found)
+            rows.namespaces.append(window)
+
+        return read_timer
+    namespace = decoder_of(state.serializers["NAMESPACE_SERIALIZER"])
+    map_key, read_value = _values_of(state)
+
+    def read_entry(rows: StateRows, data: bytes, at: int, value: bytes) -> None:
+        found, at = key(data, at)
+        window, at = namespace(data, at)
+        if map_key is not None:
+            name, at = map_key(data, at)
+            rows.map_keys.append(name)
+        rows.values.append(read_value(value))
+        _whole(None, at, data)
+        rows.keys.append(found)
+        rows.namespaces.append(window)
+
+    return read_entry
+
+
+def _values_of(state: StateHeader) -> tuple[Decode | None, Callable[[bytes], Any]]:
+    """Returns what decodes the key of a map's entry, or None, and what decodes a value of the canonical format."""
+    serializer = state.serializers["VALUE_SERIALIZER"]
+    if state.state_type == "LIST":
+        return None, _listed(decoder_of(_element(serializer)))
+    if state.state_type == "MAP":
+        return decoder_of(serializer.parts[0]), _entry(decoder_of(serializer.parts[1]))
+    plain = decoder_of(serializer)
+    return None, lambda data: _whole(*plain(data, 0), data)
+
+
+def _element(serializer: Serializer) -> Serializer:
+    """Returns the serializer of the elements of a list."""
+    return serializer.parts[0] if serializer.kind == "List" else serializer
+
+
+def _listed(element: Decode) -> Callable[[bytes], list[Any]]:
+    def read(data: bytes) -> list[Any]:
+        values, at = [], 0
+        while True:
+            value, at = element(data, at)
+            values.append(value)
+            if at == len(data):
+                return values
+            if data[at] != 0x2C:  # a comma
+                raise ValueError("the elements of a list are not separated")
+            at += 1
+
+    return read
+
+
+def _entry(element: Decode) -> Callable[[bytes], Any]:
+    def read(data: bytes) -> Any:
+        return _whole(None, 1, data) if data[0] else _whole(*element(data, 1), data)
+
+    return read
+
+
+def _native(key_serializer: Serializer, state: StateHeader) -> Callable[[StateRows, bytes, int], int]:
+    """Returns the function that adds the rows of an entry and returns the position after it."""
+    key = decoder_of(key_serializer)
+    if state.is_timers:
+        namespace = decoder_of(state.serializers["VALUE_SERIALIZER"].parts[1])
+
+        def read_timer(rows: StateRows, data: bytes, at: int) -> int:
+            time, at = _time(data, at)
+            found, at = key(data, at)
+            window, at = namespace(data, at)
+            _add(rows, found, window, [time])
+            return at
+
+        return read_timer
+    namespace = decoder_of(state.serializers["NAMESPACE_SERIALIZER"])
+    value = decoder_of(state.serializers["VALUE_SERIALIZER"])
+    is_map = state.state_type == "MAP"
+
+    def read_entry(rows: StateRows, data: bytes, at: int) -> int:
+        window, at = namespace(data, at)
+        found, at = key(data, at)
+        held, at = value(data, at)
+        if is_map:
+            rows.map_keys.extend(held)
+        _add(rows, found, window, list(held.values()) if is_map else [held])
+        return at
+
+    return read_entry
+
+
+def _add(rows: StateRows, key: Any, namespace: Any, values: Sequence[Any]) -> None:
+    rows.keys.extend([key] * len(values))
+    rows.namespaces.extend([namespace] * len(values))
+    rows.values.extend(values)

@@ -1,0 +1,314 @@
+"""Turns rows of a savepoint of Flink into columns, by the types that the program declares.
+
+In process mode, PyFlink writes no types of values: without a declaration, values stay bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dagster_flinkpy.common.typeinfo import ListTypeInfo, TypeInformation, Types
+from dagster_flinkpy.errors import CorruptStateError, TypeMismatchError, UnsupportedKeyTypeError
+from dagster_flinkpy.flink_savepoint.header import StateHeader
+from dagster_flinkpy.flink_savepoint.keyed_state import DAMAGED, StateRows
+from dagster_flinkpy.flink_savepoint.pickled_data import load_data
+from dagster_flinkpy.flink_savepoint.python_coders import coder_of
+from dagster_flinkpy.flink_savepoint.serializers import Decode, Serializer, type_of
+from dagster_flinkpy.key_hashes import key_groups_of_hashes
+from dagster_flinkpy.state.handles import StateKind
+from dagster_flinkpy.state.keys import hash_keys
+
+__all__ = ["PYTHON_PREFIX", "DeclaredState", "FlinkColumns", "stored_name", "whole"]
+
+PYTHON_PREFIX = "python-state-"
+"""What process mode puts before the names of states."""
+_TIMERS = {
+    "_timer_state/event_user-timers": "_timers/event_time",
+    "_timer_state/processing_user-timers": "_timers/processing_time",
+}
+_BYTES = Types.PRIMITIVE_ARRAY(Types.BYTE())
+_NAMESPACES = ("TimeWindow", "CountWindow")
+
+
+def stored_name(name: str) -> str:
+    """Returns what a state of Flink is called here."""
+    return _TIMERS.get(name, name.removeprefix(PYTHON_PREFIX))
+
+
+@dataclass(frozen=True)
+class DeclaredState:
+    """A state as a program declares it."""
+
+    name: str
+    kind: StateKind
+    value_type: TypeInformation | None
+    """Of a list state, the type of the list; of timers None."""
+    map_key_type: TypeInformation | None = None
+    ttl_ms: int | None = None
+    """Its time to live in milliseconds, or None."""
+    key_type: TypeInformation | None = None
+    """Default: that of the savepoint."""
+
+
+class FlinkColumns:
+    """The columns of one state.
+
+    Args:
+        what: The operator and the state, for messages.
+        header: The state in the savepoint.
+        key: The serializer of its keys.
+        max_parallelism: The number of key groups.
+        declared: The state in the program. Default: not known.
+
+    Raises:
+        TypeMismatchError: The savepoint has a state of another form.
+        UnsupportedSavepointError: Its values cannot be read.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        header: StateHeader,
+        key: Serializer,
+        max_parallelism: int,
+        declared: DeclaredState | None = None,
+    ) -> None:
+        self._what, self._header, self._max_parallelism = what, header, max_parallelism
+        self.declared = declared
+        self._wrapped = key.kind == "Row" and len(key.parts) == 1  # as PyFlink has it; Java's keys are plain
+        plain = key.parts[0] if self._wrapped else key
+        self._pickled_keys = plain.kind == "BytePrimitiveArray"
+        self._stored_key = type_of(plain) or _BYTES
+        self.key_type = self._stored_key if declared is None or declared.key_type is None else declared.key_type
+        if not self._pickled_keys and not _fits(self._stored_key, self.key_type):
+            raise self._misfit(f"keys of {self.key_type}", f"keys of {self._stored_key}")
+        value = header.serializers["VALUE_SERIALIZER"]
+        namespace = value.parts[1] if header.is_timers else header.serializers["NAMESPACE_SERIALIZER"]
+        self.namespace_type = type_of(namespace) if namespace.kind in _NAMESPACES else None
+        self._values(value, declared)
+
+    def _values(self, value: Serializer, declared: DeclaredState | None) -> None:
+        """Finds out the types of the values, and how to decode them."""
+        stored = self._header.state_type
+        element = value.parts[1] if stored == "MAP" else value.parts[0] if stored == "LIST" else value
+        self.ttl = element.kind == "Ttl"
+        element = element.parts[0] if self.ttl else element
+        in_python = self._header.name.startswith(PYTHON_PREFIX)
+        self.kind: str = "TIMER" if self._header.is_timers else stored if declared is None else declared.kind
+        self.map_key_type: TypeInformation | None = None
+        self._map_key: Callable[[Any], Any] | None = None
+        self._one = self.kind in ("VALUE", "REDUCING", "AGGREGATING")
+        if self._header.is_timers:
+            self.value_type: TypeInformation | None = None
+            return
+        if declared is not None:
+            self._check_form(declared, in_python)
+        element_type = type_of(element) or _BYTES if declared is None else declared.value_type
+        if declared is not None and isinstance(element_type, ListTypeInfo) and self.kind == "LIST":
+            element_type = element_type.elem_type
+        assert element_type is not None
+        self._element_type = element_type
+        self.value_type = element_type if self.kind != "LIST" else Types.LIST(element_type)
+        self._coder: Decode | None = None
+        self._convert: Callable[[Any], Any] | None = None
+        if declared is None:
+            if self.kind == "MAP":
+                self.map_key_type = type_of(value.parts[0]) or _BYTES
+            return
+        if self.kind == "MAP":
+            self.map_key_type = declared.map_key_type
+            assert self.map_key_type is not None
+            self._map_key = (
+                whole(coder_of(self.map_key_type)) if in_python else _loaded(value.parts[0], self.map_key_type)
+            )
+        if in_python:
+            self._coder = coder_of(element_type)
+        else:
+            self._convert = _loaded(element, element_type)
+
+    def _check_form(self, declared: DeclaredState, in_python: bool) -> None:
+        stored = self._header.state_type
+        expected = self.kind if self.kind == "MAP" or not in_python else "LIST"  # process mode knows these two only
+        if stored != expected:
+            raise self._misfit(f"a state of kind {self.kind}", f"one of kind {stored}")
+        if (declared.ttl_ms is not None) != self.ttl:
+            forms = [f"a state {'with' if ttl else 'without'} a time to live" for ttl in (not self.ttl, self.ttl)]
+            raise self._misfit(*forms)
+
+    @property
+    def fields(self) -> list[pa.Field]:
+        """The columns, in order."""
+        fields = [pa.field("key", self.key_type.arrow_type)]
+        if self.namespace_type is not None:
+            fields.append(pa.field("namespace", self.namespace_type.arrow_type))
+        if self.map_key_type is not None:
+            fields.append(pa.field("map_key", self.map_key_type.arrow_type))
+        if self.value_type is None:
+            return [*fields, pa.field("time", pa.int64(), nullable=False)]
+        fields.append(pa.field("value", self.value_type.arrow_type))
+        if self.ttl:
+            fields.append(pa.field(self.time_column, pa.list_(pa.int64()) if self.kind == "LIST" else pa.int64()))
+        return fields
+
+    @property
+    def time_column(self) -> str:
+        """The column of times with a time to live: without a declaration, it is unknown when values expire."""
+        return "last_access" if self.declared is None else "expires_at"
+
+    def columns(self, rows: StateRows) -> dict[str, pa.Array[Any]]:
+        """Returns the columns of some rows of one key group, by name.
+
+        Raises:
+            CorruptStateError: A key does not belong to the key group, or a value is damaged.
+            TypeMismatchError: A value does not have the declared type.
+            UnsupportedSavepointError: A value is of a kind that cannot be read.
+        """
+        try:
+            columns = {"key": self._keys(rows)}
+            if self.namespace_type is not None:
+                columns["namespace"] = self.namespace_type.to_arrow(rows.namespaces)
+            if self.value_type is None:
+                columns["time"] = pa.array(rows.values, pa.int64())
+                return columns
+            if self.map_key_type is not None:
+                names = rows.map_keys if self._map_key is None else list(map(self._map_key, rows.map_keys))
+                columns["map_key"] = self.map_key_type.to_arrow(names)
+            values, times = self._decoded(rows.values)
+            columns["value"] = self.value_type.to_arrow(values)
+            if self.ttl:
+                lasts = 0 if self.declared is None else self.declared.ttl_ms or 0
+                columns[self.time_column] = _times(times, lasts)
+            return columns
+        except TypeMismatchError as error:
+            raise TypeMismatchError(f"{self._what}: {error}") from None
+        except DAMAGED as error:
+            raise CorruptStateError(f"{self._what}, key group {rows.group}: {error}") from None
+
+    def _keys(self, rows: StateRows) -> pa.Array[Any]:
+        keys = [row[0] for row in rows.keys] if self._wrapped else rows.keys
+        column = self._stored_key.to_arrow(keys)
+        self._check_group(rows.group, column)
+        if self._pickled_keys and self.declared is not None:
+            return self.key_type.to_arrow(list(map(load_data, keys)))
+        return column if self.key_type == self._stored_key else self.key_type.to_arrow(keys)
+
+    def _check_group(self, group: int, column: pa.Array[Any]) -> None:
+        """Checks that Flink's hash of the keys leads to the key group that they were found in."""
+        try:
+            hashes = self._hashes(column)
+        except UnsupportedKeyTypeError:
+            return  # such as an array: there is nothing to compare with
+        groups = key_groups_of_hashes(hashes, self._max_parallelism)
+        wrong = [at for at, each in enumerate(groups.tolist()) if each != group]
+        if wrong:
+            raise CorruptStateError(
+                f"{self._what}: {len(wrong)} keys, such as {column[wrong[0]].as_py()!r}, were found in key group "
+                f"{group}, but belong to others, such as {groups[wrong[0]]}"
+            )
+
+    def _hashes(self, column: pa.Array[Any]) -> npt.NDArray[np.int32]:
+        kind = self._stored_key
+        if not self._wrapped:
+            return hash_keys(kind, column)
+        if kind == _BYTES:
+            return hash_keys(Types.ROW([kind]), pa.StructArray.from_arrays([column], names=["f0"]))
+        # The hash of a row of one field. Inside of it, a tuple is hashed as a tuple, not as a row.
+        return hash_keys(kind, column) + np.int32(62)
+
+    def _decoded(self, values: list[Any]) -> tuple[list[Any], list[Any]]:
+        """Returns the values, and with a time to live the times of last access."""
+        if self.kind == "LIST":
+            pairs = [self._elements(each) for each in values]
+            return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        if self.ttl and not (self._one and self._header.state_type == "LIST"):
+            stamps, values = [each and each[0] for each in values], [each and each[1] for each in values]
+        else:
+            stamps = []
+        if self._coder is not None:
+            coder = whole(self._coder)
+            if self._one:
+                return self._single(values)
+            values = [None if each is None else coder(each) for each in values]
+        elif self._convert is not None:
+            values = [None if each is None else self._convert(each) for each in values]
+        return values, stamps
+
+    def _single(self, values: list[Any]) -> tuple[list[Any], list[Any]]:
+        """Decodes values of process mode, each of which is a list of one element."""
+        found, stamps = [], []
+        for arrays in values:
+            elements, times = self._elements(arrays)
+            if len(elements) != 1:
+                raise ValueError(f"a state with one value has {len(elements)}")
+            found.append(elements[0])
+            stamps += times
+        return found, stamps
+
+    def _elements(self, stored: list[Any]) -> tuple[list[Any], list[int]]:
+        """Decodes the elements of one list. In process mode a stored element holds one or more."""
+        found: list[Any] = []
+        times: list[int] = []
+        for each in stored:
+            stamp, each = each if self.ttl else (0, each)
+            before = len(found)
+            if self._coder is None:
+                found.append(each if self._convert is None else self._convert(each))
+            else:
+                at = 0
+                while at < len(each):
+                    element, end = self._coder(each, at)
+                    if end <= at:
+                        raise ValueError("an element takes no bytes, so nobody knows how many there are")
+                    found.append(element)
+                    at = end
+                if at != len(each):
+                    raise ValueError("the last element is not complete")
+            if self.ttl:
+                times += [stamp] * (len(found) - before)
+        return found, times
+
+    def _misfit(self, declared: str, stored: str) -> TypeMismatchError:
+        return TypeMismatchError(f"{self._what}: the program declares {declared}, but the savepoint has {stored}")
+
+
+def _fits(stored: TypeInformation, declared: TypeInformation) -> bool:
+    """Returns whether keys are of a declared type. Java's rows have no names of fields."""
+    return stored == declared or stored.arrow_type == declared.arrow_type or _unnamed(stored) == _unnamed(declared)
+
+
+def _unnamed(kind: TypeInformation) -> Any:
+    def plain(json: Any) -> Any:
+        if isinstance(json, dict):
+            return {name: plain(value) for name, value in json.items() if name != "names"}
+        return [plain(each) for each in json] if isinstance(json, list) else json
+
+    return plain(kind.to_json())
+
+
+def whole(coder: Decode) -> Callable[[bytes], Any]:
+    """Returns the function that decodes one value, which takes all of the bytes."""
+
+    def decode(data: bytes) -> Any:
+        value, at = coder(data, 0)
+        if at != len(data):
+            raise ValueError(f"{len(data) - at} bytes are left after a value")
+        return value
+
+    return decode
+
+
+def _loaded(serializer: Serializer, declared: TypeInformation) -> Callable[[Any], Any] | None:
+    """Returns what makes values of those that Java's serializers gave: in thread mode, byte arrays may be pickles."""
+    return load_data if serializer.kind == "BytePrimitiveArray" and declared != _BYTES else None
+
+
+def _times(stamps: list[Any], lasts: int) -> pa.Array[Any]:
+    if stamps and isinstance(stamps[0], list):
+        return pa.array([[stamp + lasts for stamp in each] for each in stamps], pa.list_(pa.int64()))
+    return pa.array([None if stamp is None else stamp + lasts for stamp in stamps], pa.int64())
