@@ -11,6 +11,7 @@ import pytest
 from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.datastream import MapFunction
 from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.runtime.master import pipelined_region
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.spark.sessions import SparkSettings
 from dagster_flinkpy.storage import StorageLocation
@@ -41,7 +42,10 @@ def program(folder: Path) -> tuple[JobGraph, FolderSink]:
     return env.get_job_graph(), sink
 
 
-def test_checkpoints_do_not_wait_for_a_busy_region(tmp_path: Path, spark_settings: SparkSettings) -> None:
+def test_checkpoints_do_not_wait_for_a_busy_region(
+    tmp_path: Path, spark_settings: SparkSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipelined_region, "_CANCEL_SECONDS", 1.0)  # the busy function does not give up
     graph, sink = program(tmp_path)
     config = JobConfig(
         "job",

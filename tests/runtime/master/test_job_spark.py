@@ -44,7 +44,7 @@ from dagster_flinkpy.errors import (
 )
 from dagster_flinkpy.runtime.blocking.dataframe_segments import read_parts
 from dagster_flinkpy.runtime.blocking.dataframe_types import frame_schema, user_frames
-from dagster_flinkpy.runtime.master import job_session
+from dagster_flinkpy.runtime.master import job_session, pipelined_region
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
@@ -396,7 +396,8 @@ def test_an_error_of_a_user_function_comes_back_whole_and_nothing_is_visible(tmp
     ]
 
 
-def test_a_checkpoint_that_takes_too_long_frees_spark(tmp_path: Path) -> None:
+def test_a_checkpoint_that_takes_too_long_frees_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipelined_region, "_CANCEL_SECONDS", 1.0)  # the functions never give up
     release = tmp_path / "release"
 
     def wait(value: Any) -> Any:
