@@ -58,6 +58,12 @@ from dagster_flinkpy.datastream.functions import (
     WindowFunction,
 )
 from dagster_flinkpy.datastream.master_hook import MasterTriggerRestoreHook
+from dagster_flinkpy.datastream.operator_coordinator import (
+    CoordinatedFunction,
+    OperatorCoordinator,
+    OperatorCoordinatorContext,
+    SubtaskGateway,
+)
 from dagster_flinkpy.datastream.output_tag import OutputTag
 from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.datastream.slot_sharing_group import MemorySize, SlotSharingGroup
@@ -123,6 +129,7 @@ __all__ = [
     "ConnectedStreams",
     "ContinuousEventTimeTrigger",
     "ContinuousProcessingTimeTrigger",
+    "CoordinatedFunction",
     "CountSlidingWindowAssigner",
     "CountTrigger",
     "CountTumblingWindowAssigner",
@@ -158,6 +165,8 @@ __all__ = [
     "MultipleConnectedStreams",
     "MultipleInputProcessFunction",
     "NeverTrigger",
+    "OperatorCoordinator",
+    "OperatorCoordinatorContext",
     "OutputTag",
     "Partitioner",
     "ProcessAllWindowFunction",
@@ -176,6 +185,7 @@ __all__ = [
     "SlidingProcessingTimeWindows",
     "SlotSharingGroup",
     "StreamExecutionEnvironment",
+    "SubtaskGateway",
     "TimeDomain",
     "TimeWindow",
     "TimeWindowSerializer",

@@ -25,6 +25,7 @@ from dagster_flinkpy.datastream.state import (
 )
 from dagster_flinkpy.datastream.time_domain import TimeDomain
 from dagster_flinkpy.datastream.timerservice import TimerService
+from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.metrics import MetricGroup
 
 __all__ = [
@@ -126,6 +127,17 @@ class RuntimeContext(KeyedStateStore):
     @abstractmethod
     def get_attempt_number(self) -> int:
         """Returns the number of the execution attempt: 0 for the first one, and greater for each later one."""
+
+    def send_event_to_coordinator(self, event: Any) -> None:
+        """Sends an event to `OperatorCoordinator.handle_event_from_operator`. Only a `CoordinatedFunction` may call it.
+
+        Args:
+            event: A value of JSON.
+
+        Raises:
+            ConfigurationError: It is no value of JSON; or there is no coordinator.
+        """
+        raise ConfigurationError("there is no coordinator here: see CoordinatedFunction")
 
 
 class Function:

@@ -179,6 +179,11 @@ class EpochJob:
         """
         return f"{self.fencing_token}-{checkpoint_id}"
 
+    @property
+    def attempt(self) -> int:
+        """The number of the executions of its subtasks, from 0."""
+        return self.fencing_token - 1 + self.restarts
+
     def input(self, uid: str, subtask: int) -> SubtaskInput:
         """Returns what a subtask starts from."""
         return self.inputs.get((uid, subtask), SubtaskInput())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from dagster_flinkpy.checkpoint.messages import Subtask
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
@@ -16,6 +17,7 @@ from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSinkSpec, Bloc
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeInputs, EdgeOutput
 from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob, SubtaskInput
 from dagster_flinkpy.runtime.master.job_config import JobConfig
+from dagster_flinkpy.runtime.master.operator_coordinators import OperatorCoordinators
 from dagster_flinkpy.runtime.master.partition_input import of_partition
 from dagster_flinkpy.runtime.master.results import EpochResults, TaskFailure
 from dagster_flinkpy.runtime.master.split_planner import SplitPlanner
@@ -55,6 +57,9 @@ class EpochPlanner:
         coordinators = {u: o.coordinator_state for u, o in plan.operators.items() if o.restored} if plan else {}
         self.splits = SplitPlanner(graph, coordinators, context)
         """Plans the splits that the sources read."""
+        continues_from = None if restored is None else restored.checkpoint_id
+        self.coordinators = OperatorCoordinators(graph, coordinators, continues_from)
+        """The coordinators of the functions."""
         self.ended: dict[int, bool] = {}
         """Whether the region's input ends with a checkpoint, for each one that is not complete yet."""
         self.edge_sinks = frozenset(v.uid for v in graph.vertices if isinstance(v.spec, BlockingEdgeSinkSpec))
@@ -69,7 +74,7 @@ class EpochPlanner:
         self.number = number
         self._python = pack(graph.vertices[0].python)
         self._context = context
-        self._continues_from = None if restored is None else restored.checkpoint_id
+        self._continues_from = continues_from
         uids = {v.uid for v in graph.vertices}
         self.in_flight = _in_flight(plan, self.edge_sources)
         """What the restored checkpoint names of the edges that the region reads."""
@@ -95,6 +100,7 @@ class EpochPlanner:
         """Returns the current state as the results of an epoch that has read nothing."""
         self.ended[checkpoint_id] = self._ended
         self.splits.snapshot(checkpoint_id)
+        self.coordinators.repeat(checkpoint_id, self._start)
         states, failure = states_of_inputs(self._graph, self._inputs), self._unwritten
         return EpochResults({checkpoint_id: states}, {} if failure is None else {checkpoint_id: failure})
 
@@ -179,6 +185,11 @@ class EpochPlanner:
     def forget_before(self, checkpoint_id: int) -> None:
         """Forgets the states before the one that a complete checkpoint has."""
         self._states = {number: state for number, state in self._states.items() if number >= checkpoint_id}
+        self.coordinators.forget_before(checkpoint_id)
+
+    def coordinator_states(self, checkpoint_id: int) -> dict[str, Any]:
+        """Returns the states of enumerators and coordinators at the barrier of a checkpoint, by uid."""
+        return self.splits.take_states(checkpoint_id) | self.coordinators.take_states(checkpoint_id)
 
 
 def _in_flight(plan: RestorePlan | None, edge_sources: Mapping[str, str]) -> EdgeInputs:

@@ -171,7 +171,14 @@ class JobAttempt(AttemptRuns):
             progress=self._progress,
         )
         self._spark = SharedSession(config.spark, self._progress)
-        self._exchange = JobExchange(config, self._spark, self._progress, lambda: self._transactions.check_leader())
+        self._exchange = JobExchange(
+            config,
+            self._spark,
+            self._progress,
+            lambda: self._transactions.check_leader(),
+            graph,
+            lambda region: self._deployed.regions.planners[region].coordinators,
+        )
         self._stopped = False
         """Whether the job was stopped earlier, and nobody has restored a savepoint since."""
         self._keeper = self._create_lease_keeper()

@@ -9,10 +9,13 @@ from dataclasses import replace
 from datetime import timedelta
 
 from dagster_flinkpy.common.exchange_options import ExchangeMode
+from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.operator_coordinator import coordinated_function
 from dagster_flinkpy.datastream.operator_specs import SparkSourceSpec, SparkTransformSpec
 from dagster_flinkpy.datastream.slot_sharing_group import SlotSharingGroup
 from dagster_flinkpy.errors import (
     CheckpointError,
+    ConfigurationError,
     ExecutorLostError,
     FlinkPyError,
     NoResourceAvailableError,
@@ -27,6 +30,7 @@ from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.runtime.master.job_session import JobSession, SharedSession
 from dagster_flinkpy.runtime.master.job_slots import JobSlots
 from dagster_flinkpy.runtime.master.open_epoch import OpenEpoch
+from dagster_flinkpy.runtime.master.operator_coordinators import OperatorCoordinators
 from dagster_flinkpy.runtime.master.pipelined_region import PipelinedRegion, places_of, resources_of
 from dagster_flinkpy.runtime.master.region_job import run_region, runs_a_task
 from dagster_flinkpy.runtime.master.slot_pool import SlotPool
@@ -58,6 +62,11 @@ class JobExchange:
         shared: The session of the attempt.
         progress: Takes one-line progress messages.
         check_leader: Raises an error if another attempt has taken over.
+        graph: The program. Default: one that can be run either way.
+        coordinators_of: Returns the coordinators of a region, by its number. Default: there are none.
+
+    Raises:
+        ConfigurationError: The program can only be run by tasks that live, and they are not allowed.
     """
 
     def __init__(
@@ -66,10 +75,20 @@ class JobExchange:
         shared: SharedSession,
         progress: Callable[[str], None],
         check_leader: Callable[[], object],
+        graph: JobGraph | None = None,
+        coordinators_of: Callable[[int], OperatorCoordinators] = lambda region: OperatorCoordinators(),
     ) -> None:
         self._config, self._shared, self._progress = config, shared, progress
+        self._coordinators_of = coordinators_of
         self._check_leader = check_leader
         self._mode = config.exchange.mode
+        self._needs_live = None if graph is None else _reason_for_live(graph)
+        if self._needs_live is not None:
+            if self._mode is ExchangeMode.SPARK:
+                raise ConfigurationError(
+                    f"{self._needs_live}, which needs tasks that live: set execution.exchange to 'auto' or 'pipelined'"
+                )
+            self._mode = ExchangeMode.PIPELINED
         if config.in_process and self._mode is ExchangeMode.AUTO:
             self._mode = ExchangeMode.SPARK  # tasks that take turns in one thread are as good, and give the same order
         self._pool: SlotPool | None = None
@@ -152,7 +171,8 @@ class JobExchange:
         if why is None:
             self._decided_for = slots
             self._on_spark_only.clear()
-            self._say("tasks live in slots (execution.exchange: pipelined)")
+            because = "" if self._needs_live is None else f", because {self._needs_live}"
+            self._say(f"tasks live in slots (execution.exchange: pipelined){because}")
             return
         self._give_back()
         self._mode, self._pool = ExchangeMode.SPARK, None
@@ -237,6 +257,7 @@ class JobExchange:
         if region is None:
             same_machine = self._config.in_process or self._config.spark.on_this_machine
             region = self._regions[job.region] = PipelinedRegion(pool, self._progress, same_machine=same_machine)
+        region.coordinators = self._coordinators_of(job.region)
         region.resume()
         with session.interruptible(region.interrupt):
             yield region
@@ -304,6 +325,14 @@ class JobExchange:
         if self._pool is not None:
             self._pool.close()
         self._kept.close()
+
+
+def _reason_for_live(graph: JobGraph) -> str | None:
+    """Returns why the tasks of a program must live, or None if they need not."""
+    for vertex in graph.vertices:
+        if coordinated_function(vertex.spec) is not None:
+            return f"operator {vertex.uid!r} has a coordinator"
+    return None
 
 
 def _whole(open_epoch: OpenEpoch, session: JobSession) -> EpochInput:

@@ -70,6 +70,8 @@ class JobRegions:
             )
             for number, region in enumerate(self.graphs)
         )
+        for planner in self.planners:
+            planner.coordinators.guard = watchdog.run
         self._graph = graph
         self._segments = EdgeSegments(
             config.storage.child(config.job_id).child(EXCHANGE_FOLDER),
@@ -118,11 +120,12 @@ class JobRegions:
         tasks = {v.uid: tuple(Subtask(v.uid, i) for i in range(v.parallelism)) for v in self._graph.vertices}
         sources = tuple(uid for planner in self.planners for uid in planner.splits.uids)
         edges = tuple(uid for planner in self.planners for uid in planner.edge_sources)
+        functions = tuple(uid for planner in self.planners for uid in planner.coordinators.uids)
         return CheckpointPlan(
             tasks_to_trigger=tuple(t for uid in sources for t in tasks[uid]),
             tasks_to_wait_for=tuple(t for each in tasks.values() for t in each),
             tasks_to_commit=tuple(t for uid in sinks for t in tasks[uid]),
-            coordinators=(*sources, *edges),  # of edges: what was not read before the barrier
+            coordinators=(*sources, *edges, *functions),  # of edges: what was not read before the barrier
             master_hooks=master_hooks,
         )
 
@@ -155,10 +158,12 @@ class JobRegions:
             planner.partition = None
 
     def close(self) -> None:
-        """Closes the enumerators of the sources. One that raises is not heard: all that it has found is committed."""
+        """Closes the enumerators and the coordinators. One that raises is not heard: all is committed."""
         for planner in self.planners:
             with suppress(FlinkPyError):
                 self._watchdog.run("closing sources", planner.splits.close)
+            with suppress(FlinkPyError):
+                planner.coordinators.close()
 
     def refuse_input_after_end(self) -> None:
         """Checks that no source has input that came after the end of all input.

@@ -465,7 +465,7 @@ class JobState:
         for task, state in states.items():
             message = AcknowledgeCheckpoint(job_id, checkpoint_id, token, task.uid, task.subtask, state)
             self._drive(Acknowledge(now, message))
-        for uid, position in planner.splits.take_states(checkpoint_id).items():
+        for uid, position in planner.coordinator_states(checkpoint_id).items():
             self._drive(CoordinatorSnapshotted(now, checkpoint_id, uid, position))
 
     def _note_declined(self, acknowledged: Acknowledged) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import threading
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from dagster_flinkpy.runtime.exchange.frames import frame
 from dagster_flinkpy.runtime.exchange.places import Places, chains_of
 from dagster_flinkpy.runtime.failure import error_from_json
 from dagster_flinkpy.runtime.master.open_epoch import OpenEpoch
+from dagster_flinkpy.runtime.master.operator_coordinators import OperatorCoordinators
 from dagster_flinkpy.runtime.master.slot_pool import Slot, SlotPool
 from dagster_flinkpy.runtime.master.spark_progress import INTERVAL_SECONDS, EpochProgress
 from dagster_flinkpy.runtime.record_counts import RecordCounts
@@ -134,6 +136,11 @@ class _Deployment:
             indexes.setdefault(index, []).append(repr(uid))
         return " and ".join(f"subtask {index} of {', '.join(uids)}" for index, uids in indexes.items())
 
+    def send_event(self, uid: str, subtask: int, event: Any) -> None:
+        """Sends a subtask an event of its coordinator. Any thread may call it."""
+        slot = self.slots[self.places.slot_of(uid, subtask)]
+        slot.say(frame("event", deployment=self.id, uid=uid, subtask=subtask, event=event))
+
     def say(self, message: bytes) -> None:
         for slot in self.slots.values():
             slot.say(message)
@@ -160,6 +167,8 @@ class PipelinedRegion:
         self._interrupted = False
         self._names: set[str] = set()
         """The slots of the region."""
+        self.coordinators = OperatorCoordinators()
+        """The coordinators of its functions."""
         pool.add_listener(self)
 
     def run(self, job: EpochJob, open_epoch: OpenEpoch | None = None) -> Sequence[WireRow]:
@@ -188,6 +197,8 @@ class PipelinedRegion:
                 self._give_out(open_epoch, deployment)
                 self._read_on(open_epoch, deployment)
             self._wait(lambda: self._is_done(deployment, job.epochs), self._epoch_progress(deployment, job))
+            if not deployment.failed:
+                self.coordinators.work()  # their checkpoints are due
         except FlinkPyError:
             self.cancel()
             raise
@@ -280,8 +291,11 @@ class PipelinedRegion:
         known = self._deployment
         if known is not None and (_continues(known, job) if known.begun else known.job is job):
             return known
+        reason = None if known is None or known.lost is None else known.lost[1]
         self.cancel()
         job.check_start()
+        self.coordinators.on_mail = self._wake
+        self.coordinators.reset(job.start, reason)
         places = places_of(job.graph, job.region)
         needed = resources_of(job.graph, places)
         slots, self._names = self.request(needed), set(needed)
@@ -295,6 +309,8 @@ class PipelinedRegion:
             self._wait(lambda: deployment.failed or deployment.running >= needed.keys())
             if deployment.cut_off:
                 raise deployment.cut_off
+            if not deployment.failed:
+                self.coordinators.ready(job.attempt, deployment.send_event)
         except FlinkPyError:
             self.cancel()
             raise
@@ -332,9 +348,15 @@ class PipelinedRegion:
         def over() -> bool:
             return done() or deployment.lost is not None or self._interrupted
 
-        while not self._wait_for(over, INTERVAL_SECONDS if seconds is None else seconds) and seconds is None:
-            if progress is not None:
+        until = None if seconds is None else time.monotonic() + seconds
+        while not over():
+            left = INTERVAL_SECONDS if until is None else until - time.monotonic()
+            if left <= 0:
+                break
+            woken = self._wait_for(lambda: over() or self.coordinators.has_mail, left)
+            if not woken and progress is not None:
                 progress.update()
+            self.coordinators.work()
         if deployment.cut_off:  # most likely because the other slot is gone, which the driver is about to see
             self._wait_for(lambda: deployment.lost is not None or self._interrupted, _CUT_OFF_SECONDS)
         with self._changed:
@@ -357,6 +379,7 @@ class PipelinedRegion:
         deployment = self._deployment
         if deployment is not None:
             deployment.say(frame("notify", deployment=deployment.id, news=news, checkpoint_id=checkpoint_id))
+        self.coordinators.on_notified(news, checkpoint_id)
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -389,6 +412,7 @@ class PipelinedRegion:
         if deployment is None:
             return []
         self._end("finish", seconds)
+        self.coordinators.work()
         if deployment.lost is not None:
             raise deployment.lost[1]
         return deployment.rows
@@ -438,8 +462,10 @@ class PipelinedRegion:
             if known is None or known.id != deployment:
                 return
             for row in rows:
-                if row.kind is Kind.REQUEST_SPLITS:
-                    known.hear(row.target, json.loads(row.payload.to_pybytes()) if row.payload.size else {})
+                if row.kind is Kind.OPERATOR_EVENT:
+                    message = json.loads(row.payload.to_pybytes()) if row.payload.size else {}
+                    if not self.coordinators.on_message(message):
+                        known.hear(row.target, message)
                     continue
                 known.rows.append(row)
                 if row.kind is Kind.FAILURE:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from dagster_flinkpy.datastream.job_graph import JobVertex
 from dagster_flinkpy.metrics import MetricGroup
@@ -43,6 +44,8 @@ class OperatorContext:
     source, or an operator that assigns timestamps."""
     metrics: MetricGroup = field(default_factory=MetricGroup)
     """Metrics of the user functions."""
+    send_event: Callable[[Any], object] | None = None
+    """Sends an event to the coordinator of the operator, if it has one."""
 
     @property
     def checkpoint_id(self) -> int:

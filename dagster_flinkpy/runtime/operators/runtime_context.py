@@ -51,8 +51,13 @@ class TaskRuntimeContext(RuntimeContext):
         return self._context.vertex.max_parallelism
 
     def get_attempt_number(self) -> int:
-        job = self._context.job
-        return job.fencing_token - 1 + job.restarts
+        return self._context.job.attempt
+
+    def send_event_to_coordinator(self, event: Any) -> None:
+        if self._context.send_event is None:
+            super().send_event_to_coordinator(event)
+        else:
+            self._context.send_event(event)
 
     def get_task_name_with_subtasks(self) -> str:
         vertex = self._context.vertex

@@ -18,8 +18,9 @@ import pyarrow as pa
 
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.datastream.functions import Function, KeyedStateStore, RuntimeContext
+from dagster_flinkpy.datastream.operator_coordinator import CoordinatedFunction, coordinated_function
 from dagster_flinkpy.datastream.operator_specs import InputsSpec
-from dagster_flinkpy.errors import FlinkPyError
+from dagster_flinkpy.errors import ConfigurationError, FlinkPyError
 from dagster_flinkpy.runtime.failure import UNKNOWN, USER_EXCEPTIONS, user_error
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.runtime_context import TaskRuntimeContext
@@ -121,6 +122,11 @@ class StreamOperator(ABC):
             function: The function; a plain callable has nothing to open.
             keyed: Provides keyed state if the stream has keys.
         """
+        if isinstance(function, CoordinatedFunction) and coordinated_function(self.context.vertex.spec) is not function:
+            raise ConfigurationError(
+                f"operator {self.context.vertex.uid!r} cannot have a coordinator, which {type(function).__name__} asks "
+                "for: functions of process(), map(), flat_map() and filter() can"
+            )
         self.context.state.initialize(function, keyed)
         if isinstance(function, Function):
             self.call("open()", function.open, self.runtime_context())

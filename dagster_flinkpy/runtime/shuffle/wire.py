@@ -76,7 +76,7 @@ class Kind(IntEnum):
     COLLECT = 7
     LATENCY_MARKER = 8
     LOG = 9
-    REQUEST_SPLITS = 10
+    OPERATOR_EVENT = 10
 
 
 _KINDS = tuple(Kind)  # by number; calling the enum takes ten times as long

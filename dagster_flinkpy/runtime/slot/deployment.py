@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -180,6 +181,11 @@ class SlotDeployment:
         for task in self.tasks.values():
             if not self.failed:
                 self._in(task, action)
+
+    def take_event(self, uid: str, subtask: int, event: Any) -> None:
+        """Gives a subtask an event of its coordinator, unless a task has failed."""
+        if not self.failed:
+            self._in(self.tasks[self._heads[uid], subtask], lambda task: task.take_event(uid, event))
 
     def _in(self, task: PipelinedTask, action: Callable[[PipelinedTask], object]) -> None:
         self.current = task

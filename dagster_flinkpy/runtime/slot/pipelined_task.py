@@ -164,7 +164,7 @@ class PipelinedTask(StreamTask):
         self._ask()
         for uid, reader in self._readers.items() if self._open else ():
             for message in reader.take_messages():
-                self._request_splits({"uid": uid, "subtask": self.index, **message})
+                self.send_event({"uid": uid, "subtask": self.index, **message})
 
     def _ask(self) -> None:
         """Asks for the next part of the epoch once sources have read this one. Readers need not have, they read on."""
@@ -173,17 +173,22 @@ class PipelinedTask(StreamTask):
             operators = {uid: task.operator for uid, task in self._tasks.items()}
             sources = {uid: each for uid, each in operators.items() if isinstance(each, SourceOperator)}
             stops = {uid: astuple(each.stop) for uid, each in sources.items() if each.stop is not None}
-            self._request_splits({"stops": stops} if stops else None)
+            self.send_event({"stops": stops} if stops else {})
 
-    def _request_splits(self, message: dict[str, Any] | None = None) -> None:
-        """Asks for the next part of an epoch, or tells the enumerator what a reader says.
+    def send_event(self, message: dict[str, Any]) -> None:
+        """Tells the driver what an operator says to its coordinator, or a source to its enumerator.
 
         Args:
-            message: Where sources have stopped amid what they were given; or what a reader says. Default: they have
-                read all of it.
+            message: Without content, all sources have read their part of the epoch, and ask for the next one.
         """
-        payload = b"" if message is None else json.dumps(message).encode()
-        self._rows_out.add(self.index, NO_EDGE, self.index, 0, Kind.REQUEST_SPLITS, payload)
+        payload = json.dumps(message).encode() if message else b""
+        self._rows_out.add(self.index, NO_EDGE, self.index, 0, Kind.OPERATOR_EVENT, payload)
+
+    def take_event(self, uid: str, event: Any) -> None:
+        """Gives an operator an event of its coordinator."""
+        self.unsent = True
+        for task in self._entered([self._tasks[uid]]):
+            task.events.take(event)
 
     def take_queue_metrics(self, uid: str) -> dict[str, float]:
         if self.stage == 0 or uid != self._vertices[0].uid:

@@ -267,6 +267,8 @@ class TaskExecutor:
         elif kind == "begin":
             epoch: EpochInput = pickle.loads(body)  # from the driver of this job
             deployment.in_all(lambda task: task.begin(epoch))
+        elif kind == "event":
+            deployment.take_event(fields["uid"], int(fields["subtask"]), fields["event"])
         elif kind == "stop_reading":
             deployment.in_all(lambda task: task.stop_reading(stops=True))
         elif kind == "notify":

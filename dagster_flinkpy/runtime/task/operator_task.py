@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
@@ -27,7 +27,6 @@ from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.operator_factory import create_operator
 from dagster_flinkpy.runtime.operators.operator_state_handler import OperatorStateHandler
 from dagster_flinkpy.runtime.operators.stream_operator import StreamOperator
-from dagster_flinkpy.runtime.record_counts import TaskCount
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 from dagster_flinkpy.runtime.shuffle.channel_selectors import upstream_subtasks
 from dagster_flinkpy.runtime.shuffle.record_writer import BUFFER_SIZE
@@ -50,11 +49,12 @@ from dagster_flinkpy.runtime.task.barrier_handlers import (
     Unblock,
 )
 from dagster_flinkpy.runtime.task.channel_state import ChannelStateWriter, InFlightRow, read_channel_state
+from dagster_flinkpy.runtime.task.event_gateway import OperatorEventGateway
 from dagster_flinkpy.runtime.task.io_metrics import OperatorIOMetrics
 from dagster_flinkpy.runtime.task.latency import LatencyMarker
 from dagster_flinkpy.runtime.task.outputs import RecordWriterOutput, decode_event, encode_element, watermark_origins
+from dagster_flinkpy.runtime.task.parent_task import ParentTask
 from dagster_flinkpy.runtime.task.static_first import StaticFirst
-from dagster_flinkpy.runtime.task.task_times import TaskTimes
 from dagster_flinkpy.runtime.task.watermark_valve import BEFORE, WatermarkValve
 
 __all__ = ["Cancelled", "ChainingOutput", "OperatorTask"]
@@ -68,35 +68,6 @@ Channel = tuple[int, int]
 
 class Cancelled(Exception):
     """The Spark job has failed upstream."""
-
-
-class ParentTask(Protocol):
-    """What operators need of the task that they are in."""
-
-    times: TaskTimes
-    """Where the task's time goes."""
-
-    count: TaskCount
-    """Counts the records that the task reads."""
-
-    @property
-    def output_digest(self) -> str:
-        """Returns a digest of everything that the task has sent so far."""
-
-    def enter(self, uid: str) -> None:
-        """An operator starts, perhaps inside another one."""
-
-    def leave(self) -> None:
-        """The operator that started last ends."""
-
-    def acknowledge(self, ack: dict[str, Any], uploads: Sequence[Future[None]]) -> None:
-        """Takes the acknowledgement of an operator's snapshot, which counts when the uploads are done."""
-
-    def collect(self, column: pa.Array, name: str, position: int) -> None:
-        """Sends a column to the driver. ``position`` is the number of barriers before it."""
-
-    def take_queue_metrics(self, uid: str) -> dict[str, float]:
-        """Returns how full the queue before an operator was since the last call, if it is the first one of a chain."""
 
 
 class ChainingOutput:
@@ -221,6 +192,7 @@ class OperatorTask:
         what follows it."""
         self._channels_ahead: set[Channel] = set()
         self.operator: StreamOperator = create_operator(self.context)
+        self.events = OperatorEventGateway(self.operator, task.send_event)
 
     def _emit(self, tag: str | None, batch: StreamBatch) -> None:
         self._metrics.records_out += len(batch)
@@ -537,6 +509,7 @@ class OperatorTask:
         marked_ms = {} if self.outputs else self._metrics.latency.take_marked()
         uploads = (*self.operator.uploads(), *self.context.state.uploads(state.operator_state_files()))
         self._taken[checkpoint_id] = _Taken(state, digest, channel_state, marked_ms, uploads)
+        self.events.snapshot(checkpoint_id)
         for output in self.outputs:
             output.barrier(checkpoint_id, digest)
         self._position += 1

@@ -226,6 +226,10 @@ class StreamTask:
         """Takes an operator's acknowledgement, which counts when the uploads are done."""
         raise NotImplementedError
 
+    def send_event(self, message: dict[str, Any]) -> None:
+        """Sends what an operator says to its coordinator."""
+        raise NotImplementedError
+
     def collect(self, column: pa.Array, name: str, position: int) -> None:
         """Sends a column to the driver.
 

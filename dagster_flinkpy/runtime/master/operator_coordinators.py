@@ -1,0 +1,314 @@
+"""The coordinators of the functions of a region, as the driver has them (Flink: ``OperatorCoordinatorHolder``).
+
+A coordinator is called on the lane of its region only, while tasks read an epoch. Subtasks send it their barriers among
+their events, and it aligns them: its checkpoint is taken when all barriers are there, and what a subtask has sent
+behind its own waits until then. An event that a subtask has not taken before its barrier is stored with the state.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dagster_flinkpy.datastream.connectors.base import Json
+from dagster_flinkpy.datastream.connectors.source import JsonSerializer
+from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.operator_coordinator import (
+    CoordinatedFunction,
+    OperatorCoordinatorContext,
+    SubtaskGateway,
+    coordinated_function,
+)
+from dagster_flinkpy.errors import FlinkPyError, UserFunctionError
+from dagster_flinkpy.runtime.failure import raised_on_driver
+
+__all__ = ["OperatorCoordinators"]
+
+SendEvent = Callable[[str, int, Json], object]
+"""Sends an event to a subtask, by uid and number."""
+
+_NO_CHECKPOINT = -1
+"""Flink: ``OperatorCoordinator.NO_CHECKPOINT``."""
+
+
+@dataclass
+class _Subtask:
+    """What is between a coordinator and an execution of a subtask."""
+
+    sent: int = 0
+    """How many events it was sent."""
+    in_flight: deque[Json] = field(default_factory=deque)
+    """The last ones of them: those that no checkpoint has found taken."""
+
+
+class _Holder(OperatorCoordinatorContext):
+    """One coordinator.
+
+    Args:
+        uid: The uid of the operator.
+        function: Creates the coordinator.
+        parallelism: The number of subtasks.
+        restored: What :meth:`checkpoint` has returned for the checkpoint that the job continues from, or None.
+        restored_id: The id of that checkpoint; None if the job begins anew.
+        wake: Lets the lane of the region work. Any thread may call it.
+    """
+
+    def __init__(
+        self,
+        uid: str,
+        function: CoordinatedFunction,
+        parallelism: int,
+        restored: Json | None,
+        restored_id: int | None,
+        wake: Callable[[], object],
+    ) -> None:
+        self._uid, self._function, self._parallelism, self._wake = uid, function, parallelism, wake
+        self._restored_id = _NO_CHECKPOINT if restored_id is None else restored_id
+        self.states: dict[int, Json | None] = {0: restored}
+        """What the epochs start from, by the last checkpoint before them; 0 for the start of the attempt."""
+        self._coordinator: Any = None
+        self._attempt = -1
+        self._passed: dict[int, int] = {}
+        """The subtasks whose barriers are there, each with how many events it has taken before."""
+        self._held: list[tuple[int, Json]] = []
+        """What they have sent behind their barriers."""
+        self._subtasks: list[_Subtask] = []
+        self._undelivered: list[tuple[int, Json]] = []
+        self._lock = threading.Lock()
+        self.failure: BaseException | None = None
+
+    @property
+    def operator_uid(self) -> str:
+        return self._uid
+
+    def current_parallelism(self) -> int:
+        return self._parallelism
+
+    def fail_job(self, cause: BaseException) -> None:
+        self.failure = cause
+        self._wake()
+
+    def reset(self, start: int, reason: FlinkPyError | None) -> None:
+        """Goes back to the state from which new executions start."""
+        stored, checkpoint_id = self.states[start], start or self._restored_id
+        if begins := self._coordinator is None:
+            self._coordinator = self._function.create_coordinator()
+        for i in range(0 if begins else self._parallelism):
+            self._coordinator.execution_attempt_failed(i, self._attempt, reason)
+        with self._lock:
+            self.failure, self._passed, self._held = None, {}, []
+            self._subtasks = [_Subtask() for _ in range(self._parallelism)]
+            self._undelivered = [] if stored is None else [(i, event) for i, event in stored["events"]]
+        if not begins or stored is not None:
+            self._coordinator.reset_to_checkpoint(checkpoint_id, None if stored is None else stored["state"])
+        if begins:
+            self._coordinator.start(self)
+        for i in range(0 if begins else self._parallelism):
+            self._coordinator.subtask_reset(i, checkpoint_id)
+
+    def ready(self, attempt: int, send: SendEvent) -> None:
+        """New executions run: what was in flight to their subtasks at the checkpoint is sent again."""
+        self._attempt, undelivered, self._undelivered = attempt, self._undelivered, []
+        subtasks = self._subtasks
+        gateways = [_Gateway(self, i, attempt, subtasks, send) for i in range(self._parallelism)]
+        for i, event in undelivered:
+            if i < self._parallelism:
+                gateways[i].send_event(event)
+            else:
+                self._coordinator.handle_undelivered_event(i, event)
+        for i, gateway in enumerate(gateways):
+            self._coordinator.execution_attempt_ready(i, attempt, gateway)
+
+    def send(self, subtasks: list[_Subtask], i: int, event: Json, send: SendEvent) -> None:
+        """Sends an event, unless the execution is gone. Any thread may call it."""
+        JsonSerializer().serialize(event)
+        with self._lock:
+            if subtasks is self._subtasks:
+                subtasks[i].sent += 1
+                subtasks[i].in_flight.append(event)
+                send(self._uid, i, event)
+
+    def receive(self, subtask: int, message: Json) -> None:
+        """Takes an event or a barrier of a subtask."""
+        if subtask in self._passed:
+            self._held.append((subtask, message))
+        elif "event" in message:
+            self._coordinator.handle_event_from_operator(subtask, self._attempt, message["event"])
+        else:
+            self._passed[subtask] = message["taken"]
+            if len(self._passed) == self._parallelism:
+                self._checkpoint(message["barrier"])
+
+    def _checkpoint(self, checkpoint_id: int) -> None:
+        state = self._coordinator.checkpoint_coordinator(checkpoint_id)
+        JsonSerializer().serialize(state)
+        with self._lock:
+            for i, subtask in enumerate(self._subtasks):
+                while len(subtask.in_flight) > subtask.sent - self._passed[i]:
+                    subtask.in_flight.popleft()
+            events = [[i, event] for i, subtask in enumerate(self._subtasks) for event in subtask.in_flight]
+            self.states[checkpoint_id] = {"state": state, "events": events}
+        held, self._held, self._passed = self._held, [], {}
+        for each in held:
+            self.receive(*each)
+
+    def repeat(self, checkpoint_id: int, start: int) -> None:
+        """Keeps a state for a later checkpoint, too: nothing was read since."""
+        with self._lock:
+            self.states[checkpoint_id] = self.states[start]
+
+    def forget_before(self, checkpoint_id: int) -> None:
+        """Forgets the states before a checkpoint."""
+        with self._lock:
+            self.states = {number: state for number, state in self.states.items() if number >= checkpoint_id}
+
+    def notify(self, news: str, checkpoint_id: int) -> None:
+        """Tells the coordinator how a checkpoint has ended."""
+        if (tell := getattr(self._coordinator, news, None)) is not None:  # it does not hear of subsumed ones
+            tell(checkpoint_id)
+
+    def close(self) -> None:
+        """Closes the coordinator, if it was started."""
+        if self._coordinator is not None:
+            self._coordinator.close()
+
+
+class _Gateway(SubtaskGateway):
+    def __init__(self, holder: _Holder, subtask: int, attempt: int, subtasks: list[_Subtask], send: SendEvent) -> None:
+        self._holder, self._subtask, self._attempt = holder, subtask, attempt
+        self._subtasks, self._send = subtasks, send
+
+    @property
+    def subtask(self) -> int:
+        return self._subtask
+
+    @property
+    def attempt(self) -> int:
+        return self._attempt
+
+    def send_event(self, event: Any) -> None:
+        self._holder.send(self._subtasks, self._subtask, event, self._send)
+
+
+class OperatorCoordinators:
+    """The coordinators of a region. Only its lane uses them, unless a method says otherwise.
+
+    Args:
+        graph: The region. Default: one without coordinators.
+        restored: The states of its coordinators, by uid. Default: none.
+        restored_id: The checkpoint that has these states; None if the job begins anew.
+        guard: Ends a call that hangs; takes what it does, a function and its arguments. Default: nobody does.
+    """
+
+    def __init__(
+        self,
+        graph: JobGraph | None = None,
+        restored: Mapping[str, Json | None] | None = None,
+        restored_id: int | None = None,
+        guard: Callable[..., Any] = lambda what, step, *args: step(*args),
+    ) -> None:
+        vertices = [] if graph is None else [(v, coordinated_function(v.spec)) for v in graph.vertices]
+        self._holders = {
+            v.uid: _Holder(v.uid, function, v.parallelism, (restored or {}).get(v.uid), restored_id, self._on_failed)
+            for v, function in vertices
+            if function is not None
+        }
+        self.guard = guard
+        self._mail: deque[tuple[str, Callable[[_Holder], object]]] = deque()
+        self.on_mail: Callable[[], object] = lambda: None
+        """Is called when there is something to do, by any thread."""
+
+    @property
+    def uids(self) -> tuple[str, ...]:
+        """The operators."""
+        return tuple(self._holders)
+
+    @property
+    def has_mail(self) -> bool:
+        """Whether there is something to do. Any thread may ask."""
+        return bool(self._mail) or any(holder.failure is not None for holder in self._holders.values())
+
+    def _on_failed(self) -> None:
+        self.on_mail()
+
+    # --- what has happened; any thread -------------------------------------------------------------------------------
+
+    def on_message(self, message: Json) -> bool:
+        """Takes what an operator has said. Returns False if it has no coordinator here."""
+        if (uid := message.get("uid")) not in self._holders:
+            return False
+        self._mail.append((uid, lambda holder: holder.receive(message["subtask"], message)))
+        return True
+
+    def on_notified(self, news: str, checkpoint_id: int) -> None:
+        """Takes how a checkpoint has ended."""
+        for uid in self._holders:
+            self._mail.append((uid, lambda holder: holder.notify(news, checkpoint_id)))
+        if self._holders:
+            self.on_mail()
+
+    # --- the lane ----------------------------------------------------------------------------------------------------
+
+    def reset(self, start: int, reason: FlinkPyError | None) -> None:
+        """Goes back to the state from which new executions start.
+
+        Args:
+            start: The last checkpoint before them; 0 for what the execution attempt has started from.
+            reason: Why the former ones have failed, if they have and it is known.
+        """
+        self._mail.clear()
+        self._each(lambda holder: holder.reset(start, reason))
+
+    def ready(self, attempt: int, send: SendEvent) -> None:
+        """The tasks run.
+
+        Args:
+            attempt: The number of their executions.
+            send: Sends an event to one of them. Any thread may call it.
+        """
+        self._each(lambda holder: holder.ready(attempt, send))
+
+    def work(self) -> None:
+        """Calls the coordinators for what has happened.
+
+        Raises:
+            FlinkPyError: A coordinator has raised, or lets the job fail.
+        """
+        while self._mail:
+            uid, call = self._mail.popleft()
+            self._call(uid, call)
+        for uid, holder in self._holders.items():
+            if (failure := holder.failure) is not None:
+                holder.failure = None
+                with raised_on_driver(f"the coordinator of operator {uid!r}", UserFunctionError):
+                    raise failure
+
+    def take_states(self, checkpoint_id: int) -> dict[str, Json | None]:
+        """Returns the states for a checkpoint, by uid."""
+        return {uid: holder.states[checkpoint_id] for uid, holder in self._holders.items()}
+
+    def repeat(self, checkpoint_id: int, start: int) -> None:
+        """Keeps the states of a checkpoint for a later one, too."""
+        for holder in self._holders.values():
+            holder.repeat(checkpoint_id, start)
+
+    def forget_before(self, checkpoint_id: int) -> None:
+        """Forgets the states before a checkpoint that is complete. Any thread may call it."""
+        for holder in self._holders.values():
+            holder.forget_before(checkpoint_id)
+
+    def close(self) -> None:
+        """Closes the coordinators."""
+        self._each(_Holder.close)
+
+    def _each(self, call: Callable[[_Holder], object]) -> None:
+        for uid in self._holders:
+            self._call(uid, call)
+
+    def _call(self, uid: str, call: Callable[[_Holder], object]) -> None:
+        what = f"the coordinator of operator {uid!r}"
+        with raised_on_driver(what, UserFunctionError):
+            self.guard(f"calling {what}", call, self._holders[uid])
