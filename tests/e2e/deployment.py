@@ -140,7 +140,13 @@ class Deployment:
 
 @contextmanager
 def dagster_dev(
-    home: Path, locations: dict[str, str], *, prepare: str, variables: dict[str, str], **settings: Any
+    home: Path,
+    locations: dict[str, str],
+    *,
+    prepare: str,
+    variables: dict[str, str],
+    folder: Path = ROOT,
+    **settings: Any,
 ) -> Iterator[Deployment]:
     """Runs ``dagster dev`` until the end of the context.
 
@@ -149,18 +155,20 @@ def dagster_dev(
         locations: Its code locations: a module for each name.
         prepare: Python code that runs first, with the same settings.
         variables: Variables to add to the environment.
+        folder: The working directory of all.
         settings: Settings to add to its ``dagster.yaml``.
     """
     (home / "dagster_home").mkdir()
     (home / "dagster_home" / "dagster.yaml").write_text(json.dumps({**_SETTINGS, **settings}))
     workspace = home / "workspace.yaml"
     modules = [
-        {"module_name": module, "working_directory": str(ROOT), "location_name": name}
+        {"module_name": module, "working_directory": str(folder), "location_name": name}
         for name, module in locations.items()
     ]
     workspace.write_text(json.dumps({"load_from": [{"python_module": module} for module in modules]}))
     environment = {
         **os.environ,
+        "PYTHONPATH": str(ROOT),
         "FLINKPY_HOME": str(home),
         "DAGSTER_HOME": str(home / "dagster_home"),
         # One Spark server for the preparation and `dagster dev`. Its key also contains the name of the executable.
@@ -168,14 +176,14 @@ def dagster_dev(
         "PYTHONWARNINGS": "ignore",
         **variables,
     }
-    subprocess.run([sys.executable, "-c", prepare], cwd=ROOT, env=environment, check=True)
+    subprocess.run([sys.executable, "-c", prepare], cwd=folder, env=environment, check=True)
     port = free_port()
     running = Deployment(f"http://127.0.0.1:{port}", home)
     log = home / "dagster-dev.log"
     with log.open("w") as output:
         server = subprocess.Popen(
             [sys.executable, "-m", "dagster", "dev", "-w", str(workspace), "-h", "127.0.0.1", "-p", str(port)],
-            cwd=ROOT,
+            cwd=folder,
             env=environment,
             stdout=output,
             stderr=output,
