@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 LONGEST = (
     "e2e/test_dagster_dev.py",
+    "e2e/test_newcomer.py",
     "orchestration/runs/test_backfills.py",
     "chaos/test_chaos.py",
     "simulation/test_simulation.py",

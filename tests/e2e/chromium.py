@@ -83,9 +83,12 @@ def node(page: Page, name: str) -> Locator:
 
 
 def switch_of(page: Page, sensor: str) -> Locator:
-    """Returns the switch of a sensor on Dagster's page of automations. Each row has two boxes: selection and switch."""
+    """Returns the switch of a sensor on Dagster's page of automations.
+
+    Each row has two boxes, selection and switch. The switch comes later, so rows side by side can have two boxes, too.
+    """
     row = page.get_by_text(sensor, exact=True).locator("xpath=ancestor::div[count(.//label/input)=2][1]")
-    return row.locator("label").last
+    return row.locator("label[class*=formatSwitch]")
 
 
 def fill_launchpad(page: Page, launchpad: str, config: str) -> None:
