@@ -19,7 +19,7 @@ def _outcome(act: Act) -> str:
     errors = ", ".join(f"`{error.__name__}`" for error in act.errors)
     if act.ends:
         return f"{errors}, again and again: what is gone cannot be read"
-    return f"rows right, or {errors} until it is undone or the advice followed" if errors else "rows right"
+    return f"rows right, or {errors}" if errors else "rows right"
 
 
 def table() -> str:
