@@ -45,13 +45,14 @@ from dagster._core.execution.stats import StepEventStatus
 # The statuses of runs that are queued or alive.
 from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
 
-# Names of the tags by which Dagster marks the runs of backfills, partitions and retries, and limits their time.
+# Names of the tags by which Dagster marks the runs of backfills, partitions, sensors and retries, and their time limit.
 from dagster._core.storage.tags import (
     ASSET_PARTITION_RANGE_END_TAG,
     ASSET_PARTITION_RANGE_START_TAG,
     BACKFILL_ID_TAG,
     MAX_RUNTIME_SECONDS_TAG,
     PARTITION_NAME_TAG,
+    SENSOR_NAME_TAG,
     WILL_RETRY_TAG,
 )
 
@@ -67,6 +68,7 @@ __all__ = [
     "NOT_FINISHED_STATUSES",
     "NULL_EVENT_POINTER",
     "PARTITION_NAME_TAG",
+    "SENSOR_NAME_TAG",
     "WILL_RETRY_TAG",
     "CoercibleToAssetKey",
     "NamespacedMetadataSet",

@@ -27,7 +27,7 @@ from dagster_flinkpy.runtime.master.committers import Committers
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
 
-__all__ = ["CheckFinding", "JobView", "look"]
+__all__ = ["CheckFinding", "JobView", "look", "stored_bytes"]
 
 _TREND_OVER = 20
 _TREND_NEEDS = 5
@@ -118,6 +118,15 @@ def look(check: str, uids: Sequence[str], asset: AssetKey, of_job: JobView, **li
     said = "\n".join(f"{uid}: {each.description}" for uid, each in found.items())
     severity = ERROR if ERROR in [each.severity for each in failed] else WARN
     return CheckFinding(not failed, said, facts, severity)
+
+
+def stored_bytes(of_job: JobView) -> int:
+    """Returns the size of the state in the latest checkpoint, in bytes; 0 if there is none, or if it cannot be read."""
+    try:
+        latest = CompletedCheckpointStore(of_job.store).latest()
+    except CorruptMetadataError:
+        return 0  # what the checks find
+    return 0 if latest is None else latest.state_bytes
 
 
 def _look(check: str, uid: str, asset: AssetKey, of_job: JobView, **limits: Any) -> CheckFinding:

@@ -30,6 +30,7 @@ from dagster_flinkpy.orchestration.dagster_internals import (
     ASSET_PARTITION_RANGE_START_TAG,
     MAX_RUNTIME_SECONDS_TAG,
     PARTITION_NAME_TAG,
+    SENSOR_NAME_TAG,
     WILL_RETRY_TAG,
     StepEventStatus,
 )
@@ -205,7 +206,7 @@ def _failures(runs: Sequence[RunRecord], strategy: RestartStrategy) -> list[int]
                 return
             if run.status == DagsterRunStatus.FAILURE:
                 yield _milliseconds(record)
-            if JOB_TAG not in run.tags or "dagster/sensor_name" not in run.tags:
+            if JOB_TAG not in run.tags or SENSOR_NAME_TAG not in run.tags:
                 return
 
     return list(newest_first())[::-1]

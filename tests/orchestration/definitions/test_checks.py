@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from datetime import timedelta
 from pathlib import Path
@@ -32,6 +32,8 @@ from dagster_flinkpy.datastream.connectors.base import SourceLag
 from dagster_flinkpy.datastream.window import TumblingEventTimeWindows
 from dagster_flinkpy.errors import ConfigurationError, StorageError
 from dagster_flinkpy.orchestration import CheckpointStorageResource, FlinkAssetChecks, flink_assets
+from dagster_flinkpy.orchestration.dagster_internals import SENSOR_NAME_TAG
+from dagster_flinkpy.orchestration.definitions import checks
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
@@ -59,7 +61,9 @@ class Deployment:
         config = {"ops": {"words": {"config": {"epochs": epochs, **options}}}}
         assert job.resolve_implicit_global_asset_job_def().execute_in_process(config, self.instance).success
 
-    def check(self, name: str, **options: Any) -> dict[AssetKey, AssetCheckEvaluation]:
+    def check(
+        self, name: str, *, tags: Mapping[str, str] | None = None, **options: Any
+    ) -> dict[AssetKey, AssetCheckEvaluation]:
         assets = flink_assets(self.env(), name="words", checks=FlinkAssetChecks(**options))
         mine = [key for each in assets for key in each.check_keys if key.name == name]
         definitions = Definitions(
@@ -67,7 +71,7 @@ class Deployment:
             resources=self.resources,
             jobs=[define_asset_job("chosen", AssetSelection.checks(*mine))],
         )
-        result = definitions.resolve_job_def("chosen").execute_in_process(instance=self.instance)
+        result = definitions.resolve_job_def("chosen").execute_in_process(instance=self.instance, tags=tags)
         return {evaluation.asset_key: evaluation for evaluation in result.get_asset_check_evaluations()}
 
     def failed_check(self, name: str) -> Failure:
@@ -204,6 +208,37 @@ def test_a_store_that_fails_is_no_finding_but_a_failure_that_says_what_to_do(
     )
     assert "Run the check again" in str(failure.description)
     assert failure.metadata["error"].value == "StorageError"
+
+
+@pytest.mark.parametrize(
+    ("large", "tags", "left_out"),
+    [
+        (1, {SENSOR_NAME_TAG: "words_checkpoint_sensor"}, {"snapshot_integrity", "restore_drill"}),
+        (1 << 28, {SENSOR_NAME_TAG: "words_checkpoint_sensor"}, set()),
+        (1, {}, set()),
+    ],
+    ids=["large", "small", "by hand"],
+)
+def test_a_run_of_a_sensor_does_not_read_all_of_a_large_state(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, large: int, tags: dict[str, str], left_out: set[str]
+) -> None:
+    monkeypatch.setattr(checks, "LARGE_STATE", large)
+    assets = flink_assets(deployment.env(), name="words", checks=FlinkAssetChecks())
+    job = Definitions(assets, resources=deployment.resources).resolve_implicit_global_asset_job_def()
+    result = job.execute_in_process(instance=deployment.instance, tags=tags)
+    done = {evaluation.check_name for evaluation in result.get_asset_check_evaluations()}
+    said = {entry.user_message for entry in deployment.instance.all_logs(result.run_id)}
+    assert {key.name for each in assets for key in each.check_keys} - done == left_out
+    assert {name for name in left_out if any(f"Left out {name} of words/count" in line for line in said)} == left_out
+
+
+@pytest.mark.parametrize("check", ["snapshot_integrity", "restore_drill"])
+def test_a_check_that_a_sensor_asks_for_alone_reads_a_large_state(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, check: str
+) -> None:
+    deployment.run()
+    monkeypatch.setattr(checks, "LARGE_STATE", 1)
+    assert deployment.check(check, tags={SENSOR_NAME_TAG: "daily"})[COUNT].passed
 
 
 def test_lag(deployment: Deployment) -> None:
