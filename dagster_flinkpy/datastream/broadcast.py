@@ -56,11 +56,11 @@ class BroadcastConnectedStream(Generic[S]):
             func: A `KeyedBroadcastProcessFunction` if the stream is keyed, otherwise a `BroadcastProcessFunction`.
             output_type: The type of the records that it yields. Default: they are pickled.
         """
-        keyed = self._upstream.keyed
+        keyed, declared = self._upstream.keyed, tuple(self.broadcast_state_descriptors)
         if isinstance(func, KeyedBroadcastProcessFunction) and keyed:
-            return self._add("Keyed-Co-Process-Broadcast", KeyedBroadcastProcessSpec(func), output_type)
+            return self._add("Keyed-Co-Process-Broadcast", KeyedBroadcastProcessSpec(func, declared), output_type)
         if isinstance(func, BroadcastProcessFunction) and not keyed:
-            return self._add("Co-Process-Broadcast", BroadcastProcessSpec(func), output_type)
+            return self._add("Co-Process-Broadcast", BroadcastProcessSpec(func, declared), output_type)
         needed = "KeyedBroadcastProcessFunction" if keyed else "BroadcastProcessFunction"
         raise ConfigurationError(
             f"process() of a {'keyed' if keyed else 'non-keyed'} stream needs a {needed}, not {shown(func)}"

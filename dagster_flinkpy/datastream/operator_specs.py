@@ -37,6 +37,7 @@ from dagster_flinkpy.datastream.functions import (
     ReduceFunction,
     WindowFunction,
 )
+from dagster_flinkpy.datastream.state import MapStateDescriptor
 from dagster_flinkpy.datastream.window import Trigger, WindowAssigner
 from dagster_flinkpy.errors import ConfigurationError
 
@@ -290,19 +291,25 @@ class KeyedMultipleInputProcessSpec(_MultipleInputSpec):
     keyed: ClassVar[bool] = True
 
 
+@dataclass(frozen=True)
 class BroadcastProcessSpec(InputsSpec):
     """A process function of a stream and a broadcast stream, with broadcast state."""
 
     function: BroadcastProcessFunction[Any, Any, Any]
+    broadcast_state: tuple[MapStateDescriptor, ...] = ()
+    """The descriptors given to ``broadcast()``; the function may use others."""
     kind: ClassVar[str] = "broadcast_process"
     stateful: ClassVar[bool] = True
     methods: ClassVar[tuple[str, ...]] = ("process_element", "process_broadcast_element")
 
 
+@dataclass(frozen=True)
 class KeyedBroadcastProcessSpec(InputsSpec):
     """A process function of a keyed stream and a broadcast stream, with keyed state and timers."""
 
     function: KeyedBroadcastProcessFunction[Any, Any, Any, Any]
+    broadcast_state: tuple[MapStateDescriptor, ...] = ()
+    """The descriptors given to ``broadcast()``; the function may use others."""
     kind: ClassVar[str] = "keyed_broadcast_process"
     stateful: ClassVar[bool] = True
     keyed: ClassVar[bool] = True

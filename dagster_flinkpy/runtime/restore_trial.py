@@ -6,8 +6,8 @@ No record is read, and nothing is written. A restore finds the same, but only in
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from dagster_flinkpy.checkpoint.restore import OperatorAssignment, assign, restore_targets
@@ -25,9 +25,10 @@ from dagster_flinkpy.runtime.operators.keyed_operators import KeyedStateOperator
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.operator_factory import create_operator
 from dagster_flinkpy.runtime.operators.operator_state_handler import OperatorStateHandler
+from dagster_flinkpy.runtime.operators.stream_operator import StreamOperator
 from dagster_flinkpy.runtime.shipping import dump_job, loaded_job
 
-__all__ = ["OperatorTrial", "try_operators"]
+__all__ = ["OperatorTrial", "opened", "try_operators"]
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,25 @@ def _try(job: EpochJob, vertex: JobVertex, assignment: OperatorAssignment) -> Op
 
 def _open(job: EpochJob, vertex: JobVertex) -> tuple[str, ...]:
     """Opens an operator on its state. Returns how the types of its states have changed."""
+    with opened(job, vertex) as (operator, state):
+        changes = list(state.changes)
+        if isinstance(operator, KeyedStateOperator):
+            changes += operator.backend.changes
+        return tuple(changes)
+
+
+@contextmanager
+def opened(job: EpochJob, vertex: JobVertex) -> Iterator[tuple[StreamOperator, OperatorStateHandler]]:
+    """Opens an operator as its only task would, and closes it again. The keys of its state have their types.
+
+    Args:
+        job: What the tasks do.
+        vertex: The operator.
+
+    Raises:
+        UserFunctionError: Its function cannot be opened here.
+        StateSchemaError: Its state is of other types.
+    """
     alone = replace(vertex, parallelism=1)
     state = OperatorStateHandler(alone, 0, job)
     context = OperatorContext(
@@ -130,13 +150,11 @@ def _open(job: EpochJob, vertex: JobVertex) -> tuple[str, ...]:
     operator = create_operator(context)
     try:
         operator.open()
-        changes = list(state.changes)
         if isinstance(operator, KeyedStateOperator):
             for edge in job.graph.inputs(vertex.uid):
                 if (key_type := edge.key_type) is not None:
                     operator.backend.bind_key_type(key_type)
-            changes += operator.backend.changes
-        return tuple(changes)
+        yield operator, state
     finally:
         with suppress(Exception):  # it has no input, and its function may not expect that
             operator.close()

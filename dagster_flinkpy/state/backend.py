@@ -32,6 +32,7 @@ from dagster_flinkpy.state.keys import KeySlots, TouchedKeys, hash_keys
 from dagster_flinkpy.state.layout import (
     APPEND,
     SortKeys,
+    TableLayout,
     check_key_like,
     distinct_rows,
     key_groups_of,
@@ -115,6 +116,8 @@ class ColumnarKeyedStateBackend:
         mine = restored.restrict(key_groups) if restored else None
         self._restored = {(each.kind == "TIMER", each.name): each for each in mine.tables} if mine else {}
         self._evolved: list[str] = []
+        self._lifetimes: dict[str, int] = {}
+        """The time to live of states, in milliseconds."""
 
     @property
     def changes(self) -> list[str]:
@@ -233,9 +236,22 @@ class ColumnarKeyedStateBackend:
             self._states[descriptor.name] = state
             self._add((False, descriptor.name), state.table)
             config = descriptor.ttl_config
+            if state.table.ttl and config is not None:
+                self._lifetimes[descriptor.name] = config.ttl_millis
             if state.table.ttl and config is not None and config.get_cleanup_strategies().in_full_snapshot():
                 self._full_cleanup.add((False, descriptor.name))
         return self._states[descriptor.name]
+
+    def declared(self) -> list[tuple[TableLayout, int | None]]:
+        """Returns the states and timers that were requested, each with its time to live in milliseconds.
+
+        Without a key type there are none.
+        """
+        if self._key_type is None:
+            return []
+        return [
+            (table.layout, self._lifetimes.get(table.name) if table.ttl else None) for table in self._tables.values()
+        ]
 
     def key_group_of(self, key: Any) -> int | None:
         """Returns the key group of a key, or None as long as there are no keys and so no key type."""

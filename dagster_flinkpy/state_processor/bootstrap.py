@@ -19,7 +19,7 @@ from dagster_flinkpy.datastream.state import (
     StateDescriptor,
     ValueStateDescriptor,
 )
-from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
+from dagster_flinkpy.errors import ConfigurationError, CorruptStateError, TypeMismatchError
 from dagster_flinkpy.key_hashes import key_groups_of_hashes
 from dagster_flinkpy.state.handles import StateKind
 from dagster_flinkpy.state.keys import hash_keys
@@ -162,13 +162,21 @@ def in_key_groups(layout: TableLayout, rows: pa.Table, max_parallelism: int) -> 
 
     Args:
         layout: Layout of the table.
-        rows: Rows with ``local_schema``; each identity occurs once.
+        rows: Rows with ``local_schema``.
         max_parallelism: Number of key groups.
+
+    Raises:
+        CorruptStateError: An identity occurs more than once.
     """
     rows = rows.combine_chunks()
     hashes = hashes_of(rows.column("sort_key").to_numpy())
     sort_keys = make_sort_keys(key_groups_of_hashes(hashes, max_parallelism), hashes)
-    return sorted_rows(layout, rows.set_column(0, layout.local_schema.field(0), pa.array(sort_keys)))
+    placed = sorted_rows(layout, rows.set_column(0, layout.local_schema.field(0), pa.array(sort_keys)))
+    columns = {name: _one_chunk(placed.column(name)) for name in ("sort_key", *layout.identity)}
+    if len(again := np.flatnonzero(~_starts(columns, layout.identity))):
+        shown = {name: columns[name][int(again[0])].as_py() for name in layout.identity}
+        raise CorruptStateError(f"state {layout.name!r} has {shown} more than once")
+    return placed
 
 
 def _starts(columns: dict[str, pa.Array[Any]], identity: list[str]) -> npt.NDArray[np.bool_]:

@@ -100,7 +100,7 @@ class FlinkColumns:
         self.ttl = element.kind == "Ttl"
         element = element.parts[0] if self.ttl else element
         in_python = self._header.name.startswith(PYTHON_PREFIX)
-        self.kind: str = "TIMER" if self._header.is_timers else stored if declared is None else declared.kind
+        self.kind: Any = "TIMER" if self._header.is_timers else stored if declared is None else declared.kind
         self.map_key_type: TypeInformation | None = None
         self._map_key: Callable[[Any], Any] | None = None
         self._one = self.kind in ("VALUE", "REDUCING", "AGGREGATING")

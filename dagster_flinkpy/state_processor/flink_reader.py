@@ -80,7 +80,8 @@ class FlinkKeyedRows(StoredState):
     @property
     def kind(self) -> str:
         """As the savepoint says; process mode calls all but maps and timers LIST. With a program, as that says."""
-        return self.columns.kind
+        kind: str = self.columns.kind
+        return kind
 
     @property
     def types(self) -> Mapping[str, TypeInformation]:
@@ -100,6 +101,15 @@ class FlinkKeyedRows(StoredState):
     @property
     def subtasks(self) -> tuple[int, ...]:
         return tuple(subtask for subtask, _, _ in self.parts)
+
+    def has_rows(self) -> bool:
+        """Returns whether there are any.
+
+        Raises:
+            CorruptStateError: The file is missing or damaged; the message names it.
+            UnsupportedSavepointError: Its values cannot be read.
+        """
+        return any(next(file.rows([number]), None) is not None for _, file, number in self.parts)
 
     def groups_of(self, position: int) -> Iterator[tuple[int, dict[str, pa.Array[Any]]]]:
         """Yields the key groups of one of :attr:`subtasks` with their columns, one at a time.
@@ -264,7 +274,7 @@ class FlinkSavepointReader:
         Raises:
             CorruptStateError: A file is missing or damaged.
         """
-        return tuple(state for operator in self.metadata.operators for state in self._of(operator)[0])
+        return tuple(state for operator in self.metadata.operators for state in self.states_of(operator)[0])
 
     @cached_property
     def unreadable(self) -> tuple[Unreadable, ...]:
@@ -273,7 +283,7 @@ class FlinkSavepointReader:
         Raises:
             CorruptStateError: A file is missing or damaged.
         """
-        return tuple(each for operator in self.metadata.operators for each in self._of(operator)[1])
+        return tuple(each for operator in self.metadata.operators for each in self.states_of(operator)[1])
 
     def state(self, uid: str, name: str) -> StoredState:
         """Returns a state by the uid of its operator and its name, without what process mode puts before it.
@@ -287,7 +297,7 @@ class FlinkSavepointReader:
         if operator is None:
             known = ", ".join(sorted(self.operators))
             raise RestoreError(f"no operator has uid {uid!r}; the operators are: {known}")
-        found, unreadable = self._of(operator)
+        found, unreadable = self.states_of(operator)
         for state in found:
             if state.name == name:
                 return state
@@ -306,7 +316,12 @@ class FlinkSavepointReader:
         """
         return self.state(uid, f"_timers/{domain.name.lower()}")
 
-    def _of(self, operator: FlinkOperator) -> tuple[list[StoredState], list[Unreadable]]:
+    def states_of(self, operator: FlinkOperator) -> tuple[list[StoredState], list[Unreadable]]:
+        """Returns the states of an operator, and those that cannot be read.
+
+        Raises:
+            CorruptStateError: A file is missing or damaged.
+        """
         unreadable: dict[str, Unreadable] = {}
         keyed: dict[str, FlinkKeyedRows] = {}
         others: dict[str, FlinkOperatorRows] = {}
@@ -333,8 +348,11 @@ class FlinkSavepointReader:
         uid = self.uid_of(operator)
         header = file.header
         declared = {each.name: each for each in self._declared.keyed.get(uid, ())}
+        keys = next((each.key_type for each in declared.values() if each.key_type is not None), None)
         for number, state in enumerate(header.states):
             name = stored_name(state.name)
+            if state.is_timers and keys is not None:
+                declared.setdefault(name, DeclaredState(name, "TIMER", None, key_type=keys))
             new = FlinkKeyedRows(
                 uid,
                 name,

@@ -30,6 +30,7 @@ from dagster_flinkpy.state.handles import (
     DistributionMode,
     KeyedSnapshot,
     OperatorStateHandle,
+    RunHandle,
     TableSnapshot,
     describe_schema,
 )
@@ -77,8 +78,8 @@ class _Operator:
     """Store of the files of ``state``."""
     max_parallelism: int = 0
     """The max parallelism to write."""
-    keyed: list[tuple[TableLayout, pa.Table]] = field(default_factory=list)
-    """New states with their rows, all in key group 0."""
+    keyed: list[tuple[TableLayout, Iterable[pa.Table]]] = field(default_factory=list)
+    """New states with tables of their rows, all in key group 0. Each table becomes a run per subtask."""
     lists: list[tuple[OperatorStateHandle, pa.Table]] = field(default_factory=list)
     """New operator states, which have no partitions yet, with their rows."""
 
@@ -151,7 +152,7 @@ class SavepointWriter:
                 f"operator {uid!r} has keys of {describe_schema(stored[0])}, and state {layout.name!r} has "
                 f"keys of {layout.key_type}; pass key_type"
             )
-        operator.keyed.append((layout, rows))
+        operator.keyed.append((layout, [rows]))
         return self
 
     def with_list_state(
@@ -206,6 +207,37 @@ class SavepointWriter:
         }
         types = {column: kind.to_json() for column, (kind, _) in columns.items()}
         self._operator(uid, name).lists.append((OperatorStateHandle(name, mode, (), types), pa.table(arrays)))
+        return self
+
+    def with_operator(self, uid: str, parallelism: int, max_parallelism: int) -> SavepointWriter:
+        """Adds an operator without state, with numbers of its own.
+
+        Args:
+            uid: Uid of the operator, which must be a new one.
+            parallelism: Number of parts in which its state is written.
+            max_parallelism: Its number of key groups.
+
+        Raises:
+            ConfigurationError: There is already an operator with this uid.
+        """
+        if uid in self._operators:
+            raise ConfigurationError(f"there is already an operator {uid!r}")
+        shell = OperatorState(uid, uid, parallelism, max_parallelism, ())
+        self._operators[uid] = _Operator(shell, None, max_parallelism)
+        return self
+
+    def with_keyed_tables(self, uid: str, layout: TableLayout, tables: Iterable[pa.Table]) -> SavepointWriter:
+        """Adds a keyed state, or timers, whose rows are read when the savepoint is written, table by table.
+
+        Args:
+            uid: Uid of the operator.
+            layout: The state.
+            tables: Tables with the schema ``layout.local_schema`` and all rows in key group 0.
+
+        Raises:
+            ConfigurationError: The operator already has a state of this name.
+        """
+        self._operator(uid, layout.name).keyed.append((layout, tables))
         return self
 
     def _operator(self, uid: str, new_state: str) -> _Operator:
@@ -360,13 +392,17 @@ def _written(uid: str, operator: _Operator, store: ObjectStore) -> OperatorState
         compute_key_group_range_for_operator_index(state.max_parallelism, parallelism, index)
         for index in range(parallelism)
     ]
-    for layout, rows in new:
-        placed = in_key_groups(layout, rows, state.max_parallelism)
+    for layout, tables in new:
+        runs: list[list[RunHandle]] = [[] for _ in ranges]
+        for rows in tables:
+            placed = in_key_groups(layout, rows, state.max_parallelism)
+            for index, key_groups in enumerate(ranges):
+                runs[index] += _write_part(layout, placed, key_groups, store)
         for index, key_groups in enumerate(ranges):
-            table = _write_part(layout, placed, key_groups, store)
+            table = layout.snapshot(tuple(runs[index]))
             known = subtasks[index].keyed or KeyedSnapshot(key_groups, ())
-            tables = tuple(sorted((*known.tables, table), key=lambda each: (each.kind == "TIMER", each.name)))
-            subtasks[index] = replace(subtasks[index], keyed=replace(known, tables=tables))
+            sorted_tables = sorted((*known.tables, table), key=lambda each: (each.kind == "TIMER", each.name))
+            subtasks[index] = replace(subtasks[index], keyed=replace(known, tables=tuple(sorted_tables)))
     for handle, rows in operator.lists:
         for index, part in enumerate(_dealt(handle.mode, rows, parallelism)):
             split = handle.mode is not DistributionMode.BROADCAST
@@ -375,7 +411,7 @@ def _written(uid: str, operator: _Operator, store: ObjectStore) -> OperatorState
     return replace(state, subtasks=tuple(subtasks))
 
 
-def _all_rows(operator: _Operator, store: ObjectStore) -> Iterable[tuple[TableLayout, pa.Table]]:
+def _all_rows(operator: _Operator, store: ObjectStore) -> Iterable[tuple[TableLayout, Iterable[pa.Table]]]:
     """Reads the live rows of each state from all subtasks."""
     parts: dict[tuple[bool, str], tuple[TableLayout, list[pa.Table]]] = {}
     for table in operator.tables():
@@ -387,16 +423,16 @@ def _all_rows(operator: _Operator, store: ObjectStore) -> Iterable[tuple[TableLa
         columns["sort_key"] = pa.array(make_sort_keys(np.zeros(len(rows), dtype=np.uint16), hashes))
         columns["deleted"] = pa.array(np.zeros(len(rows), dtype=np.bool_))
         tables.append(pa.table([columns[name] for name in layout.local_schema.names], schema=layout.local_schema))
-    return ((layout, pa.concat_tables(tables)) for layout, tables in parts.values())
+    return ((layout, [pa.concat_tables(tables)]) for layout, tables in parts.values())
 
 
-def _write_part(layout: TableLayout, rows: pa.Table, key_groups: KeyGroupRange, store: ObjectStore) -> TableSnapshot:
+def _write_part(layout: TableLayout, rows: pa.Table, key_groups: KeyGroupRange, store: ObjectStore) -> list[RunHandle]:
     start, stop = clip_rows(rows.column("sort_key").to_numpy(), key_groups)
     if start == stop:
-        return layout.snapshot(())
+        return []
     data, handle = encode_run(layout, rows.slice(start, stop - start).combine_chunks(), key_groups)
     upload_run(store, handle, data)
-    return layout.snapshot((handle,))
+    return [handle]
 
 
 def _dealt(mode: DistributionMode, rows: pa.Table, parallelism: int) -> list[pa.Table]:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
+import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dagster_flinkpy.common import Row, Time, Types
+from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.functions import AggregateFunction
 from dagster_flinkpy.datastream.state import (
     AggregatingStateDescriptor,
@@ -128,3 +132,24 @@ def shown(value: Any) -> Any:
 def shown_key(key: Any) -> str:
     """Returns a key as expected.json has it."""
     return json.dumps(list(key)) if isinstance(key, tuple) else str(key)
+
+
+def program(name: str, folder: Path, *arguments: str) -> StreamExecutionEnvironment:
+    """Returns the job of a savepoint as a program of this library: only its imports and its end are other ones.
+
+    Args:
+        name: The savepoint.
+        folder: Where it reads ``in/*.csv`` and writes ``out``.
+        arguments: More arguments.
+    """
+    text = (SAVEPOINTS / name / "program.py").read_text()
+    text = re.sub(r"^env\.execute\(.*\)$", "", text.replace("from pyflink", "from dagster_flinkpy"), flags=re.MULTILINE)
+    arguments = ("--input", str(folder / "in"), "--out", str(folder / "out"), *arguments)
+    module = types.ModuleType(f"corpus_{re.sub('[^a-z0-9]', '_', name)}")
+    before, sys.argv = sys.argv, ["program.py", *arguments]
+    try:
+        exec(compile(text, f"{name}/program.py", "exec"), module.__dict__)
+    finally:
+        sys.argv = before
+    env: StreamExecutionEnvironment = module.__dict__["env"]
+    return env

@@ -1,0 +1,96 @@
+"""Brings a savepoint of Flink along: reads it with the types of a program, and imports it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from dagster_flinkpy.datastream.state import StateDescriptor
+from dagster_flinkpy.datastream.state_recovery import NonRestoredState
+from dagster_flinkpy.orchestration.flink_job import Environment, flink_job
+from dagster_flinkpy.runtime.declared_state import DeclaredOperator, declared_state
+from dagster_flinkpy.state.layout import TableLayout
+from dagster_flinkpy.state_processor.flink_columns import DeclaredState
+from dagster_flinkpy.state_processor.flink_import import ImportReport, ImportTarget, import_flink_savepoint
+from dagster_flinkpy.state_processor.flink_reader import Declarations, declarations_of
+from dagster_flinkpy.storage import StorageLocation
+
+__all__ = ["declarations_of_program", "import_savepoint"]
+
+
+def declarations_of_program(program: Environment) -> Declarations:
+    """Returns what state a program declares, for :class:`FlinkSavepointReader`.
+
+    Its functions are opened in this process, as tasks would open them, and closed again.
+
+    Args:
+        program: The program.
+
+    Raises:
+        JobGraphError: The program is not valid.
+        UserFunctionError: A function cannot be opened here.
+    """
+    found = declared_state(flink_job(program, "import").graph)
+    keyed = {uid: [_declared(layout, ttl) for layout, ttl in each.tables] for uid, each in found.items()}
+    return Declarations(keyed, {uid: each.broadcast for uid, each in found.items()})
+
+
+def import_savepoint(
+    source: StorageLocation,
+    program: Environment,
+    target: StorageLocation,
+    *,
+    declared: Mapping[str, Iterable[StateDescriptor]] | None = None,
+    allow_non_restored_state: NonRestoredState = False,
+    on_progress: Callable[[str], None] = lambda line: None,
+) -> ImportReport:
+    """Imports a savepoint of Flink for a program. The job starts on the new savepoint with ``restore_from``.
+
+    The functions of the program are opened in this process, as tasks would open them, and closed again.
+
+    Args:
+        source: The folder of Flink's savepoint.
+        program: The program, whose operators have the uids that they have in Flink.
+        target: The folder of the new savepoint.
+        declared: Descriptors of further state by uid: of state that functions do not ask for in ``open()``, such as
+            ``global_state()`` of windows. Default: none.
+        allow_non_restored_state: Whether to leave behind state that cannot be imported: True for any, or the uids of
+            the operators whose state may be. Default: it is an error.
+        on_progress: Receives one-line messages.
+
+    Raises:
+        UnsupportedSavepointError: There is state that cannot be imported. The message names each, and says why.
+        TypeMismatchError: The program declares state differently.
+        CorruptStateError: A file is missing or damaged.
+        ConfigurationError: The target has a savepoint already, or must not be used.
+        JobGraphError: The program is not valid.
+        UserFunctionError: A function cannot be opened here.
+    """
+    found = declared_state(flink_job(program, "import").graph)
+    more = declarations_of(declared or {})
+    targets = [_target(each, more) for each in found.values()]
+    return import_flink_savepoint(
+        source, target, targets, allow_non_restored_state=allow_non_restored_state, on_progress=on_progress
+    )
+
+
+def _target(operator: DeclaredOperator, more: Declarations) -> ImportTarget:
+    vertex, layouts = operator.vertex, [layout for layout, _ in operator.tables]
+    known = [_declared(layout, ttl) for layout, ttl in operator.tables]
+    names = {each.name for each in known}
+    timers = {layout.namespace_type for layout in layouts if layout.kind == "TIMER"}
+    namespaces = {layout.name: layout.namespace_type for layout in layouts}
+    for domain in ("event_time", "processing_time"):
+        for namespace in timers:  # timers of the other kind have the same namespace
+            namespaces.setdefault(f"_timers/{domain}", namespace)
+    return ImportTarget(
+        vertex.uid,
+        vertex.max_parallelism if vertex.max_parallelism_set else None,
+        layouts[0].key_type if layouts else None,
+        [*known, *(each for each in more.keyed.get(vertex.uid, ()) if each.name not in names)],
+        namespaces,
+        [*operator.broadcast, *more.broadcast.get(vertex.uid, ())],
+    )
+
+
+def _declared(layout: TableLayout, ttl: int | None) -> DeclaredState:
+    return DeclaredState(layout.name, layout.kind, layout.value_type, layout.map_key_type, ttl, layout.key_type)

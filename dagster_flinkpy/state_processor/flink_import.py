@@ -1,0 +1,292 @@
+"""Makes a savepoint of this library from a savepoint of Flink, for a program that goes on from it.
+
+Keys are hashed anew: PyFlink keys a stream by a row of the key, so a key is in another key group there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from dagster_flinkpy.checkpoint.stored_checkpoint import open_checkpoint
+from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.datastream.state import MapStateDescriptor
+from dagster_flinkpy.datastream.state_recovery import NonRestoredState
+from dagster_flinkpy.errors import CorruptStateError, TypeMismatchError, UnsupportedSavepointError
+from dagster_flinkpy.flink_savepoint.metadata import FlinkOperator
+from dagster_flinkpy.flink_savepoint.savepoint import FlinkSavepoint, name_of
+from dagster_flinkpy.state.keys import hash_keys
+from dagster_flinkpy.state.layout import TableLayout, make_sort_keys
+from dagster_flinkpy.state_processor.flink_columns import DeclaredState
+from dagster_flinkpy.state_processor.flink_reader import (
+    Declarations,
+    FlinkKeyedRows,
+    FlinkOperatorRows,
+    FlinkSavepointReader,
+)
+from dagster_flinkpy.state_processor.writer import SavepointWriter, write_savepoint
+from dagster_flinkpy.storage import StorageLocation
+
+__all__ = ["ImportReport", "ImportTarget", "ImportedState", "LeftBehind", "import_flink_savepoint"]
+
+_ROWS = 200_000
+"""Key groups are written together until they have this many rows."""
+
+
+@dataclass(frozen=True)
+class ImportTarget:
+    """An operator of the program that goes on."""
+
+    uid: str
+    max_parallelism: int | None = None
+    """The number of key groups that the program sets. Default: that of the savepoint."""
+    key_type: TypeInformation | None = None
+    """The type of its keys; None without keys."""
+    states: Sequence[DeclaredState] = ()
+    namespaces: Mapping[str, TypeInformation | None] = field(default_factory=dict)
+    """The type of the namespace of states and timers that are known, by name."""
+    broadcast: Sequence[MapStateDescriptor] = ()
+
+
+@dataclass(frozen=True)
+class ImportedState:
+    """State that was written."""
+
+    uid: str
+    name: str
+    flink_name: str
+    rows: int
+    """Of keyed state: its keys, or for maps its entries; timers; entries of broadcast state."""
+
+
+@dataclass(frozen=True)
+class LeftBehind:
+    """State that was not written, because that was allowed."""
+
+    operator: str
+    problem: str
+
+
+@dataclass(frozen=True)
+class ImportReport:
+    """What an import did."""
+
+    url: str
+    """The new savepoint."""
+    imported: tuple[ImportedState, ...]
+    left_behind: tuple[LeftBehind, ...]
+
+
+def import_flink_savepoint(
+    source: StorageLocation,
+    target: StorageLocation,
+    operators: Sequence[ImportTarget],
+    *,
+    allow_non_restored_state: NonRestoredState = False,
+    on_progress: Callable[[str], None] = lambda line: None,
+) -> ImportReport:
+    """Writes a savepoint with the state of a savepoint of Flink.
+
+    All is looked at before anything is written. Of keyed state, about one key group at a time is in memory.
+
+    Args:
+        source: The folder of Flink's savepoint.
+        target: The folder of the new savepoint.
+        operators: The operators of the program.
+        allow_non_restored_state: Whether to leave behind state that cannot be imported: True for any, or the uids (or
+            ids) of the operators whose state may be. Default: it is an error.
+        on_progress: Receives one-line messages.
+
+    Raises:
+        UnsupportedSavepointError: There is state that cannot be imported. The message names each, and says why.
+        TypeMismatchError: The program declares state differently.
+        CorruptStateError: A file is missing or damaged.
+        ConfigurationError: The target has a savepoint already, or must not be used.
+    """
+    targets = {each.uid: each for each in operators}
+    declared = Declarations(
+        {uid: each.states for uid, each in targets.items()}, {uid: each.broadcast for uid, each in targets.items()}
+    )
+    reader = FlinkSavepointReader(FlinkSavepoint(source), declared)
+    plans, problems = [], []
+    for operator in reader.metadata.operators:
+        plan = _Plan(reader, operator, targets.get(reader.uid_of(operator)))
+        plans.append(plan)
+        problems += plan.problems
+    left = tuple(each for each in problems if _may_stay(each, reader, allow_non_restored_state))
+    if len(left) < len(problems):
+        lines = "\n".join(f"- {each.problem}" for each in problems if each not in left)
+        raise UnsupportedSavepointError(
+            f"{reader.location.url} has state that cannot be imported:\n{lines}\n"
+            "To leave it behind, pass allow_non_restored_state (--allow-non-restored-state, or "
+            "--allow-non-restored-uid UID for one operator)"
+        )
+    writer = write_savepoint()
+    for plan in plans:
+        plan.add_to(writer, on_progress)
+    url = writer.write(target)
+    imported = tuple(state for plan in plans for state in plan.imported())
+    _check(target, imported)
+    return ImportReport(url, imported, left)
+
+
+def _may_stay(problem: LeftBehind, reader: FlinkSavepointReader, allowed: NonRestoredState) -> bool:
+    if isinstance(allowed, bool):
+        return allowed
+    operator = reader.metadata.operator(problem.operator)
+    return problem.operator in allowed or (operator is not None and operator.id in allowed)
+
+
+def _check(target: StorageLocation, imported: Sequence[ImportedState]) -> None:
+    """Checks that the new savepoint has as many rows of each state as were read."""
+    found = {
+        (operator.uid, table.name): 0
+        for operator in open_checkpoint(target).metadata.operators
+        for subtask in operator.subtasks
+        for table in (subtask.keyed.tables if subtask.keyed else ())
+    }
+    for operator in open_checkpoint(target).metadata.operators:
+        for subtask in operator.subtasks:
+            for table in subtask.keyed.tables if subtask.keyed else ():
+                found[operator.uid, table.name] += table.rows
+    for each in imported:
+        written = found.get((each.uid, each.name), each.rows)
+        if written != each.rows:
+            raise CorruptStateError(
+                f"operator {each.uid!r}, state {each.name!r}: {each.rows:,} rows were read, and {written:,} written"
+            )
+
+
+class _Plan:
+    """What happens to the state of one operator of Flink."""
+
+    def __init__(self, reader: FlinkSavepointReader, operator: FlinkOperator, target: ImportTarget | None) -> None:
+        self._operator, self._target = operator, target
+        self._name = reader.uid_of(operator)
+        self._keyed: list[_KeyedImport] = []
+        self._broadcast: list[tuple[FlinkOperatorRows, MapStateDescriptor]] = []
+        self.problems: list[LeftBehind] = []
+        if operator.fully_finished:
+            self._problem(f"{name_of(operator)} has read all of its input, and finished operators are not imported")
+        states, unreadable = reader.states_of(operator)
+        for each in unreadable:
+            self._problem(each.problem)
+        for state in states:
+            if isinstance(state, FlinkKeyedRows):
+                self._plan_keyed(state)
+            elif isinstance(state, FlinkOperatorRows):
+                self._plan_operator_state(state)
+        if operator.coordinator is not None and operator.coordinator.size:
+            self._problem(f"{name_of(operator)} is a source, whose position is not imported")
+
+    def _problem(self, text: str) -> None:
+        self.problems.append(LeftBehind(self._name, text))
+
+    def _plan_keyed(self, state: FlinkKeyedRows) -> None:
+        what = f"{name_of(self._operator)}, state {state.name!r}"
+        if not state.has_rows():
+            return
+        if self._target is None:
+            self._problem(f"{what}: no operator of the program has this uid")
+        elif self._target.key_type is None:
+            self._problem(f"{what}: operator {self._target.uid!r} of the program has no keyed state")
+        elif state.declared is None and not state.header.is_timers:
+            self._problem(
+                f"{what}: the program does not declare it in open(). State that a function asks for with its first "
+                "record only is unknown: pass its descriptor as `declared`"
+            )
+        else:
+            new = _KeyedImport(state, self._target)
+            if (other := next((each for each in self._keyed if each.layout.name == new.layout.name), None)) is not None:
+                self._problem(f"{what}: it would be state {new.layout.name!r}, as {other.state.header.name!r} is")
+                return
+            self._keyed.append(new)
+
+    def _plan_operator_state(self, state: FlinkOperatorRows) -> None:
+        what = f"{name_of(self._operator)}, operator state {state.name!r}"
+        if not any(state.elements(position) for position in range(len(state.subtasks))):
+            return
+        if self._target is None:
+            self._problem(f"{what}: no operator of the program has this uid")
+        elif state.declared is None:
+            self._problem(
+                f"{what}: it is not broadcast state that the program declares, and nothing else of it is known. What "
+                "sinks and sources of Flink keep is not imported; stop the job with --drain, so that sinks finish"
+            )
+        else:
+            self._broadcast.append((state, state.declared))
+
+    def add_to(self, writer: SavepointWriter, on_progress: Callable[[str], None]) -> None:
+        """Adds the state to a new savepoint, which reads it when it is written."""
+        target, operator = self._target, self._operator
+        if target is None or not (self._keyed or self._broadcast):
+            return
+        max_parallelism = target.max_parallelism or operator.max_parallelism
+        writer.with_operator(target.uid, min(operator.parallelism, max_parallelism), max_parallelism)
+        for each in self._keyed:
+            writer.with_keyed_tables(target.uid, each.layout, each.tables(on_progress))
+        for state, descriptor in self._broadcast:
+            writer.with_broadcast_state(target.uid, descriptor, dict(state.elements(0)))
+
+    def imported(self) -> Iterator[ImportedState]:
+        """Yields what was written."""
+        if self._target is None:
+            return
+        for each in self._keyed:
+            yield ImportedState(self._target.uid, each.layout.name, each.state.header.name, each.rows)
+        for state, descriptor in self._broadcast:
+            yield ImportedState(self._target.uid, descriptor.name, state.header.name, len(state.elements(0)))
+
+
+class _KeyedImport:
+    """The import of one keyed state, or of timers.
+
+    Raises:
+        TypeMismatchError: The program declares it differently.
+    """
+
+    def __init__(self, state: FlinkKeyedRows, target: ImportTarget) -> None:
+        self.state = state
+        self.rows = 0
+        columns = state.columns
+        name = state.name if state.declared is None else state.declared.name
+        wanted = target.namespaces.get(name, columns.namespace_type)
+        if wanted != columns.namespace_type:
+            raise TypeMismatchError(
+                f"operator {target.uid!r}, state {name!r}: the program keeps it per {wanted}, but the savepoint per "
+                f"{columns.namespace_type}"
+            )
+        self.layout = TableLayout(
+            name,
+            columns.kind,
+            columns.key_type,
+            columns.namespace_type,
+            columns.map_key_type,
+            columns.value_type,
+            columns.ttl,
+        )
+
+    def tables(self, on_progress: Callable[[str], None]) -> Iterator[pa.Table]:
+        """Yields the rows as those of a state table, all in key group 0."""
+        waiting: list[pa.Table] = []
+        for position in range(len(self.state.subtasks)):
+            for _, columns in self.state.groups_of(position):
+                hashes = hash_keys(self.layout.key_type, columns["key"])
+                count = len(hashes)
+                columns["sort_key"] = pa.array(make_sort_keys(np.zeros(count, dtype=np.uint16), hashes))
+                columns["deleted"] = pa.array(np.zeros(count, dtype=np.bool_))
+                schema = self.layout.local_schema
+                waiting.append(pa.table([columns[name] for name in schema.names], schema=schema))
+                self.rows += count
+                if sum(map(len, waiting)) >= _ROWS:
+                    yield pa.concat_tables(waiting)
+                    waiting.clear()
+            on_progress(
+                f"{self.state.uid}.{self.layout.name}: {self.rows:,} rows of {position + 1} of "
+                f"{len(self.state.subtasks)} subtasks"
+            )
+        if waiting:
+            yield pa.concat_tables(waiting)
