@@ -63,7 +63,7 @@ def describe_flink_savepoint(savepoint: FlinkSavepointReader, uid: str | None, *
     if any(each["python"] for each in operators):
         console.print(
             "\nPyFlink's process mode does not write the types of values, so they are shown as bytes, and a value as a "
-            "list. In Python, read_savepoint(PATH, {uid: [descriptors]}) decodes them.",
+            "list. The program knows them: 'flinkpy state read' and 'flinkpy state sql' take --program MODULE:NAME.",
             soft_wrap=True,
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -341,6 +341,57 @@ def describe_savepoint(path: str, uid: str | None, endpoint_url: str | None, as_
             metrics.add_row(operator.uid, escape(metric), f"{number:,}")
     if metrics.row_count:
         console.print(metrics)
+
+
+@savepoint.command("import")
+@click.argument("path", metavar="FLINK_SAVEPOINT")
+@click.option(
+    "--program",
+    metavar="MODULE:NAME",
+    required=True,
+    help="The program that goes on, or the function that builds it; FILE.py:NAME works too.",
+)
+@click.option("--to", "target", metavar="FOLDER", required=True, help="Folder of the new savepoint.")
+@_allow_all
+@_allow_uids
+@json_option("what was imported and left behind")
+@endpoint_url_option
+def import_flink(
+    path: str,
+    program: str,
+    target: str,
+    allow_non_restored_state: bool,
+    allowed_uids: tuple[str, ...],
+    endpoint_url: str | None,
+    as_json: bool,
+) -> None:
+    """Make a savepoint for the program from FLINK_SAVEPOINT, a canonical savepoint of Flink.
+
+    The operators must have the uids that they have in Flink. Functions with state are opened in this process, as tasks
+    would open them. State that cannot be imported is an error, unless it may be left behind.
+    """
+    from dagster_flinkpy.orchestration.flink_import import import_savepoint
+    from dagster_flinkpy.orchestration.program import load_program
+
+    console = Console(stderr=True)
+    with console.status("savepoint import ..."):
+        report = import_savepoint(
+            location_of(path, endpoint_url),
+            load_program(program),
+            location_of(target, endpoint_url),
+            allow_non_restored_state=allow_non_restored_state or allowed_uids,
+            on_progress=lambda line: console.print(escape(line), soft_wrap=True),
+        )
+    if as_json:
+        click.echo(json.dumps(asdict(report), indent=2))
+        return
+    table = plain_table("uid", "state", "state in Flink", "#rows")
+    for each in report.imported:
+        table.add_row(*map(escape, (each.uid, each.name, each.flink_name, f"{each.rows:,}")))
+    console.print(table)
+    for left in report.left_behind:
+        console.print(escape(f"left behind: {left.problem}"), soft_wrap=True)
+    click.echo(report.url)
 
 
 def _operator(metadata: CheckpointMetadata, uid: str) -> OperatorState:

@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from dagster_flinkpy.cli.common import endpoint_url_option, location_of
 from dagster_flinkpy.cli.terminal import console_of_width, plain_table
-from dagster_flinkpy.state_processor import StoredState, read_savepoint
+from dagster_flinkpy.state_processor import FlinkSavepointReader, SavepointReader, StoredState, read_savepoint
 
 __all__ = ["state"]
 
@@ -22,6 +22,25 @@ __all__ = ["state"]
 @click.group()
 def state() -> None:
     """Read the state in savepoints and checkpoints."""
+
+
+_program = click.option(
+    "--program",
+    metavar="MODULE:NAME",
+    help="For a savepoint of Flink: the program, whose functions are opened here to learn the types of their state.",
+)
+
+
+def _savepoint(path: str, program: str | None, endpoint_url: str | None) -> SavepointReader | FlinkSavepointReader:
+    found = read_savepoint(location_of(path, endpoint_url))
+    if program is None:
+        return found
+    if not isinstance(found, FlinkSavepointReader):
+        raise click.UsageError("--program is for savepoints of Flink; this one has its types")
+    from dagster_flinkpy.orchestration.flink_import import declarations_of_program
+    from dagster_flinkpy.orchestration.program import load_program
+
+    return FlinkSavepointReader(found.savepoint, declarations_of_program(load_program(program)))
 
 
 @state.command("read")
@@ -33,9 +52,17 @@ def state() -> None:
 @click.option(
     "--limit", type=click.IntRange(min=0), help="Maximum number of rows. Default: 20 for a table, otherwise all."
 )
+@_program
 @endpoint_url_option
 def read_state(
-    path: str, uid: str, name: str, form: str, output: str | None, limit: int | None, endpoint_url: str | None
+    path: str,
+    uid: str,
+    name: str,
+    form: str,
+    output: str | None,
+    limit: int | None,
+    program: str | None,
+    endpoint_url: str | None,
 ) -> None:
     """Print a state in PATH: a savepoint, a chk-N folder, or the folder of a job for its latest checkpoint.
 
@@ -43,7 +70,7 @@ def read_state(
     """
     if form == "parquet" and output is None:
         raise click.UsageError("--format parquet needs --output FILE")
-    stored = read_savepoint(location_of(path, endpoint_url)).state(uid, name)
+    stored = _savepoint(path, program, endpoint_url).state(uid, name)
     if limit is None and form == "table":
         limit = 20
     tables = _limited(_by_subtask(stored), limit)
@@ -75,8 +102,11 @@ def read_state(
     help="Read only this key. Write a string as it is, any other key as JSON. Repeatable.",
 )
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@_program
 @endpoint_url_option
-def query(path: str, query: str, keys: tuple[str, ...], form: str, endpoint_url: str | None) -> None:
+def query(
+    path: str, query: str, keys: tuple[str, ...], form: str, program: str | None, endpoint_url: str | None
+) -> None:
     """Run a SELECT statement over the states in PATH, with DuckDB.
 
     Each state is a table UID.STATE with the columns that "state read" prints, such as:
@@ -85,7 +115,7 @@ def query(path: str, query: str, keys: tuple[str, ...], form: str, endpoint_url:
     """
     from dagster_flinkpy.state_processor.sql import query_state
 
-    rows = query_state(read_savepoint(location_of(path, endpoint_url)), query, keys=keys)
+    rows = query_state(_savepoint(path, program, endpoint_url), query, keys=keys)
     if form == "json":
         for row in rows.to_pylist():
             click.echo(json.dumps(row, default=_plain))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from click.testing import CliRunner, Result
 
@@ -59,3 +60,35 @@ def test_state_of_flink_is_read_and_queried() -> None:
     query = 'select count(*) as n from timers."_timers/event_time" where key = 2'
     found = run("state", "sql", path("timers-rocksdb-canonical"), query, "--format", "json")
     assert json.loads(found.output) == {"n": 11}
+
+
+def program_of(name: str, folder: Path) -> str:
+    """Returns the program of a savepoint as ``--program`` takes it."""
+    (folder / "in").mkdir()
+    lines = ["from pathlib import Path", "from tests.flink_savepoint.corpus import program", ""]
+    lines += ["def build():", f"    return program({name!r}, Path({str(folder)!r}))", ""]
+    (folder / "job.py").write_text("\n".join(lines))
+    return f"{folder}/job.py:build"
+
+
+def test_the_types_of_values_are_those_of_the_program(tmp_path: Path) -> None:
+    name = "timers-rocksdb-canonical"
+    arguments = ("--uid", "timers", "--state", "fired", "--format", "json", "--program", program_of(name, tmp_path))
+    result = run("state", "read", path(name), *arguments)
+    assert result.exit_code == 0, result.output
+    rows = {row["key"]: row["value"] for row in map(json.loads, result.stdout.splitlines())}
+    assert rows[0] == [1007215]
+
+
+def test_a_savepoint_of_flink_is_imported_and_its_path_is_printed(tmp_path: Path) -> None:
+    name = "values-hashmap-canonical"
+    arguments = ("--program", program_of(name, tmp_path), "--to", str(tmp_path / "to"))
+    refused = run("savepoint", "import", path(name), *arguments)
+    assert refused.exit_code == 1
+    assert "source" in refused.output.replace("\n", " ")
+    result = run("savepoint", "import", path(name), *arguments, "--allow-non-restored-uid", "lines")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.strip() == (tmp_path / "to").as_uri()
+    assert "values.total: 7 rows" in result.stderr
+    found = json.loads(run("savepoint", "describe", str(tmp_path / "to"), "--json").output)
+    assert [operator["uid"] for operator in found["operators"]] == ["values"]
