@@ -173,6 +173,10 @@ def _added(one: Any, other: Any) -> Row:
     return Row(key=one.key, value=one.value + other.value, time=other.time)
 
 
+def _added_typed(one: Any, other: Any) -> Row:
+    return EVENT.row(one.key, one.value + other.value, other.time)
+
+
 _TUMBLING = TumblingEventTimeWindows.of(Time.milliseconds(WINDOW))
 _SLIDING = SlidingEventTimeWindows.of(Time.milliseconds(WINDOW), Time.milliseconds(WINDOW // PANES))
 
@@ -191,6 +195,7 @@ FORMS: dict[str, tuple[Callable[[Any], Any], float | None]] = {
     "list_state": (lambda keyed: keyed.process(Append(), TOTAL), 0.4),
     "timers": (lambda keyed: keyed.process(Timeout(), TOTAL), 0.25),
     "reduce": (lambda keyed: keyed.reduce(lambda a, b: _added(a, b)), 0.4),
+    "reduce_typed": (lambda keyed: keyed.reduce(_added_typed), 0.5),
     TUPLES: (lambda keyed: keyed.reduce(lambda a, b: (a[0], a[1] + b[1], b[2])), None),
     "tumbling_aggregate": (lambda keyed: _mean(keyed.window(_TUMBLING)), 0.4),
     "sliding_aggregate": (lambda keyed: _mean(keyed.window(_SLIDING)), 0.4 / PANES),

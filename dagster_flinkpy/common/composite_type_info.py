@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, cast
 
 from dagster_flinkpy.common.type_information import Json, TypeInformation
-from dagster_flinkpy.common.types import Row, row_class, rows_of
+from dagster_flinkpy.common.types import Row, RowMaker, row_class, row_maker, rows_of
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 
 if TYPE_CHECKING:
@@ -109,8 +110,20 @@ class _StructTypeInfo(TypeInformation):
         return f"Types.TUPLE({list(self.field_types)})"
 
 
+@lru_cache(maxsize=1024)
+def _fields_of(kind: type) -> tuple[str, ...] | None:
+    """Returns the fields of a dataclass or named tuple; None for other classes."""
+    if dataclasses.is_dataclass(kind):
+        return tuple(field.name for field in dataclasses.fields(kind))
+    names = getattr(kind, "_fields", None)
+    return names if issubclass(kind, tuple) and isinstance(names, tuple) else None
+
+
 class RowTypeInfo(_StructTypeInfo):
     """A `Row` with named, typed fields.
+
+    Where it is declared, records may also be tuples and lists, by position; and dicts, dataclasses and named tuples
+    whose fields have the declared names, in any order.
 
     Args:
         field_types: The types of the fields.
@@ -141,7 +154,18 @@ class RowTypeInfo(_StructTypeInfo):
         width = len(self.field_types)
         if all(issubclass(k, Row) and k._width == width and k._names in (None, self.field_names) for k in kinds):
             return (list(map(attrgetter(slot), values)) for slot in row_class(None, width)._slots)  # loops in C
+        one: Any = next(iter(kinds), None)
+        if len(kinds) == 1 and self._are_fields(_fields_of(one)):
+            return (list(map(attrgetter(name), values)) for name in self.field_names)
         return super()._parts(values, kinds)
+
+    def _are_fields(self, names: tuple[str, ...] | None) -> bool:
+        return names is not None and (names == self.field_names or set(names) == set(self.field_names))
+
+    @cached_property
+    def row(self) -> RowMaker:
+        """What makes rows of this type: of their values in order, or by name. It is the fastest way to make one."""
+        return row_maker(self.field_names)
 
     def _positional(self, value: Any) -> Sequence[Any]:
         if isinstance(value, Row):
@@ -152,6 +176,9 @@ class RowTypeInfo(_StructTypeInfo):
                 if self.named:
                     raise TypeMismatchError(f"declared a row of {list(self.field_names)}, produced {value!r}")
             return cast("Sequence[Any]", value._values)
+        kind: Any = type(value)
+        if self._are_fields(_fields_of(kind)):
+            return [getattr(value, name) for name in self.field_names]
         if isinstance(value, (tuple, list)):
             return value
         if isinstance(value, Mapping) and set(value) == set(self.field_names):

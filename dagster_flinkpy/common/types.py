@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from functools import cache, lru_cache
 from itertools import repeat, starmap
+from keyword import iskeyword
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-__all__ = ["Row", "RowKind", "row_class", "rows_of"]
+__all__ = ["Row", "RowKind", "RowMaker", "row_class", "row_maker", "rows_of"]
 
 
 class RowKind(Enum):
@@ -228,6 +229,44 @@ def rows_of(field_names: tuple[str, ...], columns: Sequence[Sequence[Any]], coun
     rows = list(starmap(kind._create, repeat((), count)))  # loops in C
     _fill_function(len(columns))(rows, *columns)
     return rows
+
+
+class RowMaker:
+    """Makes rows with certain names, of their values in order, or by name.
+
+    Raises:
+        TypeError: There are too few or too many values, or one has another name.
+    """
+
+    _names: ClassVar[tuple[str, ...]]
+    __slots__ = ()
+
+    if TYPE_CHECKING:  # each class has its own
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Row: ...
+
+    def __repr__(self) -> str:
+        return f"<makes Row({', '.join(self._names)})>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return row_maker, (self._names,)
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def row_maker(names: tuple[str, ...]) -> RowMaker:
+    """Returns what makes rows with these names. Names that are no Python names can only be given by position."""
+    by_name = len(set(names)) == len(names) and all(name.isidentifier() and not iskeyword(name) for name in names)
+    values = names if by_name else [f"_{i}" for i in range(len(names))]
+    row = "_" * (1 + max(map(len, values), default=0))  # a name that no value has
+    create, order = f"{row}_", ", ".join([*values, "/"] if values and not by_name else values)
+    # Python's own check of arguments takes no time, and a class of its own saves the call of a second function.
+    source = f"def f({order}):\n    {row} = {create}()\n"
+    if values:
+        source += f"    {', '.join(f'{row}._{i}' for i in range(len(values)))}, = {', '.join(values)},\n"
+    call = _compiled(f"{source}    return {row}", **{create: row_class(names, len(names))._create})
+    call.__name__ = call.__qualname__ = "row"
+    members = {"__slots__": (), "__module__": __name__, "__call__": staticmethod(call), "_names": names}
+    return cast("RowMaker", type("RowMaker", (RowMaker,), members)())
 
 
 @lru_cache(maxsize=_REMEMBERED)

@@ -3,7 +3,8 @@ from __future__ import annotations
 import datetime
 import decimal
 import math
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -142,10 +143,34 @@ def test_types_differ_by_name_fields_and_order() -> None:
     assert all((a == b) == (a is b) for a in kinds for b in kinds)
 
 
+class Turned(NamedTuple):
+    b: str
+    a: int
+
+
+@dataclass
+class Record:
+    a: int
+    b: str
+
+
+@dataclass(frozen=True, slots=True)
+class Slotted:
+    b: str
+    a: int
+
+
 def test_rows_may_be_given_in_other_forms() -> None:
     kind = Types.ROW_NAMED(["a", "b"], [LONG, STRING])
     given_values = [Row(1, "x"), Row(b="x", a=1), Row(a=1, b="x"), (1, "x"), [1, "x"], {"b": "x", "a": 1}]
     assert kind.from_arrow(kind.to_arrow(given_values)) == [Row(a=1, b="x")] * len(given_values)
+    for one in (Turned("x", 1), Record(1, "x"), Slotted("x", 1)):  # columns of one class, and of several
+        assert kind.from_arrow(kind.to_arrow([one, one])) == [Row(a=1, b="x")] * 2
+        assert kind.from_arrow(kind.to_arrow([one, None, (2, "y")])) == [Row(a=1, b="x"), None, Row(a=2, b="y")]
+    other = Types.ROW_NAMED(["c", "d"], [STRING, LONG])
+    assert other.from_arrow(other.to_arrow([Turned("x", 1)])) == [Row(c="x", d=1)], "a tuple with other names is one"
+    with pytest.raises(TypeMismatchError, match="which is Record"):
+        other.to_arrow([Record(1, "x")])
     pair = Types.TUPLE([LONG, STRING])
     assert pair.from_arrow(pair.to_arrow([Row(1, "x"), [1, "x"]])) == [(1, "x"), (1, "x")]
 

@@ -8,6 +8,7 @@ import pickle
 import cloudpickle
 import pytest
 
+from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.types import Row, RowKind, row_class, rows_of
 from dagster_flinkpy.key_hashes import java_hash_code
 
@@ -212,3 +213,25 @@ def test_a_row_keeps_its_names_when_its_kind_changes_and_its_kind_when_its_names
     (column_row,) = rows_of(("a",), [[1]], 1)
     column_row.set_row_kind(RowKind.DELETE)
     assert column_row == Row.of_kind(RowKind.DELETE, a=1)
+
+
+def test_a_maker_of_rows_takes_values_in_order_or_by_name() -> None:
+    make = Types.ROW_NAMED(["name", "age"], [Types.STRING(), Types.INT()]).row
+    assert make("Alice", 11) == make(age=11, name="Alice") == make("Alice", age=11) == Row(name="Alice", age=11)
+    assert type(make("Alice", 11)) is type(Row(name="Alice", age=11))
+    assert repr(make) == "<makes Row(name, age)>"
+    assert pickle.loads(pickle.dumps(make)) is make
+    for wrong in (lambda: make("Alice"), lambda: make("Alice", 11, 12), lambda: make("Alice", years=11)):
+        with pytest.raises(TypeError, match=r"^row\(\) "):
+            wrong()
+
+
+@pytest.mark.parametrize("names", [["class", "a b"], ["self", "row"], ["_row_", "create"], ["a", "f"]])
+def test_names_of_any_kind_can_be_made(names: list[str]) -> None:
+    row = Types.ROW_NAMED(names, [Types.INT()] * 2).row(1, 2)
+    assert row.as_dict() == dict(zip(names, [1, 2], strict=True))
+
+
+def test_rows_without_fields_or_names_are_made() -> None:
+    assert list(Types.ROW([]).row()) == []
+    assert Types.ROW([Types.INT()]).row(1) == Row(f0=1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from dagster_flinkpy.datastream import (
     CountTrigger,
     EventTimeSessionWindows,
     EventTimeTrigger,
+    FlatMapFunction,
     GlobalWindows,
     KeyedStream,
     KeySelector,
@@ -353,3 +356,30 @@ def test_a_function_that_only_looks_at_records_changes_none(
     assert sorted(row[1] for row in rows if row[0] == "beside") == sorted(expected)
     left = [each for i, each in enumerate(expected) if reader != "some filtered" or i != 1]
     assert sorted(row[1] for row in rows if row[0] == "after") == sorted(left)
+
+
+@dataclass
+class Counted:
+    key: str
+    time: int
+    value: int
+
+
+class Counts(FlatMapFunction):
+    """Emits one object twice, and changes it after each time."""
+
+    def flat_map(self, value: Any) -> Iterable[Any]:
+        counted = Counted(value.key, value.time, value.value)
+        for _ in range(2):
+            yield counted
+            counted.value += 1
+
+
+@pytest.mark.parametrize("chained", [False, True])
+def test_an_object_that_is_emitted_again_was_sent_as_it_was(chained: bool, tmp_path: Path) -> None:
+    env = environment(1)
+    stream = events(env, [("a", 1, 10), ("b", 2, 20)]).flat_map(Counts(), EXACT).uid("counts")
+    if not chained:
+        stream = stream.rebalance()
+    values = stream.map(lambda counted: (counted.key, counted.value), Types.TUPLE([Types.STRING(), Types.LONG()]))
+    assert sorted(collect_all(values.uid("values"), tmp_path)) == [("a", 10), ("a", 11), ("b", 20), ("b", 21)]
