@@ -31,8 +31,9 @@ def check_partitions(job: FlinkJob, partitions_def: AnyPartitionsDefinition | No
         return None
     if not isinstance(partitions_def, PartitionsDefinition):
         raise ConfigurationError(
-            f"partitions_def of job {job.job_id!r} is a {type(partitions_def).__name__}: state is carried "
-            "from one partition to the next, so they must be time windows, such as DailyPartitionsDefinition"
+            f"partitions_def of job {job.job_id!r} is a {type(partitions_def).__name__}, but state is carried from one "
+            "partition to the next, so they must be time windows, such as DailyPartitionsDefinition. For one state per "
+            "tenant or region, call flink_assets() for each of them with another name, or make it part of the key"
         )
     start = partitions_def.start
     window = partitions_def.time_window_for_partition_key(start.strftime(partitions_def.fmt))

@@ -25,8 +25,10 @@ from dagster import (
     DagsterRunStatus,
     DailyPartitionsDefinition,
     Definitions,
+    DynamicPartitionsDefinition,
     ExecuteInProcessResult,
     HourlyPartitionsDefinition,
+    MultiPartitionsDefinition,
     PartitionsDefinition,
     StaticPartitionsDefinition,
     TimeWindowPartitionsDefinition,
@@ -404,9 +406,20 @@ def test_a_partition_outside_the_definition() -> None:
     )
 
 
-def test_only_partitions_of_time(tmp_path: Path) -> None:
-    partitions: PartitionsDefinition = StaticPartitionsDefinition(["a"])
-    with pytest.raises(ConfigurationError, match="must be time windows"):
+@pytest.mark.parametrize(
+    "partitions",
+    [
+        StaticPartitionsDefinition(["acme", "globex"]),
+        DynamicPartitionsDefinition(name="tenants"),
+        MultiPartitionsDefinition({"day": WEEK, "tenant": StaticPartitionsDefinition(["acme"])}),
+    ],
+    ids=lambda partitions: type(partitions).__name__,
+)
+def test_partitions_without_an_order_are_refused_with_what_to_do_instead(
+    tmp_path: Path, partitions: PartitionsDefinition
+) -> None:
+    message = f"a {type(partitions).__name__}, .* must be time windows.* for each of them with another name, or make it"
+    with pytest.raises(ConfigurationError, match=message):
         flink_assets(letters(tmp_path), name="letters", partitions_def=partitions)
 
 
