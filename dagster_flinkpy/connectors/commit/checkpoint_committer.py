@@ -37,7 +37,7 @@ class StagedCheckpoint:
         """
         return [RowFile.of(request) for request in self.requests]
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """The identity of the files, as SHA-256 in hex."""
         return digest_of(self.files)
@@ -47,7 +47,7 @@ class StagedCheckpoint:
         """When the first file was staged, in milliseconds since 1970."""
         return min(file.staged_ms for file in self.files)
 
-    @property
+    @cached_property
     def by_partition(self) -> dict[str | None, list[RowFile]]:
         """The files of each Dagster partition, in their order."""
         found = dict[str | None, list[RowFile]]()

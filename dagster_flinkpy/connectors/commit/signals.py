@@ -13,14 +13,12 @@ __all__ = ["signal_failure"]
 def signal_failure(
     requests: Sequence[CommitRequest], error: Exception, *, retried: tuple[type[Exception], ...] = ()
 ) -> None:
-    """Signals why requests are not committed.
-
-    What is lost, or nobody can tell of, is for people. What the store or the client of a target raises goes by itself.
+    """Signals why requests are not committed: they are lost, nobody knows or can help now, or trying again may help.
 
     Args:
         requests: The requests.
-        error: Why. It is raised if it is neither of the two.
-        retried: What the client of the target raises if trying again may help. `StorageError` is always tried again.
+        error: Why. It is raised if it is none of these.
+        retried: What the client of the target raises if trying again may help. A `StorageError` always may.
     """
     for request in requests:
         if isinstance(error, CommittableLostError):

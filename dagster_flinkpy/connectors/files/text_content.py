@@ -183,6 +183,7 @@ def ends_of_records(data: bytes, quote: int | None) -> np.ndarray:
         data: The data.
         quote: The character between which line ends are part of a value, or None.
     """
+    # characters: uint8, one a byte. ends, quotes: int64 positions in them, ascending.
     characters = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(characters == _NEWLINE)
     if quote is not None:
