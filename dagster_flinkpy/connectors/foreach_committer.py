@@ -20,12 +20,7 @@ __all__ = ["ForeachCommitter"]
 
 
 class ForeachCommitter(CheckpointCommitter):
-    """Gives the rows of a completed checkpoint to the function.
-
-    Args:
-        sink: The sink.
-        context: Who is committing.
-    """
+    """Gives the rows of a completed checkpoint to the function."""
 
     def __init__(self, sink: ForeachEpoch, context: CommitterInitContext) -> None:
         self._rows = StagedRows(sink.staging, context)

@@ -108,10 +108,6 @@ def check_parquet_type(
 def check_json_type(name: str, type_info: TypeInformation) -> None:
     """Checks that JSON can contain values of a type.
 
-    Args:
-        name: The column, for messages.
-        type_info: The type.
-
     Raises:
         ConfigurationError: It cannot. The message says what to do.
     """

@@ -38,10 +38,6 @@ def to_json_text(name: str, type_info: TypeInformation, value: Any) -> str:
 def to_json_lines(types: dict[str, TypeInformation], table: pa.Table) -> str:
     """Returns a line with a JSON object for each row, as `to_json_text` writes it.
 
-    Args:
-        types: The types of the columns.
-        table: The rows.
-
     Raises:
         TypeMismatchError: A value is NaN or infinity, which JSON cannot contain.
     """

@@ -54,12 +54,7 @@ _IN_COLUMNS = (
 
 
 class UndecodableMessage(Exception):
-    """A message is not what the schema says.
-
-    Args:
-        index: Its index in the batch.
-        reason: What is wrong.
-    """
+    """A message is not what the schema says."""
 
     def __init__(self, index: int, reason: str) -> None:
         super().__init__(reason)
@@ -247,12 +242,7 @@ def _decimal(name: str, type_info: TypeInformation, value: Any) -> Decimal:
 
 
 def record_encoder(schema: SerializationSchema, type_info: TypeInformation) -> Encoder:
-    """Returns what encodes columns of records by a schema, which must write records of the type.
-
-    Args:
-        schema: The schema.
-        type_info: The type of the records.
-    """
+    """Returns what encodes columns of records by a schema, which must write records of the type."""
     text, binary = type_info == Types.STRING(), type_info == Types.PRIMITIVE_ARRAY(Types.BYTE())
     if (isinstance(schema, ByteArraySchema) and binary) or (text and _is_utf8(schema)):
         return lambda column: column.cast(pa.binary())

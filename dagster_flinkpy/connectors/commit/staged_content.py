@@ -13,13 +13,7 @@ __all__ = ["StagedContent"]
 
 
 class StagedContent(io.RawIOBase):
-    """Reads a staged file from its beginning to its end, one part ahead. As a context it is closed at the end.
-
-    Args:
-        store: The store.
-        key: The file.
-        size: Its size, in bytes.
-    """
+    """Reads a staged file from its beginning to its end, one part ahead. As a context it is closed at the end."""
 
     def __init__(self, store: ObjectStore, key: str, size: int) -> None:
         self._store, self._key = store, key

@@ -73,13 +73,7 @@ def digest_of(files: Sequence[RowFile | StagedFile]) -> str:
 
 
 class StagedRowsWriter(CommittingSinkWriter):
-    """Writes one epoch of one subtask to Parquet files.
-
-    Args:
-        files: The folder, and how to write into it.
-        context: Who is writing.
-        type_info: Type of the records.
-    """
+    """Writes one epoch of one subtask to Parquet files."""
 
     def __init__(self, files: TableSink, context: WriterInitContext, type_info: TypeInformation) -> None:
         self._writer = TableWriter(files, context, type_info)
@@ -109,12 +103,7 @@ class StagedRowsWriter(CommittingSinkWriter):
 
 
 class StagedRows:
-    """The staged rows of a job and sink.
-
-    Args:
-        location: The folder.
-        context: Who is committing.
-    """
+    """The staged rows of a job and sink."""
 
     def __init__(self, location: StorageLocation, context: CommitterInitContext) -> None:
         self._store, self._context = location.open(), context

@@ -47,13 +47,7 @@ class _Entry(Committable):
 
 
 class TransactionWriter(CommittingSinkWriter):
-    """Writes one epoch of one subtask in a transaction.
-
-    Args:
-        function: The function.
-        context: Who is writing.
-        type_info: Type of the records.
-    """
+    """Writes one epoch of one subtask in a transaction."""
 
     def __init__(
         self, function: TwoPhaseCommitSinkFunction, context: WriterInitContext, type_info: TypeInformation

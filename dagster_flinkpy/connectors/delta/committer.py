@@ -34,12 +34,7 @@ _TIME = "/committed_ms"
 
 
 class DeltaCommitter(LakeCommitter[DeltaTable]):
-    """Appends the staged files of a checkpoint.
-
-    Args:
-        sink: The sink.
-        context: Who is committing.
-    """
+    """Appends the staged files of a checkpoint."""
 
     change: ClassVar[Change] = "append"
     """What a commit does to the table."""

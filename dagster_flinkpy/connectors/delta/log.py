@@ -47,11 +47,7 @@ _KNOWN = frozenset(
 
 
 class DeltaLog(TableLog):
-    """Reads the versions of a table.
-
-    Args:
-        source: The source.
-    """
+    """Reads the versions of a table."""
 
     def __init__(self, source: DeltaSource) -> None:
         self._source, self._store = source, source.location.open()

@@ -30,13 +30,7 @@ _CLOCK_SKEW_MS = 3_600_000
 
 
 class DeltaTarget:
-    """The table of a sink.
-
-    Args:
-        sink: The sink.
-        context: Who is committing.
-        change: What commits do to the table.
-    """
+    """The table of a sink."""
 
     def __init__(self, sink: DeltaSink, context: CommitterInitContext, change: Change) -> None:
         self._sink, self._context, self._change, self._what = sink, context, change, sink.what

@@ -12,13 +12,7 @@ __all__ = ["DeltaWriter"]
 
 
 class DeltaWriter(LakeWriter):
-    """Stages the data files of one epoch of one subtask.
-
-    Args:
-        sink: The sink.
-        context: Who is writing.
-        type_info: Type of the records.
-    """
+    """Stages the data files of one epoch of one subtask."""
 
     def __init__(self, sink: DeltaSink, context: WriterInitContext, type_info: TypeInformation) -> None:
         super().__init__(sink, context, type_info)

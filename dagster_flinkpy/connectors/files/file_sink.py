@@ -33,13 +33,7 @@ def file_committer(sink: FileSink, context: CommitterInitContext) -> StagedFileC
 
 
 class FileWriter(CommittingSinkWriter):
-    """Writes one epoch of one subtask: one file, or several if a file reaches the part size.
-
-    Args:
-        sink: The sink.
-        context: Who is writing.
-        type_info: Type of the records.
-    """
+    """Writes one epoch of one subtask: one file, or several if a file reaches the part size."""
 
     def __init__(self, sink: FileSink, context: WriterInitContext, type_info: TypeInformation) -> None:
         self._sink = sink

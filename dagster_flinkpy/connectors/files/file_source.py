@@ -43,10 +43,6 @@ class FileEnumerator(SplitEnumerator):
     its name is new.
 
     State: the known files, and the splits that are not yet read to the end.
-
-    Args:
-        source: What to read.
-        restored: State of an earlier enumerator.
     """
 
     def __init__(self, source: FileSource, restored: Json | None) -> None:
@@ -190,11 +186,7 @@ def _files(path: Any, *, needed: bool, gone: bool = False) -> list[tuple[Storage
 
 
 class _TextMeter(SplitMeter):
-    """Measures splits of text. Their offsets are bytes. Records are counted by reading them.
-
-    Args:
-        source: The source.
-    """
+    """Measures splits of text. Their offsets are bytes. Records are counted by reading them."""
 
     def __init__(self, source: FileSource) -> None:
         self._source = source

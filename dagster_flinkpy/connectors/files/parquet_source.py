@@ -443,11 +443,7 @@ class _ParquetEnumerator(SplitEnumerator):
 
 
 class _ParquetMeter(RowMeter):
-    """Measures splits by the footers of their files.
-
-    Args:
-        source: The source.
-    """
+    """Measures splits by the footers of their files."""
 
     def __init__(self, source: ParquetSource) -> None:
         self._source, self._store = source, source.location.open()

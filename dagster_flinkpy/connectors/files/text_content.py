@@ -164,12 +164,7 @@ class TextFile:
 
 
 def location_of(source: FileSource, root: str) -> StorageLocation:
-    """Returns where a split's file is, with the settings of the source's path: splits are stored without keys.
-
-    Args:
-        source: The source.
-        root: The URL of the folder.
-    """
+    """Returns where a split's file is, with the settings of the source's path: splits are stored without keys."""
     for path in source.paths:
         if isinstance(path, StorageLocation) and f"{path.url}/".startswith(f"{root}/"):
             return replace(path, url=root)

@@ -72,12 +72,7 @@ class _Change:
 
 
 class IcebergCommitter(LakeCommitter[Table]):
-    """Appends the staged files of a checkpoint.
-
-    Args:
-        sink: The sink.
-        context: Who is committing.
-    """
+    """Appends the staged files of a checkpoint."""
 
     _client_errors = (RESTError, SQLAlchemyError, OSError)
     _refusals = (ConfigurationError, ForbiddenError, BadRequestError)

@@ -35,11 +35,7 @@ _UNITS = {"year": "%Y", "month": "%Y-%m", "day": "%Y-%m-%d", "hour": "%Y-%m-%d %
 
 
 class IcebergLog(TableLog):
-    """Reads the snapshots of a table. Their ids are the versions.
-
-    Args:
-        source: The source.
-    """
+    """Reads the snapshots of a table. Their ids are the versions."""
 
     def __init__(self, source: IcebergSource) -> None:
         self._source, self._name = source, f"Iceberg table {source.table!r}"

@@ -55,12 +55,7 @@ _TRIES = 5
 
 
 class IcebergTarget:
-    """The table of a sink.
-
-    Args:
-        sink: The sink.
-        context: Who is committing.
-    """
+    """The table of a sink."""
 
     def __init__(self, sink: IcebergSink, context: CommitterInitContext) -> None:
         self._sink, self._context = sink, context
@@ -272,12 +267,7 @@ class IcebergTarget:
 
 
 class CommitLog:
-    """Which checkpoints of a job and sink are in a table.
-
-    Args:
-        context: Who is committing.
-        table: The name of the table, for messages.
-    """
+    """Which checkpoints of a job and sink are in a table."""
 
     def __init__(self, context: CommitterInitContext, table: str) -> None:
         self._context, self._table = context, table

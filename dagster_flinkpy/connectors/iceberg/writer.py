@@ -13,13 +13,7 @@ __all__ = ["IcebergWriter"]
 
 
 class IcebergWriter(LakeWriter):
-    """Stages the data files of one epoch of one subtask.
-
-    Args:
-        sink: The sink.
-        context: Who is writing.
-        type_info: Type of the records.
-    """
+    """Stages the data files of one epoch of one subtask."""
 
     def __init__(self, sink: IcebergSink, context: WriterInitContext, type_info: TypeInformation) -> None:
         super().__init__(sink, context, type_info, sink.row_type(type_info))

@@ -59,11 +59,7 @@ def consumer_of(source: KafkaSource, role: str) -> Any:
 
 
 class PartitionLookup:
-    """Asks brokers about partitions. The connection is made with the first question.
-
-    Args:
-        source: The source.
-    """
+    """Asks brokers about partitions. The connection is made with the first question."""
 
     def __init__(self, source: KafkaSource) -> None:
         self._source = source

@@ -111,12 +111,7 @@ def bytes_per_offset(source: KafkaSource, each: KafkaTopicPartition, start: int,
 
 
 class _Columns:
-    """Makes columns of messages.
-
-    Args:
-        source: The source.
-        each: The partition, for messages.
-    """
+    """Makes columns of messages."""
 
     def __init__(self, source: KafkaSource, each: KafkaTopicPartition) -> None:
         assert source.schema is not None

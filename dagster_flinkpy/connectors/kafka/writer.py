@@ -42,12 +42,7 @@ def producer_settings(sink: KafkaSink, name: str) -> dict[str, str]:
 
 
 class _Records:
-    """Makes keys and values of records.
-
-    Args:
-        sink: The sink.
-        type_info: The type of the records.
-    """
+    """Makes keys and values of records."""
 
     def __init__(self, sink: KafkaSink, type_info: TypeInformation) -> None:
         assert sink.schema is not None
@@ -108,13 +103,7 @@ def produce_all(producer: Any, topic: str, records: pa.Array, on_delivery: Any) 
 
 
 class KafkaStagingWriter(StagedRowsWriter):
-    """Stages the keys and values of one epoch of one subtask.
-
-    Args:
-        sink: The sink.
-        context: Who is writing.
-        type_info: Type of the records.
-    """
+    """Stages the keys and values of one epoch of one subtask."""
 
     def __init__(self, sink: TransactionalKafkaSink, context: WriterInitContext, type_info: TypeInformation) -> None:
         super().__init__(StagedParquet(sink.staging), context, STAGED_RECORD)
@@ -129,13 +118,7 @@ class KafkaStagingWriter(StagedRowsWriter):
 
 
 class DirectWriter(SinkWriter):
-    """Writes one epoch of one subtask to the topic, at least once.
-
-    Args:
-        sink: The sink.
-        context: Who is writing.
-        type_info: Type of the records.
-    """
+    """Writes one epoch of one subtask to the topic, at least once."""
 
     def __init__(self, sink: KafkaSink, context: WriterInitContext, type_info: TypeInformation) -> None:
         assert sink.schema is not None

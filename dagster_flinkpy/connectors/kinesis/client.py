@@ -64,11 +64,7 @@ def open_client(source: KinesisSource) -> Any:
 
 
 class KinesisStream:
-    """A stream. The client is made with the first question.
-
-    Args:
-        source: The source.
-    """
+    """A stream. The client is made with the first question."""
 
     def __init__(self, source: KinesisSource) -> None:
         self._source = source

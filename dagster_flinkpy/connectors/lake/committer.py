@@ -59,13 +59,7 @@ class LakeTarget(Protocol[TableT]):
 
 
 class LakeCommitter(CheckpointCommitter, Generic[TableT]):
-    """Adds a checkpoint to a table in one version of its log.
-
-    Args:
-        sink: The sink.
-        context: Who is committing.
-        target: The table.
-    """
+    """Adds a checkpoint to a table in one version of its log."""
 
     _races: ClassVar[tuple[type[Exception], ...]]
     """What is raised if the table has another version by now, perhaps ours."""
@@ -168,10 +162,6 @@ class LakeCommitter(CheckpointCommitter, Generic[TableT]):
 
     def _last_rows(self, checkpoint: StagedCheckpoint, check: Callable[[pa.Schema, str], None]) -> pa.Table:
         """Returns the staged rows of a sink with a key: of each key the last one.
-
-        Args:
-            checkpoint: What was staged.
-            check: Looks at the columns of each file before it is used.
 
         Raises:
             CommittableLostError: A file is gone or changed.

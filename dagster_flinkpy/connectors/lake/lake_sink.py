@@ -71,9 +71,6 @@ class LakeSink(TwoPhaseCommittingSink):
 
         The table is partitioned by ``dagster_asset_key`` and ``dagster_partition_key``.
 
-        Args:
-            owner: The owner.
-
         Raises:
             ConfigurationError: The sink replaces rows by key.
         """

@@ -337,11 +337,6 @@ def files_of_partition(source: TableSource, partition: TimePartition, files: lis
 
     A file has its value as ``window``. With ``unit``, the format of a unit of time, the value is in UTC.
 
-    Args:
-        source: The source.
-        partition: The time partition.
-        files: The files of a version.
-
     Raises:
         ConfigurationError: The windows do not fit the values.
         InputChangedError: A file has no value, because the table is not partitioned by the column.
@@ -374,11 +369,7 @@ def _bounds(source: TableSource, partition: TimePartition, unit: str | None) -> 
 
 
 class _DataFileMeter(RowMeter):
-    """Measures data files by their footers, which it reads once.
-
-    Args:
-        source: The source.
-    """
+    """Measures data files by their footers, which it reads once."""
 
     def __init__(self, source: TableSource) -> None:
         self._source = source

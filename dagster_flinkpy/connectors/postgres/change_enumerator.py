@@ -37,10 +37,6 @@ class PostgresChangeEnumerator(SplitEnumerator):
     database cluster; and whether the input has ended. A bounded input ends at the LSN ``end``. If the rows that the
     table had are read first, ``snapshot`` is empty until that epoch is planned, and then says which transactions these
     rows have seen.
-
-    Args:
-        source: The source.
-        restored: The state of an earlier enumerator.
     """
 
     def __init__(self, source: PostgresChangeSource, restored: Json | None) -> None:

@@ -110,13 +110,7 @@ def _decoded(data: bytes) -> Message | None:
 
 
 class _Changes:
-    """Turns messages into columns of records.
-
-    Args:
-        source: The source.
-        slot: The slot.
-        given: The range.
-    """
+    """Turns messages into columns of records."""
 
     def __init__(self, source: PostgresChangeSource, slot: ReplicationSlot, given: Json) -> None:
         self._source, self._table, self._way_on = source, slot.table_name, slot.way_on

@@ -42,14 +42,7 @@ _TO_RETRY = (psycopg.OperationalError, psycopg.InterfaceError, StorageError)
 
 
 class _PostgresCommitter(CheckpointCommitter):
-    """What all committers of the sink have in common.
-
-    Args:
-        sink: The sink.
-        context: Who is committing.
-        session: Connects.
-        staged: What subtasks have staged or prepared.
-    """
+    """What all committers of the sink have in common."""
 
     _client_errors = (psycopg.Error,)
     _advice: ClassVar[str] = ". Check that the server runs, and conninfo, user and password."
@@ -136,12 +129,7 @@ class _PostgresCommitter(CheckpointCommitter):
 
 
 class LedgerCommitter(_PostgresCommitter):
-    """Writes the staged rows of a checkpoint in one transaction, together with its entry in the ledger.
-
-    Args:
-        sink: The sink.
-        context: Who is committing.
-    """
+    """Writes the staged rows of a checkpoint in one transaction, together with its entry in the ledger."""
 
     def __init__(self, sink: PostgresSink, context: CommitterInitContext) -> None:
         assert sink.staging is not None
@@ -313,12 +301,7 @@ class PostgresPartitionCommitter(LedgerCommitter):
 
 
 class PreparedTransactions:
-    """The transactions that subtasks have prepared (a `Staged`).
-
-    Args:
-        session: Connects.
-        context: Who is committing.
-    """
+    """The transactions that subtasks have prepared (a `Staged`)."""
 
     def __init__(self, session: Session, context: CommitterInitContext) -> None:
         self._session, self._token = session, context.fencing_token
@@ -355,12 +338,7 @@ class PreparedTransactions:
 
 
 class PreparedTransactionCommitter(_PostgresCommitter):
-    """Commits transactions that subtasks have prepared.
-
-    Args:
-        sink: The sink.
-        context: Who is committing.
-    """
+    """Commits transactions that subtasks have prepared."""
 
     def __init__(self, sink: PostgresSink, context: CommitterInitContext) -> None:
         session = Session(sink, context.job_id, context.uid)

@@ -48,10 +48,6 @@ class PostgresEnumerator(SplitEnumerator):
     its number of rows, to notice rows that appear behind the position; the settled value; the value to be settled next,
     and the transactions that it waits for; the number of splits so far, and whether the input has ended. A bounded
     input ends with the value ``end``.
-
-    Args:
-        source: The source.
-        restored: The state of an earlier enumerator.
     """
 
     def __init__(self, source: PostgresSource, restored: Json | None) -> None:

@@ -118,9 +118,6 @@ Message = Begin | Commit | Relation | Insert | Update | Delete | Truncate
 def decode(data: bytes) -> Message | None:
     """Decodes a message.
 
-    Args:
-        data: The message.
-
     Returns:
         The message, or None for one that says nothing about rows: an origin, a type, or a message of an application.
 

@@ -53,9 +53,6 @@ class Publication:
     def create(self, oid: int) -> None:
         """Creates the publication, if there is none.
 
-        Args:
-            oid: The id of the table.
-
         Raises:
             ConfigurationError: It cannot be created, or exists and does not publish all changes of the table.
         """

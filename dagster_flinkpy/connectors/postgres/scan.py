@@ -65,10 +65,6 @@ WHERE i.indrelid = to_regclass(%s) AND a.attname = %s AND i.indisvalid AND i.ind
 class Scan:
     """Phrases and runs statements about the rows of a table.
 
-    Args:
-        source: The source.
-        connection: A connection.
-
     Raises:
         SourceReadError: There is no such table.
         ConfigurationError: The table cannot be read like this.

@@ -85,11 +85,6 @@ class Seen(JsonRecord):
     def check(self, scan: Scan, now: Seen, position: Value) -> None:
         """Checks that rows up to a position are those that were read.
 
-        Args:
-            scan: The table.
-            now: What is there now.
-            position: The position.
-
         Raises:
             RestoreError: Rows may never be read. The message says how to go on.
         """

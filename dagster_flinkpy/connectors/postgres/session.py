@@ -38,13 +38,7 @@ _SETTINGS = "SET TimeZone = 'UTC'; SET DateStyle = 'ISO'; SET row_security = off
 
 
 class Session:
-    """Connects for a job's sink, and phrases its statements.
-
-    Args:
-        sink: The sink.
-        job_id: Id of the job.
-        uid: Uid of the sink's operator.
-    """
+    """Connects for a job's sink, and phrases its statements."""
 
     def __init__(self, sink: PostgresSink, job_id: str, uid: str) -> None:
         self._conninfo = sink.conninfo

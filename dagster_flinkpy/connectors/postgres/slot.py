@@ -88,12 +88,7 @@ def slot_of(source: PostgresChangeSource) -> Iterator[ReplicationSlot]:
 
 
 class ReplicationSlot:
-    """Checks, creates, reads and confirms the slot of a source.
-
-    Args:
-        source: The source.
-        connection: A connection.
-    """
+    """Checks, creates, reads and confirms the slot of a source."""
 
     def __init__(self, source: PostgresChangeSource, connection: psycopg.Connection[Any]) -> None:
         self._source, self.connection = source, connection

@@ -34,10 +34,6 @@ _SQL_TYPES = {
 def sql_type(name: str, type_info: TypeInformation) -> str:
     """Returns the type of a column in PostgreSQL.
 
-    Args:
-        name: The column, for messages.
-        type_info: The type of its values.
-
     Raises:
         ConfigurationError: There is none. The message says what to do.
     """

@@ -48,11 +48,6 @@ class Surroundings(JsonRecord):
     def followed_by(self, now: Surroundings, slot: ReplicationSlot, position: int) -> Surroundings:
         """Returns those with which the source goes on from a position.
 
-        Args:
-            now: Those that are there now.
-            slot: The slot.
-            position: The LSN up to which the changes were read.
-
         Raises:
             RestoreError: Changes can be missing from then on.
         """

@@ -41,13 +41,7 @@ _MICROS = 6
 
 
 class PostgresTarget:
-    """Checks the table of a sink.
-
-    Args:
-        sink: The sink.
-        type_info: The type of the records, or None if there are none.
-        session: How the sink connects.
-    """
+    """Checks the table of a sink."""
 
     def __init__(self, sink: PostgresSink, type_info: TypeInformation | None, session: Session) -> None:
         self._sink, self._session = sink, session

@@ -113,13 +113,7 @@ def _json(name: str, type_info: TypeInformation, value: Any) -> str | None:
 
 
 class PostgresStagingWriter(CommittingSinkWriter):
-    """Writes one epoch of one subtask to a file on the store, as compressed CSV.
-
-    Args:
-        sink: The sink.
-        context: Who is writing.
-        type_info: Type of the records.
-    """
+    """Writes one epoch of one subtask to a file on the store, as compressed CSV."""
 
     def __init__(self, sink: PostgresSink, context: WriterInitContext, type_info: TypeInformation) -> None:
         assert sink.staging is not None
@@ -170,13 +164,7 @@ class PostgresStagingWriter(CommittingSinkWriter):
 
 
 class PreparingWriter(CommittingSinkWriter):
-    """Writes one epoch of one subtask in a transaction, and prepares it at the barrier.
-
-    Args:
-        sink: The sink.
-        context: Who is writing.
-        type_info: Type of the records.
-    """
+    """Writes one epoch of one subtask in a transaction, and prepares it at the barrier."""
 
     def __init__(self, sink: PostgresSink, context: WriterInitContext, type_info: TypeInformation) -> None:
         self._session = Session(sink, context.job_id, context.uid)

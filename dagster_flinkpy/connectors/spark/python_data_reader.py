@@ -87,10 +87,6 @@ class PartitionEnumerator(SplitEnumerator):
     """Plans partitions. Those of an epoch travel with the splits, but are not stored: they are pickled objects.
 
     State: the offset up to which partitions were planned, and whether the input has ended.
-
-    Args:
-        source: The source.
-        restored: State of an earlier enumerator.
     """
 
     def __init__(self, source: PythonDataSource, restored: Json | None) -> None:
