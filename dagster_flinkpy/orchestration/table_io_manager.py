@@ -89,7 +89,7 @@ class FlinkTableIOManager(ConfigurableIOManager):
         if _text(facts.get("flink/table_format")) == "delta":
             from dagster_flinkpy.connectors.delta.rows import DeltaRows
 
-            table = DeltaRows(location, schema, _text(facts.get("flink/partition_column")), partitions)
+            table = DeltaRows(location, schema, partitions, _text(facts.get("flink/partition_column")))
         columns: Sequence[str] | None = (context.definition_metadata or {}).get("columns")
         if columns is not None:
             table = table.select(columns)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -12,38 +11,21 @@ from deltalake import DeltaTable
 
 from dagster_flinkpy.connectors.columns.column_casts import cast_column
 from dagster_flinkpy.connectors.delta.table import storage_options
-from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.connectors.files.parquet_table import TableRows
 from dagster_flinkpy.spark.versions import data_frame
-from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["DeltaRows"]
 
 
 @dataclass(frozen=True)
-class DeltaRows:
-    """The rows of the latest version of a table. Nothing is read until one of its methods is called.
+class DeltaRows(TableRows):
+    """The rows of the latest version of a table.
 
     A column that the table does not have is null: no checkpoint of the program that has it is committed yet.
     """
 
-    location: StorageLocation
-    """The folder of the table."""
-    schema: pa.Schema
-    """The columns to read."""
     partition_column: str | None = None
     """The column that has the Dagster partition."""
-    partitions: Sequence[str] | None = None
-    """The Dagster partitions to read, or None for all rows."""
-
-    def select(self, columns: Sequence[str]) -> DeltaRows:
-        """Returns the table with some of its columns.
-
-        Raises:
-            ConfigurationError: The table has no such column.
-        """
-        if unknown := [name for name in columns if name not in self.schema.names]:
-            raise ConfigurationError(f"table {self.location.url} has no column {unknown[0]!r}: {self.schema.names}")
-        return replace(self, schema=pa.schema([self.schema.field(name) for name in columns]))
 
     def to_arrow(self) -> pa.Table:
         """Reads the rows."""

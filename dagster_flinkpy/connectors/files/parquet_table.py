@@ -6,9 +6,9 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,7 +22,7 @@ from dagster_flinkpy.spark.versions import data_frame
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.ranged_file import RangedFile
 
-__all__ = ["ParquetTable", "table_schema"]
+__all__ = ["ParquetTable", "TableRows", "table_schema"]
 
 _THREADS = 8
 """How many files are read at the same time."""
@@ -38,21 +38,17 @@ def table_schema(type_info: TypeInformation) -> pa.Schema:
 
 
 @dataclass(frozen=True)
-class ParquetTable:
-    """The committed rows of a Parquet sink. Nothing is read until one of its methods is called.
-
-    A column that is missing in a file is taken from its folders (``country=DE/``). Otherwise it is null, because an
-    older version of the program wrote the file.
-    """
+class TableRows:
+    """The committed rows of a sink's table. Nothing is read until one of its methods is called."""
 
     location: StorageLocation
-    """The folder of the sink."""
+    """The folder of the table."""
     schema: pa.Schema
     """The columns to read."""
     partitions: Sequence[str] | None = None
     """The Dagster partitions to read, or None for all rows."""
 
-    def select(self, columns: Sequence[str]) -> ParquetTable:
+    def select(self, columns: Sequence[str]) -> Self:
         """Returns the table with some of its columns.
 
         Raises:
@@ -60,8 +56,16 @@ class ParquetTable:
         """
         if unknown := [name for name in columns if name not in self.schema.names]:
             raise ConfigurationError(f"table {self.location.url} has no column {unknown[0]!r}: {self.schema.names}")
-        schema = pa.schema([self.schema.field(name) for name in columns])
-        return ParquetTable(self.location, schema, self.partitions)
+        return replace(self, schema=pa.schema([self.schema.field(name) for name in columns]))
+
+
+@dataclass(frozen=True)
+class ParquetTable(TableRows):
+    """The rows of a Parquet sink.
+
+    A column that is missing in a file is taken from its folders (``country=DE/``). Otherwise it is null, because an
+    older version of the program wrote the file.
+    """
 
     def files(self) -> list[tuple[str, int]]:
         """Lists the committed files: key below the location, and size in bytes.
