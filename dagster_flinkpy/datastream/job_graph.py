@@ -125,6 +125,8 @@ class JobVertex:
     """What functions of the program need on the workers. The same for all of its operators."""
     strict: bool = False
     """Whether a timer for a time in the past is an error."""
+    declared_at: tuple[str, int] | None = field(default=None, compare=False)
+    """File and line of the program that declare it; None if they are not known."""
 
 
 @dataclass(frozen=True)

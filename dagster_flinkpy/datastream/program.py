@@ -220,6 +220,7 @@ class StreamProgram(Generic[S]):
             job_parameters=tuple(self.config.get_global_job_parameters().items()),
             python=self.python,
             strict=self.config.is_strict(),
+            declared_at=t.declared_at,
         )
 
     def _fit(self, spec: OperatorSpec) -> OperatorSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field, replace
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
@@ -10,6 +11,18 @@ from dagster_flinkpy.datastream.operator_specs import OperatorSpec
 from dagster_flinkpy.datastream.slot_sharing_group import SlotSharingGroup
 
 __all__ = ["Input", "Transformation"]
+
+_LIBRARY = __name__.partition(".")[0]
+
+
+def _declared_at() -> tuple[str, int] | None:
+    """Returns file and line of the user's code that is being run: the nearest caller outside of the library."""
+    frame = sys._getframe(1)
+    while frame.f_globals.get("__name__", "").partition(".")[0] == _LIBRARY:
+        if frame.f_back is None:
+            return None
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
 
 
 @dataclass(eq=False)
@@ -30,6 +43,8 @@ class Transformation:
     slot_sharing_group: SlotSharingGroup | None = None
     """None if it follows from the inputs."""
     side_outputs: dict[str, TypeInformation] = field(default_factory=dict)
+    declared_at: tuple[str, int] | None = field(default_factory=_declared_at)
+    """File and line of the program; None if they are not known."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dagster_flinkpy.checkpoint.partitions import PartitionRetention
 from dagster_flinkpy.orchestration.definitions.assets import build_flink_asset_specs, flink_assets
 from dagster_flinkpy.orchestration.definitions.checks import FlinkAssetChecks
 from dagster_flinkpy.orchestration.definitions.jobs import build_flink_jobs
+from dagster_flinkpy.orchestration.definitions.operator_attributes import OperatorAttributes
 from dagster_flinkpy.orchestration.definitions.transactions import build_transaction_checks, build_transactions_job
 from dagster_flinkpy.orchestration.definitions.translator import FlinkOperatorData, FlinkTranslator
 from dagster_flinkpy.orchestration.metadata_set import FlinkCheckpointMetadataSet, FlinkMetadataSet
@@ -69,6 +70,7 @@ __all__ = [
     "KafkaSinkResource",
     "LingeringTransaction",
     "NoRestart",
+    "OperatorAttributes",
     "PartitionRetention",
     "PostgresSinkResource",
     "RescaleConfig",

@@ -35,6 +35,7 @@ from dagster._core.definitions.events import CoercibleToAssetKey
 
 # Typed metadata under a namespace, as Dagster's own integrations declare it; and the standard keys for tables.
 from dagster._core.definitions.metadata.metadata_set import NamespacedMetadataSet, TableMetadataSet, UriMetadataSet
+from dagster._core.definitions.metadata.source_code import CodeReferencesMetadataSet
 
 # What the public `define_asset_job` returns.
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
@@ -70,6 +71,7 @@ __all__ = [
     "PARTITION_NAME_TAG",
     "SENSOR_NAME_TAG",
     "WILL_RETRY_TAG",
+    "CodeReferencesMetadataSet",
     "CoercibleToAssetKey",
     "NamespacedMetadataSet",
     "StepEventStatus",

@@ -7,12 +7,14 @@ from typing import Annotated, Any, Literal, TypeAlias
 from dagster import (
     DailyPartitionsDefinition,
     DefaultSensorStatus,
+    FreshnessPolicy,
     HourlyPartitionsDefinition,
     Model,
     MonthlyPartitionsDefinition,
     ResolutionContext,
     Resolvable,
     Resolver,
+    RetryPolicy,
     TimeWindowPartitionsDefinition,
     WeeklyPartitionsDefinition,
 )
@@ -31,11 +33,15 @@ from dagster_flinkpy.runtime.master.restart_strategies import (
 __all__ = [
     "ChecksModel",
     "Duration",
+    "FreshnessModel",
     "PartitionRetentionModel",
     "PartitionsModel",
+    "RetryModel",
     "SensorsModel",
+    "resolve_freshness_policy",
     "resolve_partition_retention",
     "resolve_partitions",
+    "resolve_retry_policy",
     "switched",
 ]
 
@@ -59,6 +65,40 @@ def switched(settings: type[Resolvable], description: str) -> Resolver:
         return settings.resolve_from_model(context, value)
 
     return Resolver(resolve, model_field_type=bool | settings.model(), description=description)
+
+
+# --- assets -----------------------------------------------------------------------------------------------------------
+
+
+class FreshnessModel(Resolvable, Model):
+    """A ``FreshnessPolicy.time_window``."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    fail_window: Duration
+    warn_window: Duration | None = None
+
+
+def resolve_freshness_policy(context: ResolutionContext, model: Any) -> FreshnessPolicy | None:
+    """Builds the policy, or returns the one that a template yields."""
+    if model is None:
+        return None
+    if isinstance(model, str):
+        return context.resolve_value(model, as_type=FreshnessPolicy)
+    windows = FreshnessModel.resolve_from_model(context, model)
+    return FreshnessPolicy.time_window(windows.fail_window, windows.warn_window)
+
+
+class RetryModel(Model):
+    """A ``RetryPolicy``."""
+
+    max_retries: int = Field(default=1, ge=1)
+    delay: float | None = Field(default=None, ge=0, description="Seconds before a retry. Default: none.")
+
+
+def resolve_retry_policy(context: ResolutionContext, model: RetryModel | None) -> RetryPolicy | None:
+    """Builds the policy."""
+    return None if model is None else RetryPolicy(model.max_retries, model.delay)
 
 
 # --- partitions -------------------------------------------------------------------------------------------------------

@@ -9,16 +9,19 @@ from dagster import (
     AssetKey,
     AssetsDefinition,
     AssetSpec,
+    AutomationCondition,
     BackfillPolicy,
     Component,
     ComponentLoadContext,
     ComponentTypeSpec,
     Definitions,
+    FreshnessPolicy,
     JobDefinition,
     Model,
     ResolutionContext,
     Resolvable,
     Resolver,
+    RetryPolicy,
     SensorDefinition,
     TimeWindowPartitionsDefinition,
     scaffold_with,
@@ -33,11 +36,15 @@ from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.component.attributes import (
     ChecksModel,
     Duration,
+    FreshnessModel,
     PartitionRetentionModel,
     PartitionsModel,
+    RetryModel,
     SensorsModel,
+    resolve_freshness_policy,
     resolve_partition_retention,
     resolve_partitions,
+    resolve_retry_policy,
     switched,
 )
 from dagster_flinkpy.orchestration.component.scaffolder import FlinkPipelineScaffolder
@@ -104,6 +111,30 @@ class FlinkPipelineComponent(Component, Resolvable, Model):
     group_name: str | None = Field(default=None, description="Asset group.")
     owners: Sequence[str] = Field(default=(), description="Owners of each asset.")
     tags: Mapping[str, str] = Field(default_factory=dict, description="Tags of each asset.")
+    freshness_policy: Annotated[
+        FreshnessPolicy | None,
+        Resolver(
+            resolve_freshness_policy,
+            model_field_type=FreshnessModel.model() | str,
+            description="How old the last materialization of each asset may be: 'fail_window', or a template.",
+        ),
+    ] = None
+    automation_condition: Annotated[
+        AutomationCondition[AssetKey] | None,
+        Resolver.default(
+            model_field_type=str,
+            description="When Dagster runs the job by itself.",
+            examples=["{{ dg.AutomationCondition.eager() }}"],
+        ),
+    ] = None
+    retry_policy: Annotated[
+        RetryPolicy | None,
+        Resolver(
+            resolve_retry_policy,
+            model_field_type=RetryModel,
+            description="How often Dagster runs a failed step again.",
+        ),
+    ] = None
     deps: Annotated[
         Mapping[str, Sequence[AssetKey]],
         Resolver(
@@ -167,6 +198,8 @@ class FlinkPipelineComponent(Component, Resolvable, Model):
         translator, spark = _ComponentTranslator(self), self.spark_resource_key
         storage = self.checkpoint_storage_resource_key
         program: Program = functools.cache(self._build)
+        if not isinstance(self.env, StreamExecutionEnvironment):
+            functools.update_wrapper(program, self.env)  # so that the user's docstring and code are found
         at_once = self.max_partitions_per_run
         assets = flink_assets(
             program,
@@ -177,6 +210,9 @@ class FlinkPipelineComponent(Component, Resolvable, Model):
             group_name=self.group_name,
             owners=self.owners,
             tags=self.tags,
+            freshness_policy=self.freshness_policy,
+            automation_condition=self.automation_condition,
+            retry_policy=self.retry_policy,
             deps=self.deps,
             pool=self.pool,
             show=self.show,

@@ -1,18 +1,22 @@
 """Builds the assets of a job, with their checks. A checkpoint materializes all of them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, overload
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, overload
 
 from dagster import (
     AssetCheckResult,
     AssetCheckSpec,
     AssetExecutionContext,
+    AssetKey,
     AssetsDefinition,
     AssetSpec,
+    AutomationCondition,
     BackfillPolicy,
+    FreshnessPolicy,
     MaterializeResult,
     PartitionsDefinition,
+    RetryPolicy,
     TimeWindowPartitionsDefinition,
     multi_asset,
 )
@@ -20,12 +24,15 @@ from dagster import (
 from dagster_flinkpy.checkpoint.partitions import PartitionRetention
 from dagster_flinkpy.orchestration.dagster_internals import CoercibleToAssetKey
 from dagster_flinkpy.orchestration.definitions.checks import FlinkAssetChecks, JobChecks, job_checks
+from dagster_flinkpy.orchestration.definitions.operator_attributes import OperatorAttributes
 from dagster_flinkpy.orchestration.definitions.partitions import check_partitions, partitioned
 from dagster_flinkpy.orchestration.definitions.shown_operators import Show
 from dagster_flinkpy.orchestration.definitions.translator import FlinkTranslator, job_assets
+from dagster_flinkpy.orchestration.definitions.user_code import place_of_program, program_docstring
 from dagster_flinkpy.orchestration.failure import flink_failures
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG, Environment, Program, flink_job
 from dagster_flinkpy.orchestration.job_assets import JobAssets, of_job
+from dagster_flinkpy.orchestration.resources import CheckpointStorageResource, SparkResource
 from dagster_flinkpy.orchestration.run_config import FlinkRunConfig
 from dagster_flinkpy.orchestration.runs.job_run import JobRun
 from dagster_flinkpy.orchestration.runs.partition_check import (
@@ -40,6 +47,11 @@ from dagster_flinkpy.orchestration.runs.unpartitioned_run import run_epochs
 
 __all__ = ["build_flink_asset_specs", "flink_assets"]
 
+StepEvent: TypeAlias = MaterializeResult[Any] | AssetCheckResult
+StepEvents: TypeAlias = Callable[
+    [AssetExecutionContext, FlinkRunConfig, CheckpointStorageResource, SparkResource], Iterator[StepEvent]
+]
+
 
 @overload
 def flink_assets(
@@ -52,6 +64,10 @@ def flink_assets(
     group_name: str | None = ...,
     owners: Sequence[str] = ...,
     tags: Mapping[str, str] | None = ...,
+    freshness_policy: FreshnessPolicy | None = ...,
+    automation_condition: AutomationCondition[AssetKey] | None = ...,
+    operators: Mapping[str, OperatorAttributes] | None = ...,
+    retry_policy: RetryPolicy | None = ...,
     deps: Mapping[str, Sequence[CoercibleToAssetKey]] | None = ...,
     pool: str | None = ...,
     show: Show = ...,
@@ -72,6 +88,10 @@ def flink_assets(
     group_name: str | None = ...,
     owners: Sequence[str] = ...,
     tags: Mapping[str, str] | None = ...,
+    freshness_policy: FreshnessPolicy | None = ...,
+    automation_condition: AutomationCondition[AssetKey] | None = ...,
+    operators: Mapping[str, OperatorAttributes] | None = ...,
+    retry_policy: RetryPolicy | None = ...,
     deps: Mapping[str, Sequence[CoercibleToAssetKey]] | None = ...,
     pool: str | None = ...,
     show: Show = ...,
@@ -92,6 +112,10 @@ def flink_assets(
     group_name: str | None = None,
     owners: Sequence[str] = (),
     tags: Mapping[str, str] | None = None,
+    freshness_policy: FreshnessPolicy | None = None,
+    automation_condition: AutomationCondition[AssetKey] | None = None,
+    operators: Mapping[str, OperatorAttributes] | None = None,
+    retry_policy: RetryPolicy | None = None,
     deps: Mapping[str, Sequence[CoercibleToAssetKey]] | None = None,
     pool: str | None = None,
     show: Show = "operators",
@@ -126,6 +150,10 @@ def flink_assets(
         group_name: Asset group.
         owners: Owners of each asset: mail addresses, or teams as ``team:name``.
         tags: Tags of each asset.
+        freshness_policy: How old the last materialization of each asset may be.
+        automation_condition: When Dagster runs the job by itself.
+        operators: Attributes of single assets, by the operator's uid: what takes the place of these, and metadata.
+        retry_policy: How often Dagster runs a failed step again. It does not if that cannot help.
         deps: Assets that a source reads, by the source's uid.
         pool: Concurrency pool of the steps. With limit 1, runs of the job wait for each other in Dagster's queue.
         show: ``"operators"``: each operator with a uid is an asset. ``"tables"``: each source and each sink is one.
@@ -138,7 +166,7 @@ def flink_assets(
     Raises:
         JobGraphError: The program is not valid; for example, a stateful operator has no uid.
         ConfigurationError: The partitions are not time windows, a source cannot be read by partition, ``deps`` names an
-            operator that is not a source, or ``show`` is neither of its values.
+            operator that is not a source, ``operators`` one that is no asset, or ``show`` is neither of its values.
 
     Examples:
         A word count that takes a checkpoint with each run:
@@ -180,6 +208,10 @@ def flink_assets(
                 group_name=group_name,
                 owners=owners,
                 tags=tags,
+                freshness_policy=freshness_policy,
+                automation_condition=automation_condition,
+                operators=operators,
+                retry_policy=retry_policy,
                 deps=deps,
                 pool=pool,
                 show=show,
@@ -195,19 +227,24 @@ def flink_assets(
         name=name,
         show=show,
         translator=translator,
-        group_name=group_name,
-        owners=owners,
-        tags=tags,
+        attributes=OperatorAttributes(
+            group_name,
+            owners,
+            tags or {},
+            freshness_policy=freshness_policy,
+            automation_condition=automation_condition,
+        ),
+        operators=operators,
         deps=deps,
     )
-    keys = (spark_resource_key, checkpoint_storage_resource_key)
+    step = _Step(env, retry_policy, pool, spark_resource_key, checkpoint_storage_resource_key)
     windows = check_partitions(made.job, partitions_def)
     if windows is None:
-        return [_job_assets(made, job_checks(made, checks), pool, *keys)]
+        return [_job_assets(made, job_checks(made, checks), step)]
     job = replace(made.job, partition_retention=partition_retention or PartitionRetention())
     made = partitioned(replace(made, job=job), windows)
     policy = backfill_policy or BackfillPolicy.single_run()
-    return [_partitioned_assets(made, job_checks(made, checks), windows, policy, pool, *keys)]
+    return [_partitioned_assets(made, job_checks(made, checks), windows, policy, step)]
 
 
 def build_flink_asset_specs(
@@ -218,6 +255,9 @@ def build_flink_asset_specs(
     group_name: str | None = None,
     owners: Sequence[str] = (),
     tags: Mapping[str, str] | None = None,
+    freshness_policy: FreshnessPolicy | None = None,
+    automation_condition: AutomationCondition[AssetKey] | None = None,
+    operators: Mapping[str, OperatorAttributes] | None = None,
     deps: Mapping[str, Sequence[CoercibleToAssetKey]] | None = None,
     show: Show = "operators",
     translator: FlinkTranslator | None = None,
@@ -231,6 +271,9 @@ def build_flink_asset_specs(
         group_name: Asset group.
         owners: Owners of each asset.
         tags: Tags of each asset.
+        freshness_policy: As for `flink_assets`, like the next two.
+        automation_condition: When Dagster runs the job by itself.
+        operators: Attributes of single assets, by the operator's uid.
         deps: Assets that a source reads, by the source's uid.
         show: Which operators are assets, as for `flink_assets`.
         translator: Creates the asset specs.
@@ -244,44 +287,82 @@ def build_flink_asset_specs(
         name=name,
         show=show,
         translator=translator,
-        group_name=group_name,
-        owners=owners,
-        tags=tags,
+        attributes=OperatorAttributes(
+            group_name,
+            owners,
+            tags or {},
+            freshness_policy=freshness_policy,
+            automation_condition=automation_condition,
+        ),
+        operators=operators,
         deps=deps,
     )
     windows = check_partitions(made.job, partitions_def)
     return list((made if windows is None else partitioned(made, windows)).specs.values())
 
 
-def _job_assets(
-    assets: JobAssets, checks: JobChecks, pool: str | None, spark_key: str, storage_key: str
-) -> AssetsDefinition:
-    """Builds the assets of a job without partitions. A run takes one checkpoint after the other."""
-    job = assets.job
+@dataclass(frozen=True)
+class _Step:
+    """The step of a job."""
 
-    @multi_asset(
-        name=job.dagster_name,
-        specs=list(assets.specs.values()),
-        check_specs=checks.specs,
-        can_subset=True,
-        required_resource_keys={spark_key, storage_key},
-        op_tags={JOB_TAG: job.job_id},
-        pool=pool,
-    )
-    def region(
-        context: AssetExecutionContext, config: FlinkRunConfig
-    ) -> Iterator[MaterializeResult[Any] | AssetCheckResult]:
-        storage, spark = getattr(context.resources, storage_key), getattr(context.resources, spark_key)
+    program: Environment
+    retry_policy: RetryPolicy | None
+    pool: str | None
+    spark_key: str
+    storage_key: str
+
+    def multi_asset(
+        self, assets: JobAssets, check_specs: Sequence[AssetCheckSpec], events: StepEvents, **partitions: Any
+    ) -> AssetsDefinition:
+        """Builds the assets of a job.
+
+        Args:
+            assets: The assets.
+            check_specs: Their checks.
+            events: What the step does: given its context, config, checkpoint storage and Spark, yields its results.
+            partitions: Further arguments, for a job with partitions.
+        """
+        job = assets.job
+
+        def step(context: AssetExecutionContext, config: FlinkRunConfig) -> Iterator[StepEvent]:
+            resources = context.resources
+            return events(context, config, getattr(resources, self.storage_key), getattr(resources, self.spark_key))
+
+        del step.__annotations__["return"]  # Dagster takes this one from generator functions only
+        if (place := place_of_program(self.program, job.graph)) is not None:
+            # Dagster's `with_source_code_references` then links to the program. No frame of it is in a traceback.
+            step.__code__ = step.__code__.replace(co_filename=place[0], co_firstlineno=place[1])
+        build = multi_asset(
+            name=job.dagster_name,
+            description=program_docstring(self.program),
+            specs=list(assets.specs.values()),
+            check_specs=check_specs,
+            can_subset=True,
+            required_resource_keys={self.spark_key, self.storage_key},
+            op_tags={JOB_TAG: job.job_id},
+            pool=self.pool,
+            retry_policy=self.retry_policy,
+            **partitions,
+        )
+        return of_job(build(step), job)
+
+
+def _job_assets(assets: JobAssets, checks: JobChecks, step: _Step) -> AssetsDefinition:
+    """Builds the assets of a job without partitions. A run takes one checkpoint after the other."""
+
+    def events(
+        context: AssetExecutionContext, config: FlinkRunConfig, storage: CheckpointStorageResource, spark: SparkResource
+    ) -> Iterator[StepEvent]:
         if context.selected_asset_keys:  # else only checks are to run
             run = JobRun.begin(context, assets)
             with clean_termination(context) as termination, flink_failures(context.log):
-                events = run_epochs(run, config, job, storage, spark)
+                epochs = run_epochs(run, config, assets.job, storage, spark)
             if termination.happened:
                 return
-            yield from events.results()
+            yield from epochs.results()
         yield from checks.run(context, storage)
 
-    return of_job(region, job)
+    return step.multi_asset(assets, checks.specs, events)
 
 
 def _partitioned_assets(
@@ -289,9 +370,7 @@ def _partitioned_assets(
     checks: JobChecks,
     partitions_def: TimeWindowPartitionsDefinition,
     backfill_policy: BackfillPolicy,
-    pool: str | None,
-    spark_key: str,
-    storage_key: str,
+    step: _Step,
 ) -> AssetsDefinition:
     """Builds the assets of a job whose epochs are time partitions. A run reads one partition after the other."""
     job = assets.job
@@ -306,26 +385,14 @@ def _partitioned_assets(
         for key in checked
     ]
 
-    @multi_asset(
-        name=job.dagster_name,
-        specs=list(assets.specs.values()),
-        check_specs=[*up_to_date, *checks.specs],
-        partitions_def=partitions_def,
-        backfill_policy=backfill_policy,
-        can_subset=True,
-        required_resource_keys={spark_key, storage_key},
-        op_tags={JOB_TAG: job.job_id},
-        pool=pool,
-    )
-    def region(
-        context: AssetExecutionContext, config: FlinkRunConfig
-    ) -> Iterator[MaterializeResult[Any] | AssetCheckResult]:
-        storage, spark = getattr(context.resources, storage_key), getattr(context.resources, spark_key)
+    def events(
+        context: AssetExecutionContext, config: FlinkRunConfig, storage: CheckpointStorageResource, spark: SparkResource
+    ) -> Iterator[StepEvent]:
         if context.selected_asset_keys:
             run = JobRun.begin(context, assets)
             with clean_termination(context) as termination, flink_failures(context.log):
                 completed, token, stale = run_partitions(
-                    run, config, job, storage, spark, partitions_def=partitions_def, pool=pool, checked=checked
+                    run, config, job, storage, spark, partitions_def=partitions_def, pool=step.pool, checked=checked
                 )
             if termination.happened:
                 return
@@ -337,4 +404,5 @@ def _partitioned_assets(
             yield from partition_results(context, chosen, stale)
         yield from checks.run(context, storage)
 
-    return of_job(region, job)
+    partitions = {"partitions_def": partitions_def, "backfill_policy": backfill_policy}
+    return step.multi_asset(assets, [*up_to_date, *checks.specs], events, **partitions)

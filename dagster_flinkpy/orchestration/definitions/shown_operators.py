@@ -12,7 +12,6 @@ from dagster_flinkpy.datastream.operator_specs import (
     SourceSpec,
 )
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.orchestration.definitions.columns import PASS_ON
 from dagster_flinkpy.orchestration.job_assets import is_internal
 
 __all__ = ["Show", "ShownOperators"]
@@ -38,14 +37,8 @@ class ShownOperators:
         self._uids = set(_shown(graph, show))
         self.upstream: dict[str, list[str]] = {}
         """By uid, the nearest assets that an operator reads from, directly or through hidden operators."""
-        self.origins: dict[str, list[str]] = {}
-        """By uid, those of them whose records reach the operator unchanged; none if some others reach it, too."""
         for vertex in graph.vertices:
             self.upstream[vertex.uid] = self._nearest(_sources(graph, vertex), self.upstream)
-            unchanged = _unchanged_from(graph, vertex)
-            origins = self._nearest(unchanged, self.origins)
-            known = all(source in self._uids or self.origins[source] for source in unchanged)
-            self.origins[vertex.uid] = origins if known else []
         self.hidden = self._hidden(graph)
         """By uid of an asset's operator, the hidden operators whose numbers the asset shows.
 
@@ -88,12 +81,3 @@ def _sources(graph: JobGraph, vertex: JobVertex) -> list[str]:
     """The operators that it reads from, also through a blocking edge."""
     sources = [edge.source for edge in graph.inputs(vertex.uid)]
     return [*sources, vertex.spec.source.sink_uid] if isinstance(vertex.spec, BlockingEdgeSourceSpec) else sources
-
-
-def _unchanged_from(graph: JobGraph, vertex: JobVertex) -> list[str]:
-    """The operators whose records it passes on unchanged; none if it does something to them."""
-    inputs = graph.inputs(vertex.uid)
-    # A side output has other columns than the operator that it comes from.
-    if isinstance(vertex.spec, PASS_ON) and all(edge.side_output is None for edge in inputs):
-        return [edge.source for edge in inputs]
-    return _sources(graph, vertex) if type(vertex.spec) is BlockingEdgeSourceSpec else []

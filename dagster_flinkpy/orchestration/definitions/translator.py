@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dagster import AssetKey, AssetSpec
@@ -17,8 +16,10 @@ from dagster_flinkpy.datastream.job_graph import JobVertex
 from dagster_flinkpy.datastream.operator_specs import SinkSpec, SourceSpec
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.dagster_internals import CoercibleToAssetKey, TableMetadataSet, UriMetadataSet
-from dagster_flinkpy.orchestration.definitions.columns import column_metadata
+from dagster_flinkpy.orchestration.definitions.columns import ColumnLineage, column_metadata
+from dagster_flinkpy.orchestration.definitions.operator_attributes import OperatorAttributes
 from dagster_flinkpy.orchestration.definitions.shown_operators import Show, ShownOperators
+from dagster_flinkpy.orchestration.definitions.user_code import code_references, docstring, user_functions
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
 from dagster_flinkpy.orchestration.job_assets import JobAssets, is_internal
 from dagster_flinkpy.orchestration.metadata_set import FlinkMetadataSet
@@ -38,9 +39,8 @@ class FlinkOperatorData:
     vertex: JobVertex
     upstream: tuple[AssetKey, ...]
     """Assets that it reads from, directly or through hidden operators; for a source, those named in ``deps``."""
-    group_name: str | None = None
-    owners: Sequence[str] = ()
-    tags: Mapping[str, str] = field(default_factory=dict)
+    attributes: OperatorAttributes = field(default_factory=OperatorAttributes)
+    """Its own ones, and those of all assets of the job."""
     columns: TableMetadataSet = field(default_factory=TableMetadataSet)
     """Columns of its records and their lineage, as far as they are known for certain."""
     hidden: tuple[JobVertex, ...] = ()
@@ -80,9 +80,11 @@ class FlinkTranslator:
             description=_description(vertex),
             # At the end of the input there is no checkpoint, so nothing is materialized.
             skippable=True,
-            group_name=data.group_name,
-            owners=data.owners,
-            tags=data.tags,
+            group_name=data.attributes.group_name,
+            owners=data.attributes.owners,
+            tags=data.attributes.tags,
+            freshness_policy=data.attributes.freshness_policy,
+            automation_condition=data.attributes.automation_condition,
             code_version=_code_version(data),
             kinds=_kinds(vertex),
             metadata={
@@ -100,6 +102,8 @@ class FlinkTranslator:
                 ),
                 **UriMetadataSet(uri=None if sink is None else sink.uri()),
                 **data.columns,
+                **code_references(vertex),
+                **data.attributes.metadata,
             },
         )
 
@@ -110,25 +114,31 @@ def job_assets(
     name: str,
     show: Show,
     translator: FlinkTranslator | None,
-    group_name: str | None = None,
-    owners: Sequence[str] = (),
-    tags: Mapping[str, str] | None = None,
+    attributes: OperatorAttributes | None = None,
+    operators: Mapping[str, OperatorAttributes] | None = None,
     deps: Mapping[str, Sequence[CoercibleToAssetKey]] | None = None,
 ) -> JobAssets:
     """Returns the assets of a job.
 
     Raises:
-        ConfigurationError: ``deps`` names an operator that is not a source of the program, or ``show`` is neither of
-            its values.
+        ConfigurationError: ``deps`` names an operator that is not a source of the program, ``operators`` one that is
+            not an asset, or ``show`` is neither of its values.
     """
-    translator = translator or FlinkTranslator()
+    translator, own, of_all = translator or FlinkTranslator(), operators or {}, attributes or OperatorAttributes()
     outside, shown = _outside(job, deps or {}), ShownOperators(job.graph, show)
+    if unknown := sorted(own.keys() - shown.hidden.keys()):
+        raise ConfigurationError(
+            f"operators names {', '.join(map(repr, unknown))}, which is not an asset of the job. Its assets are those "
+            f"of {sorted(shown.hidden)}"
+        )
+    lineage = ColumnLineage(job.graph, shown.hidden)
     specs: dict[str, AssetSpec] = {}
     for uid, among in shown.hidden.items():
         upstream = (*(specs[source].key for source in shown.upstream[uid]), *outside.get(uid, ()))
-        columns = column_metadata(job.graph, uid, [specs[source].key for source in shown.origins[uid]])
-        vertex = job.graph.vertex(uid)
-        data = FlinkOperatorData(name, job, vertex, upstream, group_name, owners, tags or {}, columns, among)
+        origins = {c: [(specs[of].key, name) for of, name in found] for c, found in lineage.of(uid).items()}
+        columns, vertex = column_metadata(job.graph, uid, origins), job.graph.vertex(uid)
+        has = own.get(uid, OperatorAttributes()).over(of_all)
+        data = FlinkOperatorData(name, job, vertex, upstream, has, columns, among)
         specs[uid] = translator.get_asset_spec(data)
     return JobAssets(job, specs, shown.hidden)
 
@@ -169,14 +179,5 @@ def _kinds(vertex: JobVertex) -> set[str]:
 def _description(vertex: JobVertex) -> str:
     if vertex.description:
         return vertex.description
-    for text in _docstrings(vertex):
-        if text:
-            return inspect.cleandoc(text).partition("\n\n")[0]
-    return f"{vertex.name} ({vertex.spec.kind.replace('_', ' ')})"
-
-
-def _docstrings(vertex: JobVertex) -> Iterable[str | None]:
-    """Yields the docstrings of the user's functions, without inherited ones."""
-    for function in vertex.spec.user_functions():
-        if function is not None:
-            yield (function if inspect.isroutine(function) else type(function)).__doc__
+    written = (text for function in user_functions(vertex) if (text := docstring(function)))
+    return next(written, f"{vertex.name} ({vertex.spec.kind.replace('_', ' ')})")

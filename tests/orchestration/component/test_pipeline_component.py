@@ -7,6 +7,7 @@ import shutil
 import sys
 import traceback
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,16 @@ import pytest
 import yaml
 from dagster import (
     AssetKey,
+    AutomationCondition,
     BackfillPolicy,
     DagsterInstance,
     DefaultSensorStatus,
     Definitions,
+    FreshnessPolicy,
     MonthlyPartitionsDefinition,
+    RetryPolicy,
     load_from_defs_folder,
+    with_source_code_references,
 )
 from dagster.components.core.package_entry import discover_entry_point_package_objects, is_scaffoldable_object_key
 from dagster.components.testing import DefsFolderSandbox, create_defs_folder_sandbox
@@ -85,6 +90,60 @@ def test_what_is_not_switched_on_is_not_there(load: Any) -> None:
     assert not defs.sensors
     assert not defs.jobs
     assert not defs.resolve_asset_graph().asset_check_keys
+
+
+def test_attributes_of_all_assets(load: Any) -> None:
+    defs = load(
+        {
+            "owners": ["team:data"],
+            "freshness_policy": {"fail_window": "1 d", "warn_window": "12 h"},
+            "automation_condition": "{{ dg.AutomationCondition.eager() }}",
+            "retry_policy": {"max_retries": 2, "delay": 30},
+        }
+    )
+    table = defs.resolve_asset_graph().get(AssetKey(["words", "table"]))
+    assert table.owners == ["team:data"]
+    assert table.freshness_policy == FreshnessPolicy.time_window(timedelta(days=1), timedelta(hours=12))
+    assert table.automation_condition == AutomationCondition.eager()
+    (assets,) = defs.assets
+    assert assets.op.retry_policy == RetryPolicy(max_retries=2, delay=30)
+    assert assets.op.description.startswith("Builds the program.")
+    assert load({}).resolve_asset_graph().get(table.key).freshness_policy is None
+
+
+def test_dagsters_own_post_processing_changes_single_assets(sandbox: DefsFolderSandbox) -> None:
+    folder = sandbox.scaffold_component(FlinkPipelineComponent, "words")
+    document = yaml.safe_load((folder / "defs.yaml").read_text())
+    document["attributes"]["freshness_policy"] = "{{ dg.FreshnessPolicy.cron('0 9 * * *', lower_bound_delta=hour) }}"
+    document["template_vars_module"] = ".variables"
+    (folder / "variables.py").write_text(
+        "import datetime, dagster as dg\n\n@dg.template_var\ndef hour():\n    return datetime.timedelta(hours=1)\n"
+    )
+    document["post_processing"] = {
+        "assets": [
+            {
+                "target": 'key:"words/table"',
+                "attributes": {"owners": ["team:tables"], "metadata": {"contract": "v2"}, "tags": {"pii": "no"}},
+            }
+        ]
+    }
+    (folder / "defs.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
+    with sandbox.build_all_defs() as defs:
+        graph = defs.resolve_asset_graph()
+    table, counts = (graph.get(AssetKey(["words", uid])) for uid in ("table", "counts"))
+    assert (table.owners, table.tags["pii"], table.metadata["contract"]) == (["team:tables"], "no", "v2")
+    assert table.metadata["flink/uid"] == "table"
+    assert not counts.owners
+    assert counts.freshness_policy == FreshnessPolicy.cron("0 9 * * *", lower_bound_delta=timedelta(hours=1))
+
+
+def test_links_lead_to_the_program_and_to_the_yaml(load: Any) -> None:
+    (assets,) = load({}).assets
+    (linked,) = with_source_code_references([assets])
+    for spec in linked.specs:
+        places = [Path(each.file_path).name for each in spec.metadata["dagster/code_references"].code_references]
+        assert set(places) == {"pipeline.py", "defs.yaml"}
+        assert places[-1] == "pipeline.py", "the function that builds the program"
 
 
 def test_tables_only(load: Any) -> None:

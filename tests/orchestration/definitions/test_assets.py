@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,15 @@ import pytest
 from dagster import (
     AssetKey,
     AssetSpec,
+    AutomationCondition,
+    BackfillPolicy,
     DagsterInstance,
     DailyPartitionsDefinition,
     ExecuteInProcessResult,
     Failure,
+    FreshnessPolicy,
     MetadataValue,
+    RetryPolicy,
     TableColumn,
     TableColumnDep,
     TableColumnLineage,
@@ -24,7 +29,7 @@ from dagster._core.definitions.metadata.metadata_set import TableMetadataSet
 
 from dagster_flinkpy.common import Types, WatermarkStrategy
 from dagster_flinkpy.common.serialization import Encoder
-from dagster_flinkpy.connectors import ParquetSink
+from dagster_flinkpy.connectors import ParquetSink, ParquetSource
 from dagster_flinkpy.datastream import KeyedMultipleInputProcessFunction, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.connectors.file_system import FileSink
@@ -35,7 +40,13 @@ from dagster_flinkpy.errors import (
     MissingUidError,
     UserFunctionError,
 )
-from dagster_flinkpy.orchestration import FlinkOperatorData, FlinkTranslator, build_flink_asset_specs, flink_assets
+from dagster_flinkpy.orchestration import (
+    FlinkOperatorData,
+    FlinkTranslator,
+    OperatorAttributes,
+    build_flink_asset_specs,
+    flink_assets,
+)
 from dagster_flinkpy.orchestration.run_config import FlinkRunConfig
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master import job as runtime_job
@@ -61,7 +72,9 @@ def test_one_asset_per_operator(tmp_path: Path) -> None:
     assert specs[count].description == "Counts how often each word was seen so far."
     assert specs[count].group_name == "demo"
     assert len({spec.code_version for spec in specs.values()}) == 3
-    assert specs[count].metadata == {
+    of_words = [TableColumnDep(words, "value")]
+    metadata = {name: value for name, value in specs[count].metadata.items() if name != "dagster/code_references"}
+    assert metadata == {
         "flink/job_id": "words",
         "flink/uid": "count",
         "flink/kind": "keyed_process",
@@ -69,6 +82,7 @@ def test_one_asset_per_operator(tmp_path: Path) -> None:
         "flink/max_parallelism": 16,
         "flink/checkpoint_interval_ms": 60_000,
         "dagster/column_schema": WORDS,
+        "dagster/column_lineage": TableColumnLineage({"f0": of_words, "f1": of_words}),
     }
     assert assets.can_subset
 
@@ -122,6 +136,60 @@ def test_owners_tags_and_upstream_assets(tmp_path: Path) -> None:
     ]
 
 
+def test_attributes_of_all_assets_and_of_single_ones(tmp_path: Path) -> None:
+    hourly, daily = (FreshnessPolicy.time_window(timedelta(hours=hours)) for hours in (1, 24))
+    eager, on_cron = AutomationCondition.eager(), AutomationCondition.on_cron("@daily")
+    options: dict[str, Any] = {
+        "owners": ["team:data"],
+        "tags": {"tier": "gold"},
+        "freshness_policy": hourly,
+        "automation_condition": eager,
+        "operators": {
+            "table": OperatorAttributes(
+                group_name="tables",
+                owners=["a@b.example"],
+                tags={"pii": "no"},
+                metadata={"contract": "v2"},
+                freshness_policy=daily,
+                automation_condition=on_cron,
+            )
+        },
+    }
+    retry = RetryPolicy(max_retries=2)
+    [assets] = flink_assets(word_count(tmp_path, ["a"]), name="words", group_name="demo", retry_policy=retry, **options)
+    words, _, table = assets.specs
+    assert (words.group_name, words.owners, words.tags["tier"]) == ("demo", ["team:data"], "gold")
+    assert (words.freshness_policy, words.automation_condition) == (hourly, eager)
+    assert (table.group_name, table.owners, table.tags["tier"], table.tags["pii"]) == (
+        "tables",
+        ["a@b.example"],
+        "gold",
+        "no",
+    )
+    assert (table.metadata["contract"], table.metadata["flink/uid"]) == ("v2", "table")
+    assert (table.freshness_policy, table.automation_condition) == (daily, on_cron)
+    assert assets.op.retry_policy == retry
+    *_, alone = build_flink_asset_specs(word_count(tmp_path, ["a"]), name="words", group_name="demo", **options)
+    assert (alone.owners, alone.freshness_policy, alone.automation_condition) == (["a@b.example"], daily, on_cron)
+
+
+def test_partitioned_assets_take_a_backfill_policy_and_a_retry_policy(tmp_path: Path) -> None:
+    env = StreamExecutionEnvironment.get_execution_environment()
+    source = ParquetSource(str(tmp_path), row_type=Types.ROW_NAMED(["a"], [Types.LONG()]), partition_format="%Y-%m-%d")
+    env.from_source(source, WatermarkStrategy.no_watermarks(), "rows").uid("rows")
+    days, policy = DailyPartitionsDefinition("2024-01-01"), BackfillPolicy.multi_run(7)
+    retry = RetryPolicy(max_retries=2)
+    [assets] = flink_assets(env, name="job", partitions_def=days, backfill_policy=policy, retry_policy=retry)
+    assert (assets.backfill_policy, assets.op.retry_policy) == (policy, retry)
+
+
+def test_refuses_attributes_of_what_is_no_asset(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"'count', which is not an asset of the job.*\['table', 'words'\]"):
+        flink_assets(
+            word_count(tmp_path, ["a"]), name="words", show="tables", operators={"count": OperatorAttributes()}
+        )
+
+
 def test_specs_of_all_parts(tmp_path: Path) -> None:
     both = parts(tmp_path, "a", "b")
     specs = build_flink_asset_specs(both, name="both")
@@ -144,7 +212,6 @@ def test_columns_come_from_declared_types_and_pass_through_sinks(tmp_path: Path)
     assert words.column_schema == TableSchema([TableColumn("value", "string")])
     assert table.column_schema == count.column_schema == WORDS
     assert words.column_lineage is None
-    assert count.column_lineage is None
     key = AssetKey(["words", "count"])
     assert table.column_lineage == TableColumnLineage({c: [TableColumnDep(key, c)] for c in ("f0", "f1")})
 

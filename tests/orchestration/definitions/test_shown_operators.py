@@ -144,7 +144,8 @@ def test_columns_pass_through_hidden_operators(tmp_path: Path) -> None:
     of_words = TableColumnDep(AssetKey(["job", "words"]), "value")
     lineage = {uid: TableMetadataSet.extract(spec.metadata).column_lineage for uid, spec in specs.items()}
     assert lineage["copies"] == TableColumnLineage({"value": [of_words]})
-    assert lineage["changed"] is None
+    of_others = TableColumnDep(AssetKey(["job", "others"]), "value")
+    assert lineage["changed"] == TableColumnLineage({"value": [of_others]})
 
 
 def test_the_code_version_covers_hidden_operators() -> None:
