@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from dagster_flinkpy.checkpoint.partitions import PartitionRetention
+from dagster_flinkpy.orchestration.automation import watermark_passed
 from dagster_flinkpy.orchestration.definitions.assets import build_flink_asset_specs, flink_assets
 from dagster_flinkpy.orchestration.definitions.checks import FlinkAssetChecks
 from dagster_flinkpy.orchestration.definitions.jobs import build_flink_jobs
@@ -93,6 +94,7 @@ __all__ = [
     "build_transactions_job",
     "flink_assets",
     "restart_strategy_of",
+    "watermark_passed",
 ]
 
 

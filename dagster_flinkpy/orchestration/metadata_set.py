@@ -76,6 +76,10 @@ class FlinkCheckpointMetadataSet(NamespacedMetadataSet):
     """Digest of these files. If they are unchanged, only later files are read to count the rows again."""
     late_records_dropped: int | None = None
     """Windows only: records that came too late for any window, in the epochs since the event before."""
+    late_rows: TableMetadataValue | None = None
+    """Observations of tables: rows that a checkpoint has committed behind the watermark, by event time in UTC."""
+    late_rows_checkpoint: int | None = None
+    """That checkpoint."""
     key_count: int | None = None
     state_bytes: int | None = None
     delta_bytes: int | None = None

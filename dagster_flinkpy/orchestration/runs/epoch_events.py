@@ -15,6 +15,7 @@ from dagster_flinkpy.orchestration.execution_tables import operator_states
 from dagster_flinkpy.orchestration.metadata_set import FlinkCheckpointMetadataSet
 from dagster_flinkpy.orchestration.runs.changed_tables import ChangedTables
 from dagster_flinkpy.orchestration.runs.job_run import JobRun
+from dagster_flinkpy.orchestration.runs.late_rows import observe_late_rows, observe_late_rows_once
 from dagster_flinkpy.orchestration.runs.report import asset_metadata, checkpoint_line, data_version
 from dagster_flinkpy.orchestration.runs.table_rows import table_rows
 
@@ -63,6 +64,7 @@ class EpochEvents:
         """
         if restored is not None:
             self._tables.continues_from(restored.checkpoint_id, self._run.context.instance)
+            observe_late_rows_once(self._run, restored)
 
     def completed(self, epoch: CompletedEpoch, attempt: int, *, is_last: bool) -> None:
         """Records a checkpoint that was just completed.
@@ -73,6 +75,7 @@ class EpochEvents:
             is_last: Whether the run certainly takes no other checkpoint. Then `results` materializes it.
         """
         self._run.context.log.info(checkpoint_line(self._run.assets.job, epoch))
+        observe_late_rows(self._run, epoch.metadata)
         if self._is_recorded:
             self._late.clear()
         for report in epoch.operators:

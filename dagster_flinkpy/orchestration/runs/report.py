@@ -37,7 +37,18 @@ if TYPE_CHECKING:
     from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics
     from dagster_flinkpy.runtime.master.reports import CompletedEpoch, OperatorReport, SubtaskReport
 
-__all__ = ["asset_metadata", "checkpoint_line", "data_version", "operator_metadata", "place", "watermark"]
+__all__ = [
+    "END_OF_INPUT",
+    "asset_metadata",
+    "checkpoint_line",
+    "data_version",
+    "operator_metadata",
+    "place",
+    "watermark",
+]
+
+END_OF_INPUT = "end of input"
+"""The watermark after the last record."""
 
 _HISTORY_SHOWN = 10
 _BY_SUBTASK = {
@@ -159,7 +170,7 @@ def watermark(milliseconds: int | None) -> TimestampMetadataValue | TextMetadata
     if milliseconds is None:
         return None
     if milliseconds == _END_OF_TIME:
-        return MetadataValue.text("end of input")
+        return MetadataValue.text(END_OF_INPUT)
     try:
         return MetadataValue.timestamp(milliseconds / 1000)
     except (OverflowError, ValueError):

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+import numpy as np
 import pyarrow as pa
 
+from dagster_flinkpy.checkpoint.late_rows import QUARTER_HOUR_MS, to_metrics
 from dagster_flinkpy.common.text import to_printed
+from dagster_flinkpy.common.watermark_strategy import MIN_WATERMARK
 from dagster_flinkpy.datastream.connectors.base import (
     CommittingSinkWriter,
     SinkWriter,
@@ -15,7 +20,7 @@ from dagster_flinkpy.datastream.operator_specs import CollectSpec, PrintSpec, Si
 from dagster_flinkpy.errors import TypeMismatchError
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.stream_operator import OperatorSnapshot, StreamOperator
-from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
+from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
 from dagster_flinkpy.runtime.shuffle.wire import COLLECTED, PRINTED
 
 __all__ = ["CollectOperator", "PrintOperator", "SinkOperator"]
@@ -28,6 +33,8 @@ class SinkOperator(StreamOperator):
         super().__init__(context)
         self._sink = spec.sink
         self._writer: SinkWriter | None = None
+        self._late = Counter[int]()
+        """The late rows since the last barrier, by quarter of an hour."""
 
     def open(self) -> None:
         self._create_writer()
@@ -59,6 +66,11 @@ class SinkOperator(StreamOperator):
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
         self._write(batch.column)
+        if self.context.watermark != MIN_WATERMARK:
+            times = batch.timestamps
+            late = times[(times <= self.context.watermark) & (times != NO_TIMESTAMP)]
+            quarters, rows = np.unique(late // QUARTER_HOUR_MS, return_counts=True)
+            self._late.update(dict(zip(quarters.tolist(), rows.tolist(), strict=True)))
 
     def _write(self, column: pa.Array) -> None:
         assert self._writer is not None
@@ -68,9 +80,10 @@ class SinkOperator(StreamOperator):
         writer = self._writer
         assert writer is not None
         self.call("flush()", writer.flush)
+        late, self._late = to_metrics(self._late), Counter()
         if not isinstance(writer, CommittingSinkWriter):
-            return OperatorSnapshot()
-        return OperatorSnapshot(committables=self.call("prepare_commit()", writer.prepare_commit))
+            return OperatorSnapshot(metrics=late)
+        return OperatorSnapshot(committables=self.call("prepare_commit()", writer.prepare_commit), metrics=late)
 
     def abort(self) -> None:
         if self._writer is not None:

@@ -1,0 +1,97 @@
+"""Observes tables at once when a checkpoint has added rows to them behind their watermark.
+
+Whoever has read an hour of event time that was complete has to read it again: see ``watermark_passed()``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from dagster import (
+    AssetKey,
+    AssetObservation,
+    AssetRecordsFilter,
+    DagsterInstance,
+    MetadataValue,
+    TableColumn,
+    TableMetadataValue,
+    TableRecord,
+    TableSchema,
+)
+
+from dagster_flinkpy.checkpoint.late_rows import LateRows, late_rows
+from dagster_flinkpy.common.clock import datetime_of_millis
+from dagster_flinkpy.orchestration.dagster_internals import record_at_once
+from dagster_flinkpy.orchestration.metadata_set import FlinkCheckpointMetadataSet
+from dagster_flinkpy.orchestration.runs.job_run import JobRun
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+
+__all__ = ["observe_late_rows", "observe_late_rows_once"]
+
+_FIRST_MS, _LAST_MS = -62_135_596_800_000, 253_402_300_799_000
+"""The years 1 to 9999, which Python's datetimes have."""
+_LOOKED_AT = 20
+"""How many observations are searched for one that has been recorded already."""
+_SCHEMA = TableSchema([TableColumn("from", "string"), TableColumn("to", "string"), TableColumn("rows", "int")])
+
+
+def observe_late_rows(run: JobRun, checkpoint: CheckpointMetadata) -> None:
+    """Observes each table that has got late rows. It has no other number of the checkpoint, which is recorded later."""
+    for uid, found in _late(run, checkpoint):
+        _observe(run, uid, checkpoint.checkpoint_id, found)
+
+
+def observe_late_rows_once(run: JobRun, restored: CheckpointMetadata) -> None:
+    """Observes the late rows of a checkpoint whose run may have died before it did."""
+    for uid, found in _late(run, restored):
+        if restored.checkpoint_id not in _observed(run.context.instance, run.specs[uid].key):
+            _observe(run, uid, restored.checkpoint_id, found)
+
+
+def _late(run: JobRun, checkpoint: CheckpointMetadata) -> Sequence[tuple[str, tuple[LateRows, ...]]]:
+    found = ((each.uid, late_rows(s.metrics for s in each.subtasks)) for each in checkpoint.operators)
+    return [(uid, late) for uid, late in found if late and uid in run.specs]
+
+
+def _observe(run: JobRun, uid: str, checkpoint_id: int, late: Sequence[LateRows]) -> None:
+    key, rows = run.specs[uid].key, sum(each.rows for each in late)
+    first, last = _time(late[0].start_ms), _time(max(each.end_ms for each in late))
+    text = (
+        f"Checkpoint {checkpoint_id} has added {rows:,} late rows, from between {first:%Y-%m-%d %H:%M} and "
+        f"{last:%Y-%m-%d %H:%M} UTC, whose end the watermark had passed."
+    )
+    run.context.log.info(f"{key.to_user_string()}: {text}")
+    facts = FlinkCheckpointMetadataSet(late_rows=_table(late), late_rows_checkpoint=checkpoint_id)
+    record_at_once(run.context, AssetObservation(key, description=text, metadata=dict(facts)))
+
+
+def _table(late: Sequence[LateRows]) -> TableMetadataValue:
+    records: list[dict[str, Any]] = [
+        {
+            "from": _time(each.start_ms).isoformat(),
+            "to": _time(each.end_ms).isoformat(),
+            "rows": each.rows,
+        }
+        for each in late
+    ]
+    return MetadataValue.table([TableRecord(record) for record in records], _SCHEMA)
+
+
+def _time(milliseconds: int) -> datetime:
+    """Returns a time; the first or last one that there is, if it is beyond that."""
+    return datetime_of_millis(min(max(milliseconds, _FIRST_MS), _LAST_MS))
+
+
+def _observed(instance: DagsterInstance, key: AssetKey) -> set[object]:
+    """Returns the checkpoints whose late rows have been observed lately."""
+    records = instance.fetch_observations(AssetRecordsFilter(key), limit=_LOOKED_AT).records
+    found = (record.asset_observation for record in records)
+    return {each.metadata["flink/late_rows_checkpoint"].value for each in found if each and _has_late(each)}
+
+
+def _has_late(observation: AssetObservation) -> bool:
+    return "flink/late_rows_checkpoint" in observation.metadata
