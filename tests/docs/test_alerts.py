@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from dagster import (
     DagsterEventType,
     DagsterInstance,
     Definitions,
+    FreshnessPolicy,
     asset,
     asset_check,
     build_run_status_sensor_context,
@@ -135,8 +137,12 @@ def test_failed_checks_are_told_and_others_are_not(
 def test_a_stale_table_is_told_once_each_time(
     page: dict[str, Any], messages: list[str], instance: DagsterInstance
 ) -> None:
-    table = AssetKey(["words", "counts_table"])
-    defs, cursor, before = Definitions([page["tell_of_stale_table"], AssetSpec(table)]), None, FreshnessState.UNKNOWN
+    table, hourly = AssetKey(["words", "counts_table"]), FreshnessPolicy.time_window(timedelta(hours=1))
+    defs, cursor, before = (
+        Definitions([page["tell_of_stale_table"], AssetSpec(table, freshness_policy=hourly)]),
+        None,
+        FreshnessState.UNKNOWN,
+    )
     told = []
     for at, state in enumerate(
         [FreshnessState.PASS, FreshnessState.FAIL, None, FreshnessState.PASS, FreshnessState.FAIL]
