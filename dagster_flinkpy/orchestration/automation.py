@@ -59,7 +59,7 @@ def watermark_passed() -> AutomationCondition[AssetKey]:
                 partitions_def=dg.DailyPartitionsDefinition("2024-01-01"),
                 automation_condition=watermark_passed(),
             )
-            def daily_report(context: dg.AssetExecutionContext) -> None: ...
+            def daily_report(context) -> None: ...
 
             by_event_time = dg.AutomationConditionSensorDefinition(
                 "by_event_time", target=dg.AssetSelection.assets(daily_report), use_user_code_server=True

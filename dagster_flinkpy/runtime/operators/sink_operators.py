@@ -69,8 +69,9 @@ class SinkOperator(StreamOperator):
         if self.context.watermark != MIN_WATERMARK:
             times = batch.timestamps
             late = times[(times <= self.context.watermark) & (times != NO_TIMESTAMP)]
-            quarters, rows = np.unique(late // QUARTER_HOUR_MS, return_counts=True)
-            self._late.update(dict(zip(quarters.tolist(), rows.tolist(), strict=True)))
+            if len(late):
+                quarters, rows = np.unique(late // QUARTER_HOUR_MS, return_counts=True)
+                self._late.update(dict(zip(quarters.tolist(), rows.tolist(), strict=True)))
 
     def _write(self, column: pa.Array) -> None:
         assert self._writer is not None
