@@ -21,16 +21,21 @@ from dagster import (
     MetadataValue,
     PartitionsDefinition,
     SensorResult,
+    TimeWindowPartitionsDefinition,
+    WeeklyPartitionsDefinition,
     asset,
     build_sensor_context,
     evaluate_automation_conditions,
 )
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from dagster_flinkpy.common import Duration, Row, Time, Types, WatermarkStrategy
 from dagster_flinkpy.connectors import ParquetSink, ParquetSource
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.window import TumblingEventTimeWindows
 from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.orchestration import automation as automation_module
 from dagster_flinkpy.orchestration import flink_assets, watermark_passed
 from dagster_flinkpy.runtime.master import job as job_loop
 from tests.runtime.harness import run_rows
@@ -208,6 +213,45 @@ def test_an_asset_without_time_partitions_is_refused(instance: DagsterInstance) 
         Automation(instance, partitions=None).requested()
     assert isinstance(refused.value.__cause__, ConfigurationError)
     assert "needs time partitions" in str(refused.value.__cause__)
+
+
+DEFINITIONS = [
+    DailyPartitionsDefinition("2024-03-25", end_date="2024-04-08", timezone="Europe/Berlin"),  # with a day of 23 hours
+    DailyPartitionsDefinition("2024-03-25", end_date="2024-04-08", hour_offset=4),
+    HourlyPartitionsDefinition("2024-03-30-00:00", end_date="2024-04-01-00:00", timezone="Asia/Kathmandu"),
+    WeeklyPartitionsDefinition("2024-03-03", end_date="2024-04-28"),
+]
+TIMES = st.integers(at("2024-02-20") // 900_000, at("2024-05-10") // 900_000).map(lambda quarter: quarter * 900_000)
+
+
+def windows_of(partitions: TimeWindowPartitionsDefinition) -> dict[str, tuple[float, float]]:
+    windows = {key: partitions.time_window_for_partition_key(key) for key in partitions.get_partition_keys()}
+    return {key: (window.start.timestamp(), window.end.timestamp()) for key, window in windows.items()}
+
+
+@given(st.sampled_from(DEFINITIONS), TIMES, st.sampled_from([-1, 0, 1]))
+def test_a_partition_is_complete_when_no_millisecond_of_it_is_left(
+    partitions: TimeWindowPartitionsDefinition, near: int, more: int
+) -> None:
+    watermark = near + more
+    complete = [end for _, end in windows_of(partitions).values() if end * 1000 - 1 <= watermark]
+    assert automation_module._passed(partitions, watermark) == max(complete, default=None)
+
+
+@given(st.sampled_from(DEFINITIONS), TIMES, st.integers(1, 300), TIMES)
+def test_late_rows_concern_the_complete_partitions_that_their_period_touches(
+    partitions: TimeWindowPartitionsDefinition, start_ms: int, quarters: int, watermark: int
+) -> None:
+    passed = automation_module._passed(partitions, watermark)
+    assume(passed is not None)
+    assert passed is not None
+    start, end = start_ms / 1000, start_ms / 1000 + quarters * 900
+    touched = [
+        key
+        for key, (begins, ends) in windows_of(partitions).items()
+        if begins < end and start < ends and ends <= passed
+    ]
+    assert list(automation_module._within(partitions, start, end, passed)) == touched
 
 
 # --- with a job -------------------------------------------------------------------------------------------------------
