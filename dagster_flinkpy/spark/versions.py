@@ -5,7 +5,7 @@
 | a Spark Connect server in the package; tags of classic sessions; resource profiles of ``mapInArrow`` | 4.0 |
 | DataFrames from Arrow and to Arrow | 4.0 |
 | ``repartitionById``; the gRPC status of an error | 4.1 |
-| zones of timestamps in ``to_arrow_type`` | 4.2 |
+| zones of timestamps in ``to_arrow_type``; threads that outlive a session | 4.2 |
 """
 
 from __future__ import annotations
@@ -188,7 +188,11 @@ def channel_builder(url: str, options: list[tuple[str, Any]] | None) -> Any:
         options: Options of gRPC.
     """
     from pyspark.sql.connect import client
+    from pyspark.sql.connect.client.reattach import ExecutePlanResponseReattachableIterator as Results
 
+    # Before 4.2, a session that is closed ends the threads with which all sessions release what they have read.
+    if hasattr(Results, "shutdown"):
+        Results.shutdown = classmethod(lambda cls: None)
     builder: Any = getattr(client, "DefaultChannelBuilder", None) or client.ChannelBuilder
     return builder(url, options)
 
