@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 # Processes of the tests would compile all modules each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install lock demo test newest oldest compatibility soak soak-continuous chaos lint format docs screenshots bench simulate world \
+.PHONY: install lock dist demo test newest oldest compatibility soak soak-continuous chaos lint format docs screenshots bench simulate world \
   pyflink-suite browser clean
 
 install: $(STAMP)
@@ -31,6 +31,12 @@ $(STAMP): pyproject.toml requirements.lock
 lock:
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --all-extras --generate-hashes \
 	  --no-emit-index-url --custom-compile-command 'make lock' --output-file requirements.lock pyproject.toml
+
+# A wheel and a source distribution, in dist/. `make test` builds and tries them, too.
+dist: install
+	rm -rf dist
+	$(BIN)/python -m hatchling build
+	$(BIN)/python -m pytest -q tests/test_distribution.py
 
 demo: install
 	$(BIN)/python -m assets.demo

@@ -10,7 +10,7 @@ from dagster_flinkpy.registry import register
 if TYPE_CHECKING:
     from dagster_flinkpy.orchestration.component.pipeline_component import FlinkPipelineComponent
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = ["FlinkPipelineComponent", "__version__"]
 
