@@ -5,17 +5,20 @@ if (location.protocol === "file:") {
       super()
       const frame = document.createElement("iframe")
       frame.hidden = true
+      this.inside = new Promise(resolve => {
+        frame.onload = () => {
+          const script = frame.contentDocument.createElement("script")
+          frame.contentWindow.postMessage = data => this.dispatchEvent(new MessageEvent("message", { data }))
+          script.src = url
+          script.onload = () => resolve(frame.contentWindow)
+          frame.contentDocument.body.append(script)
+        }
+      })
       document.body.append(frame)
-      this.inside = frame.contentWindow
-      this.inside.postMessage = data => this.dispatchEvent(new MessageEvent("message", { data }))
-      const script = frame.contentDocument.createElement("script")
-      script.src = url
-      this.ready = new Promise(resolve => (script.onload = resolve))
-      frame.contentDocument.body.append(script)
     }
     async postMessage(data) {
-      await this.ready
-      this.inside.dispatchEvent(new this.inside.MessageEvent("message", { data }))
+      const inside = await this.inside
+      inside.dispatchEvent(new inside.MessageEvent("message", { data }))
     }
   }
 }

@@ -71,7 +71,8 @@ def test_a_page_begins_with_the_question_that_it_answers(name: str) -> None:
         ("idle", "api/sources.md#idleness"),
         ("static input", "api/sources.md#static-inputs"),
         ("lookup table", "api/sources.md#static-inputs"),
-        ("give a backfill a config", "how-to/backfill.md#when-state-is-missing"),
+        ("give a backfill a config", "how-to/backfill.md#the-config-of-a-backfill"),
+        ("link assets to code", "dagster/assets.md#links-to-the-code"),
         ("supported", "quick-start.md#supported-versions"),
         ("exactly once from a plain asset", "transactions.md"),
     ],
@@ -91,7 +92,7 @@ def test_the_search_works_in_a_site_that_is_read_from_disk(site: Path) -> None:
             ("dagster/index.html", "supported versions", "quick-start.html#supported-versions"),
         ):
             page.goto((site / start).as_uri())
-            page.get_by_role("textbox", name="Search").fill(words)
+            page.get_by_role("textbox", name="Search").press_sequentially(words)
             expect(page.locator(f".md-search-result__link[href*='{found}']").first).to_be_attached()
 
 
