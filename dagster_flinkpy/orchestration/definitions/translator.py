@@ -102,7 +102,7 @@ class FlinkTranslator:
                 ),
                 **UriMetadataSet(uri=None if sink is None else sink.uri()),
                 **data.columns,
-                **code_references(vertex),
+                **code_references([vertex, *(hidden for hidden in data.hidden if not is_internal(hidden))]),
                 **data.attributes.metadata,
             },
         )

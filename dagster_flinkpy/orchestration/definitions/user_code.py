@@ -7,7 +7,7 @@ import inspect
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import is_dataclass
 from typing import Any
 
@@ -49,14 +49,15 @@ def program_docstring(program: Environment) -> str | None:
     return docstring(_code_of(program)) if callable(program) else None
 
 
-def code_references(vertex: JobVertex) -> CodeReferencesMetadataSet:
-    """Returns where an operator is declared in the program, and where its functions are defined."""
+def code_references(vertices: Iterable[JobVertex]) -> CodeReferencesMetadataSet:
+    """Returns where operators are declared in the program, and where their functions are defined."""
     places = dict[Place, str]()
-    if (declared := _existing(vertex.declared_at)) is not None:
-        places[declared] = f"{vertex.uid} in the program"
-    for code in user_functions(vertex):
-        if (place := _place(code)) is not None:
-            places.setdefault(place, code.__qualname__.replace("<locals>.", ""))
+    for vertex in vertices:
+        if (declared := _existing(vertex.declared_at)) is not None:
+            places.setdefault(declared, f"{vertex.uid if vertex.uid_set else vertex.name} in the program")
+        for code in user_functions(vertex):
+            if (place := _place(code)) is not None:
+                places.setdefault(place, code.__qualname__.replace("<locals>.", ""))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BetaWarning)
         found: list[LocalFileCodeReference | UrlCodeReference] = [

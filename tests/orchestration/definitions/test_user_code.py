@@ -25,7 +25,7 @@ from dagster_flinkpy.common import Types, WatermarkStrategy
 from dagster_flinkpy.connectors import ParquetSink
 from dagster_flinkpy.datastream import KeyedProcessFunction, MapFunction, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
-from dagster_flinkpy.orchestration import flink_assets
+from dagster_flinkpy.orchestration import build_flink_asset_specs, flink_assets
 
 PAIR = Types.ROW_NAMED(["word", "n"], [Types.STRING(), Types.LONG()])
 
@@ -143,6 +143,15 @@ def test_links_lead_to_the_line_of_the_program_and_to_the_functions(
     assets: AssetsDefinition, uid: str, lines: list[str]
 ) -> None:
     assert [line_of(each) for each in links(assets, uid)] == lines
+
+
+def test_a_table_links_to_the_functions_of_the_operators_that_it_hides() -> None:
+    env = StreamExecutionEnvironment.get_execution_environment()
+    rows = env.from_collection([["a", 1]], PAIR).uid("rows")
+    rows.map(Louder(), PAIR).uid("louder").sink_to(ParquetSink("/tmp/none")).uid("table")
+    *_, table = build_flink_asset_specs(env, name="words", show="tables")
+    labels = [each.label for each in table.metadata["dagster/code_references"].code_references]
+    assert labels == ["table in the program", "Louder"], "both operators are declared in one line"
 
 
 def test_dagster_adds_the_function_that_builds_the_program(assets: AssetsDefinition) -> None:
