@@ -251,7 +251,10 @@ def _passed(partitions: TimeWindowPartitionsDefinition, watermark_ms: float | No
 
 def _within(partitions: TimeWindowPartitionsDefinition, start: float, end: float, passed: float) -> Sequence[str]:
     """Returns the partitions of a period that the watermark has passed."""
-    start, end = max(start, partitions.start.timestamp()), min(end, passed)
+    there = partitions.get_first_partition_window()
+    if there is None:
+        return ()
+    start, end = max(start, there.start.timestamp()), min(end, passed)
     if start >= end:
         return ()
     first = partitions.get_partition_key_for_timestamp(start)

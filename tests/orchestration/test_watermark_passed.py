@@ -27,7 +27,7 @@ from dagster import (
     build_sensor_context,
     evaluate_automation_conditions,
 )
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from dagster_flinkpy.common import Duration, Row, Time, Types, WatermarkStrategy
@@ -239,6 +239,7 @@ def test_a_partition_is_complete_when_no_millisecond_of_it_is_left(
 
 
 @given(st.sampled_from(DEFINITIONS), TIMES, st.integers(1, 300), TIMES)
+@example(DEFINITIONS[1], at("2024-03-25T01:00:00"), 4, at("2024-04-01"))  # before the first day begins, at 4 o'clock
 def test_late_rows_concern_the_complete_partitions_that_their_period_touches(
     partitions: TimeWindowPartitionsDefinition, start_ms: int, quarters: int, watermark: int
 ) -> None:
