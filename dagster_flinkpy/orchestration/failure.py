@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
+import tempfile
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster import Failure, MetadataValue
+from dagster import DagsterInvariantViolationError, Failure, MetadataValue, OpExecutionContext
 
 from dagster_flinkpy import errors
 from dagster_flinkpy.errors import FlinkPyError, PythonWorkerLostError, UserFunctionError, message_of, shorten
@@ -35,6 +38,9 @@ def retry_is_pointless(error: str) -> bool:
 
 def as_failure(error: FlinkPyError, advice: str = "", *, execution: ExecutionReport | None = None) -> Failure:
     """Builds the step failure of an error, with the error's parts as metadata. Raise it ``from`` the error.
+
+    Dagster prints an error with its causes and all their stacks, twice. So the error's traceback is moved to a file,
+    and what Dagster prints ends with a line that says what happened and names the file.
 
     Args:
         error: The error that was raised.
@@ -63,7 +69,33 @@ def as_failure(error: FlinkPyError, advice: str = "", *, execution: ExecutionRep
         metadata["suppressed_by"] = MetadataValue.text(error.suppressed_by)
     retry = throwable_type(error) is not ThrowableType.NON_RECOVERABLE_ERROR and not error.suppressed_by
     first_line = shorten(message_of(error).partition("\n")[0], _MESSAGE_CHARACTERS)
-    return Failure(f"{first_line} {advice}".rstrip(), metadata, allow_retries=retry)
+    said = f"{first_line} {advice}".rstrip()
+    if error.__traceback__ is not None and (file := _write_traceback(error)) is not None:
+        error.with_traceback(None).add_note(f"{said} (traceback: {file})")
+        error.__cause__, error.__suppress_context__ = None, True
+    return Failure(said, metadata, allow_retries=retry)
+
+
+def _write_traceback(error: FlinkPyError) -> Path | None:
+    """Writes the traceback to a file beside the captured logs of the run, and returns its path.
+
+    None if nobody could find it there: outside of a step, or if the instance is that of a test.
+    """
+    try:
+        context = OpExecutionContext.get()
+    except DagsterInvariantViolationError:
+        return None
+    if context.instance.is_ephemeral:
+        return None
+    # Without a home, Dagster deletes the folder of the instance when the command ends.
+    folder = context.instance.storage_directory() if os.environ.get("DAGSTER_HOME") else tempfile.gettempdir()
+    file = Path(folder, context.run_id, f"{context.op_def.name}.traceback.txt")
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file.write_text("".join(traceback.format_exception(error)))
+    except OSError:
+        return None
+    return file
 
 
 @contextmanager
