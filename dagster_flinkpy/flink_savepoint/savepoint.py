@@ -55,6 +55,15 @@ class FlinkSavepoint:
             return None
         return OperatorFile(subtask.operator_state, self._bytes(operator, subtask, subtask.operator_stream))
 
+    def coordinator_state(self, operator: FlinkOperator) -> bytes:
+        """Returns what the coordinator of an operator remembers; empty if it has none.
+
+        Raises:
+            CorruptStateError: The file is missing or damaged.
+        """
+        stored = StoredBytes(self._store, operator.coordinator, f"{name_of(operator)}, coordinator")
+        return stored.read(0, stored.size)
+
     def _bytes(self, operator: FlinkOperator, subtask: FlinkSubtask, stream: StreamHandle | None) -> StoredBytes:
         return StoredBytes(self._store, stream, f"{name_of(operator)}, subtask {subtask.index}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from dagster_flinkpy.datastream.operator_specs import SourceSpec
 from dagster_flinkpy.datastream.state import StateDescriptor
 from dagster_flinkpy.datastream.state_recovery import NonRestoredState
 from dagster_flinkpy.orchestration.flink_job import Environment, flink_job
@@ -89,6 +90,7 @@ def _target(operator: DeclaredOperator, more: Declarations) -> ImportTarget:
         [*known, *(each for each in more.keyed.get(vertex.uid, ()) if each.name not in names)],
         namespaces,
         [*operator.broadcast, *more.broadcast.get(vertex.uid, ())],
+        vertex.spec.source if isinstance(vertex.spec, SourceSpec) else None,
     )
 
 

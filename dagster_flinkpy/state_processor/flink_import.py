@@ -5,8 +5,10 @@ Keys are hashed anew: PyFlink keys a stream by a row of the key, so a key is in 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,11 +29,15 @@ from dagster_flinkpy.state_processor.flink_reader import (
     FlinkOperatorRows,
     FlinkSavepointReader,
 )
+from dagster_flinkpy.state_processor.flink_sources import position_of
+from dagster_flinkpy.state_processor.stored_state import StoredState
 from dagster_flinkpy.state_processor.writer import SavepointWriter, write_savepoint
 from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["ImportReport", "ImportTarget", "ImportedState", "LeftBehind", "import_flink_savepoint"]
 
+_READER_STATE = "SourceReaderState"
+"""What readers of Flink's sources call the state with their splits."""
 _ROWS = 200_000
 """Key groups are written together until they have this many rows."""
 
@@ -49,6 +55,8 @@ class ImportTarget:
     namespaces: Mapping[str, TypeInformation | None] = field(default_factory=dict)
     """The type of the namespace of states and timers that are known, by name."""
     broadcast: Sequence[MapStateDescriptor] = ()
+    source: Any = None
+    """The source, of an operator that reads one."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +67,9 @@ class ImportedState:
     name: str
     flink_name: str
     rows: int
-    """Of keyed state: its keys, or for maps its entries; timers; entries of broadcast state."""
+    """Of keyed state: its keys, or for maps its entries; timers; entries of broadcast state; 1 for a position."""
+    keyed: bool = False
+    """Whether it is keyed state or timers."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +139,7 @@ def import_flink_savepoint(
         plan.add_to(writer, on_progress)
     url = writer.write(target)
     imported = tuple(state for plan in plans for state in plan.imported())
-    _check(target, imported)
+    _check(target, [each for each in imported if each.keyed])
     return ImportReport(url, imported, left)
 
 
@@ -142,18 +152,13 @@ def _may_stay(problem: LeftBehind, reader: FlinkSavepointReader, allowed: NonRes
 
 def _check(target: StorageLocation, imported: Sequence[ImportedState]) -> None:
     """Checks that the new savepoint has as many rows of each state as were read."""
-    found = {
-        (operator.uid, table.name): 0
-        for operator in open_checkpoint(target).metadata.operators
-        for subtask in operator.subtasks
-        for table in (subtask.keyed.tables if subtask.keyed else ())
-    }
+    found: Counter[tuple[str, str]] = Counter()
     for operator in open_checkpoint(target).metadata.operators:
         for subtask in operator.subtasks:
             for table in subtask.keyed.tables if subtask.keyed else ():
                 found[operator.uid, table.name] += table.rows
     for each in imported:
-        written = found.get((each.uid, each.name), each.rows)
+        written = found[each.uid, each.name]
         if written != each.rows:
             raise CorruptStateError(
                 f"operator {each.uid!r}, state {each.name!r}: {each.rows:,} rows were read, and {written:,} written"
@@ -164,7 +169,8 @@ class _Plan:
     """What happens to the state of one operator of Flink."""
 
     def __init__(self, reader: FlinkSavepointReader, operator: FlinkOperator, target: ImportTarget | None) -> None:
-        self._operator, self._target = operator, target
+        self._operator, self._target, self._savepoint = operator, target, reader.savepoint
+        self._position: dict[str, Any] | None = None
         self._name = reader.uid_of(operator)
         self._keyed: list[_KeyedImport] = []
         self._broadcast: list[tuple[FlinkOperatorRows, MapStateDescriptor]] = []
@@ -177,13 +183,31 @@ class _Plan:
         for state in states:
             if isinstance(state, FlinkKeyedRows):
                 self._plan_keyed(state)
-            elif isinstance(state, FlinkOperatorRows):
+            elif isinstance(state, FlinkOperatorRows) and state.name != _READER_STATE:
                 self._plan_operator_state(state)
-        if operator.coordinator is not None and operator.coordinator.size:
-            self._problem(f"{name_of(operator)} is a source, whose position is not imported")
+        self._plan_source(states)
 
     def _problem(self, text: str) -> None:
         self.problems.append(LeftBehind(self._name, text))
+
+    def _plan_source(self, states: Sequence[StoredState]) -> None:
+        splits = [
+            split
+            for state in states
+            if isinstance(state, FlinkOperatorRows) and state.name == _READER_STATE
+            for position in range(len(state.subtasks))
+            for split in state.elements(position)
+        ]
+        coordinator, what = self._savepoint.coordinator_state(self._operator), name_of(self._operator)
+        if not coordinator and not splits:
+            return
+        if self._target is None or self._target.source is None:
+            self._problem(f"{what} is a source, and no source of the program has this uid")
+            return
+        try:
+            self._position = position_of(self._target.source, coordinator, splits, what)
+        except UnsupportedSavepointError as error:
+            self._problem(str(error))
 
     def _plan_keyed(self, state: FlinkKeyedRows) -> None:
         what = f"{name_of(self._operator)}, state {state.name!r}"
@@ -222,10 +246,10 @@ class _Plan:
     def add_to(self, writer: SavepointWriter, on_progress: Callable[[str], None]) -> None:
         """Adds the state to a new savepoint, which reads it when it is written."""
         target, operator = self._target, self._operator
-        if target is None or not (self._keyed or self._broadcast):
+        if target is None or not (self._keyed or self._broadcast or self._position):
             return
         max_parallelism = target.max_parallelism or operator.max_parallelism
-        writer.with_operator(target.uid, min(operator.parallelism, max_parallelism), max_parallelism)
+        writer.with_operator(target.uid, min(operator.parallelism, max_parallelism), max_parallelism, self._position)
         for each in self._keyed:
             writer.with_keyed_tables(target.uid, each.layout, each.tables(on_progress))
         for state, descriptor in self._broadcast:
@@ -236,9 +260,11 @@ class _Plan:
         if self._target is None:
             return
         for each in self._keyed:
-            yield ImportedState(self._target.uid, each.layout.name, each.state.header.name, each.rows)
+            yield ImportedState(self._target.uid, each.layout.name, each.state.header.name, each.rows, True)
         for state, descriptor in self._broadcast:
             yield ImportedState(self._target.uid, descriptor.name, state.header.name, len(state.elements(0)))
+        if self._position is not None:
+            yield ImportedState(self._target.uid, "position", _READER_STATE, 1)
 
 
 class _KeyedImport:

@@ -20,6 +20,7 @@ from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors.columns.column_casts import fit_column
 from dagster_flinkpy.datastream.state import ListStateDescriptor, MapStateDescriptor, StateDescriptor
 from dagster_flinkpy.errors import ConfigurationError, ParallelismError, RestoreError, StateSchemaError
+from dagster_flinkpy.json_records import Json
 from dagster_flinkpy.key_groups import (
     UPPER_BOUND_MAX_PARALLELISM,
     KeyGroupRange,
@@ -209,20 +210,23 @@ class SavepointWriter:
         self._operator(uid, name).lists.append((OperatorStateHandle(name, mode, (), types), pa.table(arrays)))
         return self
 
-    def with_operator(self, uid: str, parallelism: int, max_parallelism: int) -> SavepointWriter:
-        """Adds an operator without state, with numbers of its own.
+    def with_operator(
+        self, uid: str, parallelism: int, max_parallelism: int, position: Json | None = None
+    ) -> SavepointWriter:
+        """Adds an operator without keyed state, with numbers of its own.
 
         Args:
             uid: Uid of the operator, which must be a new one.
             parallelism: Number of parts in which its state is written.
             max_parallelism: Its number of key groups.
+            position: Of a source: what its enumerator starts from. Default: none.
 
         Raises:
             ConfigurationError: There is already an operator with this uid.
         """
         if uid in self._operators:
             raise ConfigurationError(f"there is already an operator {uid!r}")
-        shell = OperatorState(uid, uid, parallelism, max_parallelism, ())
+        shell = OperatorState(uid, uid, parallelism, max_parallelism, (), coordinator_state=position)
         self._operators[uid] = _Operator(shell, None, max_parallelism)
         return self
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,18 @@ from typing import Any
 import pytest
 
 from dagster_flinkpy.common import Types
+from dagster_flinkpy.datastream.connectors.file_system import FileSource, StreamFormat
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.errors import ConfigurationError, UnsupportedSavepointError
 from dagster_flinkpy.key_hashes import assign_to_key_group
 from dagster_flinkpy.orchestration.flink_import import import_savepoint
-from dagster_flinkpy.state_processor import SavepointReader, read_savepoint
+from dagster_flinkpy.orchestration.flink_job import flink_job
+from dagster_flinkpy.state_processor import FlinkSavepointReader, SavepointReader, read_savepoint
 from dagster_flinkpy.state_processor.flink_import import ImportReport
+from dagster_flinkpy.state_processor.flink_sources import position_of
 from dagster_flinkpy.storage import StorageLocation
 from tests.flink_savepoint.corpus import DECLARED, READABLE, SAVEPOINTS, expected, program, shown, shown_key
+from tests.runtime.harness import HarnessAttempt
 
 FIRED = {uid: [ValueStateDescriptor("fired", Types.LONG())] for uid in ("tumbling", "summed", "session")}
 IMPORTED = [name for name in READABLE if not name.startswith("sql")]
@@ -45,11 +50,13 @@ def test_all_states_and_timers_are_imported_as_they_were(name: str, tmp_path: Pa
     report, found = imported(name, tmp_path)
     before = read_savepoint(str(SAVEPOINTS / name / "savepoint"), DECLARED[name])
     assert report.imported
-    assert {each.uid for each in report.imported} == set(DECLARED[name])
+    assert {each.uid for each in report.imported if each.name != "position"} == set(DECLARED[name])
     for each in report.imported:
+        if each.name == "position":
+            continue
         assert rows_of(found, each.uid, each.name) == rows_of(before, each.uid, each.name)
     states = {(state.uid, state.name) for state in before.states if state.uid in DECLARED[name] and state.to_arrow()}
-    assert {(each.uid, each.name) for each in report.imported} == states
+    assert {(each.uid, each.name) for each in report.imported if each.name != "position"} == states
 
 
 @pytest.mark.parametrize("name", IMPORTED)
@@ -98,3 +105,91 @@ def test_a_key_has_all_of_its_state_after_an_import(tmp_path: Path) -> None:
             by_key[shown_key(row["key"])][name] = shown(row["value"])
     for key, states in expected("collections-hashmap-p2-canonical")["collections"]["keys"].items():
         assert by_key[key]["pairs"] == states["pairs"]
+
+
+def test_numbers_go_on_after_the_last_one_that_was_read(tmp_path: Path) -> None:
+    report, found = imported("sources-hashmap-canonical", tmp_path)
+    assert "numbers" in {each.uid for each in report.imported if each.name == "position"}
+    (count,) = found.state("count", "n").to_pylist()
+    (numbers,) = [each for each in found.metadata.operators if each.uid == "numbers"]
+    assert numbers.coordinator_state == {"next": count["value"], "ended": False}
+
+
+def test_files_that_were_read_in_flink_are_not_read_again() -> None:
+    savepoint = read_savepoint(str(SAVEPOINTS / "values-hashmap-canonical" / "savepoint"))
+    assert isinstance(savepoint, FlinkSavepointReader)
+    operator = savepoint.metadata.operator("lines")
+    assert operator is not None
+    coordinator = savepoint.savepoint.coordinator_state(operator)
+    folder = "/flink/job0/in/values-hashmap"
+    names = [f"file://{folder}/{name}.csv" for name in "ab"]
+    for paths in ([folder], ["/flink"], [f"{folder}/a.csv", f"{folder}/b.csv"], ["/elsewhere", f"file://{folder}"]):
+        source = FileSource.for_record_stream_format(StreamFormat.text_line_format(), *paths).build()
+        position = position_of(source, coordinator, [], "operator 'lines'")
+        assert sorted(position["found"]) == names
+        source.create_enumerator(position)
+    moved = FileSource.for_record_stream_format(StreamFormat.text_line_format(), "/moved").build()
+    with pytest.raises(UnsupportedSavepointError, match=r"has read file:/flink/job0.*is in none of the paths"):
+        position_of(moved, coordinator, [], "operator 'lines'")
+    with pytest.raises(UnsupportedSavepointError, match="is about to read, or reads, 1 parts of files"):
+        position_of(source, coordinator, [b"split"], "operator 'lines'")
+
+
+ASKED = {
+    "values-hashmap-canonical": ("values",),
+    "collections-hashmap-p2-canonical": ("collections",),
+    "folding-rocksdb-canonical": ("folding",),
+    "timers-rocksdb-canonical": ("timers",),
+    "connected-hashmap-canonical": ("rules", "pairs"),
+    "connected-hashmap-native": ("rules", "pairs"),
+}
+
+
+def went_on(name: str, folder: Path, lines: list[str]) -> list[dict[str, Any]]:
+    """Imports a savepoint, lets the program go on from it with new input, and returns what it wrote."""
+    report, _ = imported(name, folder)
+    (folder / "in" / "new.csv").write_text("".join(f"{line}\n" for line in lines))
+    (folder / "out").touch()
+    graph = flink_job(program(name, folder), "job").graph
+    config = {"cache_dir": str(folder / "cache")}
+    with HarnessAttempt(
+        graph, folder / "job", live=True, restore_from=report.url, allow_pickled_state=True, config=config
+    ) as attempt:
+        attempt.run_epoch()
+    return [json.loads(line) for line in (folder / "out").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_program_goes_on_with_the_state_that_it_had_in_flink(name: str, tmp_path: Path) -> None:
+    wanted = {uid: expected(name)[uid]["keys"] for uid in ASKED[name]}
+    keys = {*(f"k{i}" for i in range(7)), *(("low", "high") if name.startswith("connected") else ())}
+    answers = [each for each in went_on(name, tmp_path, [f"{key},2000,?" for key in sorted(keys)]) if "key" in each]
+    answers = [each for each in answers if "timer" not in each]
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for each in answers:
+        key = json.dumps(each["key"]) if isinstance(each["key"], list) else str(each["key"])
+        uid = each.pop("operator", ASKED[name][0])
+        found[uid, key] = each
+    for uid, states in wanted.items():
+        for key, state in states.items():
+            mine = found[uid, key]
+            assert {field: mine[field] for field in state} == state
+    if name.startswith("connected"):
+        for each in answers:
+            assert "broadcast" not in each or each["broadcast"] == expected(name)["rules"]["broadcast"]
+
+
+def test_open_windows_fire_with_what_they_had_in_flink(tmp_path: Path) -> None:
+    name = "windows-hashmap-canonical"
+    results = went_on(name, tmp_path, [f"k{i},9000000,0" for i in range(4)])
+    found: dict[str, dict[str, Any]] = defaultdict(dict)
+    for each in results:
+        if each["end"] < 9_000_000:
+            found[each["window"]][f"{each['key']} [{each['start']}, {each['end']})"] = each
+    for uid, wanted in expected(name).items():
+        windows = wanted["open_windows"]
+        assert set(found[uid]) == set(windows)
+        for window, values in windows.items():
+            mine = found[uid][window]
+            assert mine["values"] == (values if uid != "session" else [values])
+            assert mine["fired"] == wanted["global_state"]["fired"][mine["key"]] + 1

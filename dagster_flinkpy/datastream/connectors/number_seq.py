@@ -30,6 +30,11 @@ class NumberSequenceSource(Source):
         self._start, self._end = start, end
 
     @property
+    def bounds(self) -> tuple[int, int]:
+        """The first and the last number."""
+        return self._start, self._end
+
+    @property
     def produced_type(self) -> TypeInformation:
         return Types.LONG()
 
