@@ -20,6 +20,7 @@ from dagster_flinkpy.checkpoint.stored_checkpoint import StoredCheckpoint
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, TypeInformation
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK, MIN_WATERMARK, WatermarkStrategy
 from dagster_flinkpy.datastream.batch_function import KeyedBatchFunction, KeyedMultipleInputBatchFunction
+from dagster_flinkpy.datastream.broadcast import BroadcastStream
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.data_stream import DataStream, KeyedStream
 from dagster_flinkpy.datastream.functions import (
@@ -42,7 +43,6 @@ from dagster_flinkpy.datastream.functions import (
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_specs import shown
 from dagster_flinkpy.datastream.output_tag import OutputTag
-from dagster_flinkpy.datastream.state import MapStateDescriptor
 from dagster_flinkpy.datastream.stream_execution_environment import StreamExecutionEnvironment
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.key_groups import compute_operator_index_for_key_group
@@ -58,6 +58,15 @@ from dagster_flinkpy.testing.manual_clock import ManualClock
 __all__ = ["HarnessSnapshot", "OperatorTestHarness"]
 
 _JOB = "harness"
+_KEYED = (
+    ReduceFunction,
+    KeyedBatchFunction,
+    KeyedBroadcastProcessFunction,
+    KeyedCoProcessFunction,
+    KeyedMultipleInputBatchFunction,
+    KeyedMultipleInputProcessFunction,
+    KeyedProcessFunction,
+)
 _MULTIPLE_INPUT = (MultipleInputProcessFunction, KeyedMultipleInputProcessFunction, KeyedMultipleInputBatchFunction)
 
 
@@ -116,7 +125,6 @@ class OperatorTestHarness:
         input_type: Type of the records of all streams, or a list with a type for each. Default: they are pickled.
         output_type: Type of the output's records, checked as in a job. Default: they are pickled, unless the function
             returns records of its input type.
-        broadcast_state: Descriptors of the broadcast state, for broadcast functions.
         side_outputs: Tags of the side outputs to record.
         parallelism: Number of subtasks.
         max_parallelism: Number of key groups.
@@ -133,7 +141,6 @@ class OperatorTestHarness:
         key_by: Any = None,
         input_type: TypeInformation | list[TypeInformation | None] | None = None,
         output_type: TypeInformation | None = None,
-        broadcast_state: Sequence[MapStateDescriptor] = (),
         side_outputs: Sequence[OutputTag] = (),
         parallelism: int = 1,
         max_parallelism: int = 128,
@@ -141,11 +148,19 @@ class OperatorTestHarness:
         inputs = _number_of_inputs(function)
         broadcast = isinstance(function, (BroadcastProcessFunction, KeyedBroadcastProcessFunction))
         keys = _for_each("key_by", key_by, inputs - broadcast)
+        if isinstance(function, _KEYED) and None in keys:
+            raise ConfigurationError(f"{type(function).__name__} needs a keyed stream: pass key_by=...")
+        if isinstance(function, BroadcastProcessFunction) and keys != [None]:
+            raise ConfigurationError(
+                f"{type(function).__name__} is for a stream without keys: leave key_by=... out, or make it a "
+                "KeyedBroadcastProcessFunction"
+            )
 
         def build(*streams: DataStream) -> DataStream:
             keyed = [s.key_by(k) if k is not None else s.rebalance() for s, k in zip(streams, keys, strict=False)]
             if broadcast:
-                return keyed[0].connect(streams[1].broadcast(*broadcast_state)).process(function, output_type)
+                rules = BroadcastStream(streams[1].broadcast()._upstream, [])  # the function says which state it has
+                return keyed[0].connect(rules).process(function, output_type)
             return _apply(function, keyed, output_type)
 
         types = _for_each("input_type", input_type, inputs)
@@ -532,14 +547,11 @@ def _apply(function: Any, streams: Sequence[DataStream], output_type: TypeInform
             return first.filter(function)
         case ProcessFunction():
             return first.process(function, output_type)
-    if not isinstance(first, KeyedStream):
-        raise ConfigurationError(f"{type(function).__name__} needs a keyed stream: pass key_by=...")
-    match function:
-        case ReduceFunction():
+        case ReduceFunction() if isinstance(first, KeyedStream):
             return first.reduce(function)
-        case KeyedProcessFunction():
+        case KeyedProcessFunction() if isinstance(first, KeyedStream):
             return first.process(function, output_type)
-        case KeyedBatchFunction():
+        case KeyedBatchFunction() if isinstance(first, KeyedStream):
             return first.process_batch(
                 function, output_type or PickledBytesTypeInfo()
             )  # raises an error that asks for a type

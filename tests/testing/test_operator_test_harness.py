@@ -292,8 +292,6 @@ def test_what_is_no_function_of_one_operator_is_refused() -> None:
 
     with pytest.raises(ConfigurationError, match=r"Sum is not a function .*for_stream\(\)"):
         OperatorTestHarness(Sum(), key_by=lambda v: v)
-    with pytest.raises(ConfigurationError, match="Count needs a keyed stream: pass key_by"):
-        OperatorTestHarness(Count())
     with pytest.raises(ConfigurationError, match="only one input"):
         counting().process_element2("a")
     with pytest.raises(ConfigurationError, match="'other' is not recorded"):
@@ -440,7 +438,7 @@ class KeyedLimits(KeyedBroadcastProcessFunction):
 
 
 def test_broadcast_functions_and_their_state() -> None:
-    options: dict[str, Any] = {"input_type": [WORD, COUNT], "broadcast_state": [RULES]}
+    options: dict[str, Any] = {"input_type": [WORD, COUNT]}
     with OperatorTestHarness(Limits(), parallelism=2, **options) as harness:
         harness.process_broadcast_element(("a", 3))
         harness.process_element("a")
@@ -452,6 +450,17 @@ def test_broadcast_functions_and_their_state() -> None:
         harness.process_broadcast_element(("a", 3))
         harness.process_element("a")
         assert harness.output == [("aa", 3)]
+
+
+@pytest.mark.parametrize("function", [Count(), Join(), Pairs(), KeyedLimits()], ids=lambda each: type(each).__name__)
+def test_a_function_with_keys_is_told_which_argument_is_missing(function: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"{type(function).__name__} needs a keyed stream: pass key_by"):
+        OperatorTestHarness(function, key_by=[None, "id"] if isinstance(function, Pairs) else None)
+
+
+def test_a_broadcast_function_without_keys_is_told_which_argument_is_too_much() -> None:
+    with pytest.raises(ConfigurationError, match=r"Limits is for a stream without keys: leave key_by=\.\.\. out"):
+        OperatorTestHarness(Limits(), key_by=lambda v: v)
 
 
 # --- parts of programs ------------------------------------------------------------------------------------------------
