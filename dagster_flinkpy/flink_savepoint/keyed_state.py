@@ -10,11 +10,12 @@ import itertools
 import struct
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NoReturn
 
 from dagster_flinkpy.errors import CorruptStateError, UnsupportedSavepointError
 from dagster_flinkpy.flink_savepoint.byte_reader import ByteReader
+from dagster_flinkpy.flink_savepoint.entries import Entries, read_entries
 from dagster_flinkpy.flink_savepoint.header import KeyedHeader, StateHeader, read_keyed_header
 from dagster_flinkpy.flink_savepoint.metadata import KeyedFormat, KeyedHandle
 from dagster_flinkpy.flink_savepoint.serializers import Decode, Serializer, decoder_of
@@ -26,7 +27,7 @@ __all__ = ["DAMAGED", "KeyedFile", "StateRows"]
 DAMAGED = (struct.error, IndexError, ValueError, OverflowError, TypeError)
 """What decoders raise of damaged bytes."""
 
-_END_OF_STATE, _END_OF_GROUP = 0x80, 0xFFFF
+_END_OF_GROUP = 0xFFFF
 _PIECE = 16 << 20
 """Bytes that are read at once, if key groups are smaller."""
 _SIGN = 1 << 63
@@ -34,7 +35,7 @@ _SIGN = 1 << 63
 
 @dataclass
 class StateRows:
-    """Rows of one state in one key group. Each list has one element per row."""
+    """Rows of one state in one key group. Each list has one element per row, after :meth:`loaded`."""
 
     group: int
     keys: list[Any] = field(default_factory=list)
@@ -44,6 +45,25 @@ class StateRows:
     values: list[Any] = field(default_factory=list)
     """Of list state, a list of elements; of map state, None or the value of the entry; of timers, the time. With a time
     to live, each element or value is a pair: the time of its last access, and the value."""
+    entries: Entries | None = None
+    """In the canonical format: the rows before they are decoded."""
+    load: Callable[[StateRows], None] | None = None
+    """What decodes them."""
+
+    def __len__(self) -> int:
+        return len(self.keys) if self.entries is None else len(self.entries)
+
+    def loaded(self) -> StateRows:
+        """Decodes the rows, if they are not yet.
+
+        Raises:
+            CorruptStateError: A row is damaged; the message names the state.
+            UnsupportedSavepointError: A value is of a kind that cannot be read.
+        """
+        if self.load is not None:
+            load, self.load = self.load, None
+            load(self)
+        return self
 
 
 class KeyedFile:
@@ -57,7 +77,8 @@ class KeyedFile:
 
     def __init__(self, handle: KeyedHandle, stored: StoredBytes, max_parallelism: int) -> None:
         self._handle, self._stored = handle, stored
-        self._prefix = 1 if max_parallelism <= 128 else 2
+        self.prefix = 1 if max_parallelism <= 128 else 2
+        """How many bytes the key group takes at the beginning of a key."""
 
     @cached_property
     def header(self) -> KeyedHeader:
@@ -103,7 +124,7 @@ class KeyedFile:
             if header.compressed:
                 data = decompress(data, f"{self._stored.what}, key group {group}")
             found = self._native_rows(group, data, readers) if native else self._canonical_rows(group, data, readers)
-            yield from ((number, rows) for number, rows in found if number in wanted and rows.keys)
+            yield from ((number, rows) for number, rows in found if number in wanted and len(rows))
 
     def _groups(self) -> Iterator[tuple[int, bytes]]:
         """Yields the key groups that have something, with their bytes."""
@@ -128,30 +149,27 @@ class KeyedFile:
         self, group: int, data: bytes, readers: dict[int, Callable[..., Any]]
     ) -> Iterator[tuple[int, StateRows]]:
         reader = ByteReader(data, f"{self._stored.what}, key group {group}")
-        prefix = group.to_bytes(self._prefix, "big")
+        prefix = group.to_bytes(self.prefix, "big")
         known = len(self.header.states) if self.header.unreadable is None else 0x7FFF
         while (number := int.from_bytes(reader.take(2), "big")) != _END_OF_GROUP:
             if number >= known:
                 raise reader.corrupt(f"there is no state of number {number}")
-            rows, read = StateRows(group), readers.get(number)
-            last = False
-            while not last:
-                length = reader.int32()
-                if length < len(prefix):
-                    raise reader.corrupt(f"a key has {length} bytes")
-                key = reader.take(length)
-                value = reader.take(reader.int32())
-                last = bool(key[0] & _END_OF_STATE)
-                if bytes((key[0] & 0x7F,)) + key[1 : len(prefix)] != prefix:
-                    raise reader.corrupt("a key is of another key group")
-                if read is not None:
-                    try:
-                        read(rows, key, len(prefix), value)
-                    except DAMAGED as error:
-                        self._damaged(reader, number, error)
-                    except UnsupportedSavepointError as error:
-                        self._unsupported(number, error)
-            yield number, rows
+            entries = read_entries(reader, prefix)
+            if (read := readers.get(number)) is not None:
+                yield number, StateRows(group, entries=entries, load=partial(self._load, reader, number, entries, read))
+
+    def _load(
+        self, reader: ByteReader, number: int, entries: Entries, read: Callable[..., Any], rows: StateRows
+    ) -> None:
+        """Decodes entries one by one."""
+        try:
+            for at in range(len(entries)):
+                key, value = entries.key_and_value(at)
+                read(rows, key, self.prefix, value)
+        except DAMAGED as error:
+            self._damaged(reader, number, error)
+        except UnsupportedSavepointError as error:
+            self._unsupported(number, error)
 
     # --- native -------------------------------------------------------------------------------------------------------
 

@@ -13,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dagster_flinkpy.common.typeinfo import ListTypeInfo, TypeInformation, Types
+from dagster_flinkpy.common.typeinfo import BasicTypeInfo, ListTypeInfo, TypeInformation, Types
 from dagster_flinkpy.errors import CorruptStateError, TypeMismatchError, UnsupportedKeyTypeError
 from dagster_flinkpy.flink_savepoint.header import StateHeader
 from dagster_flinkpy.flink_savepoint.keyed_state import DAMAGED, StateRows
 from dagster_flinkpy.flink_savepoint.pickled_data import load_data
 from dagster_flinkpy.flink_savepoint.python_coders import coder_of
+from dagster_flinkpy.flink_savepoint.regular_columns import KEYS, VALUES, regular_columns
 from dagster_flinkpy.flink_savepoint.serializers import Decode, Serializer, type_of
 from dagster_flinkpy.key_hashes import key_groups_of_hashes
 from dagster_flinkpy.state.handles import StateKind
@@ -82,7 +83,7 @@ class FlinkColumns:
         self._what, self._header, self._max_parallelism = what, header, max_parallelism
         self.declared = declared
         self._wrapped = key.kind == "Row" and len(key.parts) == 1  # as PyFlink has it; Java's keys are plain
-        plain = key.parts[0] if self._wrapped else key
+        self._plain_key = plain = key.parts[0] if self._wrapped else key
         self._pickled_keys = plain.kind == "BytePrimitiveArray"
         self._stored_key = type_of(plain) or _BYTES
         self.key_type = self._stored_key if declared is None or declared.key_type is None else declared.key_type
@@ -169,6 +170,9 @@ class FlinkColumns:
             TypeMismatchError: A value does not have the declared type.
             UnsupportedSavepointError: A value is of a kind that cannot be read.
         """
+        if (regular := self._regular(rows)) is not None:
+            return regular
+        rows.loaded()
         try:
             columns = {"key": self._keys(rows)}
             if self.namespace_type is not None:
@@ -190,6 +194,20 @@ class FlinkColumns:
         except DAMAGED as error:
             raise CorruptStateError(f"{self._what}, key group {rows.group}: {error}") from None
 
+    def _regular(self, rows: StateRows) -> dict[str, pa.Array[Any]] | None:
+        """Returns the columns of rows with plain keys and plain values, or None: then each is decoded by itself."""
+        key, value = KEYS.get(self._plain_key.kind), self.value_type
+        if rows.entries is None or key is None or not isinstance(value, BasicTypeInfo) or value.name not in VALUES:
+            return None
+        if not self._one or self.ttl or self._coder is None or self.namespace_type is not None:
+            return None
+        prefix = 1 if self._max_parallelism <= 128 else 2
+        found = regular_columns(rows.entries, prefix, key, value.name, wrapped=self._wrapped)
+        if found is None or found[0].type != self.key_type.arrow_type:
+            return None
+        self._check_group(rows.group, found[0])
+        return {"key": found[0], "value": found[1]}
+
     def _keys(self, rows: StateRows) -> pa.Array[Any]:
         keys = [row[0] for row in rows.keys] if self._wrapped else rows.keys
         column = self._stored_key.to_arrow(keys)
@@ -205,7 +223,7 @@ class FlinkColumns:
         except UnsupportedKeyTypeError:
             return  # such as an array: there is nothing to compare with
         groups = key_groups_of_hashes(hashes, self._max_parallelism)
-        wrong = [at for at, each in enumerate(groups.tolist()) if each != group]
+        wrong = np.flatnonzero(groups != group).tolist()
         if wrong:
             raise CorruptStateError(
                 f"{self._what}: {len(wrong)} keys, such as {column[wrong[0]].as_py()!r}, were found in key group "
