@@ -299,9 +299,10 @@ def _restored(spec: RestoreTarget, stored: OperatorState, what: str) -> Operator
     else:
         if any(subtask.channel_state for subtask in old):
             raise RestoreError(
-                f"operator {spec.uid!r} has in-flight data in {what}, an unaligned checkpoint, so it can only be "
-                f"restored with parallelism {stored.parallelism}, not {spec.parallelism}. First run the job up to "
-                "another checkpoint with unaligned=False, then change the parallelism."
+                f"operator {spec.uid!r} has in-flight data in {what}, so it can only be restored with "
+                f"parallelism {stored.parallelism}, not {spec.parallelism}. First run the job up to another "
+                "checkpoint, with unaligned=False, and at which its function has read all if it selects its inputs "
+                "(next_selection); then change the parallelism."
             )
         keyed = _reshard([subtask.keyed for subtask in old], max_parallelism, spec.parallelism)
         all_splits = [split for subtask in old for split in subtask.splits]

@@ -57,6 +57,7 @@ from dagster_flinkpy.datastream.functions import (
     RuntimeContext,
     WindowFunction,
 )
+from dagster_flinkpy.datastream.input_selection import InputSelectable, InputSelection
 from dagster_flinkpy.datastream.master_hook import MasterTriggerRestoreHook
 from dagster_flinkpy.datastream.operator_coordinator import (
     CoordinatedFunction,
@@ -149,6 +150,8 @@ __all__ = [
     "GlobalWindow",
     "GlobalWindowSerializer",
     "GlobalWindows",
+    "InputSelectable",
+    "InputSelection",
     "KeySelector",
     "KeyedBatchFunction",
     "KeyedBroadcastProcessFunction",

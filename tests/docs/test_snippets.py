@@ -12,8 +12,9 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
 from types import ModuleType
@@ -80,8 +81,14 @@ def run(snippets: list[Snippet], name: str, monkeypatch: pytest.MonkeyPatch) -> 
 def without_spark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Makes programs run in this process, in an empty folder. Only their DataFrames need Spark."""
 
-    def on_harness(self: JobAttempt, job: EpochJob) -> list[WireRow]:
-        return run_rows(job)
+    on_spark = JobAttempt._on_spark
+
+    def on_harness(self: JobAttempt, job: EpochJob) -> Sequence[WireRow]:
+        exchange = self._exchange
+        if exchange._needs_live is None:
+            return run_rows(job)
+        exchange._config = replace(exchange._config, in_process=True)
+        return on_spark(self, job)
 
     monkeypatch.setattr(JobAttempt, "_on_spark", on_harness)
     monkeypatch.chdir(tmp_path)

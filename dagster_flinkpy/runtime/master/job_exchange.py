@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from dagster_flinkpy.common.exchange_options import ExchangeMode
+from dagster_flinkpy.datastream.input_selection import selectable_function
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_coordinator import coordinated_function
 from dagster_flinkpy.datastream.operator_specs import SparkSourceSpec, SparkTransformSpec
@@ -332,6 +333,8 @@ def _reason_for_live(graph: JobGraph) -> str | None:
     for vertex in graph.vertices:
         if coordinated_function(vertex.spec) is not None:
             return f"operator {vertex.uid!r} has a coordinator"
+        if selectable_function(vertex.spec) is not None:
+            return f"operator {vertex.uid!r} selects its inputs"
     return None
 
 

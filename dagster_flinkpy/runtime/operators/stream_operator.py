@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.datastream.functions import Function, KeyedStateStore, RuntimeContext
+from dagster_flinkpy.datastream.input_selection import InputSelectable, selectable_function
 from dagster_flinkpy.datastream.operator_coordinator import CoordinatedFunction, coordinated_function
 from dagster_flinkpy.datastream.operator_specs import InputsSpec
 from dagster_flinkpy.errors import ConfigurationError, FlinkPyError
@@ -122,10 +123,16 @@ class StreamOperator(ABC):
             function: The function; a plain callable has nothing to open.
             keyed: Provides keyed state if the stream has keys.
         """
-        if isinstance(function, CoordinatedFunction) and coordinated_function(self.context.vertex.spec) is not function:
+        vertex = self.context.vertex
+        if isinstance(function, CoordinatedFunction) and coordinated_function(vertex.spec) is not function:
             raise ConfigurationError(
-                f"operator {self.context.vertex.uid!r} cannot have a coordinator, which {type(function).__name__} asks "
-                "for: functions of process(), map(), flat_map() and filter() can"
+                f"operator {vertex.uid!r} cannot have a coordinator, which {type(function).__name__} asks for: in "
+                "process(), map(), flat_map() and filter() one can"
+            )
+        if isinstance(function, InputSelectable) and selectable_function(vertex.spec) is not function:
+            raise ConfigurationError(
+                f"operator {vertex.uid!r} has no inputs to select, as {type(function).__name__} wants to: functions of "
+                "connected streams have"
             )
         self.context.state.initialize(function, keyed)
         if isinstance(function, Function):

@@ -41,6 +41,7 @@ __all__ = [
     "check_size",
     "decode_buffer",
     "decode_buffers",
+    "encode_batch",
     "encode_buffer",
     "rows_of",
 ]
@@ -209,6 +210,15 @@ def encode_buffer(batch: pa.RecordBatch) -> pa.Buffer:
 def _write(batch: pa.RecordBatch, sink: pa.NativeFile) -> None:
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
+
+
+def encode_batch(batch: StreamBatch) -> pa.Buffer:
+    """Encodes records, with their keys, as the payload of a BUFFER row."""
+    columns, metadata = {"value": batch.column, "timestamp": pa.array(batch.timestamps)}, dict[bytes, bytes]()
+    if (keys := batch.keys) is not None:
+        columns |= {"key": keys.column, "hash": pa.array(keys.hashes)}
+        metadata[b"key_type"] = json.dumps(keys.type_info.to_json()).encode()
+    return encode_buffer(pa.RecordBatch.from_pydict(columns, metadata=metadata))
 
 
 def decode_buffer(payload: pa.Buffer, type_info: TypeInformation) -> StreamBatch:

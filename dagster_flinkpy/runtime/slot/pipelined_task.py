@@ -73,6 +73,8 @@ class PipelinedTask(StreamTask):
         """The sum over how full its gate was whenever it was looked at."""
         self.unsent = False
         """Whether there may be records that wait until a buffer is full."""
+        self._selects = False
+        """Whether a function of it selects its inputs."""
         self._asks = False
         """Whether it has not asked for the next part of the epoch that is open."""
         self._readers: dict[str, SourceReaderOperator] = {}
@@ -85,6 +87,7 @@ class PipelinedTask(StreamTask):
                 self._readers[task.vertex.uid] = task.operator
                 task.operator.is_called = lambda: bool(self._to_read)
                 task.operator.on_available = lambda: self._later(self._poll_again)
+        self._selects = any(task.selects for task in self._tasks.values())
         self._block()  # static inputs come first
 
     @property
@@ -142,7 +145,7 @@ class PipelinedTask(StreamTask):
                     break
                 self._take(row)
                 may_unblock = self._blocked and row.kind is not Kind.BUFFER
-                if may_unblock or row.kind is Kind.BARRIER or self.job.alignment_timeout is not None:
+                if self._selects or may_unblock or row.kind is Kind.BARRIER or self.job.alignment_timeout is not None:
                     self._block()
             if not self.gate.is_available:
                 self.process_held()  # the other tasks of the slot may have work for long
@@ -205,7 +208,7 @@ class PipelinedTask(StreamTask):
 
     def check_timeouts(self) -> None:
         super().check_timeouts()
-        if self._blocked:
+        if self._blocked or self._selects:
             self._block()
 
     def process_held(self) -> None:

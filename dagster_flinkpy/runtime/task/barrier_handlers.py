@@ -162,6 +162,11 @@ class BarrierHandler(ABC):
     def aligning(self) -> int | None:
         """The checkpoint whose snapshot is waiting for barriers, or None."""
 
+    @property
+    @abstractmethod
+    def awaits_barriers(self) -> bool:
+        """Whether some channels have delivered a barrier that others have not."""
+
     @abstractmethod
     def missing(self, checkpoint_id: int) -> frozenset[Channel]:
         """Returns the channels whose barrier has not arrived; all channels for an unknown checkpoint."""
@@ -204,6 +209,10 @@ class SingleCheckpointBarrierHandler(BarrierHandler):
     @property
     def aligning(self) -> int | None:
         return self._current if self._pending and not self._taken else None
+
+    @property
+    def awaits_barriers(self) -> bool:
+        return self._pending
 
     def missing(self, checkpoint_id: int) -> frozenset[Channel]:
         if checkpoint_id <= self._finished:
@@ -333,6 +342,10 @@ class CheckpointBarrierTracker(BarrierHandler):
     @property
     def aligning(self) -> int | None:
         return None  # there is no alignment that could time out
+
+    @property
+    def awaits_barriers(self) -> bool:
+        return bool(self._pending)
 
     def missing(self, checkpoint_id: int) -> frozenset[Channel]:
         if checkpoint_id <= self._finished:

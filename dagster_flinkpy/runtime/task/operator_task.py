@@ -19,6 +19,7 @@ from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.common.clock import to_millis
 from dagster_flinkpy.common.watermark_strategy import MIN_WATERMARK
 from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
+from dagster_flinkpy.datastream.input_selection import selectable_function
 from dagster_flinkpy.datastream.job_graph import JobEdge, JobVertex
 from dagster_flinkpy.datastream.operator_specs import SourceSpec, TimestampsSpec
 from dagster_flinkpy.errors import CheckpointError
@@ -30,7 +31,7 @@ from dagster_flinkpy.runtime.operators.stream_operator import StreamOperator
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 from dagster_flinkpy.runtime.shuffle.channel_selectors import upstream_subtasks
 from dagster_flinkpy.runtime.shuffle.record_writer import BUFFER_SIZE
-from dagster_flinkpy.runtime.shuffle.wire import Kind, decode_buffers
+from dagster_flinkpy.runtime.shuffle.wire import Kind, decode_buffers, encode_batch
 from dagster_flinkpy.runtime.task.barrier_handlers import (
     Abort,
     AddToChannelState,
@@ -48,16 +49,18 @@ from dagster_flinkpy.runtime.task.barrier_handlers import (
     Snapshot,
     Unblock,
 )
+from dagster_flinkpy.runtime.task.chaining_output import ChainingOutput
 from dagster_flinkpy.runtime.task.channel_state import ChannelStateWriter, InFlightRow, read_channel_state
 from dagster_flinkpy.runtime.task.event_gateway import OperatorEventGateway
 from dagster_flinkpy.runtime.task.io_metrics import OperatorIOMetrics
 from dagster_flinkpy.runtime.task.latency import LatencyMarker
 from dagster_flinkpy.runtime.task.outputs import RecordWriterOutput, decode_event, encode_element, watermark_origins
 from dagster_flinkpy.runtime.task.parent_task import ParentTask
+from dagster_flinkpy.runtime.task.selected_inputs import SelectedInputs, Waiting
 from dagster_flinkpy.runtime.task.static_first import StaticFirst
 from dagster_flinkpy.runtime.task.watermark_valve import BEFORE, WatermarkValve
 
-__all__ = ["Cancelled", "ChainingOutput", "OperatorTask"]
+__all__ = ["Cancelled", "OperatorTask"]
 
 _JOINED_SIZE = BUFFER_SIZE // 2
 """The size of small buffers that are processed together, in bytes."""
@@ -68,37 +71,6 @@ Channel = tuple[int, int]
 
 class Cancelled(Exception):
     """The Spark job has failed upstream."""
-
-
-class ChainingOutput:
-    """An edge inside the task, with the methods of `RecordWriterOutput`; passes everything on without encoding it."""
-
-    def __init__(self, edge: JobEdge, target: OperatorTask) -> None:
-        self.edge, self.target = edge, target
-        self.channel = (edge.id, target.context.subtask)
-        self._epoch = 0
-
-    def emit(self, batch: StreamBatch) -> None:
-        self._send(Kind.BUFFER, batch)
-
-    def watermark(self, origin: str, watermark: int) -> None:
-        self._send(Kind.WATERMARK, (origin, watermark))
-
-    def status(self, origin: str, idle: bool) -> None:
-        self._send(Kind.STREAM_STATUS, (origin, idle))
-
-    def latency_marker(self, marker: LatencyMarker) -> None:
-        self._send(Kind.LATENCY_MARKER, marker)
-
-    def flush(self) -> None:
-        """Does nothing, because records are not buffered inside a task."""
-
-    def barrier(self, checkpoint_id: int, digest: str) -> None:
-        self._epoch += 1
-        self.target.handle(Barrier(self.channel, checkpoint_id))
-
-    def _send(self, kind: Kind, value: Any) -> None:
-        self.target.receive(self.channel, kind, value, self._epoch)
 
 
 @dataclass
@@ -193,6 +165,10 @@ class OperatorTask:
         self._channels_ahead: set[Channel] = set()
         self.operator: StreamOperator = create_operator(self.context)
         self.events = OperatorEventGateway(self.operator, task.send_event)
+        self._selected: SelectedInputs | None = None
+        if (function := selectable_function(vertex.spec)) is not None:
+            inputs = {channel: self._edges[channel[0]].input_index for channel in channels}
+            self._selected = SelectedInputs(self.operator, function, inputs, channels)
 
     def _emit(self, tag: str | None, batch: StreamBatch) -> None:
         self._metrics.records_out += len(batch)
@@ -286,8 +262,19 @@ class OperatorTask:
 
     @property
     def blocked(self) -> Set[Channel]:
-        """The channels that wait until the others have delivered their barriers, or static ones everything."""
-        return self._barriers.blocked | self._first.waiting
+        """The channels that wait: for the barriers of others, for all of static ones, or until they are selected.
+
+        While barriers are missing, all are read up to theirs: the function cannot select what is behind one.
+        """
+        waiting = self._barriers.blocked | self._first.waiting
+        if self._selected is None or self._barriers.awaits_barriers:
+            return waiting
+        return waiting | self._selected.blocked
+
+    @property
+    def selects(self) -> bool:
+        """Whether its function selects its inputs."""
+        return self._selected is not None
 
     def check_timeout(self) -> None:
         """Makes the checkpoint unaligned if alignment takes too long."""
@@ -318,10 +305,16 @@ class OperatorTask:
             self._keep(channel, kind, value, epoch)
             return
         encoded = isinstance(value, pa.Buffer)
-        if kind is Kind.BUFFER and encoded:
+        if self._selected is not None:
+            self._await_selection(self._selected, channel, kind, value, epoch)
+        elif kind is Kind.BUFFER and encoded:
             self._hold(self._edges[channel[0]], value)
-            return
-        self.process_held()
+        else:
+            self.process_held()
+            self._process(channel, kind, value, epoch)
+
+    def _process(self, channel: Channel, kind: Kind, value: Any, epoch: int) -> None:
+        encoded = isinstance(value, pa.Buffer)
         if kind is Kind.BUFFER:
             self._on_records(self._edges[channel[0]].input_index, value)
         elif kind is Kind.LATENCY_MARKER:
@@ -330,6 +323,25 @@ class OperatorTask:
             origin, what = decode_event(kind, value.to_pybytes()) if encoded else value
             for each in [origin] if origin else watermark_origins(self._job.graph, self._edges[channel[0]].source):
                 self._on_event_time(channel, kind, each, what, epoch)
+
+    def _await_selection(self, selected: SelectedInputs, channel: Channel, kind: Kind, value: Any, epoch: int) -> None:
+        """Takes something of an input that the function may not have selected."""
+        edge = self._edges[channel[0]]
+        if kind is Kind.BUFFER:
+            self._metrics.bytes_in += value.size
+            for batch in decode_buffers([value], edge.type_info):
+                batch.producer = edge.source
+                self._task.count.add(len(batch))
+                selected.put(edge.input_index, Waiting(channel, kind, batch, epoch))
+        else:
+            if kind is not Kind.LATENCY_MARKER:
+                value = decode_event(kind, value.to_pybytes())
+            selected.put(edge.input_index, Waiting(channel, kind, value, epoch))
+        self._read_selected()
+
+    def _read_selected(self) -> None:
+        if self._selected is not None:
+            self._selected.work_off(lambda each: self._process(each.channel, each.kind, each.value, each.epoch))
 
     def _keep(self, channel: Channel, kind: Kind, value: Any, epoch: int) -> None:
         last = self.context.checkpoint_id
@@ -378,6 +390,7 @@ class OperatorTask:
         """Tells the operator the processing time, unless it waits for its next epoch."""
         if not self._between:
             self.operator.on_processing_time(self._job.clock.now())
+            self._read_selected()
 
     def replay(self) -> None:
         """Delivers the in-flight records of the checkpoint that this Spark job starts from.
@@ -506,6 +519,9 @@ class OperatorTask:
             },
         )
         channel_state = ChannelStateWriter(self._job.job_storage.open, self._job.writer_of(checkpoint_id))
+        for each in self._selected.left() if self._selected is not None else ():
+            payload = encode_batch(each.value.rest(each.read))
+            channel_state.add(InFlightRow(self._edges[each.channel[0]], each.channel[1], Kind.BUFFER, payload))
         marked_ms = {} if self.outputs else self._metrics.latency.take_marked()
         uploads = (*self.operator.uploads(), *self.context.state.uploads(state.operator_state_files()))
         self._taken[checkpoint_id] = _Taken(state, digest, channel_state, marked_ms, uploads)

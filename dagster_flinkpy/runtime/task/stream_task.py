@@ -20,8 +20,9 @@ from dagster_flinkpy.runtime.record_counts import TaskCount
 from dagster_flinkpy.runtime.shuffle.record_writer import BufferPool, RecordWriter
 from dagster_flinkpy.runtime.shuffle.wire import NO_EDGE, SEQ_BITS, Kind, RowOutput, WireRow, encode_buffer
 from dagster_flinkpy.runtime.task.breadcrumb import Breadcrumb, end_forked_process
+from dagster_flinkpy.runtime.task.chaining_output import ChainingOutput
 from dagster_flinkpy.runtime.task.latency import LatencyMarker, LatencyTimer
-from dagster_flinkpy.runtime.task.operator_task import ChainingOutput, OperatorTask
+from dagster_flinkpy.runtime.task.operator_task import OperatorTask
 from dagster_flinkpy.runtime.task.outputs import writer_output
 from dagster_flinkpy.runtime.task.task_times import TaskTimes
 

@@ -1,0 +1,124 @@
+"""The records of inputs that a function has not selected yet (Flink: ``MultipleInputSelectionHandler``)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Set
+from dataclasses import dataclass
+from typing import Any
+
+from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
+from dagster_flinkpy.datastream.input_selection import InputSelectable, InputSelection
+from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
+from dagster_flinkpy.runtime.operators.stream_operator import StreamOperator
+from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
+from dagster_flinkpy.runtime.shuffle.wire import Kind
+from dagster_flinkpy.runtime.task.barrier_handlers import Channel
+
+__all__ = ["SelectedInputs", "Waiting"]
+
+
+@dataclass
+class Waiting:
+    """Something of an input that waits until it is selected."""
+
+    channel: Channel
+    kind: Kind
+    value: Any
+    epoch: int
+    read: int = 0
+    """How many records of a batch the function has read."""
+
+
+class SelectedInputs:
+    """Keeps what comes, by input, and gives it out record by record, as the function selects.
+
+    Args:
+        operator: The operator.
+        function: Selects its inputs.
+        inputs: The input of each channel, from 0.
+        origins: The origins of event time that send through each channel.
+    """
+
+    def __init__(
+        self,
+        operator: StreamOperator,
+        function: InputSelectable,
+        inputs: Mapping[Channel, int],
+        origins: Mapping[Channel, tuple[str, ...]],
+    ) -> None:
+        self._operator, self._function, self._inputs = operator, function, inputs
+        self._queues: dict[int, deque[Waiting]] = {i: deque() for i in sorted({*inputs.values()})}
+        self._turns = deque(self._queues)
+        self._open = {channel: {*each} for channel, each in origins.items()}
+        """The origins that have not ended, by channel."""
+        self._selected: Set[int] = frozenset()
+        self._busy = False
+
+    @property
+    def blocked(self) -> frozenset[Channel]:
+        """The channels of inputs that are not selected."""
+        return frozenset(channel for channel, i in self._inputs.items() if i not in self._selected)
+
+    def put(self, number: int, waiting: Waiting) -> None:
+        """Takes what has come through a channel of an input. Records in flight may be of one that is not there now."""
+        if waiting.kind is Kind.WATERMARK:
+            origin, watermark = waiting.value
+            if watermark == MAX_WATERMARK:
+                self._open[waiting.channel] -= {origin} if origin else self._open[waiting.channel].copy()
+        self._queues[number].append(waiting)
+
+    def work_off(self, process: Callable[[Waiting], object]) -> None:
+        """Gives out what waits at inputs that are selected, until there is no more.
+
+        Args:
+            process: Processes one record, as a batch, or an event. What it calls may come back here, which does
+                nothing.
+        """
+        if self._busy:
+            return
+        self._busy = True
+        self._select()
+        while (waiting := self._take()) is not None:
+            process(waiting)
+            self._select()
+        self._busy = False
+
+    def _select(self) -> None:
+        selection = self._operator.call("next_selection()", self._function.next_selection)
+        uid = self._operator.context.vertex.uid
+        if not isinstance(selection, InputSelection):
+            raise TypeMismatchError(f"next_selection() of operator {uid!r} returned {selection!r:.100}")
+        selected = {i for i in self._queues if selection.is_input_selected(i + 1)}
+        if not selected:
+            raise ConfigurationError(
+                f"next_selection() of operator {uid!r} returned {selection!r}, and it has {len(self._queues)} inputs"
+            )
+        self._selected = {i for i in selected if not self._has_ended(i)} or {*self._queues}
+
+    def _has_ended(self, number: int) -> bool:
+        channels = (channel for channel, i in self._inputs.items() if i == number)
+        return not self._queues[number] and not any(self._open[channel] for channel in channels)
+
+    def _take(self) -> Waiting | None:
+        for _ in range(len(self._turns)):
+            number = self._turns[0]
+            self._turns.rotate(-1)
+            if number in self._selected and (queue := self._queues[number]):
+                return _first_of(queue)
+        return None
+
+    def left(self) -> Iterator[Waiting]:
+        """Returns the records that have not been read, in the order of each input."""
+        return (each for queue in self._queues.values() for each in queue if each.kind is Kind.BUFFER)
+
+
+def _first_of(queue: deque[Waiting]) -> Waiting:
+    first = queue[0]
+    batch: StreamBatch = first.value
+    if first.kind is not Kind.BUFFER:
+        return queue.popleft()
+    record, first.read = Waiting(first.channel, first.kind, batch.record(first.read), first.epoch), first.read + 1
+    if first.read == len(batch):
+        queue.popleft()
+    return record
