@@ -3,6 +3,7 @@
 from dagster_flinkpy.common.completable_future import CompletableFuture
 from dagster_flinkpy.common.configuration import Configuration
 from dagster_flinkpy.common.execution_config import ExecutionConfig
+from dagster_flinkpy.common.former_names import missing
 from dagster_flinkpy.common.job_client import JobClient
 from dagster_flinkpy.common.job_execution_result import JobExecutionResult
 from dagster_flinkpy.common.job_status import JobStatus
@@ -42,3 +43,7 @@ __all__ = [
     "Types",
     "WatermarkStrategy",
 ]
+
+
+def __getattr__(name: str) -> object:
+    raise missing(__name__, name)

@@ -1,5 +1,6 @@
 """The DataStream API (``pyflink.datastream``)."""
 
+from dagster_flinkpy.common.former_names import missing
 from dagster_flinkpy.datastream.aggregations import Aggregation
 from dagster_flinkpy.datastream.async_data_stream import AsyncDataStream
 from dagster_flinkpy.datastream.batch_function import (
@@ -28,7 +29,6 @@ from dagster_flinkpy.datastream.data_stream import (
 )
 from dagster_flinkpy.datastream.execution_mode import RuntimeExecutionMode
 from dagster_flinkpy.datastream.externalized_checkpoint_retention import ExternalizedCheckpointRetention
-from dagster_flinkpy.datastream.former_names import missing
 from dagster_flinkpy.datastream.functions import (
     AggregateFunction,
     AllWindowFunction,

@@ -15,6 +15,7 @@ from dagster_flinkpy.common.arguments import check_argument, check_name, check_n
 from dagster_flinkpy.common.configuration import Configuration
 from dagster_flinkpy.common.decimals import check_has_scale
 from dagster_flinkpy.common.execution_config import ExecutionConfig
+from dagster_flinkpy.common.former_names import missing_method
 from dagster_flinkpy.common.job_client import JobClient
 from dagster_flinkpy.common.no_effect import no_effect
 from dagster_flinkpy.common.time import Duration
@@ -64,6 +65,11 @@ class StreamExecutionEnvironment:
 
     def __init__(self) -> None:
         self._program = StreamProgram(self, DataStream)
+
+    if not TYPE_CHECKING:  # type checkers report a missing attribute themselves
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing_method(self, name)
 
     @staticmethod
     def get_execution_environment(configuration: Configuration | None = None) -> StreamExecutionEnvironment:

@@ -126,12 +126,19 @@ def differences(path: str, wanted: dict[str, Any], there: Any) -> Iterator[tuple
     """Yields name and kind of each difference."""
     for name, member in wanted.items():
         here = f"{path}.{name}"
-        if not hasattr(there, name):
+        if not has(there, name):
             yield here, "absent"
         elif isinstance(member, dict):
             yield from differences(here, member, getattr(there, name))
         elif member is not None and not fits(member, signature(getattr(there, name))):
             yield here, f"wants ({member}), has ({signature(getattr(there, name))})"
+
+
+def has(there: Any, name: str) -> bool:
+    try:
+        return hasattr(there, name)
+    except ImportError:  # it says what to use instead
+        return False
 
 
 def fits(wanted: str, there: str | None) -> bool:

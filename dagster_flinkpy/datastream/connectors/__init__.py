@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from dagster_flinkpy.datastream.former_names import missing
+from dagster_flinkpy.common.former_names import missing
 
 if TYPE_CHECKING:
     from dagster_flinkpy.datastream.connectors.base import Sink, Source
