@@ -17,7 +17,7 @@ from dagster_flinkpy.checkpoint.metadata import CheckpointKind, CheckpointMetada
 from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
 from dagster_flinkpy.checkpoint.restore import assign, restore_targets
 from dagster_flinkpy.checkpoint.stored_checkpoint import StoredCheckpoint
-from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, TypeInformation
+from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, RowTypeInfo, TypeInformation
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK, MIN_WATERMARK, WatermarkStrategy
 from dagster_flinkpy.datastream.batch_function import KeyedBatchFunction, KeyedMultipleInputBatchFunction
 from dagster_flinkpy.datastream.broadcast import BroadcastStream
@@ -148,6 +148,7 @@ class OperatorTestHarness:
         inputs = _number_of_inputs(function)
         broadcast = isinstance(function, (BroadcastProcessFunction, KeyedBroadcastProcessFunction))
         keys = _for_each("key_by", key_by, inputs - broadcast)
+        types = _for_each("input_type", input_type, inputs)
         if isinstance(function, _KEYED) and None in keys:
             raise ConfigurationError(f"{type(function).__name__} needs a keyed stream: pass key_by=...")
         if isinstance(function, BroadcastProcessFunction) and keys != [None]:
@@ -155,6 +156,11 @@ class OperatorTestHarness:
                 f"{type(function).__name__} is for a stream without keys: leave key_by=... out, or make it a "
                 "KeyedBroadcastProcessFunction"
             )
+        for key, type_info in zip(keys, types, strict=False):
+            if isinstance(key, (str, tuple)) and not isinstance(type_info, RowTypeInfo):
+                raise ConfigurationError(
+                    f"key_by={key!r} needs records with fields: pass input_type=Types.ROW_NAMED(...)"
+                )
 
         def build(*streams: DataStream) -> DataStream:
             keyed = [s.key_by(k) if k is not None else s.rebalance() for s, k in zip(streams, keys, strict=False)]
@@ -163,7 +169,6 @@ class OperatorTestHarness:
                 return keyed[0].connect(rules).process(function, output_type)
             return _apply(function, keyed, output_type)
 
-        types = _for_each("input_type", input_type, inputs)
         self._start(build, types, side_outputs, parallelism, max_parallelism)
 
     @classmethod

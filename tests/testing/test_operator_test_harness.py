@@ -458,6 +458,11 @@ def test_a_function_with_keys_is_told_which_argument_is_missing(function: Any) -
         OperatorTestHarness(function, key_by=[None, "id"] if isinstance(function, Pairs) else None)
 
 
+def test_a_key_field_asks_for_the_type_that_has_it() -> None:
+    with pytest.raises(ConfigurationError, match=r"key_by='id' needs records with fields: pass input_type=Types\.ROW"):
+        OperatorTestHarness(Count(), key_by="id")
+
+
 def test_a_broadcast_function_without_keys_is_told_which_argument_is_too_much() -> None:
     with pytest.raises(ConfigurationError, match=r"Limits is for a stream without keys: leave key_by=\.\.\. out"):
         OperatorTestHarness(Limits(), key_by=lambda v: v)
