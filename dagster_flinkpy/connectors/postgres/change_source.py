@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dagster_flinkpy.common.arguments import check_argument, check_count, check_installed, check_name
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, Types
-from dagster_flinkpy.connectors.postgres.sql_types import schema_and_table
+from dagster_flinkpy.connectors.postgres.sql_types import schema_and_table, table_uri
 from dagster_flinkpy.connectors.sources.declared_source import DeclaredSource
 from dagster_flinkpy.datastream.connectors.base import Source
 from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
@@ -141,6 +141,9 @@ class PostgresChangeSource(DeclaredSource):
         """The type of the records: the columns of the table, ``row_kind`` and ``commit_time``."""
         columns = self.table_type
         return Types.ROW_NAMED([*columns.field_names, *_METADATA], [*columns.field_types, *_METADATA.values()])
+
+    def uris(self) -> list[str]:
+        return [table_uri(self.conninfo, self.schema, self.table)]
 
     def kinds(self) -> set[str]:
         return {"postgres"}

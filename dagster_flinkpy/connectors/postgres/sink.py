@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Sequence
-from urllib.parse import urlsplit
 
 from dagster_flinkpy.common.arguments import check_argument, check_installed, check_name
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors.columns.column_types import columns_of
 from dagster_flinkpy.connectors.columns.filled_columns import FilledColumns
-from dagster_flinkpy.connectors.postgres.sql_types import schema_and_table, sql_type
+from dagster_flinkpy.connectors.postgres.sql_types import schema_and_table, sql_type, table_uri
 from dagster_flinkpy.datastream.connectors.base import (
     Committer,
     CommitterInitContext,
@@ -135,11 +133,4 @@ class PostgresSink(TwoPhaseCommittingSink):
         return {"postgres"}
 
     def uri(self) -> str:
-        if "://" in self.conninfo:
-            parts = urlsplit(self.conninfo)
-            host, port, database = parts.hostname, parts.port, parts.path.strip("/")
-        else:
-            given = dict(re.findall(r"(\w+)\s*=\s*'?((?<=')[^']*|[^\s']+)", self.conninfo))
-            host, port, database = given.get("host"), given.get("port"), given.get("dbname", "")
-        place = f"{host or ''}:{port}" if port else host or ""
-        return f"postgresql://{place}/{database}/{f'{self.schema}.' if self.schema else ''}{self.table}"
+        return table_uri(self.conninfo, self.schema, self.table)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dagster_flinkpy.common.arguments import check_argument, check_count, check_installed, check_name
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
-from dagster_flinkpy.connectors.postgres.sql_types import schema_and_table
+from dagster_flinkpy.connectors.postgres.sql_types import schema_and_table, table_uri
 from dagster_flinkpy.connectors.sources.declared_source import DeclaredSource
 from dagster_flinkpy.datastream.connectors.base import Source
 from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
@@ -125,6 +125,9 @@ class PostgresSource(DeclaredSource, PartitionedSource):
         part = copy.copy(self)
         part.bounded, part.limits, part.partition = True, EpochLimits(), partition
         return part
+
+    def uris(self) -> list[str]:
+        return [table_uri(self.conninfo, self.schema, self.table)]
 
     def kinds(self) -> set[str]:
         return {"postgres"}

@@ -5,11 +5,14 @@ Declarations need this module, so it imports neither PyArrow nor psycopg.
 
 from __future__ import annotations
 
+import re
+from urllib.parse import urlsplit
+
 from dagster_flinkpy.common.typeinfo import BasicTypeInfo, DecimalTypeInfo, TypeInformation
 from dagster_flinkpy.connectors.columns.column_types import check_json_type, is_nested
 from dagster_flinkpy.errors import ConfigurationError
 
-__all__ = ["schema_and_table", "sql_type"]
+__all__ = ["schema_and_table", "sql_type", "table_uri"]
 
 _SQL_TYPES = {
     "STRING": "text",
@@ -57,3 +60,15 @@ def schema_and_table(name: str) -> tuple[str | None, str]:
     if not table or "." in schema:
         raise ConfigurationError(f"table {name!r} must be 'name' or 'schema.name'")
     return schema or None, table
+
+
+def table_uri(conninfo: str, schema: str | None, table: str) -> str:
+    """Returns where a table is, without credentials."""
+    if "://" in conninfo:
+        parts = urlsplit(conninfo)
+        host, port, database = parts.hostname, parts.port, parts.path.strip("/")
+    else:
+        given = dict(re.findall(r"(\w+)\s*=\s*'?((?<=')[^']*|[^\s']+)", conninfo))
+        host, port, database = given.get("host"), given.get("port"), given.get("dbname", "")
+    place = f"{host or ''}:{port}" if port else host or ""
+    return f"postgresql://{place}/{database}/{f'{schema}.' if schema else ''}{table}"

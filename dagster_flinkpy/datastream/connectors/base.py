@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
@@ -309,6 +310,10 @@ class Source(ABC):
     def folders(self) -> Sequence[str]:
         """Returns the paths or URLs, local or on S3, of the folders whose files it reads."""
         return []
+
+    def uris(self) -> Sequence[str]:
+        """Returns where the records come from, without credentials. Default: the folders."""
+        return [each if "://" in each else Path(each).absolute().as_uri() for each in self.folders()]
 
     def kinds(self) -> set[str]:
         """Dagster kinds of the asset, e.g. ``{"parquet"}``."""

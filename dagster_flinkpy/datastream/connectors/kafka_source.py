@@ -221,6 +221,10 @@ class KafkaSource(Source):
         """Returns a builder of a source."""
         return KafkaSourceBuilder()
 
+    def uris(self) -> list[str]:
+        topics = self.topics or dict.fromkeys(each.topic for each in self.partitions)
+        return [f"kafka://{self.bootstrap_servers.split(',')[0]}/{topic}" for topic in topics]
+
     @property
     def bounded(self) -> bool:
         """Whether it ends at some offsets."""

@@ -35,6 +35,7 @@ from dagster_flinkpy.orchestration.job_assets import JobAssets, of_job
 from dagster_flinkpy.orchestration.resources import CheckpointStorageResource, SparkResource
 from dagster_flinkpy.orchestration.run_config import FlinkRunConfig
 from dagster_flinkpy.orchestration.runs.job_run import JobRun
+from dagster_flinkpy.orchestration.runs.open_lineage import told_to_open_lineage
 from dagster_flinkpy.orchestration.runs.partition_check import (
     PARTITIONS_UP_TO_DATE,
     partition_results,
@@ -355,7 +356,7 @@ def _job_assets(assets: JobAssets, checks: JobChecks, step: _Step) -> AssetsDefi
     ) -> Iterator[StepEvent]:
         if context.selected_asset_keys:  # else only checks are to run
             run = JobRun.begin(context, assets)
-            with clean_termination(context) as termination, flink_failures(context.log):
+            with clean_termination(context) as termination, told_to_open_lineage(run), flink_failures(context.log):
                 epochs = run_epochs(run, config, assets.job, storage, spark)
             if termination.happened:
                 return
@@ -390,7 +391,7 @@ def _partitioned_assets(
     ) -> Iterator[StepEvent]:
         if context.selected_asset_keys:
             run = JobRun.begin(context, assets)
-            with clean_termination(context) as termination, flink_failures(context.log):
+            with clean_termination(context) as termination, told_to_open_lineage(run), flink_failures(context.log):
                 completed, token, stale = run_partitions(
                     run, config, job, storage, spark, partitions_def=partitions_def, pool=step.pool, checked=checked
                 )
