@@ -58,6 +58,7 @@ __all__ = [
     "RuntimeContext",
     "TimerService",
     "WindowFunction",
+    "function_of",
 ]
 
 IN = TypeVar("IN")
@@ -539,3 +540,16 @@ class KeyedBroadcastProcessFunction(BaseBroadcastProcessFunction, ABC, Generic[K
 
     def on_timer(self, timestamp: int, ctx: Any) -> Iterable[Any] | None:
         """Is called when a timer fires. Yields like ``process_element``."""
+
+
+def function_of(spec: Any, kind: type) -> Any:
+    """Returns the function of an operator if it is of a kind, also one that another function wraps; otherwise None.
+
+    Args:
+        spec: The spec of the operator.
+        kind: A class that functions extend besides their own, such as `InputSelectable`.
+    """
+    function = getattr(spec, "function", None)
+    while isinstance(function, Function) and not isinstance(function, kind):
+        function = getattr(function, "function", None)
+    return function if isinstance(function, kind) else None

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from dagster_flinkpy.datastream.functions import Function
 from dagster_flinkpy.errors import ConfigurationError
 
-__all__ = ["InputSelectable", "InputSelection", "selectable_function"]
+__all__ = ["InputSelectable", "InputSelection"]
 
 
 class InputSelection:
@@ -66,15 +65,3 @@ class InputSelectable(ABC):
     @abstractmethod
     def next_selection(self) -> InputSelection:
         """Returns the inputs to read next. Is called before the first record, and after each one."""
-
-
-def selectable_function(spec: Any) -> InputSelectable | None:
-    """Returns the function of an operator if it selects its inputs, also one in another function; otherwise None.
-
-    Args:
-        spec: The spec of the operator.
-    """
-    function = getattr(spec, "function", None)
-    while isinstance(function, Function) and not isinstance(function, InputSelectable):
-        function = getattr(function, "function", None)
-    return function if isinstance(function, InputSelectable) else None

@@ -19,8 +19,8 @@ from typing import Any
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.datastream.connectors.blocking_edge import BlockingEdgeSink, BlockingEdgeSource
-from dagster_flinkpy.datastream.functions import Partitioner
-from dagster_flinkpy.datastream.input_selection import selectable_function
+from dagster_flinkpy.datastream.functions import Partitioner, function_of
+from dagster_flinkpy.datastream.input_selection import InputSelectable
 from dagster_flinkpy.datastream.operator_specs import (
     BlockingEdgeSinkSpec,
     BlockingEdgeSourceSpec,
@@ -213,7 +213,9 @@ class JobGraph:
         for v in self.vertices:
             depth = 0
             for e in self.inputs(v.uid):
-                chainable = e.partitioner.kind is PartitionerKind.FORWARD and selectable_function(v.spec) is None
+                chainable = (
+                    e.partitioner.kind is PartitionerKind.FORWARD and function_of(v.spec, InputSelectable) is None
+                )
                 depth = max(depth, stage[e.source] + (0 if chainable else 1))
             stage[v.uid] = depth
         return stage

@@ -22,7 +22,6 @@ __all__ = [
     "OperatorCoordinator",
     "OperatorCoordinatorContext",
     "SubtaskGateway",
-    "coordinated_function",
 ]
 
 
@@ -160,15 +159,3 @@ class CoordinatedFunction(Function, ABC):
 
     def handle_operator_event(self, event: Any) -> None:
         """Takes an event of the coordinator, a value of JSON, on the thread of the task, between two records."""
-
-
-def coordinated_function(spec: Any) -> CoordinatedFunction | None:
-    """Returns the function of an operator if it has a coordinator, also one in another function; otherwise None.
-
-    Args:
-        spec: The spec of the operator.
-    """
-    function = getattr(spec, "function", None)
-    while isinstance(function, Function) and not isinstance(function, CoordinatedFunction):
-        function = getattr(function, "function", None)
-    return function if isinstance(function, CoordinatedFunction) else None

@@ -9,9 +9,10 @@ from dataclasses import replace
 from datetime import timedelta
 
 from dagster_flinkpy.common.exchange_options import ExchangeMode
-from dagster_flinkpy.datastream.input_selection import selectable_function
+from dagster_flinkpy.datastream.functions import function_of
+from dagster_flinkpy.datastream.input_selection import InputSelectable
 from dagster_flinkpy.datastream.job_graph import JobGraph
-from dagster_flinkpy.datastream.operator_coordinator import coordinated_function
+from dagster_flinkpy.datastream.operator_coordinator import CoordinatedFunction
 from dagster_flinkpy.datastream.operator_specs import SparkSourceSpec, SparkTransformSpec
 from dagster_flinkpy.datastream.slot_sharing_group import SlotSharingGroup
 from dagster_flinkpy.errors import (
@@ -331,9 +332,9 @@ class JobExchange:
 def _reason_for_live(graph: JobGraph) -> str | None:
     """Returns why the tasks of a program must live, or None if they need not."""
     for vertex in graph.vertices:
-        if coordinated_function(vertex.spec) is not None:
+        if function_of(vertex.spec, CoordinatedFunction) is not None:
             return f"operator {vertex.uid!r} has a coordinator"
-        if selectable_function(vertex.spec) is not None:
+        if function_of(vertex.spec, InputSelectable) is not None:
             return f"operator {vertex.uid!r} selects its inputs"
     return None
 

@@ -15,12 +15,12 @@ from typing import Any
 
 from dagster_flinkpy.datastream.connectors.base import Json
 from dagster_flinkpy.datastream.connectors.source import JsonSerializer
+from dagster_flinkpy.datastream.functions import function_of
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_coordinator import (
     CoordinatedFunction,
     OperatorCoordinatorContext,
     SubtaskGateway,
-    coordinated_function,
 )
 from dagster_flinkpy.errors import FlinkPyError, UserFunctionError
 from dagster_flinkpy.runtime.failure import raised_on_driver
@@ -210,7 +210,7 @@ class OperatorCoordinators:
         restored_id: int | None = None,
         guard: Callable[..., Any] = lambda what, step, *args: step(*args),
     ) -> None:
-        vertices = [] if graph is None else [(v, coordinated_function(v.spec)) for v in graph.vertices]
+        vertices = [] if graph is None else [(v, function_of(v.spec, CoordinatedFunction)) for v in graph.vertices]
         self._holders = {
             v.uid: _Holder(v.uid, function, v.parallelism, (restored or {}).get(v.uid), restored_id, self._on_failed)
             for v, function in vertices

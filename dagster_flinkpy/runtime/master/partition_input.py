@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from dagster_flinkpy.datastream.connectors.base import Json, SourceSplit, SplitEnumerator, SplitEnumeratorContext
 from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
-from dagster_flinkpy.datastream.input_selection import selectable_function
+from dagster_flinkpy.datastream.functions import function_of
+from dagster_flinkpy.datastream.input_selection import InputSelectable
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSourceSpec, OperatorSpec, SourceSpec
 from dagster_flinkpy.errors import ConfigurationError
@@ -23,7 +24,7 @@ def check_partitioned(graph: JobGraph, partition: TimePartition) -> None:
     """
     for vertex in graph.vertices:
         spec = vertex.spec
-        if selectable_function(spec) is not None:
+        if function_of(spec, InputSelectable) is not None:
             raise ConfigurationError(
                 f"operator {vertex.uid!r} selects its inputs, so the job cannot have partitions_def: what it has not "
                 "selected at the end of a partition would become part of the next one"

@@ -17,9 +17,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
-from dagster_flinkpy.datastream.functions import Function, KeyedStateStore, RuntimeContext
-from dagster_flinkpy.datastream.input_selection import InputSelectable, selectable_function
-from dagster_flinkpy.datastream.operator_coordinator import CoordinatedFunction, coordinated_function
+from dagster_flinkpy.datastream.functions import Function, KeyedStateStore, RuntimeContext, function_of
+from dagster_flinkpy.datastream.input_selection import InputSelectable
+from dagster_flinkpy.datastream.operator_coordinator import CoordinatedFunction
 from dagster_flinkpy.datastream.operator_specs import InputsSpec
 from dagster_flinkpy.errors import ConfigurationError, FlinkPyError
 from dagster_flinkpy.runtime.failure import UNKNOWN, USER_EXCEPTIONS, user_error
@@ -124,12 +124,12 @@ class StreamOperator(ABC):
             keyed: Provides keyed state if the stream has keys.
         """
         vertex = self.context.vertex
-        if isinstance(function, CoordinatedFunction) and coordinated_function(vertex.spec) is not function:
+        if isinstance(function, CoordinatedFunction) and function_of(vertex.spec, CoordinatedFunction) is not function:
             raise ConfigurationError(
                 f"operator {vertex.uid!r} cannot have a coordinator, which {type(function).__name__} asks for: in "
                 "process(), map(), flat_map() and filter() one can"
             )
-        if isinstance(function, InputSelectable) and selectable_function(vertex.spec) is not function:
+        if isinstance(function, InputSelectable) and function_of(vertex.spec, InputSelectable) is not function:
             raise ConfigurationError(
                 f"operator {vertex.uid!r} has no inputs to select, as {type(function).__name__} wants to: functions of "
                 "connected streams have"

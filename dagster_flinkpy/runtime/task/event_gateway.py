@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from dagster_flinkpy.datastream.connectors.source import JsonSerializer
-from dagster_flinkpy.datastream.operator_coordinator import coordinated_function
+from dagster_flinkpy.datastream.functions import function_of
+from dagster_flinkpy.datastream.operator_coordinator import CoordinatedFunction
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.runtime.operators.stream_operator import StreamOperator
 
@@ -24,7 +25,7 @@ class OperatorEventGateway:
     def __init__(self, operator: StreamOperator, send: Callable[[dict[str, Any]], object]) -> None:
         context = operator.context
         self._operator, self._send = operator, send
-        self._function = coordinated_function(context.vertex.spec)
+        self._function: CoordinatedFunction | None = function_of(context.vertex.spec, CoordinatedFunction)
         self._taken = 0
         if self._function is not None:
             context.send_event = self._send_event

@@ -19,7 +19,8 @@ from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.common.clock import to_millis
 from dagster_flinkpy.common.watermark_strategy import MIN_WATERMARK
 from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
-from dagster_flinkpy.datastream.input_selection import selectable_function
+from dagster_flinkpy.datastream.functions import function_of
+from dagster_flinkpy.datastream.input_selection import InputSelectable
 from dagster_flinkpy.datastream.job_graph import JobEdge, JobVertex
 from dagster_flinkpy.datastream.operator_specs import SourceSpec, TimestampsSpec
 from dagster_flinkpy.errors import CheckpointError
@@ -166,7 +167,7 @@ class OperatorTask:
         self.operator: StreamOperator = create_operator(self.context)
         self.events = OperatorEventGateway(self.operator, task.send_event)
         self._selected: SelectedInputs | None = None
-        if (function := selectable_function(vertex.spec)) is not None:
+        if (function := function_of(vertex.spec, InputSelectable)) is not None:
             inputs = {channel: self._edges[channel[0]].input_index for channel in channels}
             self._selected = SelectedInputs(self.operator, function, inputs, channels)
 
