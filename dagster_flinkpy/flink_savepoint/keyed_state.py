@@ -122,7 +122,8 @@ class KeyedFile:
             )
         for group, data in self._groups():
             if header.compressed:
-                data = decompress(data, f"{self._stored.what}, key group {group}")
+                what, plain = f"{self._stored.what}, key group {group}", 4 if native else 0  # the number of the group
+                data = data[:plain] + decompress(data[plain:], what)
             found = self._native_rows(group, data, readers) if native else self._canonical_rows(group, data, readers)
             yield from ((number, rows) for number, rows in found if number in wanted and len(rows))
 
@@ -179,7 +180,7 @@ class KeyedFile:
         reader = ByteReader(data, f"{self._stored.what}, key group {group}")
         if not data:
             return
-        if not self.header.compressed and reader.int32() != group:
+        if reader.int32() != group:
             raise reader.corrupt("it begins with another key group")
         for _ in self.header.states:
             number = reader.int16()

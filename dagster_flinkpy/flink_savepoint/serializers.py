@@ -250,6 +250,17 @@ def _bytes(data: bytes, at: int) -> tuple[bytes, int]:
     return _taken(data, at, length), at + length
 
 
+def _array(form: str) -> Decode:
+    width = struct.calcsize(form)
+
+    def decode(data: bytes, at: int) -> tuple[list[Any], int]:
+        count, at = _int(data, at)
+        packed = _taken(data, at, count * width)
+        return [value for (value,) in struct.iter_unpack(form, packed)], at + count * width
+
+    return decode
+
+
 def _big_int(data: bytes, at: int) -> tuple[int | None, int]:
     length, at = _int(data, at)
     if 0 <= length < 4:  # null, and three numbers that are often used
@@ -322,6 +333,11 @@ _DECODERS: dict[str, Decode] = {
     "SqlTimestamp": _timestamp,
     "Instant": _instant,
     "BytePrimitiveArray": _bytes,
+    "ShortPrimitiveArray": _array(">h"),
+    "IntPrimitiveArray": _array(">i"),
+    "LongPrimitiveArray": _array(">q"),
+    "FloatPrimitiveArray": _array(">f"),
+    "DoublePrimitiveArray": _array(">d"),
     "Bytes": _bytes,
     "VoidNamespace": _void_namespace,
     "TimeWindow": _window,

@@ -13,8 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dagster_flinkpy.common.typeinfo import BasicTypeInfo, ListTypeInfo, TypeInformation, Types
-from dagster_flinkpy.errors import CorruptStateError, TypeMismatchError, UnsupportedKeyTypeError
+from dagster_flinkpy.common.typeinfo import BasicTypeInfo, ListTypeInfo, MapTypeInfo, TypeInformation, Types
+from dagster_flinkpy.errors import (
+    CorruptStateError,
+    TypeMismatchError,
+    UnsupportedKeyTypeError,
+    UnsupportedSavepointError,
+)
 from dagster_flinkpy.flink_savepoint.header import StateHeader
 from dagster_flinkpy.flink_savepoint.keyed_state import DAMAGED, StateRows
 from dagster_flinkpy.flink_savepoint.pickled_data import load_data
@@ -92,7 +97,10 @@ class FlinkColumns:
         value = header.serializers["VALUE_SERIALIZER"]
         namespace = value.parts[1] if header.is_timers else header.serializers["NAMESPACE_SERIALIZER"]
         self.namespace_type = type_of(namespace) if namespace.kind in _NAMESPACES else None
-        self._values(value, declared)
+        try:
+            self._values(value, declared)
+        except UnsupportedSavepointError as error:
+            raise UnsupportedSavepointError(f"{what}: {error}") from None
 
     def _values(self, value: Serializer, declared: DeclaredState | None) -> None:
         """Finds out the types of the values, and how to decode them."""
@@ -135,8 +143,11 @@ class FlinkColumns:
 
     def _check_form(self, declared: DeclaredState, in_python: bool) -> None:
         stored = self._header.state_type
-        expected = self.kind if self.kind == "MAP" or not in_python else "LIST"  # process mode knows these two only
-        if stored != expected:
+        if in_python:  # process mode knows lists and maps only
+            fits = stored == ("MAP" if self.kind == "MAP" else "LIST")
+        else:  # thread mode folds values itself
+            fits = stored == self.kind or (self._one and stored == "VALUE")
+        if not fits:
             raise self._misfit(f"a state of kind {self.kind}", f"one of kind {stored}")
         if (declared.ttl_ms is not None) != self.ttl:
             forms = [f"a state {'with' if ttl else 'without'} a time to live" for ttl in (not self.ttl, self.ttl)]
@@ -189,8 +200,8 @@ class FlinkColumns:
                 lasts = 0 if self.declared is None else self.declared.ttl_ms or 0
                 columns[self.time_column] = _times(times, lasts)
             return columns
-        except TypeMismatchError as error:
-            raise TypeMismatchError(f"{self._what}: {error}") from None
+        except (TypeMismatchError, UnsupportedSavepointError) as error:
+            raise type(error)(f"{self._what}: {error}") from None
         except DAMAGED as error:
             raise CorruptStateError(f"{self._what}, key group {rows.group}: {error}") from None
 
@@ -322,8 +333,28 @@ def whole(coder: Decode) -> Callable[[bytes], Any]:
 
 
 def _loaded(serializer: Serializer, declared: TypeInformation) -> Callable[[Any], Any] | None:
-    """Returns what makes values of those that Java's serializers gave: in thread mode, byte arrays may be pickles."""
-    return load_data if serializer.kind == "BytePrimitiveArray" and declared != _BYTES else None
+    """Returns what makes values of those that Java's serializers gave, or None if they are the values.
+
+    In thread mode, byte arrays may be pickles: rows, tuples, and values without a type.
+    """
+    if serializer.kind == "BytePrimitiveArray":
+        return load_data if declared != _BYTES else None
+    if serializer.kind == "List" and isinstance(declared, ListTypeInfo):
+        element = _loaded(serializer.parts[0], declared.elem_type)
+        return None if element is None else lambda values: [_unless_none(element, each) for each in values]
+    if serializer.kind == "Map" and isinstance(declared, MapTypeInfo):
+        key = _loaded(serializer.parts[0], declared.key_type) or _same
+        value = _loaded(serializer.parts[1], declared.value_type) or _same
+        return lambda entries: {_unless_none(key, k): _unless_none(value, v) for k, v in entries.items()}
+    return None
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _unless_none(convert: Callable[[Any], Any], value: Any) -> Any:
+    return None if value is None else convert(value)
 
 
 def _times(stamps: list[Any], lasts: int) -> pa.Array[Any]:
