@@ -68,6 +68,11 @@ class JobAssets:
         """The keys of the assets."""
         return [spec.key for spec in self.specs.values()]
 
+    @property
+    def first(self) -> str:
+        """The uid of the operator whose asset also has the tables of the whole job."""
+        return next(iter(self.specs))
+
     def shown_by(self, uid: str) -> str:
         """Returns the uid of the operator whose asset has the checks of an operator.
 

@@ -115,7 +115,7 @@ class EpochEvents:
         if self.execution is not None:
             executed = dict(FlinkCheckpointMetadataSet(execution=operator_states(self.execution)))
         for uid, spec in run.specs.items():
-            facts = {**self._facts(uid, epoch, attempt), **executed}
+            facts = self._facts(uid, epoch, attempt) | (executed if uid == run.assets.first else {})
             if (known := self._tables.unchanged(uid)) is not None:
                 observed += 1
                 run.context.log_event(_observation(spec, facts, known))

@@ -77,6 +77,9 @@ def checkpoint_line(job: FlinkJob, epoch: CompletedEpoch) -> str:
 def asset_metadata(epoch: CompletedEpoch, assets: JobAssets, uid: str, attempt: int) -> dict[str, Any]:
     """Returns the metadata of an asset in a checkpoint: of its operator, and of the hidden ones that it shows.
 
+    Tables of the whole job are in the first asset only: Dagster stores each event several times, and keeps it as long
+    as its run.
+
     Hidden operators are a table, ``flink/operators``. The numbers of those with a uid are entries ``{uid}/...`` as
     well, because the page plots numbers only; and so are the metrics of the functions of all of them.
 
@@ -86,7 +89,7 @@ def asset_metadata(epoch: CompletedEpoch, assets: JobAssets, uid: str, attempt: 
         uid: Uid of the asset's operator.
         attempt: Fencing token of the attempt.
     """
-    facts = operator_metadata(epoch, epoch.operator(uid), attempt)
+    facts = operator_metadata(epoch, epoch.operator(uid), attempt, tables_of_job=uid == assets.first)
     hidden = [vertex for vertex in assets.hidden[uid] if not is_internal(vertex)]
     for vertex in hidden:
         report = epoch.operator(vertex.uid)
@@ -97,8 +100,17 @@ def asset_metadata(epoch: CompletedEpoch, assets: JobAssets, uid: str, attempt: 
     return facts
 
 
-def operator_metadata(epoch: CompletedEpoch, report: OperatorReport, attempt: int) -> dict[str, Any]:
-    """Returns the metadata of an operator in a checkpoint. The metrics of user functions keep their own names."""
+def operator_metadata(
+    epoch: CompletedEpoch, report: OperatorReport, attempt: int, *, tables_of_job: bool
+) -> dict[str, Any]:
+    """Returns the metadata of an operator in a checkpoint. The metrics of user functions keep their own names.
+
+    Args:
+        epoch: The checkpoint.
+        report: What the operator did in it.
+        attempt: Fencing token of the attempt.
+        tables_of_job: Whether the metrics, the statistics and the history of the whole job are in it, too.
+    """
     from dagster_flinkpy.checkpoint.job_metrics import operator_metrics
 
     state = epoch.metadata.operator(report.uid)
@@ -123,7 +135,7 @@ def operator_metadata(epoch: CompletedEpoch, report: OperatorReport, attempt: in
         unread_records=lag.records,
         unread_versions=lag.versions,
         unread_milliseconds=lag.milliseconds,
-        metrics=_metrics_table(epoch, metrics) if metrics else None,
+        metrics=_metrics_table(metrics.total, epoch.metrics.job if tables_of_job else {}) if metrics else None,
         rows_committed=report.rows_committed,
         late_records_dropped=report.late_records_dropped,
         key_count=report.keys,
@@ -146,8 +158,8 @@ def operator_metadata(epoch: CompletedEpoch, report: OperatorReport, attempt: in
         bytes_in_flight=sum(each.bytes for each in waiting) if waiting else None,
         start_delay_ms=_last(epoch.statistics, "start_delay_ms"),
         alignment_ms=_last(epoch.statistics, "alignment_ms"),
-        statistics=_summary_table(epoch.statistics),
-        history=_history_table(epoch.statistics),
+        statistics=_summary_table(epoch.statistics) if tables_of_job else None,
+        history=_history_table(epoch.statistics) if tables_of_job else None,
     )
     # The rows of a partition are those of its last epoch, because its older files are replaced.
     rows = None if epoch.metadata.partition is None else report.rows_committed
@@ -263,8 +275,8 @@ def _whole(numbers: Mapping[str, int | float], name: str) -> int | None:
     return int(numbers[name]) if name in numbers else None
 
 
-def _metrics_table(epoch: CompletedEpoch, metrics: OperatorMetrics) -> TableMetadataValue:
-    scopes = {"operator": metrics.total, "job": epoch.metrics.job}
+def _metrics_table(operator: Mapping[str, int | float], job: Mapping[str, int | float]) -> TableMetadataValue:
+    scopes = {"operator": operator, "job": job}
     return MetadataValue.table(
         [
             TableRecord({"metric": name, "of": scope, "value": float(value)})

@@ -26,7 +26,7 @@ def records(value: object) -> list[dict[str, object]]:
 def test_skew_of_an_operator_with_keyed_state(tmp_path: Path) -> None:
     attempt = FakeAttempt.factory()(word_count(tmp_path, ["a"]).get_job_graph(), None)  # type: ignore[arg-type]
     epoch = attempt.run_epoch()
-    bare = operator_metadata(epoch, epoch.operator("count"), 7)
+    bare = operator_metadata(epoch, epoch.operator("count"), 7, tables_of_job=True)
     assert not {"flink/skew", "flink/key_groups"} & bare.keys()
     (table,) = records(bare["flink/subtasks"])[:1]
     assert (table["keys"], table["skew"]) == (3, 2.0), "the other subtask has none"
@@ -38,7 +38,7 @@ def test_skew_of_an_operator_with_keyed_state(tmp_path: Path) -> None:
     subtasks = tuple(SubtaskState(i, keyed=keyed) for i, keyed in enumerate(states))
     operator = OperatorState("count", "Count", 2, 16, subtasks=subtasks)
     epoch = replace(epoch, metadata=replace(epoch.metadata, operators=(operator,)))
-    facts = operator_metadata(epoch, epoch.operator("count"), 7)
+    facts = operator_metadata(epoch, epoch.operator("count"), 7, tables_of_job=True)
     assert facts["flink/skew"] == 2.0
     assert isinstance(facts["flink/key_groups"], MarkdownMetadataValue)
     assert "Highest: 3 rows, 12.0 times the mean" in facts["flink/key_groups"].md_str
@@ -47,28 +47,28 @@ def test_skew_of_an_operator_with_keyed_state(tmp_path: Path) -> None:
 def test_rows_of_a_partition(tmp_path: Path) -> None:
     attempt = FakeAttempt.factory()(word_count(tmp_path, ["a"]).get_job_graph(), None)  # type: ignore[arg-type]
     epoch = attempt.run_epoch()
-    assert "dagster/partition_row_count" not in operator_metadata(epoch, epoch.operator("table"), 7)
+    assert "dagster/partition_row_count" not in operator_metadata(epoch, epoch.operator("table"), 7, tables_of_job=True)
     epoch = replace(epoch, metadata=replace(epoch.metadata, partition="2024-01-01"))
-    assert operator_metadata(epoch, epoch.operator("table"), 7)["dagster/partition_row_count"] == 6
-    assert "dagster/partition_row_count" not in operator_metadata(epoch, epoch.operator("count"), 7)
+    assert operator_metadata(epoch, epoch.operator("table"), 7, tables_of_job=True)["dagster/partition_row_count"] == 6
+    assert "dagster/partition_row_count" not in operator_metadata(epoch, epoch.operator("count"), 7, tables_of_job=True)
 
 
 def test_statistics_are_metadata(tmp_path: Path) -> None:
     attempt = FakeAttempt.factory()(word_count(tmp_path, ["a"]).get_job_graph(), None)  # type: ignore[arg-type]
     epoch = attempt.run_epoch()
-    bare = operator_metadata(epoch, epoch.operator("count"), 7)
+    bare = operator_metadata(epoch, epoch.operator("count"), 7, tables_of_job=True)
     assert not {"flink/statistics", "flink/history", "flink/alignment_ms"} & bare.keys()
     statistics = CheckpointStatistics()
     for checkpoint_id in range(1, 20):
         at = {"trigger_ms": 1_709_251_200_000 + 1000 * checkpoint_id, "state_bytes": 100 * checkpoint_id}
         statistics.record(replace(DONE, checkpoint_id=checkpoint_id, duration_ms=checkpoint_id, **at))
     statistics.record(replace(DONE, checkpoint_id=20, status=CheckpointStatus.FAILED, reason=EXPIRED, acknowledged=2))
-    facts = operator_metadata(replace(epoch, statistics=statistics), epoch.operator("count"), 7)
+    facts = operator_metadata(replace(epoch, statistics=statistics), epoch.operator("count"), 7, tables_of_job=True)
     assert facts["flink/checkpoints_completed"] == 19
     assert facts["flink/checkpoints_failed"] == 1
     assert facts["flink/restarts"] == 0
     statistics.record_restarts(2, 1)
-    restarted = operator_metadata(replace(epoch, statistics=statistics), epoch.operator("count"), 7)
+    restarted = operator_metadata(replace(epoch, statistics=statistics), epoch.operator("count"), 7, tables_of_job=True)
     assert restarted["flink/restarts"] == 2
     assert facts["flink/alignment_ms"] == 4
     assert records(facts["flink/statistics"])[0] == {
@@ -117,7 +117,7 @@ def test_metrics_are_numbers_that_the_page_plots_and_a_table_of_all(tmp_path: Pa
     subtasks = tuple(SubtaskState(i, watermark=50, metrics={**counted, "watermark_lag_ms": 9 * i}) for i in range(2))
     operator = OperatorState("count", "Count", 2, 16, subtasks=subtasks)
     epoch = replace(epoch, metadata=replace(epoch.metadata, operators=(operator,)))
-    facts = operator_metadata(epoch, epoch.operator("count"), 7)
+    facts = operator_metadata(epoch, epoch.operator("count"), 7, tables_of_job=True)
     assert {name: facts[f"flink/{name}"] for name in ("bytes_in", "bytes_out", "watermark_lag_ms")} == {
         "bytes_in": 960,
         "bytes_out": 0,
@@ -127,7 +127,7 @@ def test_metrics_are_numbers_that_the_page_plots_and_a_table_of_all(tmp_path: Pa
     assert "flink/records_in_flight" not in facts
     output = {"edge": "e", "segments": [{"rows": 3, "bytes": 9}, {"rows": 4, "bytes": 9}]}
     overtaken = replace(epoch.metadata, operators=(replace(operator, in_flight=(output,)),))
-    of_edges = operator_metadata(replace(epoch, metadata=overtaken), epoch.operator("count"), 7)
+    of_edges = operator_metadata(replace(epoch, metadata=overtaken), epoch.operator("count"), 7, tables_of_job=True)
     assert [of_edges[f"flink/{of}_in_flight"] for of in ("segments", "records", "bytes")] == [2, 7, 18]
     (row, _) = records(facts["flink/subtasks"])
     assert (row["bytes_in"], row["busy_ms_per_second"], row["idle_ms_per_second"]) == (480, 700, 200)
