@@ -27,7 +27,7 @@ from dagster_flinkpy.state.cache import RunCache
 from dagster_flinkpy.state.column_table import ColumnTable
 from dagster_flinkpy.state.column_timers import ColumnTimers
 from dagster_flinkpy.state.factory import InternalState, make_panes, make_state
-from dagster_flinkpy.state.handles import Json, KeyedSnapshot, RunHandle, StateKind, describe_schema
+from dagster_flinkpy.state.handles import KeyedSnapshot, RunHandle, StateKind, describe_schema
 from dagster_flinkpy.state.keys import KeySlots, TouchedKeys, hash_keys
 from dagster_flinkpy.state.layout import (
     APPEND,
@@ -42,9 +42,10 @@ from dagster_flinkpy.state.layout import (
 from dagster_flinkpy.state.operator_state import INLINE_BELOW
 from dagster_flinkpy.state.pane_states import PaneState
 from dagster_flinkpy.state.runs import RunFiles
-from dagster_flinkpy.state.schema_evolution import ALLOWED, describe_evolution, stored_key_type
+from dagster_flinkpy.state.schema_evolution import describe_evolution, stored_key_type
 from dagster_flinkpy.state.session_table import SessionTable
 from dagster_flinkpy.state.session_timers import SessionTimers
+from dagster_flinkpy.state.state_errors import foreign_key, schema_mismatch, used_twice
 from dagster_flinkpy.state.tables import OverlayTable
 from dagster_flinkpy.state.timers import TimerQueue
 from dagster_flinkpy.storage import ObjectStore
@@ -145,7 +146,7 @@ class ColumnarKeyedStateBackend:
         check_key_like(key_type, f"the key of operator {self._operator!r}")
         for table in self._restored.values():
             if table.key != key_type.to_json():
-                raise self._mismatch(f"the key of state {table.name!r}", table.key, key_type.to_json())
+                raise schema_mismatch(self._operator, f"the key of state {table.name!r}", table.key, key_type.to_json())
         self._key_type = key_type
         self._keys.bind(key_type)
         for overlay in self._tables.values():
@@ -232,7 +233,7 @@ class ColumnarKeyedStateBackend:
         self._check((False, descriptor.name), state.table)
         if descriptor.name not in self._states:
             if (False, descriptor.name) in self._tables:
-                raise self._used_twice(descriptor.name)
+                raise used_twice(self._operator, descriptor.name)
             self._states[descriptor.name] = state
             self._add((False, descriptor.name), state.table)
             config = descriptor.ttl_config
@@ -410,13 +411,8 @@ class ColumnarKeyedStateBackend:
             self._add(identity, table)
         known = self._tables[identity]
         if not isinstance(known, type(table)):
-            raise self._used_twice(table.name)
+            raise used_twice(self._operator, table.name)
         return known
-
-    def _used_twice(self, name: str) -> ConfigurationError:
-        return ConfigurationError(
-            f"operator {self._operator!r}: {name!r} is used both by record and by column; use it in one way"
-        )
 
     def keys(self, name: str) -> Iterator[Any]:
         """Yields each key that has a value of a state, as the current key. Writes pending changes first.
@@ -549,11 +545,7 @@ class ColumnarKeyedStateBackend:
             i = int(foreign[0])
             assert self._key_type is not None
             key = self._key_type.from_arrow(key_column.slice(i, 1))[0]
-            raise ConfigurationError(
-                f"operator {self._operator!r}: key {key!r} belongs to key group {groups[i]}, but this subtask owns "
-                f"{self._key_groups.start} to {self._key_groups.end}; the key selector may return different keys for "
-                "the same record"
-            )
+            raise foreign_key(self._operator, key, int(groups[i]), self._key_groups)
 
     def _write(self, table: OverlayTable) -> None:
         try:
@@ -593,7 +585,7 @@ class ColumnarKeyedStateBackend:
             declared.restore(evolved.runs)
             return
         what = "timers" if identity[0] else "state"
-        raise self._mismatch(f"{what} {declared.name!r}", types, declared.types)
+        raise schema_mismatch(self._operator, f"{what} {declared.name!r}", types, declared.types)
 
     def _add(self, identity: _TableId, table: OverlayTable) -> None:
         self._tables[identity] = table
@@ -602,14 +594,3 @@ class ColumnarKeyedStateBackend:
             touched = self._keys.all()
             if touched is not None:
                 table.load(touched)
-
-    def _mismatch(self, what: str, known: Json, declared: Json) -> StateSchemaError:
-        # Only the types of values may change, but not the types of keys or anything else.
-        same_kind = "kind" in known and all(
-            known.get(p) == declared.get(p) for p in known.keys() | declared.keys() if p != "value"
-        )
-        return StateSchemaError(
-            f"operator {self._operator!r}: {what} was {describe_schema(known)} and is now declared as "
-            f"{describe_schema(declared)}; declare the old type, or use a new name (or operator uid) and start "
-            f"without the old state{f'; {ALLOWED}' if same_kind else ''}"
-        )
