@@ -17,6 +17,7 @@ import os
 import re
 import secrets
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 from urllib.parse import urlsplit
@@ -558,6 +560,16 @@ def _forget_inherited_mode() -> None:
         os.environ.pop(variable, None)
 
 
+@cache
+def _own_warehouse(spark_home: Path) -> dict[str, str]:
+    """Makes a folder for managed tables until this process ends. Spark's default is in the working directory."""
+    if Path(os.environ.get("SPARK_CONF_DIR") or spark_home / "conf", "spark-defaults.conf").exists():
+        return {}  # it may name one
+    folder = tempfile.mkdtemp(prefix="flinkpy-warehouse-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return {"spark.sql.warehouse.dir": folder}
+
+
 def _classic_session(settings: SparkSettings) -> SparkSession:
     import pyspark
     from pyspark.sql import SparkSession
@@ -573,7 +585,7 @@ def _classic_session(settings: SparkSettings) -> SparkSession:
         options = [*archive.options(), conf.get(_JAVA_OPTIONS, "")]
         conf[_JAVA_OPTIONS] = " ".join(options).strip()
     if settings.master.startswith("local"):
-        conf = {**_LOCAL_CONF, **conf}
+        conf = {**_LOCAL_CONF, **_own_warehouse(Path(spark_home)), **conf}
         os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.master(_local_master(settings.master, shared=settings.mode == "local"))
     with tempfile.TemporaryDirectory(prefix="flinkpy-spark-") as folder:

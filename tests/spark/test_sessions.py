@@ -50,7 +50,8 @@ if sys.argv[1] == "wait":
     input()
 if sys.argv[1] == "pool":
     pool = session.sparkContext._jsc.sc().getPoolForName("default").get()
-    print(pool.schedulingMode().toString())
+    print(pool.schedulingMode().toString(), flush=True)
+    print(session.conf.get("spark.sql.warehouse.dir"), flush=True)
     session.stop()
 if sys.argv[1] == "stop":
     session.stop()
@@ -299,9 +300,12 @@ def test_classic_session(tmp_path: Path) -> None:
     process = client("pool", {"mode": "classic", **SMALL})
     printed, _ = process.communicate(timeout=END_TIMEOUT * 2)
     assert process.returncode == 0
-    seen, pool = printed.splitlines()
+    seen, pool, warehouse = printed.splitlines()
     assert json.loads(seen)["python"] == sys.executable
     assert pool == "FAIR", "regions share the slots"
+    folder = Path(warehouse.removeprefix("file:"))
+    assert folder.name.startswith("flinkpy-warehouse-"), "managed tables are not in the working directory"
+    assert not folder.exists(), "they end with the process"
 
 
 @pytest.mark.spark
