@@ -183,7 +183,7 @@ class FlinkOperatorRows(StoredState):
         found = self.parts[position][1].elements(self.header.name)
         if self.mode == 2:
             for subtask, file in self.parts:
-                if sorted(file.elements(self.header.name)) != sorted(found):
+                if sorted(map(repr, file.elements(self.header.name))) != sorted(map(repr, found)):
                     raise CorruptStateError(
                         f"operator {self.uid!r}: broadcast state {self.name!r} of subtask {subtask} differs from that "
                         f"of subtask {self.parts[position][0]}"
@@ -418,4 +418,4 @@ def _declared(descriptor: StateDescriptor) -> DeclaredState:
 
 def _rolling(name: str) -> str:
     """Returns what the state of a rolling aggregation is called here; in Flink each submission gives it a new name."""
-    return "_op_state" if name.startswith(f"{PYTHON_PREFIX}_reduce_state") else name
+    return "_op_state" if stored_name(name).startswith("_reduce_state") else name

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import struct
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,11 @@ from typing import Any
 import pytest
 
 from dagster_flinkpy.common import Types
+from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.file_system import FileSource, StreamFormat
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.errors import ConfigurationError, UnsupportedSavepointError
+from dagster_flinkpy.flink_savepoint.metadata import read_metadata
 from dagster_flinkpy.key_hashes import assign_to_key_group
 from dagster_flinkpy.orchestration.flink_import import import_savepoint
 from dagster_flinkpy.orchestration.flink_job import flink_job
@@ -193,3 +197,34 @@ def test_open_windows_fire_with_what_they_had_in_flink(tmp_path: Path) -> None:
             mine = found[uid][window]
             assert mine["values"] == (values if uid != "session" else [values])
             assert mine["fired"] == wanted["global_state"]["fired"][mine["key"]] + 1
+
+
+def test_the_state_of_a_running_sum_is_found_whatever_its_name_in_flink(tmp_path: Path) -> None:
+    """PyFlink puts a UUID into the name, so that a job that Flink resumes does not find it. Here it is found."""
+    folder = tmp_path / "from"
+    shutil.copytree(SAVEPOINTS / "values-hashmap-canonical" / "savepoint", folder)
+    metadata = (folder / "_metadata").read_bytes()
+    operator = read_metadata(metadata).operator("values")
+    assert operator is not None
+    handle = operator.subtasks[0].keyed
+    assert handle is not None
+    assert handle.stream is not None
+    file, old, new = folder / handle.stream.path, b"\0\x12python-state-total", b"\0\x20python-state-_reduce_state9f86d0"
+    longer = len(new) - len(old)
+    file.write_bytes(file.read_bytes().replace(old, new))
+    for before, after in (
+        (handle.offsets, [offset and offset + longer for offset in handle.offsets]),
+        ((handle.stream.size,), (handle.stream.size + longer,)),
+    ):
+        metadata = metadata.replace(*(struct.pack(f">{len(each)}q", *each) for each in (before, after)))
+    (folder / "_metadata").write_bytes(metadata)
+    env = StreamExecutionEnvironment.get_execution_environment()
+    stream = env.from_collection([1], Types.LONG()).uid("numbers").key_by(lambda v: str(v), Types.STRING())
+    stream.sum().uid("values").print()
+    target = StorageLocation(str(tmp_path / "to"))
+    report = import_savepoint(StorageLocation(str(folder)), env, target, allow_non_restored_state=True)
+    (state,) = report.imported
+    assert (state.name, state.flink_name) == ("_op_state", "python-state-_reduce_state9f86d0")
+    found = {row["key"]: row["value"] for row in read_savepoint(report.url).state("values", "_op_state").to_pylist()}
+    wanted = expected("values-hashmap-canonical")["values"]["keys"]
+    assert found == {key: states["total"] for key, states in wanted.items()}
