@@ -25,12 +25,8 @@ from dagster import (
     DagsterRunStatus,
     DailyPartitionsDefinition,
     Definitions,
-    DynamicPartitionsDefinition,
     ExecuteInProcessResult,
     HourlyPartitionsDefinition,
-    MultiPartitionsDefinition,
-    PartitionsDefinition,
-    StaticPartitionsDefinition,
     TimeWindowPartitionsDefinition,
     WeeklyPartitionsDefinition,
     define_asset_job,
@@ -404,23 +400,6 @@ def test_a_partition_outside_the_definition() -> None:
     assert time_partition(WEEK, "2024-03-01") == TimePartition(
         "2024-03-01", datetime(2024, 3, 1, tzinfo=timezone.utc), datetime(2024, 3, 2, tzinfo=timezone.utc), 0
     )
-
-
-@pytest.mark.parametrize(
-    "partitions",
-    [
-        StaticPartitionsDefinition(["acme", "globex"]),
-        DynamicPartitionsDefinition(name="tenants"),
-        MultiPartitionsDefinition({"day": WEEK, "tenant": StaticPartitionsDefinition(["acme"])}),
-    ],
-    ids=lambda partitions: type(partitions).__name__,
-)
-def test_partitions_without_an_order_are_refused_with_what_to_do_instead(
-    tmp_path: Path, partitions: PartitionsDefinition
-) -> None:
-    message = f"a {type(partitions).__name__}, .* must be time windows.* for each of them with another name, or make it"
-    with pytest.raises(ConfigurationError, match=message):
-        flink_assets(letters(tmp_path), name="letters", partitions_def=partitions)
 
 
 def test_sources_must_know_partitions(tmp_path: Path) -> None:
