@@ -42,7 +42,7 @@ demo: install
 	$(BIN)/python -m assets.demo
 
 # Files of tests side by side: many wait for processes. Each worker has servers of its own. WORKERS=0: one process.
-WORKERS ?= 4
+WORKERS ?= 3
 test: install browser
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 

@@ -30,6 +30,13 @@ def _row(names: Sequence[str] | None, values: Sequence[Any], kind: Any) -> Row:
     return row
 
 
+def _member(kind: Any, name: str) -> RowKind:
+    """Stands for ``getattr``, with which Python 3.11.0 to 3.11.3 pickle a member of an enum."""
+    if kind is not RowKind:
+        raise UnsupportedSavepointError(f"a pickle holds an attribute of {kind!r}, and only plain data is read")
+    return RowKind[name]
+
+
 _CONSTRUCTORS: dict[tuple[str, str], Callable[..., Any]] = {
     ("pyflink.common.types", "_create_row"): _row,
     ("pyflink.common.types", "RowKind"): RowKind,
@@ -41,6 +48,7 @@ _CONSTRUCTORS: dict[tuple[str, str], Callable[..., Any]] = {
     ("datetime", "timezone"): datetime.timezone,
     ("decimal", "Decimal"): Decimal,
     ("collections", "OrderedDict"): collections.OrderedDict,
+    ("builtins", "getattr"): _member,
     ("builtins", "set"): set,
     ("builtins", "frozenset"): frozenset,
     ("builtins", "complex"): complex,
@@ -72,7 +80,7 @@ def _refuse(unpickler: Any) -> None:
 
 class _DataUnpickler(pickle._Unpickler):  # in Python: the one in C trusts the sizes in a pickle
     def find_class(self, module: str, name: str) -> Any:
-        found = _CONSTRUCTORS.get((module, name))
+        found = _CONSTRUCTORS.get(("builtins" if module == "__builtin__" else module, name))  # as in Python 2
         if found is None:
             raise UnsupportedSavepointError(
                 f"a pickle holds a {module}.{name}, and only plain values, rows, dates, times and decimals are read"

@@ -11,12 +11,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dagster_flinkpy.common import Row, Types
+from dagster_flinkpy.common import Row, RowKind, Types
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.errors import CorruptStateError, TypeMismatchError, UnsupportedSavepointError
 from dagster_flinkpy.flink_savepoint.header import StateHeader
 from dagster_flinkpy.flink_savepoint.keyed_state import StateRows
 from dagster_flinkpy.flink_savepoint.metadata import read_metadata
+from dagster_flinkpy.flink_savepoint.pickled_data import load_data
 from dagster_flinkpy.flink_savepoint.serializers import Serializer
 from dagster_flinkpy.state_processor import read_savepoint
 from dagster_flinkpy.state_processor.flink_columns import DeclaredState, FlinkColumns
@@ -108,6 +109,15 @@ def test_values_of_thread_mode_are_those_of_java_or_pickles_of_data() -> None:
     mapped = columns("MAP", "MAP", Serializer("Map", (STRING, BYTES)), pair, map_key_type=Types.STRING())
     found = mapped.columns(rows([pickle.dumps((1, "x")), None], ["one", "none"]))
     assert (found["map_key"].to_pylist(), found["value"].to_pylist()) == (["one", "none"], [{"f0": 1, "f1": "x"}, None])
+
+
+def test_kinds_of_rows_are_read_as_each_python_pickles_them() -> None:
+    by_value = b"\x80\x02cpyflink.common.types\nRowKind\nK\x03\x85R."
+    by_name = b"\x80\x02c__builtin__\ngetattr\ncpyflink.common.types\nRowKind\nX\x06\x00\x00\x00DELETE\x86R."
+    assert load_data(by_value) is load_data(by_name) is RowKind.DELETE
+    code = b"\x80\x02c__builtin__\ngetattr\ncbuiltins\nset\nX\x03\x00\x00\x00pop\x86R."
+    with pytest.raises(UnsupportedSavepointError, match="an attribute of"):
+        load_data(code)
 
 
 def test_a_value_of_thread_mode_with_a_time_to_live_expires_when_it_would_have() -> None:

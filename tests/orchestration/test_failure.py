@@ -164,7 +164,15 @@ defs = dg.Definitions(
 """
     (tmp_path / "definitions.py").write_text(program)
     done = subprocess.run(
-        ["dagster", "job", "execute", "-f", "definitions.py", "-j", "words_restore"],
+        [
+            str(Path(sys.executable).with_name("dagster")),
+            "job",
+            "execute",
+            "-f",
+            "definitions.py",
+            "-j",
+            "words_restore",
+        ],
         cwd=tmp_path,
         env={**os.environ, "DAGSTER_HOME": str(tmp_path / "home"), "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,

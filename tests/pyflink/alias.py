@@ -11,6 +11,7 @@ import sys
 import tempfile
 import unittest
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial, partialmethod
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -89,8 +90,9 @@ def _module(name: str, ours: ModuleType | None, reason: str | None) -> ModuleTyp
     def get(attribute: str) -> Any:
         if attribute.startswith("__") and attribute != "__all__":
             raise AttributeError(attribute)
-        if ours is not None and hasattr(ours, attribute):
-            return getattr(ours, attribute)
+        if ours is not None:
+            with suppress(AttributeError, ImportError):  # the latter says what replaces a former name
+                return getattr(ours, attribute)
         why = reason or why_absent(attribute)
         if why is None:
             raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
