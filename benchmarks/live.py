@@ -35,6 +35,8 @@ RATES, LATENCY_EPOCHS = (1_000.0, 50_000.0), 100
 SPARK, PIPELINED = ExchangeOptions(ExchangeMode.SPARK), ExchangeOptions(ExchangeMode.PIPELINED)
 OFTEN, MANY = 500_000, 16
 """Records between checkpoints; subtasks."""
+ONE_SERVER = SparkSettings(master=f"local[{MANY + 4}]")
+"""By default a server has four slots per core: too few for so many subtasks."""
 TLS = ExchangeOptions(ExchangeMode.PIPELINED, tls=True)
 
 
@@ -48,7 +50,7 @@ def small_sum() -> JobGraph:
 def seconds_of(program: JobGraph, exchange: ExchangeOptions, folder: str, epochs: int) -> list[float]:
     """Returns the seconds of each epoch after the first one."""
     seconds = []
-    config = JobConfig("live", StorageLocation(folder), exchange=exchange)
+    config = JobConfig("live", StorageLocation(folder), spark=ONE_SERVER, exchange=exchange)
     with JobAttempt(program, config, owner="benchmark") as attempt:
         attempt.run_epoch()
         for _ in range(epochs):
@@ -86,7 +88,7 @@ def _changed(**values: int) -> Iterator[None]:
 def latencies_of(exchange: ExchangeOptions, rate: float, epochs: int) -> np.ndarray[Any, Any]:
     """Returns latencies of records in seconds, after the warm-up."""
     with tempfile.TemporaryDirectory() as folder:
-        config = JobConfig("latency", StorageLocation(folder), exchange=exchange)
+        config = JobConfig("latency", StorageLocation(folder), spark=ONE_SERVER, exchange=exchange)
         with JobAttempt(continuous.program(rate), config, owner="benchmark") as attempt:
             read = continuous.epochs(attempt, continuous.WARM_UP + epochs)
             return np.array(continuous.latencies(read, rate, epochs))
@@ -109,7 +111,7 @@ def latency() -> list[dict[str, Any]]:
 
 def run(peers: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     del peers
-    spark = get_session(SparkSettings())
+    spark = get_session(ONE_SERVER)
     lines = []
     events = {"events": keyed.EVENTS, "keys": keyed.KEYS, "parallelism": keyed.PARALLELISM, "rounds": ROUNDS}
     for name, program, bar in (("sum", keyed.builtin_sum, ">= 1.8"), ("process", keyed.process_function, ">= 1.3")):
