@@ -18,11 +18,10 @@ from functools import cache
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from dagster_flinkpy.errors import NoResourceAvailableError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructType
 
@@ -43,7 +42,7 @@ __all__ = [
     "with_targets",
 ]
 
-Function = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+Function = Callable[["Iterator[pa.RecordBatch]"], "Iterator[pa.RecordBatch]"]
 
 _STATUS = re.compile(r"StatusCode\.([A-Z_]+)")
 
@@ -72,8 +71,10 @@ def map_in_arrow(frame: DataFrame, function: Function, schema: Any, profile: Any
 
 def to_arrow(frame: DataFrame) -> pa.Table:
     """Runs a DataFrame, and returns its rows."""
-    if hasattr(frame, "toArrow"):
+    if hasattr(type(frame), "toArrow"):  # the frame itself would look for such a column, on the server
         return frame.toArrow()
+    import pyarrow as pa
+
     return pa.Table.from_pylist([row.asDict() for row in frame.collect()], schema=arrow_schema(frame.schema))
 
 
@@ -90,6 +91,8 @@ def data_frame(session: SparkSession, table: pa.Table) -> DataFrame:
 
 def arrow_schema(schema: StructType) -> pa.Schema:
     """Returns the Arrow schema of the rows of a DataFrame; timestamps are in UTC."""
+    import pyarrow as pa
+
     return pa.schema([pa.field(each.name, arrow_type(each.dataType), nullable=each.nullable) for each in schema])
 
 
@@ -148,7 +151,7 @@ def with_targets(rows: DataFrame, width: int) -> DataFrame:
     """
     from pyspark.sql import functions as F
 
-    if hasattr(rows, "repartitionById"):
+    if hasattr(type(rows), "repartitionById"):
         return rows.repartitionById(width, F.expr(f"pmod(target, {width})"))
     # Spark hashes what it partitions by, so a task is addressed by a number whose hash it has.
     addresses = ", ".join(map(str, _addresses(width)))

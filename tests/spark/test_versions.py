@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
@@ -60,6 +62,27 @@ def test_each_row_goes_to_the_task_of_its_target(spark: Any, width: int) -> None
     for frame in (with_targets(rows, width), with_targets(Older(rows, "repartitionById"), width)):
         tasks = frame.select("target", F.spark_partition_id().alias("task")).collect()
         assert sorted((row["target"], row["task"]) for row in tasks) == [(n, n % width) for n in range(200)]
+
+
+class Remote:
+    """A DataFrame of Spark Connect: for a name that it does not have, it asks the server for its columns."""
+
+    def __getattr__(self, name: str) -> Any:
+        assert name not in ("toArrow", "repartitionById"), f"the server was asked for the column {name}"
+        raise NotImplementedError(name)
+
+
+def test_what_a_version_has_is_known_without_asking_the_server() -> None:
+    frame: Any = Remote()
+    with pytest.raises(NotImplementedError, match="collect"):
+        to_arrow(frame)
+    with pytest.raises(NotImplementedError, match="repartition"):
+        with_targets(frame, 2)
+
+
+def test_java_starts_before_pyarrow_is_imported() -> None:
+    program = "import sys; import dagster_flinkpy.spark.sessions; sys.exit('pyarrow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
 def test_addresses_are_found_for_any_width() -> None:
