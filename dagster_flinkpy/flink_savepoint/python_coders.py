@@ -6,7 +6,6 @@ Source: PyFlink's ``fn_execution/coders.py`` and ``coder_impl_slow.py``.
 from __future__ import annotations
 
 import datetime
-import struct
 from collections.abc import Sequence
 from decimal import Context, Decimal
 from typing import Any
@@ -25,7 +24,7 @@ from dagster_flinkpy.common.typeinfo import (
 from dagster_flinkpy.common.types import Row, RowKind
 from dagster_flinkpy.errors import UnsupportedSavepointError
 from dagster_flinkpy.flink_savepoint.pickled_data import load_data
-from dagster_flinkpy.flink_savepoint.serializers import Decode
+from dagster_flinkpy.flink_savepoint.serializers import Decode, number
 
 __all__ = ["coder_of"]
 
@@ -56,17 +55,7 @@ def coder_of(kind: TypeInformation) -> Decode:
     raise UnsupportedSavepointError(f"PyFlink's DataStream API has no type like {kind}")
 
 
-def _number(form: str) -> Decode:
-    packed = struct.Struct(form)
-    size, unpack = packed.size, packed.unpack_from
-
-    def decode(data: bytes, at: int) -> tuple[Any, int]:
-        return unpack(data, at)[0], at + size
-
-    return decode
-
-
-_int, _long = _number(">i"), _number(">q")
+_int, _long = number(">i"), number(">q")
 
 
 def _bytes(data: bytes, at: int) -> tuple[bytes, int]:
@@ -125,13 +114,13 @@ _BASIC: dict[str, Decode] = {
     "STRING": _text,
     "CHAR": _text,
     "BOOLEAN": _boolean,
-    "BYTE": _number(">b"),
-    "SHORT": _number(">h"),
+    "BYTE": number(">b"),
+    "SHORT": number(">h"),
     "INT": _int,
     "LONG": _long,
     "BIG_INT": _long,
-    "FLOAT": _number(">f"),
-    "DOUBLE": _number(">d"),
+    "FLOAT": number(">f"),
+    "DOUBLE": number(">d"),
     "BIG_DEC": _decimal,
     "BYTES": _bytes,
     "SQL_DATE": _date,

@@ -21,7 +21,7 @@ from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.errors import UnsupportedSavepointError
 from dagster_flinkpy.flink_savepoint.byte_reader import ByteReader
 
-__all__ = ["Decode", "Serializer", "decoder_of", "read_serializer", "type_of"]
+__all__ = ["Decode", "Serializer", "decoder_of", "number", "read_serializer", "type_of"]
 
 Decode = Callable[[bytes, int], tuple[Any, int]]
 """Decodes the value at a position of some bytes; returns it with the position after it. Of damaged bytes it raises a
@@ -187,7 +187,8 @@ _MIN_LONG = -(1 << 63)
 _EPOCH = datetime.datetime(1970, 1, 1)
 
 
-def _number(form: str) -> Decode:
+def number(form: str) -> Decode:
+    """Returns what reads a number of this form of `struct`."""
     packed = struct.Struct(form)
     size, unpack = packed.size, packed.unpack_from
 
@@ -197,7 +198,7 @@ def _number(form: str) -> Decode:
     return decode
 
 
-_int, _long = _number(">i"), _number(">q")
+_int, _long = number(">i"), number(">q")
 
 
 def _boolean(data: bytes, at: int) -> tuple[bool, int]:
@@ -318,12 +319,12 @@ def _window(data: bytes, at: int) -> tuple[tuple[int, int], int]:
 
 _DECODERS: dict[str, Decode] = {
     "Boolean": _boolean,
-    "Byte": _number(">b"),
-    "Short": _number(">h"),
+    "Byte": number(">b"),
+    "Short": number(">h"),
     "Int": _int,
     "Long": _long,
-    "Float": _number(">f"),
-    "Double": _number(">d"),
+    "Float": number(">f"),
+    "Double": number(">d"),
     "Char": _char,
     "String": _string,
     "BigDec": _big_dec,
