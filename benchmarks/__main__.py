@@ -29,7 +29,7 @@ NAMES = (
     "growth",
     "stateful",
     "state_sql",
-    "coordinator",
+    "scale",
     "continuous",
     "sinks",
     "dagster",

@@ -19,7 +19,7 @@ from typing import Self
 from dagster_flinkpy.checkpoint.operator_states import OperatorState
 from dagster_flinkpy.checkpoint.validation import INVENTORY, check_inventory, inventory_of, validate
 from dagster_flinkpy.errors import CheckpointError, CorruptMetadataError, FlinkPyError
-from dagster_flinkpy.json_records import Json, JsonRecord
+from dagster_flinkpy.json_records import Json, JsonRecord, without_collector
 from dagster_flinkpy.storage import ObjectStore
 
 __all__ = [
@@ -124,6 +124,7 @@ class CheckpointMetadata(JsonRecord, omit_defaults=True):
         metadata.extra.pop(INVENTORY, None)
         return metadata
 
+    @without_collector()
     def to_bytes(self) -> bytes:
         """Encodes the file. Equal metadata gives equal bytes.
 
@@ -152,6 +153,7 @@ class CheckpointMetadata(JsonRecord, omit_defaults=True):
         return document if len(document) <= _COMPRESS_ABOVE else _compress(document)
 
     @classmethod
+    @without_collector()
     def from_bytes(cls, data: bytes, name: str) -> CheckpointMetadata:
         """Reads a file that :meth:`to_bytes` wrote.
 
