@@ -37,7 +37,7 @@ from dagster_flinkpy.datastream.connectors.base import (
     TwoPhaseCommittingSink,
     WriterInitContext,
 )
-from dagster_flinkpy.runtime.master.commit_retries import commit_requests
+from dagster_flinkpy.runtime.master.commits.commit_retries import commit_requests
 
 ROWS, BATCH, ROUNDS = 2_000_000, 8192, 7
 ROW = Types.ROW_NAMED(["id", "name", "day", "amount"], [Types.LONG(), Types.STRING(), Types.SQL_DATE(), Types.DOUBLE()])

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dagster_flinkpy.checkpoint.stored_checkpoint import StoredCheckpoint
     from dagster_flinkpy.datastream.job_graph import JobGraph
     from dagster_flinkpy.datastream.state_recovery import NonRestoredState
-    from dagster_flinkpy.runtime.master.committers import Committers
+    from dagster_flinkpy.runtime.master.commits.committers import Committers
     from dagster_flinkpy.runtime.master.job import JobAttempt
     from dagster_flinkpy.runtime.restore_trial import OperatorTrial
     from dagster_flinkpy.storage import StorageLocation
@@ -239,7 +239,7 @@ def program_committers(program: Environment, job: StorageLocation) -> Committers
     Raises:
         ConfigurationError: The name of the folder cannot be a job's.
     """
-    from dagster_flinkpy.runtime.master.committers import Committers
+    from dagster_flinkpy.runtime.master.commits.committers import Committers
     from dagster_flinkpy.runtime.master.watchdog import Watchdog
 
     env = program if isinstance(program, StreamExecutionEnvironment) else program()

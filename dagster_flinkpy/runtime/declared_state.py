@@ -18,7 +18,7 @@ from dagster_flinkpy.datastream.operator_specs import (
 )
 from dagster_flinkpy.datastream.state import MapStateDescriptor
 from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob
-from dagster_flinkpy.runtime.master.subtask_inputs import inputs_of_plan
+from dagster_flinkpy.runtime.master.epochs.subtask_inputs import inputs_of_plan
 from dagster_flinkpy.runtime.operators.keyed_operators import KeyedStateOperator
 from dagster_flinkpy.runtime.restore_trial import opened
 from dagster_flinkpy.runtime.shipping import dump_job, loaded_job

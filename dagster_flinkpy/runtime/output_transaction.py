@@ -47,7 +47,7 @@ from dagster_flinkpy.errors import (
     StorageError,
     UploadNotFoundError,
 )
-from dagster_flinkpy.runtime.master.commit_retries import commit_requests
+from dagster_flinkpy.runtime.master.commits.commit_retries import commit_requests
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from dagster_flinkpy.datastream.operator_specs import CollectSpec, PrintSpec, Si
 from dagster_flinkpy.datastream.state_recovery import NonRestoredState
 from dagster_flinkpy.errors import FlinkPyError, UserFunctionError
 from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob
-from dagster_flinkpy.runtime.master.split_planner import create_enumerator
-from dagster_flinkpy.runtime.master.subtask_inputs import inputs_of_plan
+from dagster_flinkpy.runtime.master.epochs.split_planner import create_enumerator
+from dagster_flinkpy.runtime.master.epochs.subtask_inputs import inputs_of_plan
 from dagster_flinkpy.runtime.operators.keyed_operators import KeyedStateOperator
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.operator_factory import create_operator

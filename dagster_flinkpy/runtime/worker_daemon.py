@@ -15,7 +15,7 @@ _MODULES = (
     "pandas",
     "pyarrow.parquet",
     "pyspark.worker",
-    "dagster_flinkpy.runtime.master.region_job",
+    "dagster_flinkpy.runtime.master.deployments.region_job",
     "dagster_flinkpy.runtime.slot.task_executor",  # Arrow Flight may be imported before a fork, but not used
 )
 

@@ -47,7 +47,7 @@ from dagster_flinkpy.datastream.stream_execution_environment import StreamExecut
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.key_groups import compute_operator_index_for_key_group
 from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob
-from dagster_flinkpy.runtime.master.subtask_inputs import SubtaskInputs, inputs_after, inputs_of_plan
+from dagster_flinkpy.runtime.master.epochs.subtask_inputs import SubtaskInputs, inputs_after, inputs_of_plan
 from dagster_flinkpy.runtime.operators.keyed_operators import KeyedStateOperator
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
 from dagster_flinkpy.state_processor.reader import SavepointReader

@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from dagster_flinkpy.runtime.master import job_exchange, slot_pool
+from dagster_flinkpy.runtime.master.deployments import job_exchange
+from dagster_flinkpy.runtime.master.slots import slot_pool
 
 __all__ = ["TROUBLES", "Relay", "Relays"]
 

@@ -15,9 +15,9 @@ from typing import Any
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.connectors.iceberg.table import CommitLog
 from dagster_flinkpy.datastream.connectors.base import CommitterInitContext, TwoPhaseCommittingSink
-from dagster_flinkpy.runtime.master import commit_retries
+from dagster_flinkpy.runtime.master.commits import commit_retries
+from dagster_flinkpy.runtime.master.commits.transactions import Transactions
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
-from dagster_flinkpy.runtime.master.transactions import Transactions
 from tests.chaos.sink_targets import TARGETS, Hook, Place, Target
 from tests.runtime.programs import EVENT, environment, events
 

@@ -26,7 +26,7 @@ from dagster_flinkpy.datastream import SlotSharingGroup
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.errors import NoResourceAvailableError
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
-from dagster_flinkpy.runtime.master.reports import CompletedEpoch
+from dagster_flinkpy.runtime.master.metrics.reports import CompletedEpoch
 from dagster_flinkpy.storage import StorageLocation
 from tests.chaos.cluster import Cluster, ancestor, running_cluster
 from tests.chaos.job import EPOCHS, TABLES, attempt, caught, order

@@ -15,8 +15,8 @@ from dagster_flinkpy.checkpoint import requests
 from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.cli import main
 from dagster_flinkpy.errors import JobCancelledError
-from dagster_flinkpy.runtime.master import taken_requests
 from dagster_flinkpy.runtime.master.mailbox import Mailbox, ThreadMailbox
+from dagster_flinkpy.runtime.master.requests import taken_requests
 from tests.runtime.harness import HarnessAttempt, collect_graph
 from tests.runtime.programs import COUNTED, CountPerKey, environment, events
 from tests.waiting import LIMIT

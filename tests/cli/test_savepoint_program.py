@@ -22,7 +22,7 @@ from dagster_flinkpy.orchestration.program import load_program, program_attempt
 from dagster_flinkpy.orchestration.resources import SparkResource
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master import job as runtime_job
-from dagster_flinkpy.runtime.master.committers import Committers
+from dagster_flinkpy.runtime.master.commits.committers import Committers
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore

@@ -18,7 +18,7 @@ from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.datastream.stream_execution_environment import StreamExecutionEnvironment
 from dagster_flinkpy.runtime.master.job import JobConfig
-from dagster_flinkpy.runtime.master.reports import CompletedEpoch, OperatorReport, SubtaskReport
+from dagster_flinkpy.runtime.master.metrics.reports import CompletedEpoch, OperatorReport, SubtaskReport
 
 END_OF_TIME = 2**63 - 1
 

@@ -24,9 +24,9 @@ from dagster_flinkpy.errors import InputAfterEndError
 from dagster_flinkpy.orchestration import flink_assets
 from dagster_flinkpy.orchestration.runs import unpartitioned_run
 from dagster_flinkpy.orchestration.runs.epoch_events import EpochEvents
-from dagster_flinkpy.runtime.master import taken_requests
 from dagster_flinkpy.runtime.master.job import JobAttempt
-from dagster_flinkpy.runtime.master.reports import CompletedEpoch
+from dagster_flinkpy.runtime.master.metrics.reports import CompletedEpoch
+from dagster_flinkpy.runtime.master.requests import taken_requests
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.harness import run_rows
 

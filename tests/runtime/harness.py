@@ -22,11 +22,11 @@ from dagster_flinkpy.datastream.operator_specs import CollectSpec
 from dagster_flinkpy.datastream.transformation import Transformation
 from dagster_flinkpy.errors import UserFunctionError
 from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob, SubtaskInput
-from dagster_flinkpy.runtime.master.in_process import run_in_process, shuffled
+from dagster_flinkpy.runtime.master.deployments.in_process import run_in_process, shuffled
+from dagster_flinkpy.runtime.master.epochs.open_epoch import OpenEpoch
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Mailbox, ThreadMailbox
-from dagster_flinkpy.runtime.master.open_epoch import OpenEpoch
-from dagster_flinkpy.runtime.master.reports import CompletedEpoch
+from dagster_flinkpy.runtime.master.metrics.reports import CompletedEpoch
 from dagster_flinkpy.runtime.master.results import EpochResults
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.storage import StorageLocation

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dagster_flinkpy.checkpoint.instructions import Instruction
 from dagster_flinkpy.checkpoint.stimuli import Stimulus
 from dagster_flinkpy.runtime.master.job_state import JobState
-from dagster_flinkpy.runtime.master.region_epochs import Phase, RegionStage
-from dagster_flinkpy.runtime.master.region_state import RegionState
+from dagster_flinkpy.runtime.master.regions.region_epochs import Phase, RegionStage
+from dagster_flinkpy.runtime.master.regions.region_state import RegionState
 
 __all__ = ["check_after_each_stimulus", "check_region", "check_state"]
 

@@ -25,7 +25,7 @@ from dagster_flinkpy.errors import (
     StorageError,
 )
 from dagster_flinkpy.runtime import output_transaction
-from dagster_flinkpy.runtime.master import commit_retries
+from dagster_flinkpy.runtime.master.commits import commit_retries
 from dagster_flinkpy.runtime.output_transaction import Output, OutputTransaction, abort_transactions
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore

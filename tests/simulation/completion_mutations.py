@@ -11,14 +11,14 @@ from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.instructions import NotifyAborted
 from dagster_flinkpy.checkpoint.stimuli import CoordinatorSnapshotted
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
-from dagster_flinkpy.runtime.master.completion_chain import CompletionChain
-from dagster_flinkpy.runtime.master.epoch_outputs import EpochOutputs
-from dagster_flinkpy.runtime.master.epoch_planner import EpochPlanner
+from dagster_flinkpy.runtime.master.commits.completion_chain import CompletionChain
+from dagster_flinkpy.runtime.master.commits.epoch_outputs import EpochOutputs
+from dagster_flinkpy.runtime.master.epochs.epoch_planner import EpochPlanner
 from dagster_flinkpy.runtime.master.job_failover import JobFailover
 from dagster_flinkpy.runtime.master.job_master import JobMaster
 from dagster_flinkpy.runtime.master.job_state import JobState
 from dagster_flinkpy.runtime.master.mailbox import Lane
-from dagster_flinkpy.runtime.master.region_state import RegionState
+from dagster_flinkpy.runtime.master.regions.region_state import RegionState
 from tests.simulation.failover_mutations import MUTATIONS
 from tests.simulation.mutations import ONE_STREAM, Wrapped, mutation
 

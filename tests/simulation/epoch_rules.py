@@ -9,8 +9,8 @@ from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeOutput
 from dagster_flinkpy.runtime.epoch import EpochJob
-from dagster_flinkpy.runtime.master.region_runner import RegionEnded
-from dagster_flinkpy.runtime.master.region_state import RegionState
+from dagster_flinkpy.runtime.master.regions.region_runner import RegionEnded
+from dagster_flinkpy.runtime.master.regions.region_state import RegionState
 
 __all__ = ["EpochRules"]
 

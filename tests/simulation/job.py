@@ -21,6 +21,8 @@ from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER, SubtaskS
 from dagster_flinkpy.checkpoint.stimuli import Acknowledge, Decline, Stimulus, TimerFired
 from dagster_flinkpy.errors import SegmentLostError
 from dagster_flinkpy.runtime.epoch import EpochJob
+from dagster_flinkpy.runtime.master.commits.transactions import Transactions
+from dagster_flinkpy.runtime.master.epochs.open_epoch import OpenEpoch
 from dagster_flinkpy.runtime.master.failover import (
     FailoverConfig,
     RestartAllStrategy,
@@ -29,12 +31,10 @@ from dagster_flinkpy.runtime.master.failover import (
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.runtime.master.job_state import JobState
 from dagster_flinkpy.runtime.master.mailbox import Done, Lane, Mailbox, Work
-from dagster_flinkpy.runtime.master.open_epoch import OpenEpoch
-from dagster_flinkpy.runtime.master.region_runner import RegionEnded
-from dagster_flinkpy.runtime.master.region_state import RegionState
+from dagster_flinkpy.runtime.master.regions.region_runner import RegionEnded
+from dagster_flinkpy.runtime.master.regions.region_state import RegionState
 from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.runtime.master.results import EpochResults
-from dagster_flinkpy.runtime.master.transactions import Transactions
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from tests.runtime.state_rules import check_state
 from tests.simulation.bucket import URL

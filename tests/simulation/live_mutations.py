@@ -10,11 +10,11 @@ from dagster_flinkpy.runtime.exchange.frames import opened
 from dagster_flinkpy.runtime.exchange.input_gate import InputGate
 from dagster_flinkpy.runtime.exchange.reply_stream import ReplyStream
 from dagster_flinkpy.runtime.exchange.result_partition import PipelinedSubpartition
-from dagster_flinkpy.runtime.master import pipelined_region
-from dagster_flinkpy.runtime.master.completion_chain import CompletionChain
-from dagster_flinkpy.runtime.master.epoch_planner import EpochPlanner
-from dagster_flinkpy.runtime.master.pipelined_region import PipelinedRegion
-from dagster_flinkpy.runtime.master.slot_pool import Slot
+from dagster_flinkpy.runtime.master.commits.completion_chain import CompletionChain
+from dagster_flinkpy.runtime.master.deployments import pipelined_region
+from dagster_flinkpy.runtime.master.deployments.pipelined_region import PipelinedRegion
+from dagster_flinkpy.runtime.master.epochs.epoch_planner import EpochPlanner
+from dagster_flinkpy.runtime.master.slots.slot_pool import Slot
 from dagster_flinkpy.runtime.shuffle.wire import Kind, WireRow, rows_of
 from dagster_flinkpy.runtime.slot.deployment import SlotDeployment
 from dagster_flinkpy.runtime.slot.pipelined_task import PipelinedTask

@@ -25,17 +25,17 @@ from dagster_flinkpy.connectors.commit.staged_files import FileNames
 from dagster_flinkpy.errors import CorruptMetadataError, StorageError
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master import job as job_loop
-from dagster_flinkpy.runtime.master import savepoints
 from dagster_flinkpy.runtime.master import starting_point as restoring
-from dagster_flinkpy.runtime.master.checkpoint_steps import CheckpointSteps
-from dagster_flinkpy.runtime.master.completion_chain import CompletionChain
+from dagster_flinkpy.runtime.master.commits.checkpoint_steps import CheckpointSteps
+from dagster_flinkpy.runtime.master.commits.completion_chain import CompletionChain
+from dagster_flinkpy.runtime.master.commits.transactions import Transactions
+from dagster_flinkpy.runtime.master.epochs.split_planner import SplitPlanner
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.runtime.master.job_master import JobMaster
 from dagster_flinkpy.runtime.master.job_state import JobState
 from dagster_flinkpy.runtime.master.mailbox import Lane
-from dagster_flinkpy.runtime.master.region_runner import JobRunner
-from dagster_flinkpy.runtime.master.split_planner import SplitPlanner
-from dagster_flinkpy.runtime.master.transactions import Transactions
+from dagster_flinkpy.runtime.master.regions.region_runner import JobRunner
+from dagster_flinkpy.runtime.master.requests import savepoints
 from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.storage import ObjectStore, lease
 from tests.simulation import upkeep

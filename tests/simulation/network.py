@@ -17,7 +17,7 @@ import pyarrow.flight as flight
 from dagster_flinkpy.errors import FlinkPyError, SlotProtocolError
 from dagster_flinkpy.runtime.exchange.frames import ALIVE, TokenCheck
 from dagster_flinkpy.runtime.exchange.input_gate import InputGate
-from dagster_flinkpy.runtime.master.pipelined_region import PipelinedRegion
+from dagster_flinkpy.runtime.master.deployments.pipelined_region import PipelinedRegion
 from dagster_flinkpy.runtime.slot.task_executor import TaskExecutor
 from tests.simulation.world import Process, World
 

@@ -9,7 +9,7 @@ from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.partitions import PartitionRetention
 from dagster_flinkpy.connectors.commit.staged_files import StagedFileCommitter
-from dagster_flinkpy.runtime.master.committers import Committers
+from dagster_flinkpy.runtime.master.commits.committers import Committers
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.runtime.master.starting_point import Restore
 from tests.simulation.mutations import CALM, MUTATIONS, Wrapped, mutation

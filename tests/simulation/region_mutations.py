@@ -8,11 +8,11 @@ from typing import Any
 from dagster_flinkpy.checkpoint.operator_states import OperatorState
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeSegments
 from dagster_flinkpy.runtime.master import job_state
-from dagster_flinkpy.runtime.master.completion_chain import CompletionChain
+from dagster_flinkpy.runtime.master.commits.completion_chain import CompletionChain
 from dagster_flinkpy.runtime.master.job_failover import JobFailover
 from dagster_flinkpy.runtime.master.job_messages import DiscardRead
 from dagster_flinkpy.runtime.master.job_state import JobState
-from dagster_flinkpy.runtime.master.region_state import RegionState
+from dagster_flinkpy.runtime.master.regions.region_state import RegionState
 from tests.simulation.mutations import ONE_STREAM, Wrapped, mutation
 from tests.simulation.partition_mutations import MUTATIONS
 from tests.simulation.program import here

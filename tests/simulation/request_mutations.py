@@ -9,7 +9,7 @@ from dagster_flinkpy.checkpoint.request_inbox import RequestInbox
 from dagster_flinkpy.checkpoint.requests import Answer, answer_key
 from dagster_flinkpy.runtime.master.job_messages import AnswerRequest
 from dagster_flinkpy.runtime.master.job_state import JobState
-from dagster_flinkpy.runtime.master.savepoints import SavepointCopy
+from dagster_flinkpy.runtime.master.requests.savepoints import SavepointCopy
 from dagster_flinkpy.storage import ObjectStore
 from tests.simulation.mutations import ONE_STREAM, Wrapped, mutation
 from tests.simulation.region_mutations import MUTATIONS

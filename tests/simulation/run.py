@@ -15,9 +15,10 @@ from unittest import mock
 from dagster_flinkpy.checkpoint import requests, savepoint
 from dagster_flinkpy.checkpoint.requests import RequestKind
 from dagster_flinkpy.errors import CheckpointTimeoutError, FlinkPyError
-from dagster_flinkpy.runtime.master import commit_retries, taken_requests
 from dagster_flinkpy.runtime.master import job as job_loop
-from dagster_flinkpy.runtime.master.taken_requests import TakenRequests
+from dagster_flinkpy.runtime.master.commits import commit_retries
+from dagster_flinkpy.runtime.master.requests import taken_requests
+from dagster_flinkpy.runtime.master.requests.taken_requests import TakenRequests
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.storage import lease
 from tests.simulation.invariants import Invariants

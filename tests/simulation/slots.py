@@ -19,10 +19,11 @@ from dagster_flinkpy.errors import SlotLostError, StorageError
 from dagster_flinkpy.runtime import shipping
 from dagster_flinkpy.runtime.exchange import input_gate, places, reply_stream, slot_link
 from dagster_flinkpy.runtime.exchange.input_gate import InputGate
-from dagster_flinkpy.runtime.master import job_exchange, pipelined_region, slot_pool
+from dagster_flinkpy.runtime.master.deployments import job_exchange, pipelined_region
+from dagster_flinkpy.runtime.master.deployments.pipelined_region import PipelinedRegion
 from dagster_flinkpy.runtime.master.job_session import JobSession
-from dagster_flinkpy.runtime.master.job_slots import JobSlots
-from dagster_flinkpy.runtime.master.pipelined_region import PipelinedRegion
+from dagster_flinkpy.runtime.master.slots import slot_pool
+from dagster_flinkpy.runtime.master.slots.job_slots import JobSlots
 from dagster_flinkpy.runtime.operators import source_reader_operator
 from dagster_flinkpy.runtime.shuffle import record_writer
 from dagster_flinkpy.runtime.shuffle.wire import Kind, WireRow

@@ -9,7 +9,7 @@ from typing import Any
 from dagster_flinkpy.connectors.sources.source_coordinator import SourceCoordinator, Tell, unpacked
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.runtime.epoch import EpochInput
-from dagster_flinkpy.runtime.master.open_epoch import OpenEpoch
+from dagster_flinkpy.runtime.master.epochs.open_epoch import OpenEpoch
 from dagster_flinkpy.runtime.operators.source_operator import SourceOperator
 from dagster_flinkpy.runtime.operators.source_reader_operator import SourceReaderOperator
 from dagster_flinkpy.runtime.task.stream_task import StreamTask

@@ -22,7 +22,7 @@ from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.datastream import KeyedProcessFunction, RuntimeContext
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.errors import FlinkPyError
-from dagster_flinkpy.runtime.master import commit_retries
+from dagster_flinkpy.runtime.master.commits import commit_retries
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
 from tests.runtime.harness import HarnessAttempt
 from tests.runtime.programs import environment

@@ -23,7 +23,7 @@ from dagster_flinkpy.orchestration.job_assets import JobAssets
 from dagster_flinkpy.orchestration.program import RestoreForecast, forecast
 from dagster_flinkpy.orchestration.runs.changed_tables import last_event
 from dagster_flinkpy.orchestration.runs.runs_of_job import active_runs
-from dagster_flinkpy.runtime.master.committers import Committers
+from dagster_flinkpy.runtime.master.commits.committers import Committers
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from dagster_flinkpy.checkpoint.job_metrics import OperatorMetrics
     from dagster_flinkpy.checkpoint.operator_states import OperatorState
     from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics
-    from dagster_flinkpy.runtime.master.reports import CompletedEpoch, OperatorReport, SubtaskReport
+    from dagster_flinkpy.runtime.master.metrics.reports import CompletedEpoch, OperatorReport, SubtaskReport
 
 __all__ = [
     "END_OF_INPUT",

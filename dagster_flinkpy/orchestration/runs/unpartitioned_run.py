@@ -19,7 +19,7 @@ from dagster_flinkpy.orchestration.runs.worker_logs import to_run
 
 if TYPE_CHECKING:
     from dagster_flinkpy.runtime.master.job import JobAttempt
-    from dagster_flinkpy.runtime.master.reports import CompletedEpoch
+    from dagster_flinkpy.runtime.master.metrics.reports import CompletedEpoch
 
 __all__ = ["run_epochs"]
 

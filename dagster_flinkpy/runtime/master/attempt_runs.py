@@ -31,12 +31,12 @@ from dagster_flinkpy.errors import (
     SavepointOutcomeUnknownError,
 )
 from dagster_flinkpy.runtime.master.deployed_job import DeployedJob
+from dagster_flinkpy.runtime.master.deployments.job_exchange import JobExchange
 from dagster_flinkpy.runtime.master.epoch_request import Completion, EpochKind, EpochRequest
 from dagster_flinkpy.runtime.master.job_config import JobConfig
-from dagster_flinkpy.runtime.master.job_exchange import JobExchange
 from dagster_flinkpy.runtime.master.job_reporter import JobReporter
-from dagster_flinkpy.runtime.master.reports import CompletedEpoch
-from dagster_flinkpy.runtime.master.savepoints import SavepointCopy
+from dagster_flinkpy.runtime.master.metrics.reports import CompletedEpoch
+from dagster_flinkpy.runtime.master.requests.savepoints import SavepointCopy
 
 __all__ = ["AttemptRuns"]
 

@@ -8,13 +8,13 @@ from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.runtime.master.checkpoint_contents import CheckpointContents
+from dagster_flinkpy.runtime.master.commits.transactions import Transactions
 from dagster_flinkpy.runtime.master.job_failover import JobFailover
 from dagster_flinkpy.runtime.master.job_master import JobMaster
-from dagster_flinkpy.runtime.master.job_regions import JobRegions
-from dagster_flinkpy.runtime.master.job_slots import JobSlots
-from dagster_flinkpy.runtime.master.request_desk import RequestDesk
-from dagster_flinkpy.runtime.master.savepoints import JobSavepoints
-from dagster_flinkpy.runtime.master.transactions import Transactions
+from dagster_flinkpy.runtime.master.regions.job_regions import JobRegions
+from dagster_flinkpy.runtime.master.requests.request_desk import RequestDesk
+from dagster_flinkpy.runtime.master.requests.savepoints import JobSavepoints
+from dagster_flinkpy.runtime.master.slots.job_slots import JobSlots
 
 __all__ = ["DeployedJob"]
 

@@ -15,9 +15,9 @@ from dagster_flinkpy.runtime.master.checkpoint_contents import CheckpointContent
 from dagster_flinkpy.runtime.master.epoch_request import EpochKind, EpochRequest
 from dagster_flinkpy.runtime.master.epoch_sequence import EpochSequence
 from dagster_flinkpy.runtime.master.job_messages import ReserveCheckpointIds
-from dagster_flinkpy.runtime.master.region_epochs import Phase, Turn
-from dagster_flinkpy.runtime.master.region_state import RegionState
-from dagster_flinkpy.runtime.master.taken_requests import TakenRequests
+from dagster_flinkpy.runtime.master.regions.region_epochs import Phase, Turn
+from dagster_flinkpy.runtime.master.regions.region_state import RegionState
+from dagster_flinkpy.runtime.master.requests.taken_requests import TakenRequests
 
 __all__ = ["EpochSchedule"]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dagster_flinkpy.errors import CheckpointError
 from dagster_flinkpy.runtime.master.epoch_request import EpochBatch, EpochKind, EpochRequest
-from dagster_flinkpy.runtime.master.region_state import RegionState
+from dagster_flinkpy.runtime.master.regions.region_state import RegionState
 
 __all__ = ["EpochSequence"]
 

@@ -2,7 +2,7 @@
 
 The master drives what runs (:mod:`~dagster_flinkpy.runtime.master.job_master`).
 :mod:`~dagster_flinkpy.runtime.master.starting_point` finds what to restore,
-:mod:`~dagster_flinkpy.runtime.master.epoch_planner` plans what each epoch reads, and
+:mod:`~dagster_flinkpy.runtime.master.epochs.epoch_planner` plans what each epoch reads, and
 :mod:`~dagster_flinkpy.runtime.master.attempt_runs` runs what callers ask for.
 """
 
@@ -39,32 +39,32 @@ from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master.attempt_runs import AttemptRuns
 from dagster_flinkpy.runtime.master.binding import bind_blocking_edges
 from dagster_flinkpy.runtime.master.checkpoint_contents import CheckpointContents
-from dagster_flinkpy.runtime.master.checkpoint_steps import CheckpointSteps
-from dagster_flinkpy.runtime.master.committers import Committers
+from dagster_flinkpy.runtime.master.commits.checkpoint_steps import CheckpointSteps
+from dagster_flinkpy.runtime.master.commits.committers import Committers
+from dagster_flinkpy.runtime.master.commits.master_hooks import MasterHooks
+from dagster_flinkpy.runtime.master.commits.transactions import Transactions
 from dagster_flinkpy.runtime.master.deployed_job import DeployedJob
+from dagster_flinkpy.runtime.master.deployments.job_exchange import JobExchange
 from dagster_flinkpy.runtime.master.epoch_schedule import EpochSchedule
+from dagster_flinkpy.runtime.master.epochs.open_epoch import OpenEpoch
 from dagster_flinkpy.runtime.master.job_config import JobConfig
-from dagster_flinkpy.runtime.master.job_exchange import JobExchange
 from dagster_flinkpy.runtime.master.job_failover import JobFailover
 from dagster_flinkpy.runtime.master.job_master import JobMaster
-from dagster_flinkpy.runtime.master.job_regions import JobRegions
 from dagster_flinkpy.runtime.master.job_reporter import JobReporter
 from dagster_flinkpy.runtime.master.job_session import JobSession, SharedSession
-from dagster_flinkpy.runtime.master.job_slots import JobSlots, require_all_slots
 from dagster_flinkpy.runtime.master.job_state import JobState
 from dagster_flinkpy.runtime.master.lease_keeper import LeaseKeeper, await_leadership
 from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Mailbox, ThreadMailbox
-from dagster_flinkpy.runtime.master.master_hooks import MasterHooks
-from dagster_flinkpy.runtime.master.open_epoch import OpenEpoch
-from dagster_flinkpy.runtime.master.region_epochs import Turn
-from dagster_flinkpy.runtime.master.region_runner import JobRunner
-from dagster_flinkpy.runtime.master.request_desk import RequestDesk
+from dagster_flinkpy.runtime.master.metrics.timeline import CheckpointTimeline
+from dagster_flinkpy.runtime.master.regions.job_regions import JobRegions
+from dagster_flinkpy.runtime.master.regions.region_epochs import Turn
+from dagster_flinkpy.runtime.master.regions.region_runner import JobRunner
+from dagster_flinkpy.runtime.master.requests.request_desk import RequestDesk
+from dagster_flinkpy.runtime.master.requests.savepoints import JobSavepoints
 from dagster_flinkpy.runtime.master.results import EpochResults
 from dagster_flinkpy.runtime.master.retention import discards_checkpoints
-from dagster_flinkpy.runtime.master.savepoints import JobSavepoints
+from dagster_flinkpy.runtime.master.slots.job_slots import JobSlots, require_all_slots
 from dagster_flinkpy.runtime.master.starting_point import Restore
-from dagster_flinkpy.runtime.master.timeline import CheckpointTimeline
-from dagster_flinkpy.runtime.master.transactions import Transactions
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.runtime.user_logs import LogEntry, log_here, pass_on

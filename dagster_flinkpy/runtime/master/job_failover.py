@@ -46,8 +46,8 @@ from dagster_flinkpy.runtime.master.failover import (
     RegionTopology,
 )
 from dagster_flinkpy.runtime.master.job_config import JobConfig
-from dagster_flinkpy.runtime.master.region_runner import RegionEnded
-from dagster_flinkpy.runtime.master.region_state import RegionState
+from dagster_flinkpy.runtime.master.regions.region_runner import RegionEnded
+from dagster_flinkpy.runtime.master.regions.region_state import RegionState
 
 __all__ = ["JobFailover", "declined", "diagnosed"]
 

@@ -22,7 +22,7 @@ from dagster_flinkpy.checkpoint.instructions import (
 )
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.stimuli import Stimulus
-from dagster_flinkpy.runtime.master.checkpoint_steps import CheckpointSteps
+from dagster_flinkpy.runtime.master.commits.checkpoint_steps import CheckpointSteps
 from dagster_flinkpy.runtime.master.epoch_request import Completion, EpochRequest
 from dagster_flinkpy.runtime.master.job_messages import (
     AbortLingering,
@@ -58,8 +58,8 @@ from dagster_flinkpy.runtime.master.job_messages import (
 )
 from dagster_flinkpy.runtime.master.job_state import JobState
 from dagster_flinkpy.runtime.master.mailbox import Done, Lane, Mailbox, Work
-from dagster_flinkpy.runtime.master.region_runner import JobRunner
-from dagster_flinkpy.runtime.master.request_desk import RequestDesk
+from dagster_flinkpy.runtime.master.regions.region_runner import JobRunner
+from dagster_flinkpy.runtime.master.requests.request_desk import RequestDesk
 
 __all__ = ["JobMaster"]
 

@@ -26,8 +26,8 @@ from dagster_flinkpy.runtime.master.epoch_request import Completion
 from dagster_flinkpy.runtime.master.execution_graph import ExecutionGraph, ExecutionJobVertex
 from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.runtime.master.mailbox import Lane, Mailbox
-from dagster_flinkpy.runtime.master.metric_reporters import MetricReporters
-from dagster_flinkpy.runtime.master.reports import CompletedEpoch, completed_epoch
+from dagster_flinkpy.runtime.master.metrics.metric_reporters import MetricReporters
+from dagster_flinkpy.runtime.master.metrics.reports import CompletedEpoch, completed_epoch
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 
 __all__ = ["JobReporter", "execution_report"]

@@ -65,8 +65,8 @@ from dagster_flinkpy.errors import (
     JobCancelledError,
 )
 from dagster_flinkpy.runtime.master.checkpoint_contents import CheckpointContents
-from dagster_flinkpy.runtime.master.checkpoint_steps import Outcome
-from dagster_flinkpy.runtime.master.completion_chain import CompletionChain
+from dagster_flinkpy.runtime.master.commits.checkpoint_steps import Outcome
+from dagster_flinkpy.runtime.master.commits.completion_chain import CompletionChain
 from dagster_flinkpy.runtime.master.epoch_request import EpochBatch
 from dagster_flinkpy.runtime.master.epoch_schedule import EpochSchedule
 from dagster_flinkpy.runtime.master.job_failover import JobFailover, declined, diagnosed
@@ -95,11 +95,11 @@ from dagster_flinkpy.runtime.master.job_messages import (
     WriteCheckpoint,
     describe,
 )
-from dagster_flinkpy.runtime.master.region_epochs import Acknowledged, Turn
-from dagster_flinkpy.runtime.master.region_runner import EpochPlanned, InputEnded, InputLooked, RegionEnded
-from dagster_flinkpy.runtime.master.region_state import RegionState
+from dagster_flinkpy.runtime.master.regions.region_epochs import Acknowledged, Turn
+from dagster_flinkpy.runtime.master.regions.region_runner import EpochPlanned, InputEnded, InputLooked, RegionEnded
+from dagster_flinkpy.runtime.master.regions.region_state import RegionState
+from dagster_flinkpy.runtime.master.requests.taken_requests import TakenRequests
 from dagster_flinkpy.runtime.master.results import TaskFailure
-from dagster_flinkpy.runtime.master.taken_requests import TakenRequests
 
 __all__ = ["JobState"]
 

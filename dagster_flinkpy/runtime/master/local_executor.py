@@ -23,7 +23,7 @@ from dagster_flinkpy.spark.sessions import start_server
 if TYPE_CHECKING:
     from dagster_flinkpy.runtime.master.async_execution import BackgroundJob
     from dagster_flinkpy.runtime.master.job import JobAttempt
-    from dagster_flinkpy.runtime.master.reports import CompletedEpoch
+    from dagster_flinkpy.runtime.master.metrics.reports import CompletedEpoch
 
 __all__ = ["LocalExecutor"]
 

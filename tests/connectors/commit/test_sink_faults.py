@@ -42,7 +42,7 @@ VALUES = [value for _, _, value in RECORDS]
 def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0)
     monkeypatch.setattr("random.uniform", lambda *_: 0)
-    monkeypatch.setattr("dagster_flinkpy.runtime.master.commit_retries._sleep", lambda seconds: None)
+    monkeypatch.setattr("dagster_flinkpy.runtime.master.commits.commit_retries._sleep", lambda seconds: None)
     quick = {"backoff_config.init_backoff": "1 ms", "backoff_config.max_backoff": "2 ms", "max_retries": "4"}
     monkeypatch.setattr(
         "dagster_flinkpy.connectors.delta.table.storage_options", lambda location: storage_options(location) | quick

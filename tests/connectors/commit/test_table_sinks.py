@@ -30,7 +30,7 @@ from dagster_flinkpy.connectors.commit.table_writer import TableWriter
 from dagster_flinkpy.connectors.files.parquet_table import ParquetTable, table_schema
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitterInitContext, WriterInitContext
 from dagster_flinkpy.errors import ConfigurationError, StorageError, TypeMismatchError
-from dagster_flinkpy.runtime.master.commit_retries import commit_requests
+from dagster_flinkpy.runtime.master.commits.commit_retries import commit_requests
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.connectors.postgres.test_jobs import dying

@@ -17,7 +17,7 @@ from dagster_flinkpy.datastream.connectors.file_system import (
     StreamFormat,
 )
 from dagster_flinkpy.errors import ConfigurationError, SourceReadError
-from dagster_flinkpy.runtime.master.commit_retries import commit_requests
+from dagster_flinkpy.runtime.master.commits.commit_retries import commit_requests
 
 FORMAT = StreamFormat.text_line_format()
 

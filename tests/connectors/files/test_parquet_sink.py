@@ -19,7 +19,7 @@ from dagster_flinkpy.errors import (
     SinkCommitError,
     StorageError,
 )
-from dagster_flinkpy.runtime.master.commit_retries import commit_requests
+from dagster_flinkpy.runtime.master.commits.commit_retries import commit_requests
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
 

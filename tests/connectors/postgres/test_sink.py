@@ -27,7 +27,7 @@ from dagster_flinkpy.errors import (
     StorageError,
     TypeMismatchError,
 )
-from dagster_flinkpy.runtime.master.commit_retries import commit_requests
+from dagster_flinkpy.runtime.master.commits.commit_retries import commit_requests
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.harness import Crash
 from tests.servers import crash_postgres

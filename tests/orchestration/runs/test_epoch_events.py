@@ -36,8 +36,8 @@ from dagster_flinkpy.orchestration import FlinkAssetChecks, flink_assets
 from dagster_flinkpy.orchestration.runs import unpartitioned_run
 from dagster_flinkpy.orchestration.runs.epoch_events import EpochEvents
 from dagster_flinkpy.runtime.epoch import EpochJob
-from dagster_flinkpy.runtime.master import taken_requests
 from dagster_flinkpy.runtime.master.job import JobAttempt
+from dagster_flinkpy.runtime.master.requests import taken_requests
 from dagster_flinkpy.storage import lease
 from dagster_flinkpy.storage.object_store import ObjectStore
 from tests.orchestration.programs import Count, word_count

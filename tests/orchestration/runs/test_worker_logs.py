@@ -15,7 +15,8 @@ from dagster_flinkpy.connectors import ParquetSink
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext
 from dagster_flinkpy.orchestration import SparkResource, flink_assets
-from dagster_flinkpy.runtime.master import commit_retries, job_session
+from dagster_flinkpy.runtime.master import job_session
+from dagster_flinkpy.runtime.master.commits import commit_retries
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.spark.sessions import SparkSettings, get_session
 from tests.runtime.harness import run_rows

@@ -11,7 +11,7 @@ import pytest
 from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.datastream import MapFunction
 from dagster_flinkpy.datastream.job_graph import JobGraph
-from dagster_flinkpy.runtime.master import pipelined_region
+from dagster_flinkpy.runtime.master.deployments import pipelined_region
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.spark.sessions import SparkSettings
 from dagster_flinkpy.storage import StorageLocation

@@ -14,8 +14,8 @@ from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOption
 from dagster_flinkpy.errors import ConfigurationError, SlotLostError
 from dagster_flinkpy.runtime.exchange.frames import calling, opening
 from dagster_flinkpy.runtime.exchange.tls import connect, new_certificate, server_options
-from dagster_flinkpy.runtime.master.slot_pool import SlotPool, SlotProcess
-from dagster_flinkpy.runtime.master.slot_processes import start_here
+from dagster_flinkpy.runtime.master.deployments.slot_processes import start_here
+from dagster_flinkpy.runtime.master.slots.slot_pool import SlotPool, SlotProcess
 from dagster_flinkpy.runtime.shuffle.wire import WIRE_SCHEMA
 from dagster_flinkpy.runtime.slot.task_executor import SlotDescriptor
 

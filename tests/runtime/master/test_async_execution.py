@@ -21,7 +21,7 @@ from dagster_flinkpy.errors import (
     RequestFailedError,
     UserFunctionError,
 )
-from dagster_flinkpy.runtime.master import taken_requests
+from dagster_flinkpy.runtime.master.requests import taken_requests
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.programs import FolderSink, environment
 from tests.waiting import until

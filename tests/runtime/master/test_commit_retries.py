@@ -23,7 +23,7 @@ from dagster_flinkpy.datastream.connectors.base import (
     WriterInitContext,
 )
 from dagster_flinkpy.errors import CommittableLostError, SinkCommitError, StorageError, TypeMismatchError
-from dagster_flinkpy.runtime.master.commit_retries import MAX_RETRIES, commit_requests
+from dagster_flinkpy.runtime.master.commits.commit_retries import MAX_RETRIES, commit_requests
 from tests.runtime.harness import HarnessAttempt
 from tests.runtime.programs import FolderSink, environment, events
 
@@ -220,7 +220,7 @@ class _Restless(Committer):
 
 def test_a_job_tries_again_until_its_sink_has_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
-    monkeypatch.setattr("dagster_flinkpy.runtime.master.commit_retries._sleep", waited.append)
+    monkeypatch.setattr("dagster_flinkpy.runtime.master.commits.commit_retries._sleep", waited.append)
     run(tmp_path, Restless(tmp_path / "out"))
     assert [value for _, _, value in FolderSink(tmp_path / "out").rows()] == [0, 1, 2, 3]
     assert waited == [0.1, 0.2] * 2

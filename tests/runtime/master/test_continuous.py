@@ -18,8 +18,8 @@ from dagster_flinkpy.datastream.data_stream import DataStream
 from dagster_flinkpy.errors import SourceReadError
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master import job as job_module
+from dagster_flinkpy.runtime.master.epochs.split_planner import SplitPlanner
 from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Mailbox
-from dagster_flinkpy.runtime.master.split_planner import SplitPlanner
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected

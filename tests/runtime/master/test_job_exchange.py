@@ -11,10 +11,10 @@ import pytest
 from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.errors import CheckpointError, NoResourceAvailableError, SlotLostError
-from dagster_flinkpy.runtime.master import job_exchange
+from dagster_flinkpy.runtime.master.deployments import job_exchange
+from dagster_flinkpy.runtime.master.deployments.pipelined_region import PipelinedRegion
 from dagster_flinkpy.runtime.master.failover import FailoverConfig, RestartIndividualStrategy
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
-from dagster_flinkpy.runtime.master.pipelined_region import PipelinedRegion
 from dagster_flinkpy.spark.sessions import SparkSettings
 from dagster_flinkpy.spark.task_slots import TaskSlots
 from dagster_flinkpy.storage import StorageLocation
@@ -60,7 +60,7 @@ def test_auto_runs_spark_jobs_if_there_are_too_few_slots(
 ) -> None:
     few = TaskSlots({"driver": had}, None, 1)
     for name in ("slots_of_local_master", "ask_for_slots"):
-        monkeypatch.setattr(f"dagster_flinkpy.runtime.master.job_slots.{name}", lambda *_: few)
+        monkeypatch.setattr(f"dagster_flinkpy.runtime.master.slots.job_slots.{name}", lambda *_: few)
     said = said_by(tmp_path, spark_settings)
     why = f"live tasks need 2 slots and leave one to others, and Spark has {had}"
     assert said == f"job 'job': each epoch is a Spark job (execution.exchange: spark), because {why}"

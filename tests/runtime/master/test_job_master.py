@@ -18,7 +18,7 @@ from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.errors import StorageError, UserFunctionError
 from dagster_flinkpy.runtime.epoch import EpochJob
-from dagster_flinkpy.runtime.master.checkpoint_steps import CheckpointSteps
+from dagster_flinkpy.runtime.master.commits.checkpoint_steps import CheckpointSteps
 from dagster_flinkpy.runtime.master.mailbox import Done, InlineMailbox, Lane, Mailbox, ThreadMailbox
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from tests.runtime.harness import HarnessAttempt

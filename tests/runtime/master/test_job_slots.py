@@ -9,7 +9,7 @@ from dagster_flinkpy.datastream import SlotSharingGroup, StreamExecutionEnvironm
 from dagster_flinkpy.errors import NoResourceAvailableError
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.runtime.master.job_session import JobSession, SharedSession
-from dagster_flinkpy.runtime.master.job_slots import JobSlots
+from dagster_flinkpy.runtime.master.slots.job_slots import JobSlots
 from dagster_flinkpy.spark.sessions import SparkSettings
 from dagster_flinkpy.spark.task_slots import TaskSlots
 from dagster_flinkpy.storage import StorageLocation
@@ -128,7 +128,7 @@ def test_the_option_and_the_call() -> None:
 
 
 def test_env_execute_requires_the_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dagster_flinkpy.runtime.master import job_slots
+    from dagster_flinkpy.runtime.master.slots import job_slots
 
     monkeypatch.setattr(job_slots, "slots_of_local_master", lambda settings: TaskSlots({"driver": 2}, 2))
     monkeypatch.setattr("dagster_flinkpy.runtime.master.local_executor.start_server", lambda: None)

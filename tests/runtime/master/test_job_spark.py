@@ -44,7 +44,8 @@ from dagster_flinkpy.errors import (
 )
 from dagster_flinkpy.runtime.blocking.dataframe_segments import read_parts
 from dagster_flinkpy.runtime.blocking.dataframe_types import frame_schema, user_frames
-from dagster_flinkpy.runtime.master import job_session, pipelined_region
+from dagster_flinkpy.runtime.master import job_session
+from dagster_flinkpy.runtime.master.deployments import pipelined_region
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart

@@ -28,10 +28,9 @@ from dagster_flinkpy.errors import (
 )
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeOutput
 from dagster_flinkpy.runtime.epoch import EpochInput
-from dagster_flinkpy.runtime.master import region_state
 from dagster_flinkpy.runtime.master.binding import bind_blocking_edges
 from dagster_flinkpy.runtime.master.checkpoint_contents import CheckpointContents
-from dagster_flinkpy.runtime.master.checkpoint_steps import Outcome
+from dagster_flinkpy.runtime.master.commits.checkpoint_steps import Outcome
 from dagster_flinkpy.runtime.master.epoch_request import EpochRequest
 from dagster_flinkpy.runtime.master.epoch_schedule import EpochSchedule
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
@@ -46,16 +45,17 @@ from dagster_flinkpy.runtime.master.job_messages import (
     StepFailed,
     TimePassed,
 )
-from dagster_flinkpy.runtime.master.job_regions import JobRegions
 from dagster_flinkpy.runtime.master.job_session import SharedSession
-from dagster_flinkpy.runtime.master.job_slots import JobSlots
 from dagster_flinkpy.runtime.master.job_state import JobState
-from dagster_flinkpy.runtime.master.region_epochs import Phase, Turn
-from dagster_flinkpy.runtime.master.region_runner import EpochPlanned, InputLooked, RegionEnded
-from dagster_flinkpy.runtime.master.region_state import RegionState
+from dagster_flinkpy.runtime.master.regions import region_state
+from dagster_flinkpy.runtime.master.regions.job_regions import JobRegions
+from dagster_flinkpy.runtime.master.regions.region_epochs import Phase, Turn
+from dagster_flinkpy.runtime.master.regions.region_runner import EpochPlanned, InputLooked, RegionEnded
+from dagster_flinkpy.runtime.master.regions.region_state import RegionState
+from dagster_flinkpy.runtime.master.requests.taken_requests import TakenRequests
 from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.runtime.master.results import EpochResults, TaskFailure
-from dagster_flinkpy.runtime.master.taken_requests import TakenRequests
+from dagster_flinkpy.runtime.master.slots.job_slots import JobSlots
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.storage import StorageLocation
 from tests.checkpoint.samples import keyed

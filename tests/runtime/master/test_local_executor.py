@@ -17,8 +17,8 @@ from dagster_flinkpy.datastream.connectors.base import SourceSplit, SplitEnumera
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.errors import MissingUidError, NoEffectWarning, RestoreError
 from dagster_flinkpy.runtime.epoch import EpochJob
-from dagster_flinkpy.runtime.master import taken_requests
 from dagster_flinkpy.runtime.master.job import JobAttempt
+from dagster_flinkpy.runtime.master.requests import taken_requests
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.harness import HarnessAttempt, collect_graph, run_rows

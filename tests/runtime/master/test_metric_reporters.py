@@ -24,8 +24,8 @@ from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.datastream import MapFunction, RuntimeContext
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.runtime.master.metric_reporters import MetricReporters, _PushGatewayReporter
-from dagster_flinkpy.runtime.master.prometheus_metrics import PrometheusMetrics
+from dagster_flinkpy.runtime.master.metrics.metric_reporters import MetricReporters, _PushGatewayReporter
+from dagster_flinkpy.runtime.master.metrics.prometheus_metrics import PrometheusMetrics
 from tests.checkpoint.samples import metadata as sample
 from tests.runtime.harness import HarnessAttempt, collect_graph
 from tests.runtime.programs import environment, events

@@ -12,9 +12,9 @@ import pytest
 from dagster_flinkpy.checkpoint.stimuli import Stimulus
 from dagster_flinkpy.datastream.connectors.base import SplitEnumeratorContext
 from dagster_flinkpy.runtime.epoch import EpochInput
-from dagster_flinkpy.runtime.master.open_epoch import OpenEpoch
-from dagster_flinkpy.runtime.master.region_runner import InputEnded, JobRunner
-from dagster_flinkpy.runtime.master.split_planner import SplitPlanner
+from dagster_flinkpy.runtime.master.epochs.open_epoch import OpenEpoch
+from dagster_flinkpy.runtime.master.epochs.split_planner import SplitPlanner
+from dagster_flinkpy.runtime.master.regions.region_runner import InputEnded, JobRunner
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from tests.runtime.master.test_open_epochs import World, program
 

@@ -26,11 +26,12 @@ from dagster_flinkpy.datastream.connectors.base import Source, SourceSplit, Spli
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.errors import JobCancelledError, NoResourceAvailableError, SourceReadError, UserFunctionError
-from dagster_flinkpy.runtime.master import job_exchange, taken_requests
+from dagster_flinkpy.runtime.master.deployments import job_exchange
+from dagster_flinkpy.runtime.master.deployments.pipelined_region import PipelinedRegion
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.runtime.master.mailbox import Mailbox, ThreadMailbox
-from dagster_flinkpy.runtime.master.pipelined_region import PipelinedRegion
+from dagster_flinkpy.runtime.master.requests import taken_requests
 from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.storage import StorageLocation
 from tests.examples import examples

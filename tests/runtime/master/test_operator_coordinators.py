@@ -18,7 +18,7 @@ from dagster_flinkpy.datastream import (
 )
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.errors import ConfigurationError, UserFunctionError
-from dagster_flinkpy.runtime.master.operator_coordinators import OperatorCoordinators
+from dagster_flinkpy.runtime.master.epochs.operator_coordinators import OperatorCoordinators
 from tests.examples import examples
 from tests.runtime.harness import collect_graph
 

@@ -30,7 +30,7 @@ from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.datastream.window import TumblingEventTimeWindows
 from dagster_flinkpy.errors import CheckpointError, ConfigurationError, FencedError, RestoreError
-from dagster_flinkpy.runtime.master.committers import Committers
+from dagster_flinkpy.runtime.master.commits.committers import Committers
 from dagster_flinkpy.storage import StorageLocation
 from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt

@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 
 from dagster_flinkpy.errors import CheckpointError, ExecutorLostError, StorageError
 from dagster_flinkpy.runtime.failure import error_to_json
-from dagster_flinkpy.runtime.master.region_job import run_region
+from dagster_flinkpy.runtime.master.deployments.region_job import run_region
 from dagster_flinkpy.spark import sessions
 from dagster_flinkpy.spark.server_log import ServerLog
 from tests.runtime.harness import collect_graph, make_job

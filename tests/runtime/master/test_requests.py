@@ -28,13 +28,13 @@ from dagster_flinkpy.errors import (
     UserFunctionError,
 )
 from dagster_flinkpy.runtime.epoch import EpochJob
-from dagster_flinkpy.runtime.master import savepoints, taken_requests
 from dagster_flinkpy.runtime.master.checkpoint_contents import CheckpointContents
-from dagster_flinkpy.runtime.master.checkpoint_steps import CheckpointSteps
+from dagster_flinkpy.runtime.master.commits.checkpoint_steps import CheckpointSteps
 from dagster_flinkpy.runtime.master.job_messages import LookForRequests
-from dagster_flinkpy.runtime.master.job_regions import JobRegions
-from dagster_flinkpy.runtime.master.job_slots import JobSlots
 from dagster_flinkpy.runtime.master.mailbox import InlineMailbox
+from dagster_flinkpy.runtime.master.regions.job_regions import JobRegions
+from dagster_flinkpy.runtime.master.requests import savepoints, taken_requests
+from dagster_flinkpy.runtime.master.slots.job_slots import JobSlots
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.harness import HarnessAttempt

@@ -13,8 +13,8 @@ from dagster_flinkpy.checkpoint.requests import JobRequests, Order, RequestKind
 from dagster_flinkpy.checkpoint.stored_checkpoint import open_checkpoint
 from dagster_flinkpy.common import JobStatus
 from dagster_flinkpy.errors import JobCancelledError, JobRestartedError, StorageError
-from dagster_flinkpy.runtime.master import taken_requests
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
+from dagster_flinkpy.runtime.master.requests import taken_requests
 from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.harness import HarnessAttempt

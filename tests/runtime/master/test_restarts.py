@@ -37,7 +37,8 @@ from dagster_flinkpy.errors import (
 from dagster_flinkpy.orchestration.failure import as_failure
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master import job
-from dagster_flinkpy.runtime.master.checkpoint_steps import CheckpointSteps, Outcome
+from dagster_flinkpy.runtime.master.commits.checkpoint_steps import CheckpointSteps, Outcome
+from dagster_flinkpy.runtime.master.epochs.split_planner import SplitPlanner
 from dagster_flinkpy.runtime.master.failover import (
     FailoverConfig,
     FailoverStrategy,
@@ -47,7 +48,6 @@ from dagster_flinkpy.runtime.master.failover import (
 from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Mailbox
 from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart, NoRestart, RestartStrategy
 from dagster_flinkpy.runtime.master.results import EpochResults
-from dagster_flinkpy.runtime.master.split_planner import SplitPlanner
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from tests.runtime.harness import HarnessAttempt
 from tests.runtime.programs import COUNTED, EVENT, CountPerKey, FolderSink, environment, events

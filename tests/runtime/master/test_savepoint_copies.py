@@ -25,7 +25,7 @@ from dagster_flinkpy.errors import (
     SinkCommitError,
     StorageError,
 )
-from dagster_flinkpy.runtime.master import savepoints
+from dagster_flinkpy.runtime.master.requests import savepoints
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore

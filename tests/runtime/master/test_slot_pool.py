@@ -24,8 +24,8 @@ from dagster_flinkpy.errors import (
     UnsupportedEnvironmentError,
 )
 from dagster_flinkpy.runtime.exchange.frames import calling, frame, opening
-from dagster_flinkpy.runtime.master.slot_pool import Slot, SlotPool, SlotProcess
-from dagster_flinkpy.runtime.master.slot_processes import start_here
+from dagster_flinkpy.runtime.master.deployments.slot_processes import start_here
+from dagster_flinkpy.runtime.master.slots.slot_pool import Slot, SlotPool, SlotProcess
 from dagster_flinkpy.runtime.shuffle.wire import WIRE_SCHEMA, WireRow
 from dagster_flinkpy.runtime.slot.task_executor import SlotDescriptor
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dagster_flinkpy.checkpoint.messages import Subtask
 from dagster_flinkpy.errors import NoResourceAvailableError
-from dagster_flinkpy.runtime.master.slots import (
+from dagster_flinkpy.runtime.master.slots.slots import (
     CoLocationConstraint,
     CoLocationGroup,
     Locality,

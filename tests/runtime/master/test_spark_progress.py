@@ -10,9 +10,9 @@ from pyspark.core.status import SparkJobInfo, SparkStageInfo
 from pyspark.sql import SparkSession
 
 from dagster_flinkpy.common.typeinfo import Types
-from dagster_flinkpy.runtime.master import spark_progress
+from dagster_flinkpy.runtime.master.deployments import spark_progress
+from dagster_flinkpy.runtime.master.deployments.spark_progress import SparkProgress, StageProgress, watched
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
-from dagster_flinkpy.runtime.master.spark_progress import SparkProgress, StageProgress, watched
 from dagster_flinkpy.spark.sessions import SparkSettings
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.programs import FolderSink, environment

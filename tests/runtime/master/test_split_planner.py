@@ -18,7 +18,7 @@ from dagster_flinkpy.datastream.connectors.file_system import FileSource, Stream
 from dagster_flinkpy.datastream.connectors.number_seq import NumberSequenceSource
 from dagster_flinkpy.datastream.connectors.spark import SparkSource
 from dagster_flinkpy.errors import RestoreError
-from dagster_flinkpy.runtime.master.split_planner import SplitPlanner
+from dagster_flinkpy.runtime.master.epochs.split_planner import SplitPlanner
 from dagster_flinkpy.storage import StorageLocation
 from tests.examples import examples
 

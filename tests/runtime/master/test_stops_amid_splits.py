@@ -31,7 +31,8 @@ from dagster_flinkpy.datastream.connectors.base import Source, SourceSplit, Spli
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import ReducingStateDescriptor
 from dagster_flinkpy.runtime.epoch import EpochInput, Stop
-from dagster_flinkpy.runtime.master import pipelined_region, taken_requests
+from dagster_flinkpy.runtime.master.deployments import pipelined_region
+from dagster_flinkpy.runtime.master.requests import taken_requests
 from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected
 from tests.runtime.master.test_open_epochs import Run, World

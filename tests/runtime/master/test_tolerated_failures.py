@@ -22,9 +22,10 @@ from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.master_hook import MasterTriggerRestoreHook
 from dagster_flinkpy.errors import CheckpointError, ConfigurationError, FencedError, StorageError
 from dagster_flinkpy.runtime.epoch import EpochJob
-from dagster_flinkpy.runtime.master import job_state, taken_requests
+from dagster_flinkpy.runtime.master import job_state
 from dagster_flinkpy.runtime.master.failover import FailoverConfig, RestartAllStrategy
 from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Lane, Mailbox, ThreadMailbox
+from dagster_flinkpy.runtime.master.requests import taken_requests
 from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.storage import StorageLocation

@@ -18,7 +18,7 @@ from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
 from dagster_flinkpy.errors import SlotLostError
 from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob
 from dagster_flinkpy.runtime.exchange.places import Places, input_channels, output_channels
-from dagster_flinkpy.runtime.master.pipelined_region import places_of
+from dagster_flinkpy.runtime.master.deployments.pipelined_region import places_of
 from dagster_flinkpy.runtime.master.results import EpochResults
 from dagster_flinkpy.runtime.shipping import dump_job, load_job
 from dagster_flinkpy.runtime.shuffle.wire import WireRow

@@ -16,7 +16,7 @@ from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOption
 from dagster_flinkpy.datastream import MapFunction
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.errors import CheckpointError, UserFunctionError
-from dagster_flinkpy.runtime.master import job_exchange, pipelined_region
+from dagster_flinkpy.runtime.master.deployments import job_exchange, pipelined_region
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart

@@ -15,7 +15,8 @@ import pytest
 from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.runtime.exchange import frames, tls
-from dagster_flinkpy.runtime.master import job_exchange, job_failover
+from dagster_flinkpy.runtime.master import job_failover
+from dagster_flinkpy.runtime.master.deployments import job_exchange
 from dagster_flinkpy.runtime.shuffle import wire
 from dagster_flinkpy.runtime.shuffle.wire import Kind
 from dagster_flinkpy.runtime.slot import task_executor

@@ -16,8 +16,8 @@ from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.checkpoint.job_metrics import TIMES, OperatorMetrics, job_metrics
 from dagster_flinkpy.datastream import DataStream, OutputTag, ProcessFunction
 from dagster_flinkpy.datastream.job_graph import JobGraph, PartitionerKind
-from dagster_flinkpy.runtime.master.reports import CompletedEpoch
-from dagster_flinkpy.runtime.master.timeline import CheckpointTimeline
+from dagster_flinkpy.runtime.master.metrics.reports import CompletedEpoch
+from dagster_flinkpy.runtime.master.metrics.timeline import CheckpointTimeline
 from dagster_flinkpy.runtime.task.task_times import TaskTimes
 from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt, ManualClock, collect_graph, random_order

@@ -19,7 +19,7 @@ from dagster_flinkpy.errors import (
     SinkCommitError,
     StorageError,
 )
-from dagster_flinkpy.runtime.master.committers import Committers
+from dagster_flinkpy.runtime.master.commits.committers import Committers
 from dagster_flinkpy.runtime.master.starting_point import Restore
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 

@@ -14,7 +14,7 @@ from dagster_flinkpy.datastream.connectors.base import (
     SplitEnumeratorContext,
     position_field,
 )
-from dagster_flinkpy.runtime.master.partition_input import WholeInput
+from dagster_flinkpy.runtime.master.epochs.partition_input import WholeInput
 
 __all__ = ["StaticInput"]
 

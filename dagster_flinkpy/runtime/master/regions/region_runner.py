@@ -22,11 +22,11 @@ from dagster_flinkpy.errors import (
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeInputs, EdgeOutput
 from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob
 from dagster_flinkpy.runtime.failure import unsupported
-from dagster_flinkpy.runtime.master.epoch_planner import EpochPlanner
+from dagster_flinkpy.runtime.master.epochs.epoch_planner import EpochPlanner
+from dagster_flinkpy.runtime.master.epochs.open_epoch import OpenEpoch
 from dagster_flinkpy.runtime.master.job_session import JobSession
-from dagster_flinkpy.runtime.master.open_epoch import OpenEpoch
+from dagster_flinkpy.runtime.master.metrics.timeline import CheckpointTimeline
 from dagster_flinkpy.runtime.master.results import EpochResults
-from dagster_flinkpy.runtime.master.timeline import CheckpointTimeline
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.runtime.throwables import ThrowableType, throwable_type

@@ -16,12 +16,12 @@ from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSinkSpec, BlockingEdgeSourceSpec
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeInputs, EdgeOutput
 from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob, SubtaskInput
+from dagster_flinkpy.runtime.master.epochs.operator_coordinators import OperatorCoordinators
+from dagster_flinkpy.runtime.master.epochs.partition_input import of_partition
+from dagster_flinkpy.runtime.master.epochs.split_planner import SplitPlanner
+from dagster_flinkpy.runtime.master.epochs.subtask_inputs import inputs_after, inputs_of_plan, states_of_inputs
 from dagster_flinkpy.runtime.master.job_config import JobConfig
-from dagster_flinkpy.runtime.master.operator_coordinators import OperatorCoordinators
-from dagster_flinkpy.runtime.master.partition_input import of_partition
 from dagster_flinkpy.runtime.master.results import EpochResults, TaskFailure
-from dagster_flinkpy.runtime.master.split_planner import SplitPlanner
-from dagster_flinkpy.runtime.master.subtask_inputs import inputs_after, inputs_of_plan, states_of_inputs
 from dagster_flinkpy.runtime.python_environment import pack
 
 __all__ = ["EpochPlanner"]

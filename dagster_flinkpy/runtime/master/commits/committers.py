@@ -22,7 +22,7 @@ from dagster_flinkpy.errors import (
     SinkCommitError,
 )
 from dagster_flinkpy.runtime.failure import raised_on_driver
-from dagster_flinkpy.runtime.master.commit_retries import commit_requests
+from dagster_flinkpy.runtime.master.commits.commit_retries import commit_requests
 from dagster_flinkpy.runtime.master.job_session import JobSession
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 

@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 
 from dagster_flinkpy.runtime.exchange.places import address_towards
 from dagster_flinkpy.runtime.failure import error_from_json
+from dagster_flinkpy.runtime.master.deployments.region_job import translated
 from dagster_flinkpy.runtime.master.job_session import JobSession, SharedSession
-from dagster_flinkpy.runtime.master.region_job import translated
-from dagster_flinkpy.runtime.master.slot_pool import StartSlot
+from dagster_flinkpy.runtime.master.slots.slot_pool import StartSlot
 from dagster_flinkpy.runtime.slot.task_executor import SlotDescriptor, TaskExecutor, run_slot
 from dagster_flinkpy.spark.sessions import SparkSettings
 from dagster_flinkpy.spark.versions import map_in_arrow
@@ -32,7 +32,7 @@ class _SparkSlot:
         self._session.begin(f"flinkpy-{job_id}-slot-{descriptor.name}-{descriptor.id}", self._what)
 
     def run(self) -> None:
-        from dagster_flinkpy.runtime.master.stage_profiles import group_profile
+        from dagster_flinkpy.runtime.master.slots.stage_profiles import group_profile
         from dagster_flinkpy.spark.sessions import server_log
 
         with self._session.open() as spark:

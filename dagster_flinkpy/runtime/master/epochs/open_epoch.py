@@ -16,7 +16,7 @@ from typing import ParamSpec, TypeVar
 
 from dagster_flinkpy.datastream.connectors.base import Json
 from dagster_flinkpy.runtime.epoch import EpochInput, Stop
-from dagster_flinkpy.runtime.master.split_planner import SplitPlanner
+from dagster_flinkpy.runtime.master.epochs.split_planner import SplitPlanner
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 
 __all__ = ["OpenEpoch"]

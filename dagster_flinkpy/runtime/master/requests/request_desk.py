@@ -28,8 +28,8 @@ from dagster_flinkpy.errors import (
     message_of,
 )
 from dagster_flinkpy.runtime.master.job_messages import AnswerRequest, RequestsTaken, SavepointWritten, WriteSavepoint
-from dagster_flinkpy.runtime.master.savepoints import JobSavepoints, SavepointCopy
-from dagster_flinkpy.runtime.master.taken_requests import ENDINGS, TakenRequests, cancelled
+from dagster_flinkpy.runtime.master.requests.savepoints import JobSavepoints, SavepointCopy
+from dagster_flinkpy.runtime.master.requests.taken_requests import ENDINGS, TakenRequests, cancelled
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 
 __all__ = ["RequestDesk"]

@@ -18,8 +18,8 @@ from dagster_flinkpy.datastream.connectors.base import Json
 from dagster_flinkpy.errors import FlinkPyError, IllegalStateTransitionError, SegmentLostError
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeInputs, stored_outputs
 from dagster_flinkpy.runtime.epoch import EpochInput
-from dagster_flinkpy.runtime.master.epoch_planner import EpochPlanner
 from dagster_flinkpy.runtime.master.epoch_request import EpochBatch, EpochKind
+from dagster_flinkpy.runtime.master.epochs.epoch_planner import EpochPlanner
 from dagster_flinkpy.runtime.master.execution_graph import ExecutionGraph
 from dagster_flinkpy.runtime.master.job_messages import (
     BeginEpochs,
@@ -31,9 +31,9 @@ from dagster_flinkpy.runtime.master.job_messages import (
     RepeatState,
     RunEpochs,
 )
-from dagster_flinkpy.runtime.master.job_slots import JobSlots
-from dagster_flinkpy.runtime.master.region_epochs import Acknowledged, Phase, RegionEpochs, RegionStage, Turn
-from dagster_flinkpy.runtime.master.region_runner import RegionEnded
+from dagster_flinkpy.runtime.master.regions.region_epochs import Acknowledged, Phase, RegionEpochs, RegionStage, Turn
+from dagster_flinkpy.runtime.master.regions.region_runner import RegionEnded
+from dagster_flinkpy.runtime.master.slots.job_slots import JobSlots
 
 __all__ = ["RegionState"]
 

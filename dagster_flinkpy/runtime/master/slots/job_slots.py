@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.errors import NoResourceAvailableError
 from dagster_flinkpy.runtime.master.job_session import JobSession
-from dagster_flinkpy.runtime.master.slot_plan import RegionSlots, SlotPlan, plan_slots, required_slots
+from dagster_flinkpy.runtime.master.slots.slot_plan import RegionSlots, SlotPlan, plan_slots, required_slots
 from dagster_flinkpy.spark.sessions import SparkSettings
 from dagster_flinkpy.spark.task_slots import TaskSlots, ask_for_slots, await_slots, slots_of_local_master
 

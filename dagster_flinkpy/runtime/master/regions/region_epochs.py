@@ -13,7 +13,7 @@ from dagster_flinkpy.datastream.connectors.base import Json
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeInputs
 from dagster_flinkpy.runtime.epoch import EpochInput
 from dagster_flinkpy.runtime.master.epoch_request import EpochBatch
-from dagster_flinkpy.runtime.master.region_runner import RegionEnded
+from dagster_flinkpy.runtime.master.regions.region_runner import RegionEnded
 from dagster_flinkpy.runtime.master.results import TaskFailure
 
 __all__ = ["Acknowledged", "Phase", "RegionEpochs", "RegionStage", "Turn"]

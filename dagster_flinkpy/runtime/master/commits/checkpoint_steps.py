@@ -29,10 +29,10 @@ from dagster_flinkpy.checkpoint.stimuli import (
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.datastream.checkpoint_listener import CheckpointListener
 from dagster_flinkpy.errors import CheckpointError, CheckpointTimeoutError, FencedError, FlinkPyError, StorageError
+from dagster_flinkpy.runtime.master.commits.master_hooks import MasterHooks
+from dagster_flinkpy.runtime.master.commits.transactions import Transactions
 from dagster_flinkpy.runtime.master.job_messages import CheckpointIdsReserved
-from dagster_flinkpy.runtime.master.master_hooks import MasterHooks
-from dagster_flinkpy.runtime.master.timeline import CheckpointTimeline
-from dagster_flinkpy.runtime.master.transactions import Transactions
+from dagster_flinkpy.runtime.master.metrics.timeline import CheckpointTimeline
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 
 __all__ = ["CheckpointSteps", "Outcome"]

@@ -20,10 +20,10 @@ from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob, Stop
 from dagster_flinkpy.runtime.exchange.frames import frame
 from dagster_flinkpy.runtime.exchange.places import Places, chains_of
 from dagster_flinkpy.runtime.failure import error_from_json
-from dagster_flinkpy.runtime.master.open_epoch import OpenEpoch
-from dagster_flinkpy.runtime.master.operator_coordinators import OperatorCoordinators
-from dagster_flinkpy.runtime.master.slot_pool import Slot, SlotPool
-from dagster_flinkpy.runtime.master.spark_progress import INTERVAL_SECONDS, EpochProgress
+from dagster_flinkpy.runtime.master.deployments.spark_progress import INTERVAL_SECONDS, EpochProgress
+from dagster_flinkpy.runtime.master.epochs.open_epoch import OpenEpoch
+from dagster_flinkpy.runtime.master.epochs.operator_coordinators import OperatorCoordinators
+from dagster_flinkpy.runtime.master.slots.slot_pool import Slot, SlotPool
 from dagster_flinkpy.runtime.record_counts import RecordCounts
 from dagster_flinkpy.runtime.shipping import dump_job
 from dagster_flinkpy.runtime.shuffle.wire import SEQ_BITS, Kind, WireRow

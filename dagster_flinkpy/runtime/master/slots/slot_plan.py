@@ -15,7 +15,7 @@ from functools import cached_property
 from dagster_flinkpy.checkpoint.messages import Subtask
 from dagster_flinkpy.datastream.job_graph import JobEdge, JobGraph, JobVertex
 from dagster_flinkpy.errors import NoResourceAvailableError
-from dagster_flinkpy.runtime.master.slots import (
+from dagster_flinkpy.runtime.master.slots.slots import (
     CoLocationConstraint,
     CoLocationGroup,
     ScheduledUnit,

@@ -16,13 +16,13 @@ from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.errors import CheckpointTimeoutError, FlinkPyError
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeSegments
-from dagster_flinkpy.runtime.master.epoch_planner import EpochPlanner
+from dagster_flinkpy.runtime.master.epochs.epoch_planner import EpochPlanner
 from dagster_flinkpy.runtime.master.execution_graph import ExecutionGraph
 from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.runtime.master.job_session import JobSession, SharedSession
-from dagster_flinkpy.runtime.master.job_slots import JobSlots
-from dagster_flinkpy.runtime.master.region_epochs import Turn
-from dagster_flinkpy.runtime.master.region_state import RegionState
+from dagster_flinkpy.runtime.master.regions.region_epochs import Turn
+from dagster_flinkpy.runtime.master.regions.region_state import RegionState
+from dagster_flinkpy.runtime.master.slots.job_slots import JobSlots
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 
 __all__ = ["JobRegions"]

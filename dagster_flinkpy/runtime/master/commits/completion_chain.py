@@ -13,9 +13,9 @@ from collections.abc import Callable, Container
 
 from dagster_flinkpy.checkpoint.instructions import Instruction, WriteMetadata
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
-from dagster_flinkpy.runtime.master.epoch_outputs import EpochOutputs
+from dagster_flinkpy.runtime.master.commits.epoch_outputs import EpochOutputs
 from dagster_flinkpy.runtime.master.job_messages import CommitCheckpoint, CompleteCheckpoint, HandOut, WriteCheckpoint
-from dagster_flinkpy.runtime.master.region_epochs import Turn
+from dagster_flinkpy.runtime.master.regions.region_epochs import Turn
 
 __all__ = ["CompletionChain"]
 

@@ -27,17 +27,17 @@ from dagster_flinkpy.errors import (
     shorten,
 )
 from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob
-from dagster_flinkpy.runtime.master.in_process import run_in_process
+from dagster_flinkpy.runtime.master.deployments.in_process import run_in_process
+from dagster_flinkpy.runtime.master.deployments.pipelined_region import PipelinedRegion, places_of, resources_of
+from dagster_flinkpy.runtime.master.deployments.region_job import run_region, runs_a_task
+from dagster_flinkpy.runtime.master.deployments.slot_processes import host_of_driver, start_here, start_on_spark
+from dagster_flinkpy.runtime.master.deployments.spark_progress import SparkProgress, watched
+from dagster_flinkpy.runtime.master.epochs.open_epoch import OpenEpoch
+from dagster_flinkpy.runtime.master.epochs.operator_coordinators import OperatorCoordinators
 from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.runtime.master.job_session import JobSession, SharedSession
-from dagster_flinkpy.runtime.master.job_slots import JobSlots
-from dagster_flinkpy.runtime.master.open_epoch import OpenEpoch
-from dagster_flinkpy.runtime.master.operator_coordinators import OperatorCoordinators
-from dagster_flinkpy.runtime.master.pipelined_region import PipelinedRegion, places_of, resources_of
-from dagster_flinkpy.runtime.master.region_job import run_region, runs_a_task
-from dagster_flinkpy.runtime.master.slot_pool import SlotPool
-from dagster_flinkpy.runtime.master.slot_processes import host_of_driver, start_here, start_on_spark
-from dagster_flinkpy.runtime.master.spark_progress import SparkProgress, watched
+from dagster_flinkpy.runtime.master.slots.job_slots import JobSlots
+from dagster_flinkpy.runtime.master.slots.slot_pool import SlotPool
 from dagster_flinkpy.runtime.record_counts import RecordCounts
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.spark.sessions import announce_job, kept_slots

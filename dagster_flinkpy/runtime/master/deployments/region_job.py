@@ -65,7 +65,9 @@ def run_region(spark: SparkSession, job: EpochJob) -> Iterator[WireRow]:
     """
     from pyspark.errors import PySparkException
 
-    from dagster_flinkpy.runtime.master.stage_profiles import stage_profile  # here, because workers import this module
+    from dagster_flinkpy.runtime.master.slots.stage_profiles import (
+        stage_profile,  # here, because workers import this module
+    )
 
     graph, program = job.graph, dump_job(job)
     try:

@@ -1,0 +1,1 @@
+"""What an epoch starts from and reads."""

@@ -1,0 +1,1 @@
+"""What an attempt measures and reports."""

@@ -1,0 +1,1 @@
+"""The slots of a job: which subtasks run where, and what a slot has."""
