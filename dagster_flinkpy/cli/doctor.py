@@ -15,16 +15,16 @@ __all__ = ["doctor"]
 
 @click.command()
 @click.option("--storage", metavar="DIR", help="Checkpoint storage to check, too.")
-@click.option("--remote", metavar="URL", help="Spark Connect server, such as sc://host:15002. Default: a local one.")
+@click.option("--spark", metavar="URL", help="Spark Connect server, such as sc://host:15002. Default: a local one.")
 @endpoint_url_option
-def doctor(storage: str | None, remote: str | None, endpoint_url: str | None) -> None:
-    """Check whether this machine can run jobs, and say how to fix what is missing."""
+def doctor(storage: str | None, spark: str | None, endpoint_url: str | None) -> None:
+    """Check whether this machine and its Spark can run jobs, and say how to fix what is missing."""
     location = None if storage is None else StorageLocation(storage, endpoint_url)
     colours = {Verdict.FINE: "green", Verdict.WARNING: "yellow", Verdict.BROKEN: "red"}
     console = console_of_width()
     broken = False
     with console.status("checking ..."):
-        for finding in diagnose(location, remote=remote):
+        for finding in diagnose(location, remote=spark):
             broken |= finding.verdict is Verdict.BROKEN
             mark = f"[{colours[finding.verdict]}]{finding.verdict.value:>7}[/]"
             console.print(f"{mark}  [bold]{finding.what}[/]: {escape(finding.detail)}")

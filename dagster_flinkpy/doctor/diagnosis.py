@@ -1,73 +1,58 @@
-"""Checks whether a machine can run jobs, and says how to fix what is missing."""
+"""The checks, one by one."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from dagster_flinkpy.doctor.finding import Finding, Verdict
+from dagster_flinkpy.doctor.worker import version_of
+from dagster_flinkpy.doctor.workers import look_at_workers, minor
 from dagster_flinkpy.errors import FlinkPyError, JavaNotFoundError
 from dagster_flinkpy.storage import StorageLocation
 
-__all__ = ["Finding", "Verdict", "diagnose"]
+__all__ = ["diagnose"]
 
 _FREE_BYTES = 5 << 30
 _SKEW_SECONDS = 60.0
 
 
-class Verdict(str, Enum):
-    """The result of a check."""
-
-    FINE = "fine"
-    WARNING = "warning"
-    """Jobs run, but something should be improved."""
-    BROKEN = "broken"
-    """Jobs cannot run."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The result of one check."""
-
-    what: str
-    verdict: Verdict
-    detail: str
-    advice: str = ""
-    """What to do; empty if everything is fine."""
-
-
 def diagnose(storage: StorageLocation | None = None, *, remote: str | None = None) -> Iterator[Finding]:
-    """Checks Python packages, Java, Spark, the local disk, Dagster's instance and the object store, one by one.
+    """Checks Python packages, Java, Spark and its workers, the local disk, Dagster's instance and the object store.
 
     Args:
-        storage: Checkpoint storage to check. Default: none.
+        storage: Checkpoint storage to check, here and on the workers. Default: none.
         remote: URL of a Spark Connect server. Default: a local server, which is started if none is running.
     """
-    checks: list[tuple[str, Callable[[], Finding]]] = [
-        ("packages", _packages),
-        ("Spark", lambda: _spark(remote)),
-        ("local disk", _disk),
-        ("Dagster", _dagster),
+    broken: set[str] = set()
+    checks: list[tuple[str, Callable[[], Iterable[Finding]]]] = [
+        ("packages", lambda: [_packages()]),
+        ("Spark", lambda: _spark(remote, None if "store" in broken else storage)),
+        ("local disk", lambda: [_disk()]),
+        ("Dagster", lambda: [_dagster()]),
     ]
-    if remote is None:
-        checks.insert(1, ("Java", _java))
     if storage is not None:
-        checks.append(("store", lambda: _store(storage)))
+        checks.insert(1, ("store", lambda: [_store(storage)]))
+    if remote is None:
+        checks.insert(1, ("Java", lambda: [_java()]))
     for what, check in checks:
         try:
-            yield check()
+            for finding in check():
+                if finding.verdict is Verdict.BROKEN:
+                    broken.add(finding.what)
+                yield finding
         except FlinkPyError as error:
+            broken.add(what)
             missing = "Java" if isinstance(error, JavaNotFoundError) else what
             yield Finding(what, Verdict.BROKEN, str(error), _advice_of(missing))
         except Exception as error:
+            broken.add(what)
             yield Finding(what, Verdict.BROKEN, f"{type(error).__name__}: {error}", _advice_of(what))
 
 
@@ -81,14 +66,14 @@ def _advice_of(what: str) -> str:
 
 
 def _packages() -> Finding:
-    versions = {name: _version(name) for name in ("dagster", "dagster-webserver", "pyspark", "pandas", "pyarrow")}
+    versions = {name: version_of(name) for name in ("dagster", "dagster-webserver", "pyspark", "pandas", "pyarrow")}
     shown = f"Python {sys.version.split()[0]}, " + ", ".join(f"{n} {v}" for n, v in versions.items() if v)
     if not (3, 5) <= tuple(map(int, str(versions["pyspark"]).split(".")[:2])) < (4, 4):
         return Finding("packages", Verdict.BROKEN, shown, "Install pyspark>=3.5,<4.4.")
     if str(versions["pandas"]).split(".")[0] >= "3":
         return Finding("packages", Verdict.BROKEN, shown, "PySpark needs pandas below 3: pip install 'pandas<3'.")
     webserver = versions["dagster-webserver"]
-    if webserver and _minor(webserver) != _minor(str(versions["dagster"])):
+    if webserver and minor(webserver) != minor(str(versions["dagster"])):
         advice = "Install dagster and dagster-webserver of the same minor release."
         return Finding("packages", Verdict.WARNING, shown, advice)
     return Finding("packages", Verdict.FINE, shown)
@@ -100,7 +85,8 @@ def _java() -> Finding:
     return Finding("Java", Verdict.FINE, str(find_java_home()))
 
 
-def _spark(remote: str | None) -> Finding:
+def _spark(remote: str | None, storage: StorageLocation | None) -> Iterator[Finding]:
+    from dagster_flinkpy.runtime.master.deployments.slot_processes import host_of_driver
     from dagster_flinkpy.spark.sessions import SparkSettings, get_session, server_log
 
     settings = SparkSettings() if remote is None else SparkSettings("remote", remote=remote)
@@ -108,28 +94,26 @@ def _spark(remote: str | None) -> Finding:
     session = get_session(settings)
     try:
         connected = time.monotonic()
-        rows = session.range(1, numPartitions=1).mapInArrow(_worker, "python string, version string")
-        (row,) = rows.repartition(1).sortWithinPartitions("python").collect()  # with a shuffle, as jobs have
+        session.range(1, numPartitions=1).repartition(1).count()  # with a shuffle, as jobs have
         took = f"connected in {connected - started:.1f} s, first job {time.monotonic() - connected:.1f} s"
-        detail = f"Spark {session.version}, {took}; workers run Python {row.python} with dagster-flinkpy {row.version}"
+        detail = f"Spark {session.version}{_java_of(session)}, {took}"
         if (log := server_log(session)) is not None:
             detail += f"; its log is {log.path}"
+        yield Finding("Spark", Verdict.FINE, detail)
+        yield from look_at_workers(session, host_of_driver(settings), storage)
     finally:
         session.stop()
-    ours = sys.version.split()[0]
-    if _minor(row.python) != _minor(ours):
-        advice = f"Workers need the driver's Python {_minor(ours)}, because functions are sent as bytecode."
-        return Finding("Spark", Verdict.BROKEN, detail, advice)
-    return Finding("Spark", Verdict.FINE, detail)
 
 
-def _worker(batches: Iterator[Any]) -> Iterator[Any]:
-    """Reports the versions of a Spark worker. A worker without this package cannot find this function."""
-    import pyarrow as pa
+def _java_of(session: Any) -> str:
+    """Returns the Java of Spark's driver; nothing if Spark does not say it."""
+    from pyspark.errors import PySparkException
 
-    for _ in batches:
-        python, version = sys.version.split()[0], importlib.metadata.version("dagster-flinkpy")
-        yield pa.RecordBatch.from_pydict({"python": [python], "version": [version]})
+    try:
+        (row,) = session.sql("SELECT reflect('java.lang.System', 'getProperty', 'java.version') AS version").collect()
+    except PySparkException:
+        return ""  # some clusters allow no such function
+    return f" on Java {row.version}"
 
 
 def _disk() -> Finding:
@@ -190,14 +174,3 @@ def _dagster() -> Finding:
         advice = "SQLite is for one machine. For runs on several, set up PostgreSQL (dagster-postgres) in dagster.yaml."
         return Finding("Dagster", Verdict.WARNING, detail, advice)
     return Finding("Dagster", Verdict.FINE, detail)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _minor(version: str) -> str:
-    return ".".join(version.split(".")[:2])
