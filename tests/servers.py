@@ -18,6 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 import psutil
 
 from dagster_flinkpy.spark.class_archive import ClassArchive
+from dagster_flinkpy.spark.java import find_java_home
 from tests.waiting import LIMIT, until
 
 SCRIPTS = Path(sys.executable).parent
@@ -95,6 +96,58 @@ def kafka() -> Iterator[str]:
     cluster = Producer({"bootstrap.servers": "mock", "test.mock.num.brokers": 1, "log_level": 2})
     yield ",".join(f"{each.host}:{each.port}" for each in cluster.list_topics(timeout=LIMIT).brokers.values())
     del cluster
+
+
+@contextmanager
+def hive_metastore(directory: Path) -> Iterator[str]:
+    """A Hive Metastore with a Derby database, from PySpark's own jars. Yields its URI.
+
+    The metastore makes its tables when it starts, but not those of its locks, which its schema tool would make.
+    """
+    import pyspark
+
+    java, jars = str(find_java_home() / "bin" / "java"), str(Path(pyspark.__file__).parent / "jars" / "*")
+    database, port, logs = f"jdbc:derby:;databaseName={directory}/db;create=true", free_port(), directory / "logs"
+    settings = {
+        "javax.jdo.option.ConnectionURL": database,
+        "datanucleus.schema.autoCreateAll": "true",
+        "datanucleus.connectionPoolingType": "none",
+        "hive.metastore.schema.verification": "false",
+        "hive.metastore.warehouse.dir": f"file://{directory}/warehouse",
+        "hive.async.log.enabled": "false",
+    }
+    properties = "".join(f"<property><name>{k}</name><value>{v}</value></property>" for k, v in settings.items())
+    (directory / "hive-site.xml").write_text(f"<configuration>{properties}</configuration>")
+    logs.mkdir()
+    options = [f"-Djava.io.tmpdir={logs}", f"-Dderby.stream.error.file={logs}/derby.log"]
+    (directory / "locks.sql").write_text(_LOCK_TABLES)
+    command = [java, *options, f"-Dij.connection.locks={database}", "-cp", jars, "org.apache.derby.tools.ij"]
+    subprocess.run([*command, str(directory / "locks.sql")], check=True, capture_output=True)
+    command = [java, *options, "-cp", f"{directory}:{jars}", "org.apache.hadoop.hive.metastore.HiveMetaStore"]
+    with _serving([*command, "-p", str(port)], port, logs, {}):
+        yield f"thrift://127.0.0.1:{port}"
+
+
+_LOCK_TABLES = """
+CREATE TABLE NEXT_LOCK_ID (NL_NEXT BIGINT NOT NULL);
+INSERT INTO NEXT_LOCK_ID VALUES (1);
+CREATE TABLE HIVE_LOCKS (
+  HL_LOCK_EXT_ID BIGINT NOT NULL, HL_LOCK_INT_ID BIGINT NOT NULL, HL_TXNID BIGINT, HL_DB VARCHAR(128) NOT NULL,
+  HL_TABLE VARCHAR(128), HL_PARTITION VARCHAR(767), HL_LOCK_STATE CHAR(1) NOT NULL, HL_LOCK_TYPE CHAR(1) NOT NULL,
+  HL_LAST_HEARTBEAT BIGINT NOT NULL, HL_ACQUIRED_AT BIGINT, HL_USER VARCHAR(128) NOT NULL,
+  HL_HOST VARCHAR(128) NOT NULL, HL_HEARTBEAT_COUNT INTEGER, HL_AGENT_INFO VARCHAR(128),
+  HL_BLOCKEDBY_EXT_ID BIGINT, HL_BLOCKEDBY_INT_ID BIGINT
+);
+CREATE TABLE TXNS (
+  TXN_ID BIGINT NOT NULL, TXN_STATE CHAR(1) NOT NULL, TXN_STARTED BIGINT NOT NULL, TXN_LAST_HEARTBEAT BIGINT NOT NULL,
+  TXN_USER VARCHAR(128) NOT NULL, TXN_HOST VARCHAR(128) NOT NULL
+);
+CREATE TABLE TXN_COMPONENTS (
+  TC_TXNID BIGINT, TC_DATABASE VARCHAR(128) NOT NULL, TC_TABLE VARCHAR(128), TC_PARTITION VARCHAR(767),
+  TC_OPERATION_TYPE CHAR(1) NOT NULL
+);
+CREATE TABLE AUX_TABLE (MT_KEY1 VARCHAR(128) NOT NULL, MT_KEY2 BIGINT NOT NULL, MT_COMMENT VARCHAR(255));
+"""
 
 
 def crash_postgres(conninfo: str) -> None:

@@ -43,8 +43,9 @@ class IcebergSink(LakeSink):
         location: The folder of the table, on S3 or local.
         catalog: The name of the catalog. Default: ``default``.
         properties: Settings of the catalog, as pyiceberg knows them: ``{"type": "sql", "uri":
-            "postgresql+psycopg://user@host/database"}`` or ``{"type": "rest", "uri": "https://..."}``. Default: those
-            in ``~/.pyiceberg.yaml`` or the environment (``PYICEBERG_CATALOG__DEFAULT__URI``), where passwords belong.
+            "postgresql+psycopg://user@host/database"}``, ``{"type": "rest", "uri": "https://..."}`` or ``{"type":
+            "hive", "uri": "thrift://..."}``, which needs the package ``thrift``. Default: those in
+            ``~/.pyiceberg.yaml`` or the environment (``PYICEBERG_CATALOG__DEFAULT__URI``), where passwords belong.
         partition_by: Columns by whose values the table is partitioned. Text, whole numbers, booleans or dates. Default:
             none.
         sort_by: Columns by which the rows of each file are sorted, nulls last. Default: as they come.
