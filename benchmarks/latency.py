@@ -22,7 +22,7 @@ from benchmarks import continuous
 from benchmarks.peers import flink
 from benchmarks.report import line
 from benchmarks.steady import Note, Steady, notes
-from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.common import Types, WatermarkStrategy
 from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
 from dagster_flinkpy.datastream import KeyedProcessFunction, StreamExecutionEnvironment

@@ -23,15 +23,12 @@ from typing import Any
 
 from benchmarks.counted_store import CountedStore
 from benchmarks.report import line
-from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
-from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
-from dagster_flinkpy.checkpoint.instructions import EmitBarriers, ReplaceHead, WriteMetadata
-from dagster_flinkpy.checkpoint.messages import AcknowledgeCheckpoint, Subtask
-from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointKind, CheckpointMetadata
-from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
-from dagster_flinkpy.checkpoint.pending import CheckpointPlan
-from dagster_flinkpy.checkpoint.restore import RestoreTarget, assign
-from dagster_flinkpy.checkpoint.stimuli import (
+from dagster_flinkpy.checkpoint.coordinator.coordinator import CheckpointCoordinator
+from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.checkpoint.coordinator.instructions import EmitBarriers, ReplaceHead, WriteMetadata
+from dagster_flinkpy.checkpoint.coordinator.messages import AcknowledgeCheckpoint, Subtask
+from dagster_flinkpy.checkpoint.coordinator.pending import CheckpointPlan
+from dagster_flinkpy.checkpoint.coordinator.stimuli import (
     Acknowledge,
     CheckpointIdAssigned,
     CommitFinished,
@@ -40,6 +37,9 @@ from dagster_flinkpy.checkpoint.stimuli import (
     MetadataWritten,
     TriggerRequested,
 )
+from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointKind, CheckpointMetadata
+from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
+from dagster_flinkpy.checkpoint.restore import RestoreTarget, assign
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.sweep import sweep
 from dagster_flinkpy.key_groups import (

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks import state_programs as programs
-from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.runtime.master.metrics.reports import CompletedEpoch

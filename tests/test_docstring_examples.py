@@ -15,7 +15,9 @@ import dagster_flinkpy.datastream
 
 def modules() -> Iterator[str]:
     yield from ("dagster_flinkpy.key_groups", "dagster_flinkpy.key_hashes", "dagster_flinkpy.metrics")
-    yield from (f"dagster_flinkpy.checkpoint.{name}" for name in ("partitions", "skew", "statistics"))
+    yield from (
+        f"dagster_flinkpy.checkpoint.{name}" for name in ("partitions", "reports.skew", "coordinator.statistics")
+    )
     yield "dagster_flinkpy.runtime.master.restart_strategies"
     for package in (dagster_flinkpy.common, dagster_flinkpy.datastream):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):

@@ -8,17 +8,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dagster_flinkpy.checkpoint.attempt import Attempt
-from dagster_flinkpy.checkpoint.coordinator_config import DEFAULT_NUM_RETAINED
+from dagster_flinkpy.checkpoint.coordinator.coordinator_config import DEFAULT_NUM_RETAINED
 from dagster_flinkpy.checkpoint.head import read_head
 from dagster_flinkpy.checkpoint.metadata import STOPPED, CheckpointKind, CheckpointMetadata
-from dagster_flinkpy.checkpoint.savepoint import (
+from dagster_flinkpy.checkpoint.savepoints.savepoint import (
     files_location,
     import_savepoint,
     load_savepoint,
     pickled_state,
     write_savepoint,
 )
-from dagster_flinkpy.checkpoint.savepoint_target import check_target, folders_of
+from dagster_flinkpy.checkpoint.savepoints.savepoint_target import check_target, folders_of
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.traces import head_of_job
 from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
@@ -64,7 +64,7 @@ def trigger_savepoint(
 
     Raises:
         ConfigurationError: The target must not be used; see
-            :func:`~dagster_flinkpy.checkpoint.savepoint_target.check_target`.
+            :func:`~dagster_flinkpy.checkpoint.savepoints.savepoint_target.check_target`.
         CheckpointError: There is no checkpoint, or it may still have something to commit.
         HeadLostError: ``HEAD`` was lost.
         CorruptMetadataError: Its metadata cannot be read.
@@ -111,7 +111,7 @@ def stop_with_savepoint(
 
     Raises:
         ConfigurationError: The target must not be used; see
-            :func:`~dagster_flinkpy.checkpoint.savepoint_target.check_target`.
+            :func:`~dagster_flinkpy.checkpoint.savepoints.savepoint_target.check_target`.
         CheckpointError: A run may be active, there is no checkpoint, or it may still have something to commit.
     """
     before = CompletedCheckpointStore(job.open()).latest()

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 
+from dagster_flinkpy.checkpoint.coordinator.statistics import CheckpointStatus
 from dagster_flinkpy.checkpoint.counter import read_counter
 from dagster_flinkpy.checkpoint.head import Head, read_head
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointKind, CheckpointMetadata, fetch_metadata
 from dagster_flinkpy.checkpoint.offline import refuse_beside_run
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd
-from dagster_flinkpy.checkpoint.statistics import CheckpointStatus
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.traces import CHECKPOINT_FOLDER
 from dagster_flinkpy.checkpoint.verify import verify_checkpoint

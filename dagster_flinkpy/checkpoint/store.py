@@ -26,13 +26,13 @@ from threading import Lock
 
 from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.checkpoint_entry import CheckpointEntry, EntryStatus
+from dagster_flinkpy.checkpoint.coordinator.statistics import CheckpointStatistics
 from dagster_flinkpy.checkpoint.counter import COUNTER_KEY, CheckpointIdCounter, read_counter
 from dagster_flinkpy.checkpoint.head import HEAD_KEY, Head, read_head
 from dagster_flinkpy.checkpoint.leadership import take_lead
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointMetadata, fetch_metadata
 from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd, PartitionRetention
-from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics
 from dagster_flinkpy.checkpoint.traces import (
     CHECKPOINT_FOLDER,
     SAVEPOINT_PREFIX,
@@ -439,7 +439,7 @@ class CompletedCheckpointStore:
         """Deletes checkpoints that are no longer retained, and the state files that only they name.
 
         A native savepoint may be written at any time, so native savepoints are listed after HEAD has dropped the
-        checkpoints: see :func:`~dagster_flinkpy.checkpoint.savepoint.write_savepoint`.
+        checkpoints: see :func:`~dagster_flinkpy.checkpoint.savepoints.savepoint.write_savepoint`.
 
         Must be called between Spark jobs, because a task of a running job may write a file with the same content, and
         so the same name, again.

@@ -12,8 +12,8 @@ from dagster_flinkpy.checkpoint.head import HEAD_KEY
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME
 from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER
 from dagster_flinkpy.checkpoint.requests import REQUESTS_FOLDER
+from dagster_flinkpy.checkpoint.savepoints.stored_savepoints import list_savepoints
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
-from dagster_flinkpy.checkpoint.stored_savepoints import list_savepoints
 from dagster_flinkpy.checkpoint.traces import SAVEPOINT_PREFIX, SHARED_FOLDER, head_of_job
 from dagster_flinkpy.errors import ConfigurationError, CorruptMetadataError, ObjectNotFoundError
 from dagster_flinkpy.storage.object_store import ObjectInfo, ObjectStore

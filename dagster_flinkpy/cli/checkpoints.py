@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from dagster_flinkpy.checkpoint.job_metrics import stored_job_metrics
 from dagster_flinkpy.checkpoint.recovery import recover_head
+from dagster_flinkpy.checkpoint.reports.job_metrics import stored_job_metrics
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.sweep import sweep
 from dagster_flinkpy.cli.common import endpoint_url_option, json_option, location_of, owner_of

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dagster_flinkpy.checkpoint.job_overview import JobOverview, job_overview
+from dagster_flinkpy.checkpoint.reports.job_overview import JobOverview, job_overview
 from dagster_flinkpy.cli.common import endpoint_url_option, location_of
 from dagster_flinkpy.errors import ConfigurationError, FlinkPyError
 from dagster_flinkpy.storage import ObjectStore

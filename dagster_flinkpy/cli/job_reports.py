@@ -14,10 +14,10 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from dagster_flinkpy.checkpoint.event_time_holders import OperatorEventTime
-from dagster_flinkpy.checkpoint.execution_report import ExecutionReport, RunReport, read_execution_report
-from dagster_flinkpy.checkpoint.job_metrics import JobMetrics
-from dagster_flinkpy.checkpoint.job_overview import JobOverview, is_killed, job_overview, stored_report
+from dagster_flinkpy.checkpoint.reports.event_time_holders import OperatorEventTime
+from dagster_flinkpy.checkpoint.reports.execution_report import ExecutionReport, RunReport, read_execution_report
+from dagster_flinkpy.checkpoint.reports.job_metrics import JobMetrics
+from dagster_flinkpy.checkpoint.reports.job_overview import JobOverview, is_killed, job_overview, stored_report
 from dagster_flinkpy.cli.common import endpoint_url_option, json_option
 from dagster_flinkpy.cli.metrics_table import metrics_table
 from dagster_flinkpy.cli.terminal import console_of_width, plain_table, time_of, watermark_of

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.markup import escape
 from rich.table import Table
 
-from dagster_flinkpy.checkpoint.job_metrics import OperatorMetrics
+from dagster_flinkpy.checkpoint.reports.job_metrics import OperatorMetrics
 from dagster_flinkpy.cli.terminal import plain_table
 
 __all__ = ["metrics_table"]

@@ -10,7 +10,7 @@ from dagster import MetadataValue, TableColumn, TableMetadataValue, TableRecord,
 from dagster_flinkpy.common.clock import datetime_of_millis
 
 if TYPE_CHECKING:
-    from dagster_flinkpy.checkpoint.execution_report import ExecutionReport
+    from dagster_flinkpy.checkpoint.reports.execution_report import ExecutionReport
 
 __all__ = ["execution_metadata", "operator_states"]
 

@@ -22,7 +22,7 @@ from dagster_flinkpy.runtime.throwables import ThrowableType, throwable_type
 if TYPE_CHECKING:
     from dagster import DagsterLogManager
 
-    from dagster_flinkpy.checkpoint.execution_report import ExecutionReport
+    from dagster_flinkpy.checkpoint.reports.execution_report import ExecutionReport
 
 __all__ = ["as_failure", "flink_failures", "retry_is_pointless"]
 

@@ -85,7 +85,7 @@ class FlinkJob:
         Raises:
             RestoreError: The job would start from empty state, but former jobs that are now parts of it have state.
         """
-        from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
+        from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
         from dagster_flinkpy.checkpoint.former_jobs import refuse_former_jobs
         from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 

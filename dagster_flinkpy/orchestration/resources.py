@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 from dagster import ConfigurableResource, EnvVar
 from pydantic import Field
 
-from dagster_flinkpy.checkpoint.coordinator_config import DEFAULT_NUM_RETAINED
+from dagster_flinkpy.checkpoint.coordinator.coordinator_config import DEFAULT_NUM_RETAINED
 from dagster_flinkpy.common import Configuration
 from dagster_flinkpy.common.metric_options import MetricReporterOptions, is_reporter_option, metric_reporters_of
 from dagster_flinkpy.errors import ConfigurationError

@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from dagster_flinkpy.checkpoint.restore import OperatorAssignment, assign, restore_targets
-from dagster_flinkpy.checkpoint.savepoint import has_pickled_values as _is_pickled
-from dagster_flinkpy.checkpoint.stored_checkpoint import StoredCheckpoint
+from dagster_flinkpy.checkpoint.savepoints.savepoint import has_pickled_values as _is_pickled
+from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import StoredCheckpoint
 from dagster_flinkpy.common.watermark_strategy import MIN_WATERMARK
 from dagster_flinkpy.datastream.job_graph import JobGraph, JobVertex
 from dagster_flinkpy.datastream.operator_specs import CollectSpec, PrintSpec, SinkSpec, SourceSpec

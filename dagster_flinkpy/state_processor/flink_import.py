@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dagster_flinkpy.checkpoint.stored_checkpoint import open_checkpoint
+from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import open_checkpoint
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.datastream.state import MapStateDescriptor
 from dagster_flinkpy.datastream.state_recovery import NonRestoredState

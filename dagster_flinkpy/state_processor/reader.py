@@ -8,7 +8,7 @@ from functools import cached_property
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_states import OperatorState
-from dagster_flinkpy.checkpoint.stored_checkpoint import StoredCheckpoint, open_checkpoint
+from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import StoredCheckpoint, open_checkpoint
 from dagster_flinkpy.datastream.state import StateDescriptor
 from dagster_flinkpy.datastream.time_domain import TimeDomain
 from dagster_flinkpy.errors import RestoreError, StateSchemaError

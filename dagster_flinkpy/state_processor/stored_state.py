@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from dagster_flinkpy.checkpoint.savepoint import has_pickled_values
+from dagster_flinkpy.checkpoint.savepoints.savepoint import has_pickled_values
 from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.spark.versions import data_frame

@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointKind, CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
-from dagster_flinkpy.checkpoint.savepoint import as_savepoint, copy_files
-from dagster_flinkpy.checkpoint.savepoint_target import check_target, folders_of
-from dagster_flinkpy.checkpoint.stored_checkpoint import open_checkpoint
+from dagster_flinkpy.checkpoint.savepoints.savepoint import as_savepoint, copy_files
+from dagster_flinkpy.checkpoint.savepoints.savepoint_target import check_target, folders_of
+from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import open_checkpoint
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors.columns.column_casts import fit_column

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
-from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
-from dagster_flinkpy.checkpoint.instructions import (
+from dagster_flinkpy.checkpoint.coordinator.coordinator import CheckpointCoordinator
+from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.checkpoint.coordinator.instructions import (
     AssignCheckpointId,
     Instruction,
     NotifyAborted,
     NotifyComplete,
     NotifySubsumed,
 )
-from dagster_flinkpy.checkpoint.messages import (
+from dagster_flinkpy.checkpoint.coordinator.messages import (
     AcknowledgeCheckpoint,
     CheckpointFailureReason,
     DeclineCheckpoint,
     Subtask,
 )
-from dagster_flinkpy.checkpoint.operator_states import SubtaskState
-from dagster_flinkpy.checkpoint.pending import CheckpointPlan
-from dagster_flinkpy.checkpoint.stimuli import (
+from dagster_flinkpy.checkpoint.coordinator.pending import CheckpointPlan
+from dagster_flinkpy.checkpoint.coordinator.stimuli import (
     Acknowledge,
     CheckpointIdAssigned,
     CommitFinished,
@@ -31,6 +30,7 @@ from dagster_flinkpy.checkpoint.stimuli import (
     MetadataWritten,
     TriggerRequested,
 )
+from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from tests.checkpoint.samples import keyed
 
 JOB = "flights"

@@ -17,7 +17,7 @@ import pytest
 from dagster_flinkpy.checkpoint import metadata as metadata_module
 from dagster_flinkpy.checkpoint.head import HEAD_KEY, Head
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointMetadata, fetch_metadata
-from dagster_flinkpy.checkpoint.savepoint import import_savepoint, load_savepoint
+from dagster_flinkpy.checkpoint.savepoints.savepoint import import_savepoint, load_savepoint
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.errors import CorruptMetadataError, ObjectNotFoundError
 from dagster_flinkpy.storage.local import LocalObjectStore

@@ -6,10 +6,10 @@ from datetime import timedelta
 
 import pytest
 
-from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
-from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
-from dagster_flinkpy.checkpoint.decider import MAX_QUEUED_REQUESTS
-from dagster_flinkpy.checkpoint.instructions import (
+from dagster_flinkpy.checkpoint.coordinator.coordinator import CheckpointCoordinator
+from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.checkpoint.coordinator.decider import MAX_QUEUED_REQUESTS
+from dagster_flinkpy.checkpoint.coordinator.instructions import (
     ArmPeriodic,
     ArmTimeout,
     AssignCheckpointId,
@@ -23,14 +23,13 @@ from dagster_flinkpy.checkpoint.instructions import (
     TriggerMasterHooks,
     WriteMetadata,
 )
-from dagster_flinkpy.checkpoint.messages import (
+from dagster_flinkpy.checkpoint.coordinator.messages import (
     CheckpointFailureReason,
     Subtask,
 )
-from dagster_flinkpy.checkpoint.metadata import CheckpointKind
-from dagster_flinkpy.checkpoint.pending import CheckpointPlan
-from dagster_flinkpy.checkpoint.statistics import CheckpointStatus
-from dagster_flinkpy.checkpoint.stimuli import (
+from dagster_flinkpy.checkpoint.coordinator.pending import CheckpointPlan
+from dagster_flinkpy.checkpoint.coordinator.statistics import CheckpointStatus
+from dagster_flinkpy.checkpoint.coordinator.stimuli import (
     CheckpointIdAssigned,
     CommitFinished,
     CoordinatorSnapshotted,
@@ -46,6 +45,7 @@ from dagster_flinkpy.checkpoint.stimuli import (
     TriggerFailed,
     TriggerRequested,
 )
+from dagster_flinkpy.checkpoint.metadata import CheckpointKind
 from dagster_flinkpy.errors import CheckpointError
 from tests.checkpoint.coordination import (
     COUNTS,

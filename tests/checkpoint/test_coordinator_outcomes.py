@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
-from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
-from dagster_flinkpy.checkpoint.instructions import (
+from dagster_flinkpy.checkpoint.coordinator.coordinator import CheckpointCoordinator
+from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.checkpoint.coordinator.instructions import (
     ArmTimeout,
     AssignCheckpointId,
     CancelSparkJob,
@@ -20,15 +20,13 @@ from dagster_flinkpy.checkpoint.instructions import (
     ReplaceHead,
     WriteMetadata,
 )
-from dagster_flinkpy.checkpoint.messages import (
+from dagster_flinkpy.checkpoint.coordinator.messages import (
     AcknowledgeCheckpoint,
     Subtask,
 )
-from dagster_flinkpy.checkpoint.metadata import CheckpointKind
-from dagster_flinkpy.checkpoint.operator_states import SubtaskState
-from dagster_flinkpy.checkpoint.pending import CheckpointPlan
-from dagster_flinkpy.checkpoint.statistics import CheckpointStatus
-from dagster_flinkpy.checkpoint.stimuli import (
+from dagster_flinkpy.checkpoint.coordinator.pending import CheckpointPlan
+from dagster_flinkpy.checkpoint.coordinator.statistics import CheckpointStatus
+from dagster_flinkpy.checkpoint.coordinator.stimuli import (
     Acknowledge,
     AcknowledgedLate,
     CheckpointIdAssigned,
@@ -41,6 +39,8 @@ from dagster_flinkpy.checkpoint.stimuli import (
     TimerFired,
     TriggerRequested,
 )
+from dagster_flinkpy.checkpoint.metadata import CheckpointKind
+from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.errors import CheckpointError
 from tests.checkpoint.coordination import (
     COUNTS,

@@ -8,9 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
-from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
-from dagster_flinkpy.checkpoint.instructions import (
+from dagster_flinkpy.checkpoint.coordinator.coordinator import CheckpointCoordinator
+from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.checkpoint.coordinator.instructions import (
     AssignCheckpointId,
     DiscardState,
     DropSubsumed,
@@ -22,16 +22,14 @@ from dagster_flinkpy.checkpoint.instructions import (
     TriggerMasterHooks,
     WriteMetadata,
 )
-from dagster_flinkpy.checkpoint.messages import (
+from dagster_flinkpy.checkpoint.coordinator.messages import (
     AcknowledgeCheckpoint,
     CheckpointFailureReason,
     DeclineCheckpoint,
     Subtask,
 )
-from dagster_flinkpy.checkpoint.metadata import CheckpointKind
-from dagster_flinkpy.checkpoint.operator_states import SubtaskState
-from dagster_flinkpy.checkpoint.pending import CheckpointPlan
-from dagster_flinkpy.checkpoint.stimuli import (
+from dagster_flinkpy.checkpoint.coordinator.pending import CheckpointPlan
+from dagster_flinkpy.checkpoint.coordinator.stimuli import (
     Acknowledge,
     CheckpointIdAssigned,
     CommitFinished,
@@ -47,6 +45,8 @@ from dagster_flinkpy.checkpoint.stimuli import (
     TimerFired,
     TriggerRequested,
 )
+from dagster_flinkpy.checkpoint.metadata import CheckpointKind
+from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from tests.checkpoint.samples import keyed
 from tests.examples import examples
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_flinkpy.checkpoint.decider import CheckpointRequestDecider
+from dagster_flinkpy.checkpoint.coordinator.decider import CheckpointRequestDecider
+from dagster_flinkpy.checkpoint.coordinator.stimuli import TriggerRequested
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind
-from dagster_flinkpy.checkpoint.stimuli import TriggerRequested
 
 SAVEPOINT = TriggerRequested(9, kind=CheckpointKind.SAVEPOINT, request_id="savepoint")
 FORCED = TriggerRequested(8, forced=True, request_id="forced")

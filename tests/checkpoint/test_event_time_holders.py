@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from dagster_flinkpy.checkpoint.event_time_holders import event_times
-from dagster_flinkpy.checkpoint.execution_report import InputReport, VertexReport
-from dagster_flinkpy.checkpoint.job_metrics import OperatorMetrics
+from dagster_flinkpy.checkpoint.reports.event_time_holders import event_times
+from dagster_flinkpy.checkpoint.reports.execution_report import InputReport, VertexReport
+from dagster_flinkpy.checkpoint.reports.job_metrics import OperatorMetrics
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
 
 # fast ---> keyed --.

@@ -5,11 +5,11 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_flinkpy.checkpoint.job_metrics import TIMES, job_metrics, operator_metrics, per_second
+from dagster_flinkpy.checkpoint.coordinator.phases import CheckpointPhases
+from dagster_flinkpy.checkpoint.coordinator.statistics import CheckpointStatistics, CheckpointStats, CheckpointStatus
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind
 from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
-from dagster_flinkpy.checkpoint.phases import CheckpointPhases
-from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics, CheckpointStats, CheckpointStatus
+from dagster_flinkpy.checkpoint.reports.job_metrics import TIMES, job_metrics, operator_metrics, per_second
 from tests.checkpoint.samples import metadata as sample
 
 TIME = st.integers(0, 10**12)

@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_flinkpy.checkpoint.late_rows import QUARTER_HOUR_MS, LateRows, late_rows, to_metrics
+from dagster_flinkpy.checkpoint.reports.late_rows import QUARTER_HOUR_MS, LateRows, late_rows, to_metrics
 
 QUARTERS = st.dictionaries(st.integers(-10_000, 10_000), st.integers(1, 9), max_size=400)
 

@@ -12,7 +12,7 @@ import pytest
 
 from dagster_flinkpy.checkpoint.head import Head
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind
-from dagster_flinkpy.checkpoint.savepoint import (
+from dagster_flinkpy.checkpoint.savepoints.savepoint import (
     as_savepoint,
     files_location,
     import_savepoint,
@@ -157,7 +157,7 @@ def test_a_native_savepoint_of_a_checkpoint_that_is_not_kept_is_given_up(
 
 _HANGS = """
 import sys, threading
-from dagster_flinkpy.checkpoint.savepoint import write_savepoint
+from dagster_flinkpy.checkpoint.savepoints.savepoint import write_savepoint
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.checkpoint.samples import metadata, operator
 

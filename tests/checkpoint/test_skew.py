@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
-from dagster_flinkpy.checkpoint.skew import rows_by_key_group, skew
+from dagster_flinkpy.checkpoint.reports.skew import rows_by_key_group, skew
 from dagster_flinkpy.key_groups import KeyGroupRange, compute_key_group_range_for_operator_index
 from dagster_flinkpy.state.handles import KeyedSnapshot, RunHandle, TableSnapshot, count_key_groups
 

@@ -8,10 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_flinkpy.checkpoint.messages import CheckpointFailureReason
+from dagster_flinkpy.checkpoint.coordinator.messages import CheckpointFailureReason
+from dagster_flinkpy.checkpoint.coordinator.phases import CheckpointPhases
+from dagster_flinkpy.checkpoint.coordinator.statistics import (
+    CheckpointStatistics,
+    CheckpointStats,
+    CheckpointStatus,
+    Summary,
+)
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind
-from dagster_flinkpy.checkpoint.phases import CheckpointPhases
-from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics, CheckpointStats, CheckpointStatus, Summary
 
 DONE = CheckpointStats(
     checkpoint_id=1,

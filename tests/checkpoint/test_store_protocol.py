@@ -11,11 +11,11 @@ import pytest
 
 from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.checkpoint_entry import EntryStatus
+from dagster_flinkpy.checkpoint.coordinator.statistics import CheckpointStatistics, CheckpointStats, CheckpointStatus
 from dagster_flinkpy.checkpoint.counter import COUNTER_KEY
 from dagster_flinkpy.checkpoint.head import HEAD_KEY, read_head
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind, CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_states import OperatorState
-from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics, CheckpointStats, CheckpointStatus
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.traces import STATISTICS_KEY
 from dagster_flinkpy.errors import (

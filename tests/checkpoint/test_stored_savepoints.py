@@ -6,7 +6,11 @@ from pathlib import Path
 import pytest
 
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME
-from dagster_flinkpy.checkpoint.stored_savepoints import list_savepoints, savepoint_choices, savepoint_location
+from dagster_flinkpy.checkpoint.savepoints.stored_savepoints import (
+    list_savepoints,
+    savepoint_choices,
+    savepoint_location,
+)
 from dagster_flinkpy.storage import StorageLocation
 
 

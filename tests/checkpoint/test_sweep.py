@@ -14,7 +14,7 @@ from dagster_flinkpy.checkpoint import sweep as sweep_module
 from dagster_flinkpy.checkpoint.head import HEAD_KEY
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind
 from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
-from dagster_flinkpy.checkpoint.savepoint import write_savepoint
+from dagster_flinkpy.checkpoint.savepoints.savepoint import write_savepoint
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.sweep import SweepResult, sweep
 from dagster_flinkpy.errors import ConfigurationError, CorruptMetadataError, HeadLostError

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from dagster_flinkpy import state_processor
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind, CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
-from dagster_flinkpy.checkpoint.savepoint import write_savepoint
+from dagster_flinkpy.checkpoint.savepoints.savepoint import write_savepoint
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.cli import checkpoints as cli_checkpoints
 from dagster_flinkpy.cli import main

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from dagster_flinkpy.checkpoint import requests
-from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.cli import main
 from dagster_flinkpy.errors import JobCancelledError
 from dagster_flinkpy.runtime.master.mailbox import Mailbox, ThreadMailbox

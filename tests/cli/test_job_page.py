@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from dagster_flinkpy.checkpoint.job_overview import job_overview
+from dagster_flinkpy.checkpoint.reports.job_overview import job_overview
 from dagster_flinkpy.cli.command import main
 from dagster_flinkpy.cli.job_page import page_of
 from dagster_flinkpy.errors import StorageError

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from dagster_flinkpy.checkpoint.execution_report import EXECUTION_KEY, read_execution_report
+from dagster_flinkpy.checkpoint.reports.execution_report import EXECUTION_KEY, read_execution_report
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.cli import job_reports
 from dagster_flinkpy.cli.command import main

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.common.configuration import Configuration
 from dagster_flinkpy.datastream import (
     ExternalizedCheckpointRetention,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dagster_flinkpy.checkpoint.request_inbox import RequestInbox
 from dagster_flinkpy.checkpoint.requests import REQUESTS_FOLDER, Order, Request, RequestKind
-from dagster_flinkpy.checkpoint.savepoint import write_savepoint
+from dagster_flinkpy.checkpoint.savepoints.savepoint import write_savepoint
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.storage import StorageLocation

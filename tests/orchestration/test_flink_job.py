@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.common import Configuration
 from dagster_flinkpy.common.metric_options import PrometheusOptions
 from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode

@@ -10,7 +10,7 @@ import pytest
 HEAVY = {"pyspark", "pyarrow", "numpy", "pandas", "psutil", "boto3", "botocore", "grpc_status", "rich", "duckdb"}
 HEAVY |= {"deltalake", "pyiceberg", "psycopg", "confluent_kafka", "polars", "prometheus_client"}
 RUN = {  # what runs, checks and ticks need
-    "checkpoint.coordinator",
+    "checkpoint.coordinator.coordinator",
     "checkpoint.metadata",
     "checkpoint.restore",
     "checkpoint.store",

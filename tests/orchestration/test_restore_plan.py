@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dagster_flinkpy.checkpoint.evolution import Change, StateOutcome
-from dagster_flinkpy.checkpoint.stored_checkpoint import open_checkpoint
+from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import open_checkpoint
 from dagster_flinkpy.common import Types, WatermarkStrategy
 from dagster_flinkpy.common.time import Time
 from dagster_flinkpy.common.typeinfo import TypeInformation

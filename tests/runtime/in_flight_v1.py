@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected
 from tests.runtime.programs import COUNTED, CountPerKey, environment, events

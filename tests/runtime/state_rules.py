@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dagster_flinkpy.checkpoint.instructions import Instruction
-from dagster_flinkpy.checkpoint.stimuli import Stimulus
+from dagster_flinkpy.checkpoint.coordinator.instructions import Instruction
+from dagster_flinkpy.checkpoint.coordinator.stimuli import Stimulus
 from dagster_flinkpy.runtime.master.job_state import JobState
 from dagster_flinkpy.runtime.master.regions.region_epochs import Phase, RegionStage
 from dagster_flinkpy.runtime.master.regions.region_state import RegionState

@@ -8,8 +8,8 @@ from typing import Any
 from unittest import mock
 
 from dagster_flinkpy.checkpoint.attempt import Attempt
-from dagster_flinkpy.checkpoint.instructions import NotifyAborted
-from dagster_flinkpy.checkpoint.stimuli import CoordinatorSnapshotted
+from dagster_flinkpy.checkpoint.coordinator.instructions import NotifyAborted
+from dagster_flinkpy.checkpoint.coordinator.stimuli import CoordinatorSnapshotted
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.runtime.master.commits.completion_chain import CompletionChain
 from dagster_flinkpy.runtime.master.commits.epoch_outputs import EpochOutputs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from dagster_flinkpy.checkpoint.messages import Subtask
+from dagster_flinkpy.checkpoint.coordinator.messages import Subtask
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeOutput

@@ -9,16 +9,16 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
-from dagster_flinkpy.checkpoint.instructions import Instruction
-from dagster_flinkpy.checkpoint.messages import (
+from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.checkpoint.coordinator.instructions import Instruction
+from dagster_flinkpy.checkpoint.coordinator.messages import (
     AcknowledgeCheckpoint,
     CheckpointFailureReason,
     DeclineCheckpoint,
     Subtask,
 )
+from dagster_flinkpy.checkpoint.coordinator.stimuli import Acknowledge, Decline, Stimulus, TimerFired
 from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER, SubtaskState
-from dagster_flinkpy.checkpoint.stimuli import Acknowledge, Decline, Stimulus, TimerFired
 from dagster_flinkpy.errors import SegmentLostError
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master.commits.transactions import Transactions

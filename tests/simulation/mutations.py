@@ -9,16 +9,17 @@ from datetime import timedelta
 from typing import Any
 from unittest import mock
 
-from dagster_flinkpy.checkpoint import leadership, savepoint, shared_state_registry
+from dagster_flinkpy.checkpoint import leadership, shared_state_registry
 from dagster_flinkpy.checkpoint import store as completed_checkpoint_store
 from dagster_flinkpy.checkpoint.attempt import Attempt
-from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
+from dagster_flinkpy.checkpoint.coordinator.coordinator import CheckpointCoordinator
+from dagster_flinkpy.checkpoint.coordinator.instructions import NotifyAborted
+from dagster_flinkpy.checkpoint.coordinator.pending import AcknowledgeResult, PendingCheckpoint
+from dagster_flinkpy.checkpoint.coordinator.stimuli import Acknowledge, MetadataWriteFailed
 from dagster_flinkpy.checkpoint.head import HEAD_KEY, Head, read_head
-from dagster_flinkpy.checkpoint.instructions import NotifyAborted
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
-from dagster_flinkpy.checkpoint.pending import AcknowledgeResult, PendingCheckpoint
+from dagster_flinkpy.checkpoint.savepoints import savepoint
 from dagster_flinkpy.checkpoint.shared_state_registry import SharedStateRegistry
-from dagster_flinkpy.checkpoint.stimuli import Acknowledge, MetadataWriteFailed
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.traces import Traces
 from dagster_flinkpy.connectors.commit.staged_files import FileNames

@@ -12,8 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from dagster_flinkpy.checkpoint import requests, savepoint
+from dagster_flinkpy.checkpoint import requests
 from dagster_flinkpy.checkpoint.requests import RequestKind
+from dagster_flinkpy.checkpoint.savepoints import savepoint
 from dagster_flinkpy.errors import CheckpointTimeoutError, FlinkPyError
 from dagster_flinkpy.runtime.master import job as job_loop
 from dagster_flinkpy.runtime.master.commits import commit_retries

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
-from dagster_flinkpy.checkpoint.dispose import dispose_savepoint
 from dagster_flinkpy.checkpoint.offline import (
     release_leadership,
     restore_savepoint,
@@ -14,6 +13,7 @@ from dagster_flinkpy.checkpoint.offline import (
     trigger_savepoint,
 )
 from dagster_flinkpy.checkpoint.requests import JobRequests, Order, RequestKind
+from dagster_flinkpy.checkpoint.savepoints.dispose import dispose_savepoint
 from dagster_flinkpy.checkpoint.sweep import old_savepoints, sweep
 from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.errors import (

@@ -12,8 +12,8 @@ from dagster import AssetCheckSeverity, AssetKey, DagsterInstance, IntMetadataVa
 from dagster_flinkpy.checkpoint import verify
 from dagster_flinkpy.checkpoint.evolution import Change, StateOutcome
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import StoredCheckpoint
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
-from dagster_flinkpy.checkpoint.stored_checkpoint import StoredCheckpoint
 from dagster_flinkpy.common.clock import current_millis, datetime_of_millis
 from dagster_flinkpy.datastream.connectors.base import SourceLag
 from dagster_flinkpy.errors import CorruptMetadataError, CorruptStateError, FlinkPyError, StorageError

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dagster import TableColumn, TableMetadataValue, TableRecord, TableSchema
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
-from dagster_flinkpy.checkpoint.stored_checkpoint import open_checkpoint
+from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import open_checkpoint
 from dagster_flinkpy.errors import CorruptStateError, RestoreError, shorten
 from dagster_flinkpy.state_processor import SavepointReader
 from dagster_flinkpy.state_processor.sql import key_from_text

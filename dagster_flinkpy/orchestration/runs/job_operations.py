@@ -133,7 +133,7 @@ class JobOperations:
 
     def dispose(self, context: OpExecutionContext, config: DisposeConfig) -> None:
         """Deletes a savepoint."""
-        from dagster_flinkpy.checkpoint.stored_savepoints import savepoint_choices, savepoint_location
+        from dagster_flinkpy.checkpoint.savepoints.stored_savepoints import savepoint_choices, savepoint_location
 
         job = self._location(context).child(self.job.job_id)
         with flink_failures(context.log):
@@ -168,7 +168,7 @@ class JobOperations:
 
     def inspect(self, context: OpExecutionContext, config: InspectConfig) -> None:
         """Shows the state of one key as metadata of the step."""
-        from dagster_flinkpy.checkpoint.stored_savepoints import savepoint_location
+        from dagster_flinkpy.checkpoint.savepoints.stored_savepoints import savepoint_location
         from dagster_flinkpy.orchestration.runs.inspection import inspect_key, state_table
 
         location = job = self._location(context).child(self.job.job_id)
@@ -203,8 +203,8 @@ class JobOperations:
 
     def _savepoint_of(self, context: OpExecutionContext, answer: Answer) -> tuple[str, CheckpointMetadata]:
         """Returns the path and the metadata of the savepoint that a running job has written."""
-        from dagster_flinkpy.checkpoint.savepoint import load_savepoint
-        from dagster_flinkpy.checkpoint.stored_savepoints import savepoint_location
+        from dagster_flinkpy.checkpoint.savepoints.savepoint import load_savepoint
+        from dagster_flinkpy.checkpoint.savepoints.stored_savepoints import savepoint_location
 
         assert answer.savepoint is not None, "the request was done"
         job = self._location(context).child(self.job.job_id)
@@ -279,7 +279,7 @@ class JobOperations:
         context.add_output_metadata(dict(facts))
 
     def _dispose(self, context: OpExecutionContext, savepoint: StorageLocation) -> None:
-        from dagster_flinkpy.checkpoint.dispose import dispose_savepoint
+        from dagster_flinkpy.checkpoint.savepoints.dispose import dispose_savepoint
 
         owner = f"Dagster run {context.run.run_id} (dispose)"
         dispose_savepoint(savepoint, owner=owner, now_ms=current_millis())

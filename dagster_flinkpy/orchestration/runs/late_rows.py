@@ -21,7 +21,7 @@ from dagster import (
     TableSchema,
 )
 
-from dagster_flinkpy.checkpoint.late_rows import LateRows, late_rows
+from dagster_flinkpy.checkpoint.reports.late_rows import LateRows, late_rows
 from dagster_flinkpy.common.clock import datetime_of_millis
 from dagster_flinkpy.orchestration.dagster_internals import record_at_once
 from dagster_flinkpy.orchestration.metadata_set import FlinkCheckpointMetadataSet

@@ -21,7 +21,7 @@ from dagster import (
 )
 
 from dagster_flinkpy.checkpoint.in_flight import in_flight
-from dagster_flinkpy.checkpoint.skew import rows_by_key_group, skew
+from dagster_flinkpy.checkpoint.reports.skew import rows_by_key_group, skew
 from dagster_flinkpy.common.clock import datetime_of_millis
 from dagster_flinkpy.datastream.connectors.base import SourceLag
 from dagster_flinkpy.datastream.job_graph import JobVertex
@@ -32,9 +32,9 @@ from dagster_flinkpy.orchestration.metadata_set import FlinkCheckpointMetadataSe
 from dagster_flinkpy.orchestration.runs.skew_chart import skew_chart
 
 if TYPE_CHECKING:
-    from dagster_flinkpy.checkpoint.job_metrics import OperatorMetrics
+    from dagster_flinkpy.checkpoint.coordinator.statistics import CheckpointStatistics
     from dagster_flinkpy.checkpoint.operator_states import OperatorState
-    from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics
+    from dagster_flinkpy.checkpoint.reports.job_metrics import OperatorMetrics
     from dagster_flinkpy.runtime.master.metrics.reports import CompletedEpoch, OperatorReport, SubtaskReport
 
 __all__ = [
@@ -111,7 +111,7 @@ def operator_metadata(
         attempt: Fencing token of the attempt.
         tables_of_job: Whether the metrics, the statistics and the history of the whole job are in it, too.
     """
-    from dagster_flinkpy.checkpoint.job_metrics import operator_metrics
+    from dagster_flinkpy.checkpoint.reports.job_metrics import operator_metrics
 
     state = epoch.metadata.operator(report.uid)
     metrics = operator_metrics(state) if state else None

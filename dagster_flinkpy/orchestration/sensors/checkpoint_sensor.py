@@ -77,8 +77,8 @@ def reason_to_wait(status: JobAtTick, policy: CheckpointPolicy, now_ms: int) -> 
     The order is that of Flink's ``CheckpointRequestDecider``, with a run in place of a pending checkpoint. A run that
     runs on is no reason to wait.
     """
-    from dagster_flinkpy.checkpoint.decider import CheckpointRequestDecider, Dropped
-    from dagster_flinkpy.checkpoint.stimuli import TriggerRequested
+    from dagster_flinkpy.checkpoint.coordinator.decider import CheckpointRequestDecider, Dropped
+    from dagster_flinkpy.checkpoint.coordinator.stimuli import TriggerRequested
 
     job = f"Job {status.job_id}"
     if status.stopped:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from dagster_flinkpy.checkpoint.instructions import WriteMetadata
+from dagster_flinkpy.checkpoint.coordinator.instructions import WriteMetadata
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind, CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_program import operator_program
 from dagster_flinkpy.checkpoint.operator_states import OperatorState

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from enum import Enum
 
-from dagster_flinkpy.checkpoint.messages import Subtask
+from dagster_flinkpy.checkpoint.coordinator.messages import Subtask
 from dagster_flinkpy.common.job_status import JobStatus
 from dagster_flinkpy.datastream.job_graph import JobVertex
 from dagster_flinkpy.errors import IllegalStateTransitionError, message_of, shorten

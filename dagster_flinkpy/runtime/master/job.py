@@ -16,16 +16,16 @@ from functools import partial
 from types import TracebackType
 
 from dagster_flinkpy.checkpoint.attempt import Attempt
-from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
-from dagster_flinkpy.checkpoint.execution_report import ExecutionReport
-from dagster_flinkpy.checkpoint.instructions import WriteMetadata
+from dagster_flinkpy.checkpoint.coordinator.coordinator import CheckpointCoordinator
+from dagster_flinkpy.checkpoint.coordinator.instructions import WriteMetadata
+from dagster_flinkpy.checkpoint.coordinator.statistics import CheckpointStatistics
 from dagster_flinkpy.checkpoint.metadata import STOPPED, CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_program import operator_folders
 from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd
+from dagster_flinkpy.checkpoint.reports.execution_report import ExecutionReport
 from dagster_flinkpy.checkpoint.restore import RestorePlan
-from dagster_flinkpy.checkpoint.savepoint_target import check_job
-from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics
+from dagster_flinkpy.checkpoint.savepoints.savepoint_target import check_job
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.job_status import JobStatus

@@ -25,7 +25,7 @@ from copy import copy
 from dataclasses import replace
 from typing import TypeVar
 
-from dagster_flinkpy.checkpoint.messages import CheckpointFailureReason, DeclineCheckpoint, Subtask
+from dagster_flinkpy.checkpoint.coordinator.messages import CheckpointFailureReason, DeclineCheckpoint, Subtask
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER
 from dagster_flinkpy.common.job_status import JobStatus

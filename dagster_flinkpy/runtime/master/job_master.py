@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 
-from dagster_flinkpy.checkpoint.instructions import (
+from dagster_flinkpy.checkpoint.coordinator.instructions import (
     ArmTimeout,
     AssignCheckpointId,
     DiscardState,
@@ -20,8 +20,8 @@ from dagster_flinkpy.checkpoint.instructions import (
     NotifySubsumed,
     TriggerMasterHooks,
 )
+from dagster_flinkpy.checkpoint.coordinator.stimuli import Stimulus
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
-from dagster_flinkpy.checkpoint.stimuli import Stimulus
 from dagster_flinkpy.runtime.master.commits.checkpoint_steps import CheckpointSteps
 from dagster_flinkpy.runtime.master.epoch_request import Completion, EpochRequest
 from dagster_flinkpy.runtime.master.job_messages import (

@@ -10,10 +10,10 @@ from dataclasses import dataclass, fields
 
 import pyarrow as pa
 
-from dagster_flinkpy.checkpoint.instructions import Instruction
+from dagster_flinkpy.checkpoint.coordinator.instructions import Instruction
+from dagster_flinkpy.checkpoint.coordinator.stimuli import Stimulus
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.requests import Request
-from dagster_flinkpy.checkpoint.stimuli import Stimulus
 from dagster_flinkpy.errors import FlinkPyError
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeInputs
 from dagster_flinkpy.runtime.epoch import EpochInput

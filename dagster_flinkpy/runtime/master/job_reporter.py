@@ -7,7 +7,8 @@ from contextlib import suppress
 from dataclasses import replace
 
 from dagster_flinkpy.checkpoint.attempt import Attempt
-from dagster_flinkpy.checkpoint.execution_report import (
+from dagster_flinkpy.checkpoint.coordinator.statistics import CheckpointStatistics, CheckpointStatus
+from dagster_flinkpy.checkpoint.reports.execution_report import (
     ExecutionReport,
     FailureReport,
     InputReport,
@@ -17,7 +18,6 @@ from dagster_flinkpy.checkpoint.execution_report import (
     read_execution_report,
     write_execution_report,
 )
-from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics, CheckpointStatus
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.common.job_status import JobStatus
 from dagster_flinkpy.errors import FencedError, FlinkPyError

@@ -5,9 +5,10 @@ for nothing, so that each rule can be tested with the stimuli that lead to it.
 :class:`~dagster_flinkpy.runtime.master.job_master.JobMaster` carries out the instructions, in their order.
 
 A region runs epoch n + 1 while those behind it run epoch n, and while checkpoint n - 1 is written, completed and
-committed. Checkpoints complete one by one, in order (:mod:`.completion_chain`). What a region does is in
-:mod:`.region_state`, what restarts in :mod:`.job_failover`, what others ask for in :mod:`.taken_requests`, when epochs
-begin in :mod:`.epoch_schedule`, and when checkpoints are taken in :mod:`dagster_flinkpy.checkpoint.coordinator`.
+committed. Checkpoints complete one by one, in order (:mod:`.commits.completion_chain`). What a region does is in
+:mod:`.regions.region_state`, what restarts in :mod:`.job_failover`, what others ask for in
+:mod:`.requests.taken_requests`, when epochs begin in :mod:`.epoch_schedule`, and when checkpoints are taken in
+:mod:`dagster_flinkpy.checkpoint.coordinator`.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import singledispatchmethod
 
-from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
-from dagster_flinkpy.checkpoint.instructions import (
+from dagster_flinkpy.checkpoint.coordinator.coordinator import CheckpointCoordinator
+from dagster_flinkpy.checkpoint.coordinator.instructions import (
     ArmPeriodic,
     ArmTimeout,
     AssignCheckpointId,
@@ -37,14 +38,12 @@ from dagster_flinkpy.checkpoint.instructions import (
     TriggerMasterHooks,
     WriteMetadata,
 )
-from dagster_flinkpy.checkpoint.messages import (
+from dagster_flinkpy.checkpoint.coordinator.messages import (
     AcknowledgeCheckpoint,
     CheckpointFailureReason,
     Subtask,
 )
-from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
-from dagster_flinkpy.checkpoint.operator_states import SubtaskState
-from dagster_flinkpy.checkpoint.stimuli import (
+from dagster_flinkpy.checkpoint.coordinator.stimuli import (
     Acknowledge,
     AcknowledgedLate,
     CommitFinished,
@@ -56,6 +55,8 @@ from dagster_flinkpy.checkpoint.stimuli import (
     TasksRestarted,
     TimerFired,
 )
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.common.clock import to_millis
 from dagster_flinkpy.errors import (
     CheckpointError,

@@ -75,7 +75,7 @@ class LocalExecutor:
         if not settings.local:
             start_server()
         # Java starts while this process imports the job loop.
-        from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
+        from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
         from dagster_flinkpy.checkpoint.former_jobs import refuse_former_jobs
         from dagster_flinkpy.runtime.master.failover import FailoverConfig
         from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagster_flinkpy.checkpoint.attempt import Attempt
-from dagster_flinkpy.checkpoint.dispose import dispose_savepoint
 from dagster_flinkpy.checkpoint.evolution import evolution_since
 from dagster_flinkpy.checkpoint.kept_parallelism import PARALLELISM, settle_parallelism
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointKind, CheckpointMetadata
 from dagster_flinkpy.checkpoint.restore import RestorePlan, assign, restore_targets
-from dagster_flinkpy.checkpoint.savepoint import import_savepoint, pickled_state
+from dagster_flinkpy.checkpoint.savepoints.dispose import dispose_savepoint
+from dagster_flinkpy.checkpoint.savepoints.savepoint import import_savepoint, pickled_state
+from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import open_checkpoint
+from dagster_flinkpy.checkpoint.savepoints.stored_savepoints import savepoint_choices, savepoint_location
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
-from dagster_flinkpy.checkpoint.stored_checkpoint import open_checkpoint
-from dagster_flinkpy.checkpoint.stored_savepoints import savepoint_choices, savepoint_location
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.state_recovery import NonRestoredState, RecoveryClaimMode

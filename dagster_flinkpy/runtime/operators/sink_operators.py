@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pyarrow as pa
 
-from dagster_flinkpy.checkpoint.late_rows import QUARTER_HOUR_MS, to_metrics
+from dagster_flinkpy.checkpoint.reports.late_rows import QUARTER_HOUR_MS, to_metrics
 from dagster_flinkpy.common.text import to_printed
 from dagster_flinkpy.common.watermark_strategy import MIN_WATERMARK
 from dagster_flinkpy.datastream.connectors.base import (

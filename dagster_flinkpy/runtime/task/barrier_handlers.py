@@ -12,7 +12,7 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from typing import Any
 
-from dagster_flinkpy.checkpoint.messages import CheckpointFailureReason
+from dagster_flinkpy.checkpoint.coordinator.messages import CheckpointFailureReason
 from dagster_flinkpy.errors import CheckpointError
 
 __all__ = [

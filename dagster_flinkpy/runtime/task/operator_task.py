@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from dagster_flinkpy.checkpoint.messages import CheckpointFailureReason
+from dagster_flinkpy.checkpoint.coordinator.messages import CheckpointFailureReason
 from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.common.clock import to_millis
 from dagster_flinkpy.common.watermark_strategy import MIN_WATERMARK

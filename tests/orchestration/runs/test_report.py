@@ -5,10 +5,10 @@ from pathlib import Path
 
 from dagster import MarkdownMetadataValue, TableMetadataValue
 
-from dagster_flinkpy.checkpoint.messages import CheckpointFailureReason
+from dagster_flinkpy.checkpoint.coordinator.messages import CheckpointFailureReason
+from dagster_flinkpy.checkpoint.coordinator.statistics import CheckpointStatistics, CheckpointStats, CheckpointStatus
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind
 from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
-from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics, CheckpointStats, CheckpointStatus
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.orchestration.runs.report import operator_metadata
 from dagster_flinkpy.state.handles import KeyedSnapshot, RunHandle, TableSnapshot

@@ -10,7 +10,7 @@ import pytest
 
 from dagster_flinkpy.checkpoint import requests
 from dagster_flinkpy.checkpoint.requests import JobRequests
-from dagster_flinkpy.checkpoint.stored_checkpoint import open_checkpoint
+from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import open_checkpoint
 from dagster_flinkpy.common import Configuration, Duration, JobClient, JobStatus, WatermarkStrategy
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.file_system import FileSource, StreamFormat

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_flinkpy.checkpoint.messages import Subtask
+from dagster_flinkpy.checkpoint.coordinator.messages import Subtask
 from dagster_flinkpy.common import JobStatus
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.datastream.job_graph import JobVertex

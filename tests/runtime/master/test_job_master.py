@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.checkpoint.coordinator.stimuli import PeriodicTick
 from dagster_flinkpy.checkpoint.counter import read_counter
-from dagster_flinkpy.checkpoint.stimuli import PeriodicTick
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.errors import StorageError, UserFunctionError

@@ -9,13 +9,18 @@ from typing import Any
 
 import pytest
 
-from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
-from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
-from dagster_flinkpy.checkpoint.instructions import DiscardState, Instruction, NotifyAborted
-from dagster_flinkpy.checkpoint.messages import CheckpointFailureReason
+from dagster_flinkpy.checkpoint.coordinator.coordinator import CheckpointCoordinator
+from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.checkpoint.coordinator.instructions import DiscardState, Instruction, NotifyAborted
+from dagster_flinkpy.checkpoint.coordinator.messages import CheckpointFailureReason
+from dagster_flinkpy.checkpoint.coordinator.stimuli import (
+    CheckpointIdAssigned,
+    CommitFinished,
+    HeadReplaced,
+    MetadataWritten,
+)
 from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER, SubtaskState
 from dagster_flinkpy.checkpoint.requests import Order, Request, RequestKind
-from dagster_flinkpy.checkpoint.stimuli import CheckpointIdAssigned, CommitFinished, HeadReplaced, MetadataWritten
 from dagster_flinkpy.common.job_status import JobStatus
 from dagster_flinkpy.errors import (
     CheckpointError,

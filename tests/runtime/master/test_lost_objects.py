@@ -16,8 +16,8 @@ from dagster_flinkpy.checkpoint.counter import read_counter
 from dagster_flinkpy.checkpoint.head import read_head
 from dagster_flinkpy.checkpoint.offline import release_leadership, restore_savepoint
 from dagster_flinkpy.checkpoint.recovery import recover_head
+from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import open_checkpoint
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
-from dagster_flinkpy.checkpoint.stored_checkpoint import open_checkpoint
 from dagster_flinkpy.checkpoint.sweep import sweep
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.connectors import ParquetSink

@@ -17,8 +17,8 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from dagster_flinkpy.checkpoint.coordinator.statistics import CheckpointStatistics
 from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
-from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics
 from dagster_flinkpy.common.metric_options import PrometheusOptions, PushGatewayOptions
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.datastream import MapFunction, RuntimeContext

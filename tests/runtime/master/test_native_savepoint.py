@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_flinkpy.checkpoint.dispose import dispose_savepoint
+from dagster_flinkpy.checkpoint.savepoints.dispose import dispose_savepoint
 from dagster_flinkpy.checkpoint.sweep import sweep
 from dagster_flinkpy.datastream import SavepointFormatType
 from dagster_flinkpy.errors import ConfigurationError

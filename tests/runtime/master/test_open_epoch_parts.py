@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dagster_flinkpy.checkpoint.stimuli import Stimulus
+from dagster_flinkpy.checkpoint.coordinator.stimuli import Stimulus
 from dagster_flinkpy.datastream.connectors.base import SplitEnumeratorContext
 from dagster_flinkpy.runtime.epoch import EpochInput
 from dagster_flinkpy.runtime.master.epochs.open_epoch import OpenEpoch

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.datastream import DataStream, KeyedProcessFunction, RuntimeContext
 from dagster_flinkpy.datastream.job_graph import JobGraph

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dagster_flinkpy.checkpoint.requests import JobRequests, Order, RequestKind
-from dagster_flinkpy.checkpoint.stored_checkpoint import open_checkpoint
+from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import open_checkpoint
 from dagster_flinkpy.common import JobStatus
 from dagster_flinkpy.errors import JobCancelledError, JobRestartedError, StorageError
 from dagster_flinkpy.runtime.master.failover import FailoverConfig

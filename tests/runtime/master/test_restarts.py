@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from pyspark.errors import AnalysisException, PySparkAttributeError
 
+from dagster_flinkpy.checkpoint.coordinator.stimuli import MetadataWriteFailed
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
-from dagster_flinkpy.checkpoint.stimuli import MetadataWriteFailed
 from dagster_flinkpy.common import JobStatus
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from dagster_flinkpy.checkpoint.offline import stop_with_savepoint, trigger_savepoint
 from dagster_flinkpy.checkpoint.requests import Order, RequestKind
-from dagster_flinkpy.checkpoint.stored_checkpoint import open_checkpoint
+from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import open_checkpoint
 from dagster_flinkpy.checkpoint.sweep import sweep
 from dagster_flinkpy.cli import main
 from dagster_flinkpy.common.clock import current_millis

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_flinkpy.checkpoint.messages import Subtask
+from dagster_flinkpy.checkpoint.coordinator.messages import Subtask
 from dagster_flinkpy.errors import NoResourceAvailableError
 from dagster_flinkpy.runtime.master.slots.slots import (
     CoLocationConstraint,

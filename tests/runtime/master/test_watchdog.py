@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.datastream import MasterTriggerRestoreHook
 from dagster_flinkpy.datastream.connectors.base import (
     CommitRequest,

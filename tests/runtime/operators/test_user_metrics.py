@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dagster_flinkpy.checkpoint.messages import Subtask
+from dagster_flinkpy.checkpoint.coordinator.messages import Subtask
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.datastream import KeyedProcessFunction, MapFunction, RuntimeContext
 from tests.runtime.harness import collect_all, collect_graph, make_job, run_epoch

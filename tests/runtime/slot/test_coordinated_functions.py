@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.common import Types
 from dagster_flinkpy.common.exchange_options import ExchangeOptions
 from dagster_flinkpy.datastream import (

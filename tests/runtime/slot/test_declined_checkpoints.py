@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
-from dagster_flinkpy.checkpoint.messages import CheckpointFailureReason
+from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.checkpoint.coordinator.messages import CheckpointFailureReason
 from dagster_flinkpy.common import Types
 from dagster_flinkpy.datastream import CheckpointedFunction, MapFunction
 from dagster_flinkpy.datastream.job_graph import JobGraph

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
-from dagster_flinkpy.checkpoint.savepoint import write_savepoint
+from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.checkpoint.savepoints.savepoint import write_savepoint
 from dagster_flinkpy.common.clock import Clock
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy

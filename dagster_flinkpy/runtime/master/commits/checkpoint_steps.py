@@ -13,9 +13,7 @@ from datetime import timedelta
 from typing import TypeVar
 
 from dagster_flinkpy.checkpoint.attempt import Attempt
-from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointMetadata
-from dagster_flinkpy.checkpoint.partitions import PartitionEnd, PartitionRetention
-from dagster_flinkpy.checkpoint.stimuli import (
+from dagster_flinkpy.checkpoint.coordinator.stimuli import (
     CheckpointIdAssigned,
     CommitFinished,
     HeadReplaced,
@@ -26,6 +24,8 @@ from dagster_flinkpy.checkpoint.stimuli import (
     Stimulus,
     TriggerFailed,
 )
+from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointMetadata
+from dagster_flinkpy.checkpoint.partitions import PartitionEnd, PartitionRetention
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.datastream.checkpoint_listener import CheckpointListener
 from dagster_flinkpy.errors import CheckpointError, CheckpointTimeoutError, FencedError, FlinkPyError, StorageError

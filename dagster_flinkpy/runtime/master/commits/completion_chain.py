@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Container
 
-from dagster_flinkpy.checkpoint.instructions import Instruction, WriteMetadata
+from dagster_flinkpy.checkpoint.coordinator.instructions import Instruction, WriteMetadata
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.runtime.master.commits.epoch_outputs import EpochOutputs
 from dagster_flinkpy.runtime.master.job_messages import CommitCheckpoint, CompleteCheckpoint, HandOut, WriteCheckpoint

@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from dagster_flinkpy.checkpoint.coordinator.statistics import CheckpointStatistics
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
-from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics
 from dagster_flinkpy.common.metric_options import MetricReporterOptions, PrometheusOptions, PushGatewayOptions
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.runtime.master.metrics.prometheus_metrics import PrometheusMetrics

@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from dagster_flinkpy.checkpoint.job_metrics import TIMES, job_metrics
+from dagster_flinkpy.checkpoint.coordinator.statistics import CheckpointStatistics
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
-from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics
+from dagster_flinkpy.checkpoint.reports.job_metrics import TIMES, job_metrics
 from dagster_flinkpy.metrics import user_metrics
 
 if TYPE_CHECKING:

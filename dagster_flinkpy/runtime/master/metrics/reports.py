@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from dagster_flinkpy.checkpoint.job_metrics import JobMetrics, job_metrics
+from dagster_flinkpy.checkpoint.coordinator.statistics import CheckpointStatistics
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
-from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics
+from dagster_flinkpy.checkpoint.reports.job_metrics import JobMetrics, job_metrics
 from dagster_flinkpy.errors import JobGraphError
 from dagster_flinkpy.metrics import LATE_RECORDS_DROPPED, user_metrics
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 
-from dagster_flinkpy.checkpoint.execution_report import InputReport
-from dagster_flinkpy.checkpoint.messages import Subtask
+from dagster_flinkpy.checkpoint.coordinator.messages import Subtask
+from dagster_flinkpy.checkpoint.coordinator.pending import CheckpointPlan
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER
-from dagster_flinkpy.checkpoint.pending import CheckpointPlan
+from dagster_flinkpy.checkpoint.reports.execution_report import InputReport
 from dagster_flinkpy.checkpoint.restore import RestorePlan
 from dagster_flinkpy.datastream.connectors.base import SplitEnumeratorContext
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
-from dagster_flinkpy.checkpoint.instructions import Instruction
-from dagster_flinkpy.checkpoint.messages import Subtask
+from dagster_flinkpy.checkpoint.coordinator.instructions import Instruction
+from dagster_flinkpy.checkpoint.coordinator.messages import Subtask
 from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.datastream.connectors.base import Json
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeInputs

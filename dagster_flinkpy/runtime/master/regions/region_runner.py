@@ -8,8 +8,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from dagster_flinkpy.checkpoint.messages import Subtask
-from dagster_flinkpy.checkpoint.stimuli import Stimulus
+from dagster_flinkpy.checkpoint.coordinator.messages import Subtask
+from dagster_flinkpy.checkpoint.coordinator.stimuli import Stimulus
 from dagster_flinkpy.errors import (
     CheckpointTimeoutError,
     CorruptStateError,

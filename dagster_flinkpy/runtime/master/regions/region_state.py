@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from dagster_flinkpy.checkpoint.instructions import Instruction
+from dagster_flinkpy.checkpoint.coordinator.instructions import Instruction
 from dagster_flinkpy.common.clock import to_millis
 from dagster_flinkpy.datastream.connectors.base import Json
 from dagster_flinkpy.errors import FlinkPyError, IllegalStateTransitionError, SegmentLostError

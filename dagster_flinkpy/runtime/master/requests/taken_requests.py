@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
-from dagster_flinkpy.checkpoint.instructions import Instruction
+from dagster_flinkpy.checkpoint.coordinator.instructions import Instruction
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.requests import Order, Request, RequestKind
 from dagster_flinkpy.common.clock import to_millis

@@ -9,9 +9,9 @@ from enum import Enum
 from math import ceil
 from typing import Any
 
-from dagster_flinkpy.checkpoint.messages import CheckpointFailureReason
+from dagster_flinkpy.checkpoint.coordinator.messages import CheckpointFailureReason
+from dagster_flinkpy.checkpoint.coordinator.phases import CheckpointPhases
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind
-from dagster_flinkpy.checkpoint.phases import CheckpointPhases
 from dagster_flinkpy.json_records import Count, Json, JsonRecord, Millis
 
 __all__ = ["CheckpointCounts", "CheckpointStatistics", "CheckpointStats", "CheckpointStatus", "Summary"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointMetadata
-from dagster_flinkpy.checkpoint.savepoint import files_location, load_savepoint
+from dagster_flinkpy.checkpoint.savepoints.savepoint import files_location, load_savepoint
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.traces import head_of_job
 from dagster_flinkpy.errors import RestoreError

@@ -5,9 +5,9 @@ from __future__ import annotations
 from bisect import insort
 from dataclasses import dataclass
 
-from dagster_flinkpy.checkpoint.messages import CheckpointFailureReason
+from dagster_flinkpy.checkpoint.coordinator.messages import CheckpointFailureReason
+from dagster_flinkpy.checkpoint.coordinator.stimuli import TriggerRequested
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind
-from dagster_flinkpy.checkpoint.stimuli import TriggerRequested
 
 __all__ = ["MAX_QUEUED_REQUESTS", "CheckpointRequestDecider", "Dropped"]
 

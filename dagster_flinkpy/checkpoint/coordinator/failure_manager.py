@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dagster_flinkpy.checkpoint.messages import CheckpointFailureReason
+from dagster_flinkpy.checkpoint.coordinator.messages import CheckpointFailureReason
+from dagster_flinkpy.checkpoint.coordinator.stimuli import TriggerRequested
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind
-from dagster_flinkpy.checkpoint.stimuli import TriggerRequested
 
 __all__ = ["LOSES_NOTHING", "CheckpointFailureManager"]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dagster_flinkpy.checkpoint.messages import (
+from dagster_flinkpy.checkpoint.coordinator.messages import (
     AcknowledgeCheckpoint,
     CheckpointFailureReason,
     DeclineCheckpoint,
     Subtask,
 )
+from dagster_flinkpy.checkpoint.coordinator.phases import CheckpointPhases
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind
-from dagster_flinkpy.checkpoint.phases import CheckpointPhases
 
 __all__ = [
     "Acknowledge",

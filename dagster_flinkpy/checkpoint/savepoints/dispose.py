@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from dagster_flinkpy.checkpoint.head import read_head
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointKind
-from dagster_flinkpy.checkpoint.savepoint import load_savepoint
+from dagster_flinkpy.checkpoint.savepoints.savepoint import load_savepoint
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.errors import CheckpointError
 from dagster_flinkpy.storage import StorageLocation

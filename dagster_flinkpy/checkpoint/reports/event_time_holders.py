@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from dagster_flinkpy.checkpoint.execution_report import VertexReport
-from dagster_flinkpy.checkpoint.job_metrics import OperatorMetrics
+from dagster_flinkpy.checkpoint.reports.execution_report import VertexReport
+from dagster_flinkpy.checkpoint.reports.job_metrics import OperatorMetrics
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK, MIN_WATERMARK
 
 __all__ = ["OperatorEventTime", "event_times"]

@@ -21,10 +21,10 @@ from dataclasses import replace
 from functools import singledispatchmethod
 from zlib import crc32
 
-from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
-from dagster_flinkpy.checkpoint.decider import CheckpointRequestDecider, Dropped
-from dagster_flinkpy.checkpoint.failure_manager import LOSES_NOTHING, CheckpointFailureManager
-from dagster_flinkpy.checkpoint.instructions import (
+from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.checkpoint.coordinator.decider import CheckpointRequestDecider, Dropped
+from dagster_flinkpy.checkpoint.coordinator.failure_manager import LOSES_NOTHING, CheckpointFailureManager
+from dagster_flinkpy.checkpoint.coordinator.instructions import (
     ArmPeriodic,
     ArmTimeout,
     AssignCheckpointId,
@@ -43,16 +43,15 @@ from dagster_flinkpy.checkpoint.instructions import (
     TriggerMasterHooks,
     WriteMetadata,
 )
-from dagster_flinkpy.checkpoint.messages import (
+from dagster_flinkpy.checkpoint.coordinator.messages import (
     AcknowledgeCheckpoint,
     CheckpointFailureReason,
     DeclineCheckpoint,
     Subtask,
 )
-from dagster_flinkpy.checkpoint.metadata import CheckpointKind, CheckpointMetadata
-from dagster_flinkpy.checkpoint.pending import AcknowledgeResult, CheckpointPlan, PendingCheckpoint, Stage
-from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics, CheckpointStatus
-from dagster_flinkpy.checkpoint.stimuli import (
+from dagster_flinkpy.checkpoint.coordinator.pending import AcknowledgeResult, CheckpointPlan, PendingCheckpoint, Stage
+from dagster_flinkpy.checkpoint.coordinator.statistics import CheckpointStatistics, CheckpointStatus
+from dagster_flinkpy.checkpoint.coordinator.stimuli import (
     Acknowledge,
     AcknowledgedLate,
     CheckpointIdAssigned,
@@ -74,6 +73,7 @@ from dagster_flinkpy.checkpoint.stimuli import (
     TriggerRequested,
     describe,
 )
+from dagster_flinkpy.checkpoint.metadata import CheckpointKind, CheckpointMetadata
 from dagster_flinkpy.common.clock import to_millis
 from dagster_flinkpy.errors import CheckpointError
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from dagster_flinkpy.checkpoint.messages import CheckpointFailureReason, Subtask
+from dagster_flinkpy.checkpoint.coordinator.messages import CheckpointFailureReason, Subtask
+from dagster_flinkpy.checkpoint.coordinator.statistics import CheckpointStats, CheckpointStatus
+from dagster_flinkpy.checkpoint.coordinator.stimuli import TriggerRequested
 from dagster_flinkpy.checkpoint.operator_states import SubtaskState
-from dagster_flinkpy.checkpoint.statistics import CheckpointStats, CheckpointStatus
-from dagster_flinkpy.checkpoint.stimuli import TriggerRequested
 
 __all__ = ["AcknowledgeResult", "CheckpointPlan", "PendingCheckpoint", "Stage"]
 

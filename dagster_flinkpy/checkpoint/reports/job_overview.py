@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dagster_flinkpy.checkpoint.event_time_holders import OperatorEventTime, event_times
-from dagster_flinkpy.checkpoint.execution_report import ExecutionReport, RunReport, read_execution_report
+from dagster_flinkpy.checkpoint.coordinator.phases import CheckpointPhases
+from dagster_flinkpy.checkpoint.coordinator.statistics import CheckpointStatistics, CheckpointStats
 from dagster_flinkpy.checkpoint.head import read_head
-from dagster_flinkpy.checkpoint.job_metrics import JobMetrics, OperatorMetrics, job_metrics
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_states import SubtaskState
-from dagster_flinkpy.checkpoint.phases import CheckpointPhases
-from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics, CheckpointStats
+from dagster_flinkpy.checkpoint.reports.event_time_holders import OperatorEventTime, event_times
+from dagster_flinkpy.checkpoint.reports.execution_report import ExecutionReport, RunReport, read_execution_report
+from dagster_flinkpy.checkpoint.reports.job_metrics import JobMetrics, OperatorMetrics, job_metrics
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.job_status import JobStatus

@@ -1,0 +1,1 @@
+"""Savepoints, and checkpoints that are found by their path."""
