@@ -138,9 +138,9 @@ def postgres() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def kafka() -> Iterator[str]:
-    """Starts a mock cluster of Kafka for the session, or uses FLINKPY_TEST_KAFKA, and returns how to connect."""
-    with servers.kafka() as brokers:
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Starts a broker of Kafka for the session, or uses FLINKPY_TEST_KAFKA, and returns how to connect."""
+    with servers.kafka(tmp_path_factory.mktemp("kafka")) as brokers:
         yield brokers
 
 

@@ -19,7 +19,7 @@ import psutil
 
 from dagster_flinkpy.spark.class_archive import ClassArchive
 from dagster_flinkpy.spark.java import find_java_home
-from tests.waiting import LIMIT, until
+from tests.waiting import until
 
 SCRIPTS = Path(sys.executable).parent
 QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -82,20 +82,19 @@ def postgres() -> Iterator[str]:
 
 
 @contextmanager
-def kafka() -> Iterator[str]:
-    """The brokers of ``FLINKPY_TEST_KAFKA``, or else librdkafka's mock cluster. Yields how to connect.
+def kafka(directory: Path) -> Iterator[str]:
+    """The brokers of ``FLINKPY_TEST_KAFKA``, or else a broker of noida-db. Yields how to connect.
 
-    The mock cluster lives in a producer of this process. It creates topics with four partitions, and knows neither
-    aborted transactions nor fencing nor offsets in transactions.
+    It is one binary with Kafka's protocol, transactions and fencing. What it had acknowledged may be lost if the broker
+    itself is killed, so tests kill clients only.
     """
     if given := os.environ.get("FLINKPY_TEST_KAFKA"):
         yield given
         return
-    from confluent_kafka import Producer
-
-    cluster = Producer({"bootstrap.servers": "mock", "test.mock.num.brokers": 1, "log_level": 2})
-    yield ",".join(f"{each.host}:{each.port}" for each in cluster.list_topics(timeout=LIMIT).brokers.values())
-    del cluster
+    port, folder = free_port(), str(directory / "kafka")
+    options = ["--only", "kafka", "--kafka-port", str(port), "--data-dir", folder]
+    with _serving([str(SCRIPTS / "noida-db"), "start", *options], port, directory, {}):
+        yield f"127.0.0.1:{port}"
 
 
 @contextmanager

@@ -19,18 +19,17 @@ from dagster_flinkpy.runtime.master.commits import commit_retries
 from dagster_flinkpy.runtime.master.commits.transactions import Transactions
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from tests.chaos.sink_targets import TARGETS, Hook, Place, Target
-from tests.runtime.programs import EVENT, environment, events
+from tests.runtime.programs import EVENT, environment
 
-__all__ = ["BROKEN", "RECORDS", "Order", "left_open", "run", "steps_of"]
+__all__ = ["BROKEN", "Order", "left_open", "run", "steps_of"]
 
-PER_EPOCH, EPOCHS = 16, 3
-RECORDS = [(f"k{i % 4}", i, i) for i in range(PER_EPOCH * EPOCHS)]
 JOB, UID = "matrix", "sink"
 
 # What attempts import when they need it is loaded before they fork.
 for _name in (
     "boto3",
     "dagster_flinkpy.connectors.files.file_sink",
+    "confluent_kafka",
     "dagster_flinkpy.connectors.iceberg.committer",
     "dagster_flinkpy.connectors.iceberg.writer",
     "dagster_flinkpy.connectors.postgres.committer",
@@ -175,7 +174,7 @@ def run(order: Order, pipe: Connection) -> None:
     if order.broken:
         BROKEN[order.broken]()
     env = environment(2)
-    events(env, RECORDS, per_epoch=PER_EPOCH, batch_size=2).rebalance().sink_to(sink).uid(UID)
+    target.read_from(env, order.place).rebalance().sink_to(sink).uid(UID)
     config = JobConfig(JOB, order.place.folder.child("checkpoints"), in_process=True)
     pipe.send("ready")
     try:

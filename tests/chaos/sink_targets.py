@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,12 +19,27 @@ from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 
 from dagster_flinkpy.connectors import DeltaSink, IcebergSink, ParquetSink, PostgresSink
+from dagster_flinkpy.datastream import DataStream, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import TwoPhaseCommittingSink
+from dagster_flinkpy.datastream.connectors.kafka import (
+    KafkaOffsetsInitializer,
+    KafkaRecordSerializationSchema,
+    KafkaSink,
+    KafkaSource,
+)
+from dagster_flinkpy.datastream.formats.json import JsonRowDeserializationSchema, JsonRowSerializationSchema
 from dagster_flinkpy.storage import StorageLocation
 from tests import servers
 from tests.conftest import fresh_bucket
+from tests.connectors.kafka.topics import PARTITIONS, Topic, received
+from tests.runtime.programs import EVENT, event_time, events
 
-__all__ = ["TARGETS", "Hook", "Place", "Target", "new_place", "running_server"]
+__all__ = ["RECORDS", "TARGETS", "Hook", "Place", "Target", "new_place", "running_server"]
+
+
+PER_EPOCH = 16
+RECORDS = [(f"k{i % 4}", i, i) for i in range(3 * PER_EPOCH)]
+"""Key, time and value of each record of a job."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +82,10 @@ class Target:
     """Steps within a commit."""
     server: str = ""
     prepare: Callable[[Place], object] = lambda place: None
+    read_from: Callable[[StreamExecutionEnvironment, Place], DataStream] = lambda env, place: events(
+        env, RECORDS, per_epoch=PER_EPOCH, batch_size=2
+    )
+    """What the records come from, `PER_EPOCH` in an epoch."""
 
 
 _CONNECTORS = "dagster_flinkpy.connectors"
@@ -127,6 +147,35 @@ def _create(place: Place) -> None:
 
 def _values_of_postgres(place: Place) -> list[int]:
     return [value for (value,) in _sql(place, "SELECT value FROM {}.t")]
+
+
+def _kafka(place: Place) -> KafkaSink:
+    schema = KafkaRecordSerializationSchema.builder().set_topic(f"case_{place.name}")
+    schema.set_value_serialization_schema(JsonRowSerializationSchema.builder().with_type_info(EVENT).build())
+    sink = KafkaSink.builder().set_bootstrap_servers(place.server).set_record_serializer(schema.build())
+    return sink.set_staging(place.folder.child("staging")).build()
+
+
+def _values_of_kafka(place: Place) -> list[int]:
+    return [json.loads(message.value())["value"] for message in received(place.server, f"case_{place.name}")]
+
+
+def _orders(place: Place) -> str:
+    return f"orders_{place.name}"
+
+
+def _produce(place: Place) -> None:
+    Topic(place.server, f"case_{place.name}")
+    orders = Topic(place.server, _orders(place))
+    for number, record in enumerate(RECORDS):
+        orders.send(json.dumps(dict(zip(EVENT.get_field_names(), record, strict=True))), partition=number % PARTITIONS)
+
+
+def _consume(env: StreamExecutionEnvironment, place: Place) -> DataStream:
+    source = KafkaSource.builder().set_bootstrap_servers(place.server).set_topics(_orders(place))
+    source.set_value_only_deserializer(JsonRowDeserializationSchema.builder().type_info(EVENT).build())
+    source.set_bounded(KafkaOffsetsInitializer.latest()).set_max_records_per_epoch(PER_EPOCH)
+    return env.from_source(source.build(), event_time(), "orders").uid("orders")
 
 
 _COPY = {
@@ -201,6 +250,22 @@ TARGETS = {
         server="postgres",
         prepare=_create,
     ),
+    "kafka": Target(
+        "Kafka to Kafka (noida-db)",
+        _kafka,
+        _values_of_kafka,
+        Hook(_LOCAL, "upload_part", after=True),
+        {
+            "after older producers are fenced": Hook(
+                f"{_CONNECTORS}.kafka.committer:KafkaCommitter", "_fencing_producer", after=True
+            ),
+            "after the records": Hook(f"{_CONNECTORS}.kafka.committer:KafkaCommitter", "_produce", after=True),
+            "after the transaction": Hook(f"{_CONNECTORS}.kafka.committer:KafkaCommitter", "_put", after=True),
+        },
+        server="kafka",
+        prepare=_produce,
+        read_from=_consume,
+    ),
 }
 
 
@@ -217,6 +282,9 @@ def running_server(kind: str, folder: Path) -> Iterator[Callable[[], Place]]:
     if kind == "postgres":
         with servers.postgres() as conninfo:
             yield partial(new_place, local, conninfo)
+    elif kind == "kafka":
+        with servers.kafka(folder) as brokers:
+            yield partial(new_place, local, brokers)
     elif kind == "s3":
         with servers.ministack(folder) as endpoint:
             yield partial(new_place, fresh_bucket(endpoint, "test", "test"))

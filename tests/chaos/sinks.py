@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from dagster_flinkpy.errors import FencedError, FlinkPyError
-from tests.chaos.sink_job import RECORDS, Order, left_open, run, steps_of
-from tests.chaos.sink_targets import TARGETS, Place, Target, running_server
+from tests.chaos.sink_job import Order, left_open, run, steps_of
+from tests.chaos.sink_targets import RECORDS, TARGETS, Place, Target, running_server
 from tests.forks import processes
 from tests.waiting import LIMIT
 

@@ -24,9 +24,9 @@ from dagster_flinkpy.connectors.iceberg.table import IcebergTarget
 from dagster_flinkpy.datastream.connectors.base import CommitterInitContext, TwoPhaseCommittingSink
 from dagster_flinkpy.errors import FlinkPyError, SinkCommitError, StorageError
 from dagster_flinkpy.storage import StorageLocation
-from tests.chaos.sink_job import RECORDS as MATRIX_RECORDS
 from tests.chaos.sink_job import Order
 from tests.chaos.sink_job import left_open as left_open_of
+from tests.chaos.sink_targets import RECORDS as MATRIX_RECORDS
 from tests.chaos.sink_targets import TARGETS as MATRIX
 from tests.chaos.sink_targets import new_place
 from tests.chaos.sinks import run_once

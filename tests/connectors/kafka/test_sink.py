@@ -1,9 +1,8 @@
-"""The Kafka sink: with a cluster in memory that has transactions, and against librdkafka's mock cluster."""
+"""The Kafka sink: with a cluster in memory that has transactions, and against a broker."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -495,7 +494,6 @@ def test_a_direct_writer_reports_what_kafka_refuses(topic: Topic) -> None:
         writer.flush()
 
 
-@pytest.mark.skipif("FLINKPY_TEST_KAFKA" not in os.environ, reason="the mock cluster has no transactions")
 def test_transactions_of_brokers(topic: Topic, tmp_path: Path) -> None:
     sink = transactional(tmp_path, topic=topic.name, brokers=topic.brokers)
     request = stage(sink, "a", job_id=topic.name)

@@ -1,9 +1,8 @@
-"""The Kafka source, against librdkafka's mock cluster or the brokers of FLINKPY_TEST_KAFKA."""
+"""The Kafka source, against a broker of noida-db or the brokers of FLINKPY_TEST_KAFKA."""
 
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -448,7 +447,6 @@ def test_properties_are_those_of_librdkafka(topic: Topic) -> None:
         source.create_enumerator(None).plan_epoch(1)
 
 
-@pytest.mark.skipif("FLINKPY_TEST_KAFKA" not in os.environ, reason="the mock cluster knows no times")
 def test_a_timestamp_as_the_start(topic: Topic) -> None:
     topic.send(b"a", timestamp=1000)
     topic.send(b"b", timestamp=2000)

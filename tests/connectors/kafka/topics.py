@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Sequence
 from typing import Any
@@ -20,14 +19,14 @@ class Topic:
 
     Args:
         brokers: How to connect.
+        name: Its name. Default: a new one.
     """
 
-    def __init__(self, brokers: str) -> None:
-        self.brokers, self.name = brokers, f"t{uuid.uuid4().hex[:10]}"
+    def __init__(self, brokers: str, name: str = "") -> None:
+        self.brokers, self.name = brokers, name or f"t{uuid.uuid4().hex[:10]}"
         self._producer = Producer({"bootstrap.servers": brokers, "log_level": 2})
-        if "FLINKPY_TEST_KAFKA" in os.environ:
-            admin = AdminClient({"bootstrap.servers": brokers})
-            admin.create_topics([NewTopic(self.name, PARTITIONS, 1)])[self.name].result()
+        admin = AdminClient({"bootstrap.servers": brokers})
+        admin.create_topics([NewTopic(self.name, PARTITIONS, 1)])[self.name].result()
         while len(self._producer.list_topics(self.name, timeout=LIMIT).topics[self.name].partitions) < PARTITIONS:
             pass
 
@@ -39,30 +38,35 @@ class Topic:
 
     def received(self) -> list[Any]:
         """Returns all records, by partition."""
-        consumer = Consumer(
-            {
-                "bootstrap.servers": self.brokers,
-                "group.id": "test",
-                "enable.auto.commit": False,
-                "enable.partition.eof": True,
-                "auto.offset.reset": "earliest",
-                "log_level": 2,
-            }
-        )
-        consumer.assign([TopicPartition(self.name, n, 0) for n in range(PARTITIONS)])
-        found, ended = [], set[int]()
-        while len(ended) < PARTITIONS:
-            for message in consumer.consume(100, timeout=0.05):
-                if message.error() is None:
-                    found.append(message)
-                else:
-                    ended.add(message.partition())
-        consumer.close()
-        return sorted(found, key=lambda m: (m.partition(), m.offset()))
+        return received(self.brokers, self.name)
 
     def values(self) -> list[bytes]:
         """Returns the values of all records, sorted."""
         return sorted(message.value() for message in self.received())
+
+
+def received(brokers: str, topic: str) -> list[Any]:
+    """Returns the records of a topic of `PARTITIONS` partitions, without those of aborted transactions."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": brokers,
+            "group.id": "test",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+            "log_level": 2,
+        }
+    )
+    consumer.assign([TopicPartition(topic, n, 0) for n in range(PARTITIONS)])
+    found, ended = [], set[int]()
+    while len(ended) < PARTITIONS:
+        for message in consumer.consume(100, timeout=0.05):
+            if message.error() is None:
+                found.append(message)
+            else:
+                ended.add(message.partition())
+    consumer.close()
+    return sorted(found, key=lambda m: (m.partition(), m.offset()))
 
 
 def committed(brokers: str, group: str, topic: str, partitions: Sequence[int]) -> list[int]:
