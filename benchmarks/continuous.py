@@ -29,7 +29,7 @@ from dagster_flinkpy.common import Types, WatermarkStrategy
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.datastream import KeyedProcessFunction, RuntimeContext, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import Source, SourceSplit, SplitEnumerator
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.spark.sessions import SparkSettings, get_session

@@ -32,7 +32,7 @@ from benchmarks.state_cost import timed
 from dagster_flinkpy.common import Types, WatermarkStrategy
 from dagster_flinkpy.connectors import ParquetSource
 from dagster_flinkpy.datastream import KeyedProcessFunction, RuntimeContext, StreamExecutionEnvironment
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.spark.processes import PYTHON_DAEMON

@@ -24,7 +24,7 @@ from dagster_flinkpy.datastream import (
     StreamExecutionEnvironment,
 )
 from dagster_flinkpy.datastream.connectors.base import Source, SourceSplit, SplitEnumerator
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.datastream.window import TumblingEventTimeWindows
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig

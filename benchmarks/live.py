@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks import continuous, keyed
 from benchmarks.report import line
 from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.spark.sessions import SparkSettings, get_session
 from dagster_flinkpy.storage import StorageLocation

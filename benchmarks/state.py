@@ -20,7 +20,7 @@ from benchmarks.peers import flink
 from benchmarks.peers import spark as spark_peer
 from benchmarks.report import line
 from benchmarks.state_cost import PARALLELISM, RESCALED, TOUCHED, Growth, StateJob, timed
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.spark.sessions import SparkSettings, get_session
 from dagster_flinkpy.storage import StorageLocation

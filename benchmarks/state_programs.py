@@ -22,7 +22,7 @@ from dagster_flinkpy.datastream import (
     StreamExecutionEnvironment,
 )
 from dagster_flinkpy.datastream.connectors.base import Source, SourceSplit, SplitEnumerator
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
 
 TEXT_EVENT = Types.ROW_NAMED(["key", "value"], [Types.STRING(), Types.LONG()])

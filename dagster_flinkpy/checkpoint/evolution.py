@@ -10,8 +10,8 @@ from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_program import OperatorProgram, describe_setting_change, operator_program
 from dagster_flinkpy.checkpoint.operator_states import OperatorState
 from dagster_flinkpy.checkpoint.restore import is_lost
-from dagster_flinkpy.datastream.job_graph import JobGraph, JobVertex
-from dagster_flinkpy.datastream.state_recovery import NonRestoredState, may_stay_behind
+from dagster_flinkpy.datastream.checkpointing.state_recovery import NonRestoredState, may_stay_behind
+from dagster_flinkpy.datastream.program.job_graph import JobGraph, JobVertex
 
 __all__ = ["Change", "Evolution", "OperatorEvolution", "StateOutcome", "evolution_since"]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import RestoreError
 from dagster_flinkpy.storage import StorageLocation, lease
 

@@ -21,7 +21,7 @@ from dagster_flinkpy.checkpoint.savepoints.savepoint import (
 from dagster_flinkpy.checkpoint.savepoints.savepoint_target import check_target, folders_of
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.traces import head_of_job
-from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
+from dagster_flinkpy.datastream.checkpointing.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.errors import CheckpointError, CorruptStateError, RestoreError
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.lease import LeaderRecord

@@ -20,7 +20,6 @@ from enum import Enum
 from typing import Any
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
-from dagster_flinkpy.datastream.job_graph import JobGraph, PartitionerKind
 from dagster_flinkpy.datastream.operator_specs import (
     BlockingEdgeSinkSpec,
     BlockingEdgeSourceSpec,
@@ -30,6 +29,7 @@ from dagster_flinkpy.datastream.operator_specs import (
     SparkSourceSpec,
     SparkTransformSpec,
 )
+from dagster_flinkpy.datastream.program.job_graph import JobGraph, PartitionerKind
 from dagster_flinkpy.datastream.window import Trigger, WindowAssigner
 from dagster_flinkpy.errors import FlinkPyError
 from dagster_flinkpy.json_records import Json, JsonRecord

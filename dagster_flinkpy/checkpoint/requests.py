@@ -25,7 +25,7 @@ from datetime import timedelta
 from enum import Enum
 
 from dagster_flinkpy.common.clock import current_millis, datetime_of_millis, to_millis
-from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
+from dagster_flinkpy.datastream.checkpointing.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.errors import (
     ConfigurationError,
     JobNotRunningError,

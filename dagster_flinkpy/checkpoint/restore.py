@@ -9,8 +9,8 @@ from typing import Any
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
-from dagster_flinkpy.datastream.job_graph import JobGraph
-from dagster_flinkpy.datastream.state_recovery import NonRestoredState, may_stay_behind
+from dagster_flinkpy.datastream.checkpointing.state_recovery import NonRestoredState, may_stay_behind
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import RestoreError
 from dagster_flinkpy.key_groups import compute_key_group_range_for_operator_index
 from dagster_flinkpy.state.handles import DistributionMode, KeyedSnapshot, OperatorStateHandle

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import click
 
-from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
+from dagster_flinkpy.datastream.checkpointing.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.storage import StorageLocation
 
 endpoint_url_option = click.option(

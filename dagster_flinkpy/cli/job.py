@@ -19,7 +19,7 @@ from dagster_flinkpy.cli.common import (
     target_option,
 )
 from dagster_flinkpy.common.configuration import parse_duration
-from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
+from dagster_flinkpy.datastream.checkpointing.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["ask_job", "job"]

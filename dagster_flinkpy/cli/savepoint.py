@@ -36,8 +36,8 @@ from dagster_flinkpy.cli.flink_savepoint import describe_flink_savepoint
 from dagster_flinkpy.cli.job import ask_job
 from dagster_flinkpy.cli.terminal import bar, console_of_width, plain_table, progress, time_of, watermark_of
 from dagster_flinkpy.common.clock import current_millis, datetime_of_millis
-from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
-from dagster_flinkpy.datastream.state_recovery import RecoveryClaimMode
+from dagster_flinkpy.datastream.checkpointing.savepoint_format_type import SavepointFormatType
+from dagster_flinkpy.datastream.checkpointing.state_recovery import RecoveryClaimMode
 from dagster_flinkpy.errors import JobNotRunningError
 from dagster_flinkpy.metrics import LATE_RECORDS_DROPPED, user_metrics
 from dagster_flinkpy.state_processor import FlinkSavepointReader, read_savepoint

@@ -9,14 +9,16 @@ from dagster_flinkpy.datastream.batch_function import (
     KeyedBatchFunction,
     KeyedMultipleInputBatchFunction,
 )
-from dagster_flinkpy.datastream.broadcast import BroadcastConnectedStream, BroadcastStream
 from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
-from dagster_flinkpy.datastream.checkpoint_listener import CheckpointListener
 from dagster_flinkpy.datastream.checkpointed_function import (
     CheckpointedFunction,
     FunctionInitializationContext,
     FunctionSnapshotContext,
 )
+from dagster_flinkpy.datastream.checkpointing.checkpoint_listener import CheckpointListener
+from dagster_flinkpy.datastream.checkpointing.master_hook import MasterTriggerRestoreHook
+from dagster_flinkpy.datastream.checkpointing.savepoint_format_type import SavepointFormatType
+from dagster_flinkpy.datastream.checkpointing.state_recovery import RecoveryClaimMode
 from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
 from dagster_flinkpy.datastream.data_stream import (
     AllWindowedStream,
@@ -58,7 +60,6 @@ from dagster_flinkpy.datastream.functions import (
     WindowFunction,
 )
 from dagster_flinkpy.datastream.input_selection import InputSelectable, InputSelection
-from dagster_flinkpy.datastream.master_hook import MasterTriggerRestoreHook
 from dagster_flinkpy.datastream.operator_coordinator import (
     CoordinatedFunction,
     OperatorCoordinator,
@@ -66,10 +67,9 @@ from dagster_flinkpy.datastream.operator_coordinator import (
     SubtaskGateway,
 )
 from dagster_flinkpy.datastream.output_tag import OutputTag
-from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.datastream.slot_sharing_group import MemorySize, SlotSharingGroup
-from dagster_flinkpy.datastream.state_recovery import RecoveryClaimMode
 from dagster_flinkpy.datastream.stream_execution_environment import StreamExecutionEnvironment
+from dagster_flinkpy.datastream.streams.broadcast import BroadcastConnectedStream, BroadcastStream
 from dagster_flinkpy.datastream.time_domain import TimeDomain
 from dagster_flinkpy.datastream.timerservice import TimerService
 from dagster_flinkpy.datastream.two_phase_commit_sink_function import TwoPhaseCommitSinkFunction

@@ -9,11 +9,11 @@ from pathlib import Path
 from dagster_flinkpy.common.arguments import check_argument, check_number
 from dagster_flinkpy.common.clock import to_millis
 from dagster_flinkpy.common.time import Duration
+from dagster_flinkpy.datastream.checkpointing.master_hook import MasterTriggerRestoreHook
+from dagster_flinkpy.datastream.checkpointing.state_backend_type import StateBackendType
+from dagster_flinkpy.datastream.checkpointing.state_recovery import RecoveryClaimMode
 from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
 from dagster_flinkpy.datastream.externalized_checkpoint_retention import ExternalizedCheckpointRetention
-from dagster_flinkpy.datastream.master_hook import MasterTriggerRestoreHook
-from dagster_flinkpy.datastream.state_backend_type import StateBackendType
-from dagster_flinkpy.datastream.state_recovery import RecoveryClaimMode
 from dagster_flinkpy.errors import ConfigurationError
 
 __all__ = ["CheckpointConfig"]

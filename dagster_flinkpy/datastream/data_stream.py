@@ -32,12 +32,8 @@ from dagster_flinkpy.datastream.aggregations import (
     type_of_sum,
 )
 from dagster_flinkpy.datastream.batch_function import BatchAggregateFunction, KeyedBatchFunction
-from dagster_flinkpy.datastream.broadcast import BroadcastConnectedStream, BroadcastStream
-from dagster_flinkpy.datastream.closeable_iterator import CloseableIterator
-from dagster_flinkpy.datastream.connected_streams import ConnectedStreams, MultipleConnectedStreams
 from dagster_flinkpy.datastream.connectors.base import Sink
 from dagster_flinkpy.datastream.connectors.spark import SparkTransform, check_transform_types
-from dagster_flinkpy.datastream.execution import spark_row_type
 from dagster_flinkpy.datastream.functions import (
     FilterFunction,
     FlatMapFunction,
@@ -48,8 +44,6 @@ from dagster_flinkpy.datastream.functions import (
     ProcessFunction,
     ReduceFunction,
 )
-from dagster_flinkpy.datastream.job_graph import PartitionerKind, StreamPartitioner
-from dagster_flinkpy.datastream.operator_settings import DataStreamSink, StreamSettings
 from dagster_flinkpy.datastream.operator_specs import (
     FilterBatchSpec,
     FilterSpec,
@@ -72,9 +66,15 @@ from dagster_flinkpy.datastream.operator_specs import (
     shown,
 )
 from dagster_flinkpy.datastream.output_tag import OutputTag
-from dagster_flinkpy.datastream.program import FORWARD, ExecutionEnvironment, Upstream
+from dagster_flinkpy.datastream.program.execution import spark_row_type
+from dagster_flinkpy.datastream.program.job_graph import PartitionerKind, StreamPartitioner
+from dagster_flinkpy.datastream.program.program import FORWARD, ExecutionEnvironment, Upstream
+from dagster_flinkpy.datastream.program.transformation import Input, Transformation
 from dagster_flinkpy.datastream.state import MapStateDescriptor
-from dagster_flinkpy.datastream.transformation import Input, Transformation
+from dagster_flinkpy.datastream.streams.broadcast import BroadcastConnectedStream, BroadcastStream
+from dagster_flinkpy.datastream.streams.closeable_iterator import CloseableIterator
+from dagster_flinkpy.datastream.streams.connected_streams import ConnectedStreams, MultipleConnectedStreams
+from dagster_flinkpy.datastream.streams.operator_settings import DataStreamSink, StreamSettings
 from dagster_flinkpy.datastream.window import (
     CountSlidingWindowAssigner,
     CountTumblingWindowAssigner,

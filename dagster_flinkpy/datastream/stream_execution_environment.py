@@ -29,16 +29,16 @@ from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.connectors.reader_source import ReaderSource
 from dagster_flinkpy.datastream.connectors.spark import PartitionedSparkSource, SparkSource
 from dagster_flinkpy.datastream.data_stream import DataStream
-from dagster_flinkpy.datastream.execution import JobExecutionResult, spark_row_type
 from dagster_flinkpy.datastream.execution_mode import RuntimeExecutionMode
-from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_specs import (
     SourceSpec,
     SparkSourceSpec,
 )
-from dagster_flinkpy.datastream.program import StreamProgram
-from dagster_flinkpy.datastream.program_options import apply_options
-from dagster_flinkpy.datastream.python_dependencies import PythonArchive
+from dagster_flinkpy.datastream.program.execution import JobExecutionResult, spark_row_type
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.program import StreamProgram
+from dagster_flinkpy.datastream.program.program_options import apply_options
+from dagster_flinkpy.datastream.program.python_dependencies import PythonArchive
 from dagster_flinkpy.datastream.slot_sharing_group import SlotSharingGroup
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.key_groups import check_whole_number

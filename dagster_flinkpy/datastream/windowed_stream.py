@@ -34,7 +34,7 @@ from dagster_flinkpy.datastream.functions import (
 )
 from dagster_flinkpy.datastream.operator_specs import WindowSpec, as_callable
 from dagster_flinkpy.datastream.output_tag import OutputTag
-from dagster_flinkpy.datastream.program import ExecutionEnvironment, Upstream
+from dagster_flinkpy.datastream.program.program import ExecutionEnvironment, Upstream
 from dagster_flinkpy.datastream.window_assigners import WindowAssigner
 from dagster_flinkpy.datastream.window_triggers import Trigger
 from dagster_flinkpy.datastream.window_types import TimeWindowSerializer

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from dagster_flinkpy.datastream.checkpointing.state_recovery import NonRestoredState
 from dagster_flinkpy.datastream.operator_specs import SourceSpec
 from dagster_flinkpy.datastream.state import StateDescriptor
-from dagster_flinkpy.datastream.state_recovery import NonRestoredState
 from dagster_flinkpy.orchestration.flink_job import Environment, flink_job
 from dagster_flinkpy.runtime.declared_state import DeclaredOperator, declared_state
 from dagster_flinkpy.state.layout import TableLayout

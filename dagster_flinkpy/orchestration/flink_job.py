@@ -13,10 +13,10 @@ from dagster_flinkpy.checkpoint.partitions import PartitionRetention
 from dagster_flinkpy.common.exchange_options import ExchangeOptions
 from dagster_flinkpy.common.metric_options import MetricReporterOptions
 from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
-from dagster_flinkpy.datastream.event_time import warn_of_stalls
-from dagster_flinkpy.datastream.execution import without_spark
-from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_specs import OperatorSpec, SourceSpec
+from dagster_flinkpy.datastream.program.event_time import warn_of_stalls
+from dagster_flinkpy.datastream.program.execution import without_spark
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.stream_execution_environment import StreamExecutionEnvironment
 from dagster_flinkpy.errors import ConfigurationError, MissingUidWarning
 from dagster_flinkpy.runtime.master.failover import FailoverConfig

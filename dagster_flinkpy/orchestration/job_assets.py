@@ -9,8 +9,8 @@ from weakref import WeakKeyDictionary
 
 from dagster import AssetKey, AssetsDefinition, AssetSelection, AssetSpec, define_asset_job
 
-from dagster_flinkpy.datastream.job_graph import JobVertex
 from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSinkSpec, BlockingEdgeSourceSpec, SparkTransformSpec
+from dagster_flinkpy.datastream.program.job_graph import JobVertex
 from dagster_flinkpy.orchestration.dagster_internals import UnresolvedAssetJobDefinition
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG, FlinkJob, dagster_name
 

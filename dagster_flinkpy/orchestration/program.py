@@ -20,8 +20,8 @@ from dagster_flinkpy.orchestration.resources import CheckpointStorageResource, S
 if TYPE_CHECKING:
     from dagster_flinkpy.checkpoint.evolution import Evolution, OperatorEvolution
     from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import StoredCheckpoint
-    from dagster_flinkpy.datastream.job_graph import JobGraph
-    from dagster_flinkpy.datastream.state_recovery import NonRestoredState
+    from dagster_flinkpy.datastream.checkpointing.state_recovery import NonRestoredState
+    from dagster_flinkpy.datastream.program.job_graph import JobGraph
     from dagster_flinkpy.runtime.master.commits.committers import Committers
     from dagster_flinkpy.runtime.master.job import JobAttempt
     from dagster_flinkpy.runtime.restore_trial import OperatorTrial

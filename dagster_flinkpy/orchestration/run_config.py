@@ -5,8 +5,8 @@ from typing import Any
 from dagster import Config
 from pydantic import Field, ModelWrapValidatorHandler, ValidationError, field_validator, model_validator
 
-from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
-from dagster_flinkpy.datastream.state_recovery import RecoveryClaimMode
+from dagster_flinkpy.datastream.checkpointing.savepoint_format_type import SavepointFormatType
+from dagster_flinkpy.datastream.checkpointing.state_recovery import RecoveryClaimMode
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.failure import as_failure
 

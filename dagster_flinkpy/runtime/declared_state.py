@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dagster_flinkpy.checkpoint.restore import OperatorAssignment, RestorePlan, SubtaskAssignment, restore_targets
-from dagster_flinkpy.datastream.job_graph import JobGraph, JobVertex
 from dagster_flinkpy.datastream.operator_specs import (
     BroadcastProcessSpec,
     CollectSpec,
@@ -16,6 +15,7 @@ from dagster_flinkpy.datastream.operator_specs import (
     SinkSpec,
     SourceSpec,
 )
+from dagster_flinkpy.datastream.program.job_graph import JobGraph, JobVertex
 from dagster_flinkpy.datastream.state import MapStateDescriptor
 from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob
 from dagster_flinkpy.runtime.master.epochs.subtask_inputs import inputs_of_plan

@@ -8,10 +8,10 @@ from datetime import timedelta
 from typing import Any
 
 from dagster_flinkpy.common.clock import Clock, SystemClock
+from dagster_flinkpy.datastream.checkpointing.state_backend_type import StateBackendType
 from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
-from dagster_flinkpy.datastream.job_graph import JobGraph
-from dagster_flinkpy.datastream.state_backend_type import StateBackendType
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import CheckpointError, FlinkPyError, message_of
 from dagster_flinkpy.runtime.python_environment import PackedPython
 from dagster_flinkpy.state.handles import KeyedSnapshot, OperatorStateHandle

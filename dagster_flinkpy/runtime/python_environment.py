@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dagster_flinkpy.datastream.python_dependencies import PythonDependencies
+from dagster_flinkpy.datastream.program.python_dependencies import PythonDependencies
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.file_lock import LockTimeoutError, file_lock
 

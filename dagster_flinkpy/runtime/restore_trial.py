@@ -14,9 +14,9 @@ from dagster_flinkpy.checkpoint.restore import OperatorAssignment, assign, resto
 from dagster_flinkpy.checkpoint.savepoints.savepoint import has_pickled_values as _is_pickled
 from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import StoredCheckpoint
 from dagster_flinkpy.common.watermark_strategy import MIN_WATERMARK
-from dagster_flinkpy.datastream.job_graph import JobGraph, JobVertex
+from dagster_flinkpy.datastream.checkpointing.state_recovery import NonRestoredState
 from dagster_flinkpy.datastream.operator_specs import CollectSpec, PrintSpec, SinkSpec, SourceSpec
-from dagster_flinkpy.datastream.state_recovery import NonRestoredState
+from dagster_flinkpy.datastream.program.job_graph import JobGraph, JobVertex
 from dagster_flinkpy.errors import FlinkPyError, UserFunctionError
 from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob
 from dagster_flinkpy.runtime.master.epochs.split_planner import create_enumerator

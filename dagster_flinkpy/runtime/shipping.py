@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.runtime import code_pickling
 from dagster_flinkpy.runtime.epoch import EpochJob

@@ -11,8 +11,8 @@ from dagster_flinkpy.checkpoint.requests import JobRequests
 from dagster_flinkpy.checkpoint.restore import assign, restore_targets
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.datastream.connectors.base import Json
-from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSourceSpec, SourceSpec
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import SourceReadError
 from dagster_flinkpy.runtime.failure import raised_on_driver
 from dagster_flinkpy.runtime.master.epochs.split_planner import create_enumerator

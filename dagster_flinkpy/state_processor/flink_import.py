@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import open_checkpoint
 from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.datastream.checkpointing.state_recovery import NonRestoredState
 from dagster_flinkpy.datastream.state import MapStateDescriptor
-from dagster_flinkpy.datastream.state_recovery import NonRestoredState
 from dagster_flinkpy.errors import CorruptStateError, TypeMismatchError, UnsupportedSavepointError
 from dagster_flinkpy.flink_savepoint.metadata import FlinkOperator
 from dagster_flinkpy.flink_savepoint.savepoint import FlinkSavepoint, name_of

@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagster_flinkpy.checkpoint.operator_states import SubtaskState
-from dagster_flinkpy.datastream.job_graph import JobEdge, JobGraph, JobVertex, PartitionerKind, StreamPartitioner
+from dagster_flinkpy.datastream.program.job_graph import (
+    JobEdge,
+    JobGraph,
+    JobVertex,
+    PartitionerKind,
+    StreamPartitioner,
+)
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.shipping import dump_job, load_job
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch

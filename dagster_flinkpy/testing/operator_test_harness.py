@@ -20,7 +20,6 @@ from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import StoredCheckp
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, RowTypeInfo, TypeInformation
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK, MIN_WATERMARK, WatermarkStrategy
 from dagster_flinkpy.datastream.batch_function import KeyedBatchFunction, KeyedMultipleInputBatchFunction
-from dagster_flinkpy.datastream.broadcast import BroadcastStream
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.data_stream import DataStream, KeyedStream
 from dagster_flinkpy.datastream.functions import (
@@ -40,10 +39,11 @@ from dagster_flinkpy.datastream.functions import (
     ProcessFunction,
     ReduceFunction,
 )
-from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_specs import shown
 from dagster_flinkpy.datastream.output_tag import OutputTag
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.stream_execution_environment import StreamExecutionEnvironment
+from dagster_flinkpy.datastream.streams.broadcast import BroadcastStream
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.key_groups import compute_operator_index_for_key_group
 from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob

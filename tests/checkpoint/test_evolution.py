@@ -14,7 +14,7 @@ from dagster_flinkpy.checkpoint.operator_states import OperatorState
 from dagster_flinkpy.common import Time
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.datastream import KeyedMultipleInputProcessFunction, ReduceFunction, StreamExecutionEnvironment
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.window_assigners import TumblingEventTimeWindows
 from dagster_flinkpy.errors import ConfigurationError
 from tests.checkpoint.samples import metadata, operator

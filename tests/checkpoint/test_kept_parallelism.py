@@ -6,7 +6,7 @@ from dagster_flinkpy.checkpoint.kept_parallelism import PARALLELISM, settle_para
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from tests.checkpoint.samples import metadata, operator, source
 
 

@@ -26,7 +26,7 @@ from dagster_flinkpy.checkpoint.requests import (
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.sweep import sweep
 from dagster_flinkpy.common.clock import current_millis
-from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
+from dagster_flinkpy.datastream.checkpointing.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.errors import (
     CheckpointError,
     ConfigurationError,

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.cli import main
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import FencedError
 from dagster_flinkpy.storage import lease
 from dagster_flinkpy.storage.local import LocalObjectStore

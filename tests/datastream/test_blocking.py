@@ -8,7 +8,7 @@ from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.datastream import DataStream, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
-from dagster_flinkpy.datastream.job_graph import JobGraph, PartitionerKind
+from dagster_flinkpy.datastream.program.job_graph import JobGraph, PartitionerKind
 from dagster_flinkpy.errors import JobGraphError, MissingUidError
 
 PAIR = Types.ROW_NAMED(["key", "value"], [Types.STRING(), Types.LONG()])

@@ -19,8 +19,8 @@ from dagster_flinkpy.datastream import (
     StreamExecutionEnvironment,
 )
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
-from dagster_flinkpy.datastream.execution import ExecutionSettings, get_executor
-from dagster_flinkpy.datastream.job_graph import JobGraph, PartitionerKind
+from dagster_flinkpy.datastream.program.execution import ExecutionSettings, get_executor
+from dagster_flinkpy.datastream.program.job_graph import JobGraph, PartitionerKind
 from dagster_flinkpy.datastream.window import TumblingEventTimeWindows
 from dagster_flinkpy.errors import ConfigurationError, JobGraphError
 
@@ -238,7 +238,7 @@ class _Recorder:
 def test_programs_are_handed_to_the_registered_executor(
     env: StreamExecutionEnvironment, stream: DataStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dagster_flinkpy.datastream.program.get_executor", _Recorder)
+    monkeypatch.setattr("dagster_flinkpy.datastream.program.program.get_executor", _Recorder)
     env.get_checkpoint_config().set_checkpoint_storage_dir("s3://bucket/checkpoints")
     stream.uid("numbers")
     assert env.execute("my job") == "done"

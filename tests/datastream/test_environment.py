@@ -85,7 +85,7 @@ def test_a_program_declared_later_holds_what_it_reads_of_one_that_ran(
         def execute(self, graph, settings):
             return [v.uid for v in graph.vertices]
 
-    monkeypatch.setattr("dagster_flinkpy.datastream.program.get_executor", Executor)
+    monkeypatch.setattr("dagster_flinkpy.datastream.program.program.get_executor", Executor)
     numbers = env.from_collection([1, 2], Types.INT()).map(lambda v: v + 1).uid("added")
     numbers.print().uid("first")
     assert env.execute() == ["collection_source", "added", "first"]

@@ -17,7 +17,7 @@ from dagster_flinkpy.datastream import (
     KeyedCoProcessFunction,
     StreamExecutionEnvironment,
 )
-from dagster_flinkpy.datastream.event_time import EventTimeStall, find_stalls
+from dagster_flinkpy.datastream.program.event_time import EventTimeStall, find_stalls
 from dagster_flinkpy.datastream.window import TumblingEventTimeWindows, TumblingProcessingTimeWindows
 from dagster_flinkpy.errors import StalledEventTimeWarning
 from dagster_flinkpy.orchestration.flink_job import flink_job
@@ -121,7 +121,7 @@ def test_a_script_is_warned_before_it_runs(tmp_path: Path, monkeypatch: pytest.M
     def executor() -> Any:
         raise RuntimeError("nothing runs")
 
-    monkeypatch.setattr("dagster_flinkpy.datastream.program.get_executor", executor)
+    monkeypatch.setattr("dagster_flinkpy.datastream.program.program.get_executor", executor)
     env = program(united, tmp_path, SILENT, bounded=False)
     with pytest.warns(StalledEventTimeWarning) as warned, pytest.raises(RuntimeError, match="nothing runs"):
         env.execute("job")

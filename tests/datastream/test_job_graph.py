@@ -17,8 +17,9 @@ from dagster_flinkpy.datastream import (
     StreamExecutionEnvironment,
 )
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
-from dagster_flinkpy.datastream.execution import ExecutionSettings
-from dagster_flinkpy.datastream.job_graph import (
+from dagster_flinkpy.datastream.operator_specs import KeyedProcessSpec
+from dagster_flinkpy.datastream.program.execution import ExecutionSettings
+from dagster_flinkpy.datastream.program.job_graph import (
     JobEdge,
     JobGraph,
     JobVertex,
@@ -26,7 +27,6 @@ from dagster_flinkpy.datastream.job_graph import (
     StreamPartitioner,
     build_job_graph,
 )
-from dagster_flinkpy.datastream.operator_specs import KeyedProcessSpec
 from dagster_flinkpy.errors import (
     ConfigurationError,
     DuplicateUidError,
@@ -127,7 +127,7 @@ def test_a_program_that_is_run_without_uids_and_keeps_no_checkpoints_warns_once(
         def execute_and_collect(self, graph: JobGraph, settings: ExecutionSettings) -> Iterator[object]:
             return iter(())
 
-    monkeypatch.setattr("dagster_flinkpy.datastream.program.get_executor", Executor)
+    monkeypatch.setattr("dagster_flinkpy.datastream.program.program.get_executor", Executor)
 
     def run() -> None:
         keyed = pairs(env).key_by("key").process(Keyed())

@@ -18,7 +18,7 @@ from dagster_flinkpy.datastream import (
     MultipleInputProcessFunction,
     StreamExecutionEnvironment,
 )
-from dagster_flinkpy.datastream.job_graph import PartitionerKind
+from dagster_flinkpy.datastream.program.job_graph import PartitionerKind
 from dagster_flinkpy.datastream.state import MapStateDescriptor
 from dagster_flinkpy.errors import ConfigurationError, FlinkPyError, JobGraphError
 

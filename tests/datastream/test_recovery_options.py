@@ -12,7 +12,7 @@ from dagster_flinkpy.datastream import (
     RecoveryClaimMode,
     StreamExecutionEnvironment,
 )
-from dagster_flinkpy.datastream.state_backend_type import StateBackendType
+from dagster_flinkpy.datastream.checkpointing.state_backend_type import StateBackendType
 from dagster_flinkpy.errors import ConfigurationError
 
 

@@ -19,9 +19,9 @@ from dagster_flinkpy.datastream import RuntimeExecutionMode, StreamExecutionEnvi
 from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
 from dagster_flinkpy.datastream.connectors.file_system import FileSink, RollingPolicy
 from dagster_flinkpy.datastream.connectors.number_seq import NumberSequenceSource
-from dagster_flinkpy.datastream.operator_settings import DataStreamSink, StreamSettings
-from dagster_flinkpy.datastream.program_options import OPTIONS
+from dagster_flinkpy.datastream.program.program_options import OPTIONS
 from dagster_flinkpy.datastream.state_ttl import StateTtlConfig
+from dagster_flinkpy.datastream.streams.operator_settings import DataStreamSink, StreamSettings
 from dagster_flinkpy.errors import ConfigurationError, NoEffectWarning
 from dagster_flinkpy.orchestration.flink_job import flink_job
 

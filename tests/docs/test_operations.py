@@ -10,7 +10,7 @@ import pytest
 from dagster import Config
 
 from dagster_flinkpy import errors
-from dagster_flinkpy.datastream.program_options import OPTIONS
+from dagster_flinkpy.datastream.program.program_options import OPTIONS
 from dagster_flinkpy.orchestration import run_config
 from dagster_flinkpy.orchestration.failure import as_failure
 from dagster_flinkpy.storage import s3

@@ -32,7 +32,7 @@ from dagster_flinkpy.datastream.connectors.base import (
     SplitEnumerator,
 )
 from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from tests.matrix.functions import (
     LATE,
     ODD,

@@ -16,10 +16,10 @@ from typing import Any
 from unittest import mock
 
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.datastream.checkpointing.state_backend_type import StateBackendType
 from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
-from dagster_flinkpy.datastream.job_graph import JobGraph
-from dagster_flinkpy.datastream.state_backend_type import StateBackendType
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import UserFunctionError
 from dagster_flinkpy.runtime.exchange import places
 from dagster_flinkpy.runtime.master.failover import FailoverConfig

@@ -26,7 +26,7 @@ from dagster_flinkpy.datastream import (
     RuntimeContext,
 )
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
 from tests.runtime.format_v1 import run_on
 from tests.runtime.harness import HarnessAttempt, collect_graph

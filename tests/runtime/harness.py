@@ -17,9 +17,9 @@ from dagster_flinkpy.common.clock import Clock, SystemClock
 from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.datastream.data_stream import DataStream
-from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_specs import CollectSpec
-from dagster_flinkpy.datastream.transformation import Transformation
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.transformation import Transformation
 from dagster_flinkpy.errors import UserFunctionError
 from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob, SubtaskInput
 from dagster_flinkpy.runtime.master.deployments.in_process import run_in_process, shuffled

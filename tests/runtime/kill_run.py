@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from dagster_flinkpy.connectors import ParquetSink
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.spark.sessions import SparkSettings
 from dagster_flinkpy.storage import ObjectStore, StorageLocation

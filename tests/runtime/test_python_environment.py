@@ -14,7 +14,7 @@ import pytest
 
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
-from dagster_flinkpy.datastream.python_dependencies import PythonArchive, PythonDependencies
+from dagster_flinkpy.datastream.program.python_dependencies import PythonArchive, PythonDependencies
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.runtime import python_environment
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig

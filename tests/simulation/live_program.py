@@ -28,7 +28,7 @@ from dagster_flinkpy.datastream.connectors.base import (
     Json,
     WriterInitContext,
 )
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.runtime.shuffle.wire import Kind, decode_buffer
 from dagster_flinkpy.runtime.task.channel_state import read_channel_state

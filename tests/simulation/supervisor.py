@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from dagster_flinkpy.checkpoint.head import HEAD_KEY
-from dagster_flinkpy.datastream.state_recovery import RecoveryClaimMode
+from dagster_flinkpy.datastream.checkpointing.state_recovery import RecoveryClaimMode
 from dagster_flinkpy.errors import (
     CheckpointError,
     CommittableLostError,

@@ -15,7 +15,7 @@ from dagster_flinkpy.checkpoint.offline import (
 from dagster_flinkpy.checkpoint.requests import JobRequests, Order, RequestKind
 from dagster_flinkpy.checkpoint.savepoints.dispose import dispose_savepoint
 from dagster_flinkpy.checkpoint.sweep import old_savepoints, sweep
-from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
+from dagster_flinkpy.datastream.checkpointing.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.errors import (
     CorruptMetadataError,
     CorruptStateError,

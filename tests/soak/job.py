@@ -19,7 +19,7 @@ from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOption
 from dagster_flinkpy.connectors import ParquetSink
 from dagster_flinkpy.datastream import FlatMapFunction
 from dagster_flinkpy.datastream.connectors.base import Source, SourceSplit, SplitEnumerator
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.spark import sessions
 from dagster_flinkpy.spark.sessions import SparkSettings

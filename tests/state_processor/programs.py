@@ -9,7 +9,7 @@ from typing import Any
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.datastream import CheckpointedFunction, KeyedProcessFunction
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import (
     ListStateDescriptor,
     MapStateDescriptor,

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
+from dagster_flinkpy.datastream.checkpointing.master_hook import MasterTriggerRestoreHook
+from dagster_flinkpy.datastream.checkpointing.state_backend_type import StateBackendType
+from dagster_flinkpy.datastream.checkpointing.state_recovery import RecoveryClaimMode
 from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
 from dagster_flinkpy.datastream.externalized_checkpoint_retention import ExternalizedCheckpointRetention
-from dagster_flinkpy.datastream.master_hook import MasterTriggerRestoreHook
-from dagster_flinkpy.datastream.state_backend_type import StateBackendType
-from dagster_flinkpy.datastream.state_recovery import RecoveryClaimMode
 from dagster_flinkpy.errors import ConfigurationError
 
 __all__ = ["DEFAULT_NUM_RETAINED", "CoordinatorConfig"]

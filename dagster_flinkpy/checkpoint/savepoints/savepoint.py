@@ -15,7 +15,7 @@ from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointKind, C
 from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER, OperatorState, SubtaskState
 from dagster_flinkpy.common.daemon_threads import in_daemon_threads
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo
-from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
+from dagster_flinkpy.datastream.checkpointing.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.errors import (
     CorruptStateError,
     ObjectNotFoundError,

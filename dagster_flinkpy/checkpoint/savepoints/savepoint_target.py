@@ -12,7 +12,7 @@ from pathlib import Path
 from dagster_flinkpy.checkpoint.head import HEAD_KEY
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME
 from dagster_flinkpy.checkpoint.operator_states import OperatorState
-from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
+from dagster_flinkpy.datastream.checkpointing.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.errors import AccessDeniedError, ConfigurationError
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
 from dagster_flinkpy.storage.lease import LEADER_KEY

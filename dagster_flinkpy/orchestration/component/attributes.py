@@ -22,7 +22,7 @@ from pydantic import ConfigDict, Field
 
 from dagster_flinkpy.checkpoint.partitions import PartitionRetention
 from dagster_flinkpy.common.configuration import parse_duration
-from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
+from dagster_flinkpy.datastream.checkpointing.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.runtime.master.restart_strategies import (
     ExponentialDelayRestart,
     FailureRateRestart,

@@ -10,7 +10,6 @@ from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, TypeInformatio
 from dagster_flinkpy.connectors.columns.column_types import columns_of
 from dagster_flinkpy.datastream.adapters import Accumulation, KeyedFilterAdapter
 from dagster_flinkpy.datastream.aggregations import Aggregations, CountAggregate, MeanAggregate, WithKeyAndWindow
-from dagster_flinkpy.datastream.job_graph import JobEdge, JobGraph, JobVertex
 from dagster_flinkpy.datastream.operator_specs import (
     BlockingEdgeSinkSpec,
     BlockingEdgeSourceSpec,
@@ -21,6 +20,7 @@ from dagster_flinkpy.datastream.operator_specs import (
     TimestampsSpec,
     WindowSpec,
 )
+from dagster_flinkpy.datastream.program.job_graph import JobEdge, JobGraph, JobVertex
 from dagster_flinkpy.orchestration.dagster_internals import TableMetadataSet
 from dagster_flinkpy.orchestration.table_columns import table_columns
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from dagster import JobDefinition, OpExecutionContext, job, op
 
-from dagster_flinkpy.datastream.job_graph import JobVertex
+from dagster_flinkpy.datastream.program.job_graph import JobVertex
 from dagster_flinkpy.orchestration.dagster_internals import UnresolvedAssetJobDefinition
 from dagster_flinkpy.orchestration.definitions.shown_operators import Show
 from dagster_flinkpy.orchestration.definitions.translator import FlinkTranslator, job_assets

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, TypeAlias, get_args
 
-from dagster_flinkpy.datastream.job_graph import JobGraph, JobVertex
 from dagster_flinkpy.datastream.operator_specs import (
     BlockingEdgeSourceSpec,
     SinkSpec,
     SourceSpec,
 )
+from dagster_flinkpy.datastream.program.job_graph import JobGraph, JobVertex
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.job_assets import is_internal
 

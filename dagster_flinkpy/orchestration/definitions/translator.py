@@ -12,8 +12,8 @@ from dagster import AssetKey, AssetSpec
 from dagster_flinkpy.checkpoint.operator_program import operator_code_version
 from dagster_flinkpy.common.clock import to_millis
 from dagster_flinkpy.datastream.connectors.tables import ReadableTable
-from dagster_flinkpy.datastream.job_graph import JobVertex
 from dagster_flinkpy.datastream.operator_specs import SinkSpec, SourceSpec
+from dagster_flinkpy.datastream.program.job_graph import JobVertex
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.dagster_internals import CoercibleToAssetKey, TableMetadataSet, UriMetadataSet
 from dagster_flinkpy.orchestration.definitions.columns import ColumnLineage, column_metadata

@@ -13,7 +13,7 @@ from typing import Any
 
 from dagster import BetaWarning, CodeReferencesMetadataValue, LocalFileCodeReference, UrlCodeReference
 
-from dagster_flinkpy.datastream.job_graph import JobGraph, JobVertex
+from dagster_flinkpy.datastream.program.job_graph import JobGraph, JobVertex
 from dagster_flinkpy.orchestration.dagster_internals import CodeReferencesMetadataSet
 from dagster_flinkpy.orchestration.flink_job import Environment
 

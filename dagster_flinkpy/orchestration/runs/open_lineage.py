@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 from dagster import DagsterExecutionInterruptedError
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
-from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_specs import SinkSpec, SourceSpec
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import JobCancelledError, message_of
 from dagster_flinkpy.orchestration.table_columns import table_columns
 

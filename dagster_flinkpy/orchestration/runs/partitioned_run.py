@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from dagster import AssetKey, AssetSpec, TimeWindowPartitionsDefinition
 
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd
+from dagster_flinkpy.datastream.checkpointing.state_recovery import RecoveryClaimMode
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
-from dagster_flinkpy.datastream.state_recovery import RecoveryClaimMode
 from dagster_flinkpy.errors import FlinkPyError
 from dagster_flinkpy.orchestration.failure import as_failure
 from dagster_flinkpy.orchestration.flink_job import FlinkJob

@@ -24,7 +24,7 @@ from dagster_flinkpy.checkpoint.in_flight import in_flight
 from dagster_flinkpy.checkpoint.reports.skew import rows_by_key_group, skew
 from dagster_flinkpy.common.clock import datetime_of_millis
 from dagster_flinkpy.datastream.connectors.base import SourceLag
-from dagster_flinkpy.datastream.job_graph import JobVertex
+from dagster_flinkpy.datastream.program.job_graph import JobVertex
 from dagster_flinkpy.orchestration.dagster_internals import TableMetadataSet
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
 from dagster_flinkpy.orchestration.job_assets import JobAssets, is_internal

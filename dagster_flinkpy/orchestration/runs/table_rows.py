@@ -7,8 +7,8 @@ from typing import Any
 from dagster import AssetKey, DagsterInstance
 
 from dagster_flinkpy.datastream.connectors.tables import CountedTable, RowCount
-from dagster_flinkpy.datastream.job_graph import JobVertex
 from dagster_flinkpy.datastream.operator_specs import SinkSpec
+from dagster_flinkpy.datastream.program.job_graph import JobVertex
 from dagster_flinkpy.orchestration.dagster_internals import TableMetadataSet
 from dagster_flinkpy.orchestration.metadata_set import FlinkCheckpointMetadataSet
 from dagster_flinkpy.orchestration.runs.job_run import JobRun

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dagster_flinkpy.datastream.job_graph import JobEdge, JobGraph, JobVertex
+from dagster_flinkpy.datastream.program.job_graph import JobEdge, JobGraph, JobVertex
 from dagster_flinkpy.runtime.shuffle.channel_selectors import downstream_subtasks, upstream_subtasks
 
 __all__ = ["Places", "address_towards", "chains_of", "credit", "input_channels", "output_channels"]

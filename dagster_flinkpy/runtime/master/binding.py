@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_specs import (
     BlockingEdgeSinkSpec,
     BlockingEdgeSourceSpec,
     SparkSourceSpec,
     SparkTransformSpec,
 )
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["bind_blocking_edges"]

@@ -13,8 +13,8 @@ from dagster_flinkpy.checkpoint.operator_program import operator_program
 from dagster_flinkpy.checkpoint.operator_states import OperatorState
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
-from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSourceSpec
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 
 __all__ = ["CheckpointContents"]
 

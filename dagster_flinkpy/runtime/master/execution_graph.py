@@ -17,7 +17,7 @@ from enum import Enum
 
 from dagster_flinkpy.checkpoint.coordinator.messages import Subtask
 from dagster_flinkpy.common.job_status import JobStatus
-from dagster_flinkpy.datastream.job_graph import JobVertex
+from dagster_flinkpy.datastream.program.job_graph import JobVertex
 from dagster_flinkpy.errors import IllegalStateTransitionError, message_of, shorten
 
 __all__ = [

@@ -29,8 +29,8 @@ from dagster_flinkpy.checkpoint.savepoints.savepoint_target import check_job
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.job_status import JobStatus
-from dagster_flinkpy.datastream.job_graph import JobGraph
-from dagster_flinkpy.datastream.state_recovery import NonRestoredState, RecoveryClaimMode
+from dagster_flinkpy.datastream.checkpointing.state_recovery import NonRestoredState, RecoveryClaimMode
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import (
     FlinkPyError,
     shorten,

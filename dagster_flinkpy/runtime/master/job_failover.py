@@ -29,7 +29,7 @@ from dagster_flinkpy.checkpoint.coordinator.messages import CheckpointFailureRea
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER
 from dagster_flinkpy.common.job_status import JobStatus
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import (
     FencedError,
     FlinkPyError,

@@ -16,8 +16,8 @@ from dagster_flinkpy.common.clock import elapsed_millis
 from dagster_flinkpy.common.job_client import JobClient
 from dagster_flinkpy.common.no_effect import no_effect
 from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
-from dagster_flinkpy.datastream.execution import ExecutionSettings, JobExecutionResult
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.execution import ExecutionSettings, JobExecutionResult
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.spark.sessions import start_server
 
 if TYPE_CHECKING:

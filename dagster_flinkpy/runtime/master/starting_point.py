@@ -19,8 +19,8 @@ from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import open_checkpo
 from dagster_flinkpy.checkpoint.savepoints.stored_savepoints import savepoint_choices, savepoint_location
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo
-from dagster_flinkpy.datastream.job_graph import JobGraph
-from dagster_flinkpy.datastream.state_recovery import NonRestoredState, RecoveryClaimMode
+from dagster_flinkpy.datastream.checkpointing.state_recovery import NonRestoredState, RecoveryClaimMode
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import FlinkPyError, ObjectNotFoundError, RestoreError
 from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.storage import StorageLocation

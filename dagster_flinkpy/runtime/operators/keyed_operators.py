@@ -18,6 +18,7 @@ import numpy.typing as npt
 from dagster_flinkpy.common.copies import copied, keeping, plain_row, unchanging_types
 from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
+from dagster_flinkpy.datastream.checkpointing.state_backend_type import StateBackendType
 from dagster_flinkpy.datastream.functions import KeyedStateStore, ReduceFunction, RuntimeContext
 from dagster_flinkpy.datastream.operator_specs import (
     InputsSpec,
@@ -27,7 +28,6 @@ from dagster_flinkpy.datastream.operator_specs import (
 from dagster_flinkpy.datastream.state import (
     ValueStateDescriptor,
 )
-from dagster_flinkpy.datastream.state_backend_type import StateBackendType
 from dagster_flinkpy.datastream.time_domain import TimeDomain
 from dagster_flinkpy.errors import PastTimerError
 from dagster_flinkpy.key_groups import compute_key_group_range_for_operator_index

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dagster_flinkpy.datastream.job_graph import JobVertex
+from dagster_flinkpy.datastream.program.job_graph import JobVertex
 from dagster_flinkpy.metrics import MetricGroup
 from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob, SubtaskInput
 from dagster_flinkpy.runtime.operators.operator_state_handler import OperatorStateHandler

@@ -9,7 +9,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from dagster_flinkpy.datastream.checkpoint_listener import CheckpointListener
 from dagster_flinkpy.datastream.checkpointed_function import (
     CheckpointedFunction,
     FunctionInitializationContext,
@@ -19,8 +18,9 @@ from dagster_flinkpy.datastream.checkpointed_function import (
     OperatorStateCheckpointOutputStream,
     StatePartitionStreamProvider,
 )
+from dagster_flinkpy.datastream.checkpointing.checkpoint_listener import CheckpointListener
 from dagster_flinkpy.datastream.functions import KeyedStateStore
-from dagster_flinkpy.datastream.job_graph import JobVertex
+from dagster_flinkpy.datastream.program.job_graph import JobVertex
 from dagster_flinkpy.datastream.state import OperatorStateStore
 from dagster_flinkpy.errors import ConfigurationError, FlinkPyError
 from dagster_flinkpy.key_groups import compute_key_group_range_for_operator_index

@@ -13,12 +13,12 @@ from typing import Any
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
 from dagster_flinkpy.connectors.sources.source_coordinator import Tell, packed, unpacked
-from dagster_flinkpy.datastream.checkpoint_listener import CheckpointListener
 from dagster_flinkpy.datastream.checkpointed_function import (
     CheckpointedFunction,
     FunctionInitializationContext,
     FunctionSnapshotContext,
 )
+from dagster_flinkpy.datastream.checkpointing.checkpoint_listener import CheckpointListener
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.datastream.connectors.reader_source import ReaderSource
 from dagster_flinkpy.datastream.connectors.source import InputStatus, JsonSerializer, SourceReaderContext

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dagster_flinkpy.datastream.functions import KeySelector, Partitioner
-from dagster_flinkpy.datastream.job_graph import PartitionerKind, StreamPartitioner
 from dagster_flinkpy.datastream.operator_specs import as_callable
+from dagster_flinkpy.datastream.program.job_graph import PartitionerKind, StreamPartitioner
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 
 __all__ = [

@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 from dagster_flinkpy.common.key_types import infer_key_type
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation, Types
 from dagster_flinkpy.datastream.functions import KeySelector
-from dagster_flinkpy.datastream.job_graph import StreamPartitioner
 from dagster_flinkpy.datastream.operator_specs import as_callable
+from dagster_flinkpy.datastream.program.job_graph import StreamPartitioner
 from dagster_flinkpy.datastream.windowed_stream import NullByteKeySelector
 from dagster_flinkpy.errors import TypeMismatchError, UnsupportedKeyTypeError
 from dagster_flinkpy.runtime.shuffle.batch import KeyColumn, StreamBatch

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from dagster_flinkpy.datastream.job_graph import JobEdge, PartitionerKind, StreamPartitioner
+from dagster_flinkpy.datastream.program.job_graph import JobEdge, PartitionerKind, StreamPartitioner
 from dagster_flinkpy.errors import FlinkPyError, TypeMismatchError, UnsupportedKeyTypeError
 from dagster_flinkpy.key_hashes import key_groups_of_hashes, operator_indexes
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS, user_error

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dagster_flinkpy.datastream.job_graph import JobVertex
+from dagster_flinkpy.datastream.program.job_graph import JobVertex
 from dagster_flinkpy.errors import CheckpointError, SlotLostError, SlotProtocolError
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.exchange.input_gate import InputGate

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import astuple
 from typing import Any
 
-from dagster_flinkpy.datastream.job_graph import JobVertex
+from dagster_flinkpy.datastream.program.job_graph import JobVertex
 from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob
 from dagster_flinkpy.runtime.exchange.input_gate import InputGate
 from dagster_flinkpy.runtime.exchange.result_partition import ResultPartition

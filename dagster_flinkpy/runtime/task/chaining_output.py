@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from dagster_flinkpy.datastream.job_graph import JobEdge
+from dagster_flinkpy.datastream.program.job_graph import JobEdge
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 from dagster_flinkpy.runtime.shuffle.wire import Kind

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from dagster_flinkpy.datastream.job_graph import JobEdge
+from dagster_flinkpy.datastream.program.job_graph import JobEdge
 from dagster_flinkpy.errors import RestoreError
 from dagster_flinkpy.state.operator_state import read_partitions, write_partitions
 from dagster_flinkpy.state.transfers import Uploads

@@ -21,8 +21,8 @@ from dagster_flinkpy.common.watermark_strategy import MIN_WATERMARK
 from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
 from dagster_flinkpy.datastream.functions import function_of
 from dagster_flinkpy.datastream.input_selection import InputSelectable
-from dagster_flinkpy.datastream.job_graph import JobEdge, JobVertex
 from dagster_flinkpy.datastream.operator_specs import SourceSpec, TimestampsSpec
+from dagster_flinkpy.datastream.program.job_graph import JobEdge, JobVertex
 from dagster_flinkpy.errors import CheckpointError
 from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext

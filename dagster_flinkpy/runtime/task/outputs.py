@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from dagster_flinkpy.common.watermark_strategy import MIN_WATERMARK
-from dagster_flinkpy.datastream.job_graph import JobEdge, JobGraph, PartitionerKind
 from dagster_flinkpy.datastream.operator_specs import SourceSpec, TimestampsSpec
+from dagster_flinkpy.datastream.program.job_graph import JobEdge, JobGraph, PartitionerKind
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.operators.local_aggregate import LocalAggregate, local_aggregate_of
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch

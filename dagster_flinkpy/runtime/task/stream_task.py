@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from dagster_flinkpy.datastream.job_graph import JobVertex
+from dagster_flinkpy.datastream.program.job_graph import JobVertex
 from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
 from dagster_flinkpy.runtime.operators.source_operator import SourceOperator

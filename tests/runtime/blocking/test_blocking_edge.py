@@ -19,7 +19,7 @@ from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
 from dagster_flinkpy.datastream import DataStream, OutputTag, ProcessFunction, TumblingEventTimeWindows
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.datastream.connectors.blocking_edge import BlockingEdgeSource
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import JobGraphError, RestoreError, SegmentLostError, StorageError
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeOutput
 from dagster_flinkpy.runtime.epoch import EpochJob

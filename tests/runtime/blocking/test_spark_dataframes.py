@@ -24,7 +24,7 @@ from dagster_flinkpy.common.time import Instant, Time
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.datastream import OutputTag, ProcessFunction, TumblingEventTimeWindows
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import (
     CheckpointError,
     ConfigurationError,

@@ -22,8 +22,8 @@ from dagster_flinkpy.checkpoint.sweep import sweep
 from dagster_flinkpy.checkpoint.verify import verify_checkpoint
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.datastream import DataStream
-from dagster_flinkpy.datastream.job_graph import JobGraph
-from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
+from dagster_flinkpy.datastream.checkpointing.savepoint_format_type import SavepointFormatType
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import NamedSegmentLostError, RestoreError, UserFunctionError
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master.failover import FailoverConfig

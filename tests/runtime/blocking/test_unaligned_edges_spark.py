@@ -10,7 +10,7 @@ import pytest
 
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.datastream import MapFunction
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.runtime.master.deployments import pipelined_region
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.spark.sessions import SparkSettings

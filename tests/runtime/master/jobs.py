@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dagster_flinkpy.datastream import DataStream
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected
 from tests.runtime.programs import COUNTED, EVENT, CountPerKey, FolderSink, environment, events
 

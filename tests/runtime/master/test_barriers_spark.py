@@ -11,7 +11,7 @@ import pytest
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.checkpoint.reports.job_metrics import TIMES, operator_metrics
 from dagster_flinkpy.common.typeinfo import Types
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.runtime.master import job_session
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.spark.sessions import SparkSettings, get_session

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from dagster_flinkpy.checkpoint.coordinator.messages import Subtask
 from dagster_flinkpy.common import JobStatus
 from dagster_flinkpy.common.typeinfo import Types
-from dagster_flinkpy.datastream.job_graph import JobVertex
 from dagster_flinkpy.datastream.operator_specs import OperatorSpec
+from dagster_flinkpy.datastream.program.job_graph import JobVertex
 from dagster_flinkpy.errors import IllegalStateTransitionError, UserFunctionError
 from dagster_flinkpy.runtime.master.execution_graph import Execution, ExecutionGraph, ExecutionState
 

@@ -13,9 +13,9 @@ from dagster_flinkpy.checkpoint.coordinator.coordinator_config import Coordinato
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.datastream import KeyedProcessFunction, RuntimeContext
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.checkpointing.state_backend_type import StateBackendType
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
-from dagster_flinkpy.datastream.state_backend_type import StateBackendType
 from dagster_flinkpy.datastream.window import TumblingEventTimeWindows
 from dagster_flinkpy.errors import (
     CheckpointError,

@@ -14,7 +14,7 @@ from dagster_flinkpy.checkpoint.savepoints.dispose import dispose_savepoint
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.datastream import CheckpointListener, MasterTriggerRestoreHook, RecoveryClaimMode
 from dagster_flinkpy.datastream.externalized_checkpoint_retention import ExternalizedCheckpointRetention
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.window import TumblingEventTimeWindows
 from dagster_flinkpy.errors import (
     CheckpointError,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import CheckpointError, NoResourceAvailableError, SlotLostError
 from dagster_flinkpy.runtime.master.deployments import job_exchange
 from dagster_flinkpy.runtime.master.deployments.pipelined_region import PipelinedRegion

@@ -16,7 +16,7 @@ import pytest
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.connectors import ParquetSink, ParquetSource
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import (
     CheckpointError,
     CommittableLostError,

@@ -15,7 +15,7 @@ from dagster_flinkpy.checkpoint.coordinator.coordinator_config import Coordinato
 from dagster_flinkpy.checkpoint.coordinator.stimuli import PeriodicTick
 from dagster_flinkpy.checkpoint.counter import read_counter
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import StorageError, UserFunctionError
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master.commits.checkpoint_steps import CheckpointSteps

@@ -31,7 +31,7 @@ from dagster_flinkpy.datastream import (
     RuntimeContext,
     SlotSharingGroup,
 )
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.errors import (
     CheckpointError,

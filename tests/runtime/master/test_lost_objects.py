@@ -22,7 +22,7 @@ from dagster_flinkpy.checkpoint.sweep import sweep
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.connectors import ParquetSink
 from dagster_flinkpy.datastream import KeyedProcessFunction, RuntimeContext
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.errors import (
     CheckpointError,

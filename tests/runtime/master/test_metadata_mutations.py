@@ -22,7 +22,7 @@ from dagster_flinkpy.checkpoint.validation import INVENTORY
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.connectors import ParquetSink
 from dagster_flinkpy.datastream import KeyedProcessFunction, RuntimeContext
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import ListStateDescriptor, ValueStateDescriptor
 from dagster_flinkpy.errors import CheckpointError, CorruptMetadataError, FlinkPyError
 from dagster_flinkpy.storage.local import LocalObjectStore

@@ -22,7 +22,7 @@ from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskSta
 from dagster_flinkpy.common.metric_options import PrometheusOptions, PushGatewayOptions
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.datastream import MapFunction, RuntimeContext
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.runtime.master.metrics.metric_reporters import MetricReporters, _PushGatewayReporter
 from dagster_flinkpy.runtime.master.metrics.prometheus_metrics import PrometheusMetrics

@@ -23,7 +23,7 @@ from dagster_flinkpy.common.exchange_options import ExchangeMode
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.datastream import KeyedProcessFunction, RuntimeContext, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import Source, SourceSplit, SplitEnumerator
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.errors import JobCancelledError, NoResourceAvailableError, SourceReadError, UserFunctionError
 from dagster_flinkpy.runtime.master.deployments import job_exchange

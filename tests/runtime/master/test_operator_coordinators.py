@@ -16,7 +16,7 @@ from dagster_flinkpy.datastream import (
     OperatorCoordinator,
     StreamExecutionEnvironment,
 )
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import ConfigurationError, UserFunctionError
 from dagster_flinkpy.runtime.master.epochs.operator_coordinators import OperatorCoordinators
 from tests.examples import examples

@@ -26,7 +26,7 @@ from dagster_flinkpy.datastream import KeyedProcessFunction, RuntimeContext, Str
 from dagster_flinkpy.datastream.connectors.base import Source
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.datastream.window import TumblingEventTimeWindows
 from dagster_flinkpy.errors import CheckpointError, ConfigurationError, FencedError, RestoreError

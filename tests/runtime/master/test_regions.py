@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.datastream import DataStream, KeyedProcessFunction, RuntimeContext
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.errors import RestoreError, UserFunctionError
 from dagster_flinkpy.runtime.epoch import EpochJob

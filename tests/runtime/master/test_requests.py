@@ -16,8 +16,8 @@ from dagster_flinkpy.checkpoint.coordinator.coordinator import CheckpointCoordin
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.checkpoint.requests import JobRequests, Order, RequestKind
 from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import open_checkpoint
+from dagster_flinkpy.datastream.checkpointing.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.datastream.externalized_checkpoint_retention import ExternalizedCheckpointRetention
-from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.errors import (
     CheckpointError,
     FencedError,

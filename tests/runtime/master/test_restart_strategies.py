@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dagster_flinkpy.common.configuration import Configuration
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
-from dagster_flinkpy.datastream.program_options import FAILOVER_OPTIONS
+from dagster_flinkpy.datastream.program.program_options import FAILOVER_OPTIONS
 from dagster_flinkpy.errors import ConfigurationError, NoEffectWarning
 from dagster_flinkpy.runtime.master.restart_strategies import (
     ExponentialDelayRestart,

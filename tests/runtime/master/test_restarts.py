@@ -22,7 +22,7 @@ from dagster_flinkpy.datastream import DataStream
 from dagster_flinkpy.datastream.connectors.base import CommitterInitContext, SplitEnumerator
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.functions import MapFunction
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import (
     CheckpointError,
     FencedError,

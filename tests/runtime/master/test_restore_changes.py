@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dagster_flinkpy.datastream import DataStream
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import RestoreError
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected
 from tests.runtime.programs import COUNTED, EVENT, CountPerKey, environment, events

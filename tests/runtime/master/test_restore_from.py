@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_flinkpy.datastream.state_recovery import RecoveryClaimMode
+from dagster_flinkpy.datastream.checkpointing.state_recovery import RecoveryClaimMode
 from dagster_flinkpy.errors import ConfigurationError, RestoreError
 from tests.runtime.harness import HarnessAttempt
 from tests.runtime.master.test_lost_objects import listing, program

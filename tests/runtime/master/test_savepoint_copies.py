@@ -12,7 +12,7 @@ import pytest
 
 from dagster_flinkpy.checkpoint.requests import Answer, JobRequests, Order, RequestKind
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
-from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
+from dagster_flinkpy.datastream.checkpointing.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.errors import (
     CheckpointError,
     CheckpointTimeoutError,

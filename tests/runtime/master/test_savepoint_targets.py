@@ -16,7 +16,7 @@ from dagster_flinkpy.checkpoint.sweep import sweep
 from dagster_flinkpy.cli import main
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.connectors import ParquetSink, ParquetSource
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import AccessDeniedError, ConfigurationError, RequestFailedError, StorageError
 from dagster_flinkpy.state_processor import write_savepoint
 from dagster_flinkpy.storage import StorageLocation

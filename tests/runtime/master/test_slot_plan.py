@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from dagster_flinkpy.checkpoint.coordinator.messages import Subtask
 from dagster_flinkpy.common import Types
 from dagster_flinkpy.datastream import DataStream, StreamExecutionEnvironment
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import NoResourceAvailableError
 from dagster_flinkpy.runtime.master.slots.slot_plan import RegionSlots, plan_slots, required_slots
 from tests.examples import examples

@@ -11,7 +11,7 @@ import pytest
 from dagster_flinkpy.common.typeinfo import TypeInformation, Types
 from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.datastream import CheckpointedFunction, KeyedProcessFunction
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import (
     ListStateDescriptor,
     MapStateDescriptor,

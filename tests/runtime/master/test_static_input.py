@@ -27,7 +27,7 @@ from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.connectors.number_seq import NumberSequenceSource
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.datastream.data_stream import DataStream
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import MapStateDescriptor, ValueStateDescriptor
 from dagster_flinkpy.errors import ConfigurationError, JobGraphError
 from dagster_flinkpy.runtime.master.epochs.partition_input import check_partitioned

@@ -28,7 +28,7 @@ from dagster_flinkpy.datastream import (
     StreamExecutionEnvironment,
 )
 from dagster_flinkpy.datastream.connectors.base import Source, SourceSplit, SplitEnumerator
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import ReducingStateDescriptor
 from dagster_flinkpy.runtime.epoch import EpochInput, Stop
 from dagster_flinkpy.runtime.master.deployments import pipelined_region

@@ -18,8 +18,8 @@ from dagster_flinkpy.checkpoint.requests import JobRequests, Order, RequestKind
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.common import Types
 from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
-from dagster_flinkpy.datastream.job_graph import JobGraph
-from dagster_flinkpy.datastream.master_hook import MasterTriggerRestoreHook
+from dagster_flinkpy.datastream.checkpointing.master_hook import MasterTriggerRestoreHook
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import CheckpointError, ConfigurationError, FencedError, StorageError
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master import job_state

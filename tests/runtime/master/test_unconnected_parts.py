@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import RestoreError
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.state_processor import write_savepoint

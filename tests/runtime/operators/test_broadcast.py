@@ -11,7 +11,7 @@ from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.datastream import BroadcastProcessFunction, KeyedBroadcastProcessFunction
 from dagster_flinkpy.datastream.data_stream import DataStream
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import MapStateDescriptor, StateTtlConfig, ValueStateDescriptor
 from dagster_flinkpy.errors import ConfigurationError, StateSchemaError, TypeMismatchError, UnsupportedKeyTypeError
 from tests.runtime.harness import HarnessAttempt, collect_all, collect_graph, collected, random_order, run_job

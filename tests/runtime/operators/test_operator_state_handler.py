@@ -26,7 +26,7 @@ from dagster_flinkpy.datastream import (
 )
 from dagster_flinkpy.datastream.connectors.base import CommittingSinkWriter, Sink, SinkWriter, WriterInitContext
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import (
     ListStateDescriptor,
     MapStateDescriptor,

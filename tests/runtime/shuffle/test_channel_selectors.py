@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_flinkpy.common.typeinfo import Types
-from dagster_flinkpy.datastream.job_graph import JobEdge, PartitionerKind, StreamPartitioner
+from dagster_flinkpy.datastream.program.job_graph import JobEdge, PartitionerKind, StreamPartitioner
 from dagster_flinkpy.errors import ConfigurationError, UserFunctionError
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 from dagster_flinkpy.runtime.shuffle.channel_selectors import downstream_subtasks, upstream_subtasks

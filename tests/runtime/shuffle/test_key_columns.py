@@ -7,7 +7,7 @@ import pytest
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation, Types
 from dagster_flinkpy.common.types import Row
-from dagster_flinkpy.datastream.job_graph import PartitionerKind, StreamPartitioner
+from dagster_flinkpy.datastream.program.job_graph import PartitionerKind, StreamPartitioner
 from dagster_flinkpy.errors import FlinkPyError, TypeMismatchError, UnsupportedKeyTypeError
 from dagster_flinkpy.key_hashes import java_hash_code
 from dagster_flinkpy.runtime.shuffle.batch import KeyColumn, StreamBatch

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_flinkpy.common.typeinfo import Types
-from dagster_flinkpy.datastream.job_graph import JobEdge, PartitionerKind, StreamPartitioner
+from dagster_flinkpy.datastream.program.job_graph import JobEdge, PartitionerKind, StreamPartitioner
 from dagster_flinkpy.key_hashes import java_hash_code
 from dagster_flinkpy.runtime.shuffle import key_dictionary
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dagster_flinkpy.common.typeinfo import TypeInformation, Types
 from dagster_flinkpy.common.types import Row
-from dagster_flinkpy.datastream.job_graph import JobEdge, PartitionerKind, StreamPartitioner
+from dagster_flinkpy.datastream.program.job_graph import JobEdge, PartitionerKind, StreamPartitioner
 from dagster_flinkpy.errors import TypeMismatchError, UnsupportedKeyTypeError, UserFunctionError
 from dagster_flinkpy.key_groups import compute_operator_index_for_key_group
 from dagster_flinkpy.key_hashes import assign_to_key_group, java_hash_code

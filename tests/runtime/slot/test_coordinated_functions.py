@@ -21,7 +21,7 @@ from dagster_flinkpy.datastream import (
     ProcessFunction,
     ReduceFunction,
 )
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import ListStateDescriptor
 from dagster_flinkpy.datastream.window import CountTumblingWindowAssigner
 from dagster_flinkpy.errors import ConfigurationError, UserFunctionError

@@ -14,9 +14,9 @@ from dagster_flinkpy.checkpoint.coordinator.coordinator_config import Coordinato
 from dagster_flinkpy.checkpoint.coordinator.messages import CheckpointFailureReason
 from dagster_flinkpy.common import Types
 from dagster_flinkpy.datastream import CheckpointedFunction, MapFunction
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.checkpointing.state_backend_type import StateBackendType
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import ListStateDescriptor
-from dagster_flinkpy.datastream.state_backend_type import StateBackendType
 from dagster_flinkpy.errors import StorageError
 from dagster_flinkpy.runtime.master import job_state
 from dagster_flinkpy.runtime.master.job import JobAttempt

@@ -27,7 +27,7 @@ from dagster_flinkpy.datastream import (
     KeyedMultipleInputProcessFunction,
     ProcessAllWindowFunction,
 )
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import ListStateDescriptor, ValueStateDescriptor
 from dagster_flinkpy.datastream.window import CountTumblingWindowAssigner
 from dagster_flinkpy.errors import ConfigurationError, RestoreError, TypeMismatchError

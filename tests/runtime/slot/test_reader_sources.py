@@ -33,7 +33,7 @@ from dagster_flinkpy.datastream.connectors.source import (
     SplitEnumerator,
     SplitEnumeratorContext,
 )
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import SourceReadError, TypeMismatchError, UserFunctionError
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig

@@ -20,7 +20,7 @@ from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.connectors import ParquetSource
 from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import ConfigurationError, CorruptStateError, RestoreError, StorageError
 from dagster_flinkpy.runtime.master.results import EpochResults
 from dagster_flinkpy.storage import StorageLocation

@@ -21,7 +21,7 @@ from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.connectors import ParquetSource
 from dagster_flinkpy.datastream import AggregateFunction, DataStream, KeyedProcessFunction, OutputTag
 from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.window import TumblingEventTimeWindows
 from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt, Order, collect_graph, collected, random_order, spark_order

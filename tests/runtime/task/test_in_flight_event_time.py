@@ -8,7 +8,7 @@ from pathlib import Path
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.common import Time
 from dagster_flinkpy.datastream import TumblingEventTimeWindows
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.runtime.epoch import SubtaskInput
 from dagster_flinkpy.runtime.shuffle.wire import Kind
 from dagster_flinkpy.runtime.task.channel_state import ChannelStateWriter, InFlightRow, read_channel_state

@@ -27,7 +27,7 @@ from dagster_flinkpy.checkpoint.coordinator.stimuli import (
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointMetadata
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd, PartitionRetention
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
-from dagster_flinkpy.datastream.checkpoint_listener import CheckpointListener
+from dagster_flinkpy.datastream.checkpointing.checkpoint_listener import CheckpointListener
 from dagster_flinkpy.errors import CheckpointError, CheckpointTimeoutError, FencedError, FlinkPyError, StorageError
 from dagster_flinkpy.runtime.master.commits.master_hooks import MasterHooks
 from dagster_flinkpy.runtime.master.commits.transactions import Transactions

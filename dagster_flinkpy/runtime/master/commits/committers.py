@@ -12,8 +12,8 @@ from dagster_flinkpy.datastream.connectors.base import (
     CommitterInitContext,
     TwoPhaseCommittingSink,
 )
-from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_specs import SinkSpec
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import (
     CommitRefusedError,
     CommittableLostError,

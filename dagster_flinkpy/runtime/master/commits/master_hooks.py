@@ -8,8 +8,8 @@ from contextlib import suppress
 from typing import Any
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
-from dagster_flinkpy.datastream.master_hook import MasterTriggerRestoreHook
-from dagster_flinkpy.datastream.state_recovery import NonRestoredState, may_stay_behind
+from dagster_flinkpy.datastream.checkpointing.master_hook import MasterTriggerRestoreHook
+from dagster_flinkpy.datastream.checkpointing.state_recovery import NonRestoredState, may_stay_behind
 from dagster_flinkpy.errors import CheckpointError, CheckpointTimeoutError, RestoreError, message_of
 from dagster_flinkpy.runtime.failure import DRIVER_EXCEPTIONS
 from dagster_flinkpy.runtime.master.watchdog import Watchdog

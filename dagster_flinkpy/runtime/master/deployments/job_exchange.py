@@ -11,9 +11,9 @@ from datetime import timedelta
 from dagster_flinkpy.common.exchange_options import ExchangeMode
 from dagster_flinkpy.datastream.functions import function_of
 from dagster_flinkpy.datastream.input_selection import InputSelectable
-from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_coordinator import CoordinatedFunction
 from dagster_flinkpy.datastream.operator_specs import SparkSourceSpec, SparkTransformSpec
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.slot_sharing_group import SlotSharingGroup
 from dagster_flinkpy.errors import (
     CheckpointError,

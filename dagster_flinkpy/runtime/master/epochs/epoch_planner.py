@@ -12,8 +12,8 @@ from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.restore import RestorePlan
 from dagster_flinkpy.datastream.connectors.base import SplitEnumeratorContext
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
-from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSinkSpec, BlockingEdgeSourceSpec
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeInputs, EdgeOutput
 from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob, SubtaskInput
 from dagster_flinkpy.runtime.master.epochs.operator_coordinators import OperatorCoordinators

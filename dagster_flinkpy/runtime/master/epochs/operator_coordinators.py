@@ -16,12 +16,12 @@ from typing import Any
 from dagster_flinkpy.datastream.connectors.base import Json
 from dagster_flinkpy.datastream.connectors.source import JsonSerializer
 from dagster_flinkpy.datastream.functions import function_of
-from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_coordinator import (
     CoordinatedFunction,
     OperatorCoordinatorContext,
     SubtaskGateway,
 )
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import FlinkPyError, UserFunctionError
 from dagster_flinkpy.runtime.failure import raised_on_driver
 

@@ -9,8 +9,8 @@ from dagster_flinkpy.datastream.connectors.base import Json, SourceSplit, SplitE
 from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
 from dagster_flinkpy.datastream.functions import function_of
 from dagster_flinkpy.datastream.input_selection import InputSelectable
-from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSourceSpec, OperatorSpec, SourceSpec
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import ConfigurationError
 
 __all__ = ["WholeInput", "check_partitioned", "of_partition"]

@@ -19,8 +19,8 @@ from dagster_flinkpy.datastream.connectors.base import (
     SplitEnumerator,
     SplitEnumeratorContext,
 )
-from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_specs import SourceSpec
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import CorruptMetadataError, FlinkPyError, InputAfterEndError, RestoreError, SourceReadError
 from dagster_flinkpy.runtime.blocking.blocking_edge import BlockingEdgeEnumerator, EdgeInputs
 from dagster_flinkpy.runtime.epoch import EpochInput

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dagster_flinkpy.checkpoint.coordinator.messages import Subtask
 from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.checkpoint.restore import RestorePlan, SubtaskAssignment, reassign_operator_state
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.runtime.epoch import SubtaskInput
 from dagster_flinkpy.state.handles import DistributionMode, OperatorStateHandle
 

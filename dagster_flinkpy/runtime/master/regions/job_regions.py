@@ -13,7 +13,7 @@ from dagster_flinkpy.checkpoint.reports.execution_report import InputReport
 from dagster_flinkpy.checkpoint.restore import RestorePlan
 from dagster_flinkpy.datastream.connectors.base import SplitEnumeratorContext
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
-from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import CheckpointTimeoutError, FlinkPyError
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeSegments
 from dagster_flinkpy.runtime.master.epochs.epoch_planner import EpochPlanner

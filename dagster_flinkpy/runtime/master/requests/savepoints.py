@@ -13,7 +13,7 @@ from dagster_flinkpy.checkpoint.offline import without_committables
 from dagster_flinkpy.checkpoint.savepoints.savepoint import write_savepoint
 from dagster_flinkpy.checkpoint.savepoints.savepoint_target import check_target
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
-from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
+from dagster_flinkpy.datastream.checkpointing.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.errors import (
     CheckpointError,
     CheckpointTimeoutError,

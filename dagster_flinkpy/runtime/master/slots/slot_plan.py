@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dagster_flinkpy.checkpoint.coordinator.messages import Subtask
-from dagster_flinkpy.datastream.job_graph import JobEdge, JobGraph, JobVertex
+from dagster_flinkpy.datastream.program.job_graph import JobEdge, JobGraph, JobVertex
 from dagster_flinkpy.errors import NoResourceAvailableError
 from dagster_flinkpy.runtime.master.slots.slots import (
     CoLocationConstraint,

@@ -6,8 +6,8 @@ import sys
 from dataclasses import dataclass, field, replace
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
-from dagster_flinkpy.datastream.job_graph import StreamPartitioner
 from dagster_flinkpy.datastream.operator_specs import OperatorSpec
+from dagster_flinkpy.datastream.program.job_graph import StreamPartitioner
 from dagster_flinkpy.datastream.slot_sharing_group import SlotSharingGroup
 
 __all__ = ["Input", "Transformation"]

@@ -32,7 +32,7 @@ from dagster_flinkpy.datastream.operator_specs import (
     check_column_type,
     shown,
 )
-from dagster_flinkpy.datastream.program import Upstream
+from dagster_flinkpy.datastream.program.program import Upstream
 from dagster_flinkpy.errors import ConfigurationError, JobGraphError
 
 __all__ = ["ConnectedStreams", "MultipleConnectedStreams"]

@@ -20,18 +20,9 @@ from dagster_flinkpy.common.no_effect import no_effect
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, RowTypeInfo, TypeInformation
 from dagster_flinkpy.datastream.aggregations import key_fields
 from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
-from dagster_flinkpy.datastream.event_time import warn_of_stalls
-from dagster_flinkpy.datastream.execution import ExecutionSettings, JobExecutionResult, get_executor
+from dagster_flinkpy.datastream.checkpointing.state_recovery import NonRestoredState
 from dagster_flinkpy.datastream.execution_mode import RuntimeExecutionMode
 from dagster_flinkpy.datastream.functions import KeySelector
-from dagster_flinkpy.datastream.job_graph import (
-    JobEdge,
-    JobGraph,
-    JobVertex,
-    PartitionerKind,
-    StreamPartitioner,
-    build_job_graph,
-)
 from dagster_flinkpy.datastream.operator_specs import (
     CollectSpec,
     OperatorSpec,
@@ -43,10 +34,19 @@ from dagster_flinkpy.datastream.operator_specs import (
     TimestampsSpec,
     as_callable,
 )
-from dagster_flinkpy.datastream.python_dependencies import PythonDependencies
+from dagster_flinkpy.datastream.program.event_time import warn_of_stalls
+from dagster_flinkpy.datastream.program.execution import ExecutionSettings, JobExecutionResult, get_executor
+from dagster_flinkpy.datastream.program.job_graph import (
+    JobEdge,
+    JobGraph,
+    JobVertex,
+    PartitionerKind,
+    StreamPartitioner,
+    build_job_graph,
+)
+from dagster_flinkpy.datastream.program.python_dependencies import PythonDependencies
+from dagster_flinkpy.datastream.program.transformation import Input, Transformation
 from dagster_flinkpy.datastream.slot_sharing_group import SlotSharingGroup
-from dagster_flinkpy.datastream.state_recovery import NonRestoredState
-from dagster_flinkpy.datastream.transformation import Input, Transformation
 from dagster_flinkpy.errors import ConfigurationError, JobGraphError, MissingUidWarning, ParallelismError
 from dagster_flinkpy.key_groups import compute_default_max_parallelism
 

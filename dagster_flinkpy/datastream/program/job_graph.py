@@ -28,7 +28,7 @@ from dagster_flinkpy.datastream.operator_specs import (
     Selector,
     SparkTransformSpec,
 )
-from dagster_flinkpy.datastream.python_dependencies import PythonDependencies
+from dagster_flinkpy.datastream.program.python_dependencies import PythonDependencies
 from dagster_flinkpy.datastream.slot_sharing_group import SlotSharingGroup
 from dagster_flinkpy.errors import (
     ConfigurationError,

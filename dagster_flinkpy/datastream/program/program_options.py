@@ -13,12 +13,12 @@ from dagster_flinkpy.common.configuration import Configuration, parse_duration
 from dagster_flinkpy.common.exchange_options import ExchangeMode
 from dagster_flinkpy.common.metric_options import is_reporter_option, metric_reporters_of
 from dagster_flinkpy.common.no_effect import no_effect
+from dagster_flinkpy.datastream.checkpointing.state_backend_type import StateBackendType
+from dagster_flinkpy.datastream.checkpointing.state_recovery import RecoveryClaimMode, non_restored_state_of
 from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
 from dagster_flinkpy.datastream.execution_mode import RuntimeExecutionMode
 from dagster_flinkpy.datastream.externalized_checkpoint_retention import ExternalizedCheckpointRetention
-from dagster_flinkpy.datastream.program import StreamProgram
-from dagster_flinkpy.datastream.state_backend_type import StateBackendType
-from dagster_flinkpy.datastream.state_recovery import RecoveryClaimMode, non_restored_state_of
+from dagster_flinkpy.datastream.program.program import StreamProgram
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.key_groups import check_whole_number
 

@@ -9,8 +9,8 @@ from dagster_flinkpy.common.arguments import check_argument, check_name
 from dagster_flinkpy.common.no_effect import no_effect
 from dagster_flinkpy.datastream.connectors.reader_source import ReaderSource
 from dagster_flinkpy.datastream.operator_specs import SourceSpec, SparkSourceSpec
+from dagster_flinkpy.datastream.program.transformation import Transformation
 from dagster_flinkpy.datastream.slot_sharing_group import SlotSharingGroup
-from dagster_flinkpy.datastream.transformation import Transformation
 from dagster_flinkpy.errors import JobGraphError
 from dagster_flinkpy.key_groups import check_whole_number
 

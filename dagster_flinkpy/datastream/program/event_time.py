@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
-from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_specs import OperatorSpec, SourceSpec, TimestampsSpec, WindowSpec
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import StalledEventTimeWarning
 
 __all__ = ["EventTimeStall", "find_stalls", "warn_of_stalls"]

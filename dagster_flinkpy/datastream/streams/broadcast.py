@@ -13,7 +13,7 @@ from dagster_flinkpy.datastream.operator_specs import (
     OperatorSpec,
     shown,
 )
-from dagster_flinkpy.datastream.program import Upstream
+from dagster_flinkpy.datastream.program.program import Upstream
 from dagster_flinkpy.datastream.state import MapStateDescriptor
 from dagster_flinkpy.errors import ConfigurationError
 

@@ -16,8 +16,8 @@ from dagster_flinkpy.common.job_execution_result import JobExecutionResult
 from dagster_flinkpy.common.metric_options import MetricReporterOptions
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
-from dagster_flinkpy.datastream.job_graph import JobGraph
-from dagster_flinkpy.datastream.state_recovery import NonRestoredState
+from dagster_flinkpy.datastream.checkpointing.state_recovery import NonRestoredState
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.registry import resolve
 

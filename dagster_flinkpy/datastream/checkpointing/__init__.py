@@ -1,0 +1,1 @@
+"""Options of checkpoints and recovery, and whoever takes part in checkpoints."""

@@ -1,0 +1,1 @@
+"""Streams beside ``DataStream``: connected and broadcast ones, and what they have in common."""
