@@ -41,7 +41,8 @@ dist: install
 demo: install
 	$(BIN)/python -m assets.demo
 
-# Files of tests side by side: many wait for processes. Each worker has servers of its own. WORKERS=0: one process.
+# Files of tests side by side: many wait for processes. Each worker has servers of its own, but only one has Spark
+# (tests/conftest.py). WORKERS=0: one process.
 WORKERS ?= 3
 test: install browser
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -68,8 +69,8 @@ compatibility: install
 	  FLINKPY_COMPATIBILITY=$$mode .ci/with-spark $$spark python -m pytest -q tests/pyflink/test_on_each_spark.py; \
 	done; .ci/with-spark $$spark python -m pytest -q tests/assets/demo $(JOBS); done
 
-# The property tests and the matrix of whole jobs, with $(SOAK) times the usual number of examples; `make test` runs a
-# fifth of the usual number.
+# The property tests and the matrix of whole jobs, with $(SOAK) times the usual number of examples; `make test` runs
+# three in twenty of the usual number.
 SOAK ?= 20
 soak: install
 	SOAK=$(SOAK) $(BIN)/python -m pytest --timeout 0 -m hypothesis tests
@@ -85,7 +86,7 @@ chaos: install
 	$(BIN)/python -m tests.chaos.live --kills $(LIVE) $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.chaos.sinks --random $(KILLS) --write docs/reliability.md
 
-# One job for half an hour: memory, threads and files must not grow. `make test` runs 57 epochs of it. Then one whose tasks
+# One job for half an hour: memory, threads and files must not grow. `make test` runs 42 epochs of it. Then one whose tasks
 # live, with a source that is faster than what follows, for ten minutes.
 MINUTES ?= 30
 LIVE_MINUTES ?= 10
@@ -115,10 +116,11 @@ bench: install
 	$(BIN)/python -m benchmarks
 
 # Crashes, zombies and a store that fails, from 10,000 seeds: 8,000 with stand-ins for tasks, and 2,000 with live tasks, slots
-# and a network between them. `make test` runs 40 and 12 of them.
+# and a network between them. `make test` runs 40 and 12 of them. Then each rule is broken, of which `make test` breaks a third.
 simulate: install
 	$(BIN)/python -m tests.simulation --seeds 8000
 	$(BIN)/python -m tests.simulation --live --seeds 2000
+	$(BIN)/python -m tests.simulation --mutations --seeds 1000
 
 # Others act on the systems of jobs: each act at every moment. `make test` plays a quarter of the acts, at one moment each.
 world: install

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sqlite3
 import uuid
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,8 @@ from tests.examples import examples
 if TYPE_CHECKING:
     from alembic.config import Config
     from pyspark.sql import SparkSession
+    from xdist.remote import Producer
+    from xdist.scheduler import Scheduling
 
 LONGEST = (
     "e2e/test_dagster_dev.py",
@@ -50,6 +54,9 @@ LONGEST = (
 )
 """Files that take longest, which begin first: otherwise one process would run one of them when the others are done."""
 
+_OF_SPARK = re.compile(r"\b(spark_settings|one_server)\b|\bspark: SparkSession")
+"""What files contain whose tests use the Spark server of the session."""
+
 settings.register_profile("any machine", deadline=None, max_examples=examples(100))
 settings.load_profile("any machine")
 
@@ -57,6 +64,21 @@ settings.load_profile("any machine")
 def pytest_configure() -> None:
     """Keeps Python's garbage collection from looking at what is imported and collected; hardly any of it is garbage."""
     gc.disable()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
+    """Gives files side by side to the processes, but those that use the Spark server of the session to one of them."""
+    from xdist.scheduler import LoadFileScheduling
+
+    of_spark = cache(lambda file: _OF_SPARK.search((config.rootpath / file).read_text()) is not None)
+
+    class Files(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "the Spark server" if of_spark(file) else file
+
+    return Files(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -10,7 +10,7 @@ from dagster_flinkpy.spark.sessions import stop_server
 from tests.soak.growth import Held, Sample, growth
 from tests.soak.job import SETTINGS, samples
 
-EPOCHS = 57
+EPOCHS = 42
 
 
 def _sample(memory: float, threads: int = 10, **files: int) -> Sample:

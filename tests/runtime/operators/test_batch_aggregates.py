@@ -25,6 +25,7 @@ from dagster_flinkpy.datastream.window import (
 )
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError, UserFunctionError
 from dagster_flinkpy.runtime.operators import local_aggregate
+from dagster_flinkpy.testing import run_local
 from tests.examples import examples
 from tests.runtime.harness import random_order
 from tests.runtime.operators.test_aggregate_operators import EVENT, RECORDS, RUNS, compare, run, source, stamped
@@ -172,11 +173,10 @@ class Broken(Summary):
 )
 def test_a_broken_aggregation_is_named(method, result, kind, message):
     records = [("a", 1, 1, 0.0, "x"), ("a", 2, 1, 0.0, "x"), ("b", 2, 1, 0.0, "x")]
-    keyed = source(records, None, 0).key_by("key")
+    events = source(records, None, 0)
+    windows = events.key_by("key").window(TumblingEventTimeWindows(10)).agg(Broken(method, result)).uid("windows")
     with pytest.raises(kind, match=f"{method}.*{message}"):
-        list(
-            keyed.window(TumblingEventTimeWindows(10)).agg(Broken(method, result)).uid("windows").execute_and_collect()
-        )
+        run_local(events.get_execution_environment(), windows)
 
 
 def test_what_agg_takes():
