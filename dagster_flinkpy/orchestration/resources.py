@@ -83,6 +83,10 @@ class StorageResource(ConfigurableResource[Any]):
     region: str | None = Field(default=None, description="S3 region. Default: found by boto3.")
     access_key_id: str | None = Field(default=None, description="S3 access key. Default: credentials found by boto3.")
     secret_access_key: str | None = Field(default=None, description="S3 secret key. Required with access_key_id.")
+    path_on_workers: str | None = Field(
+        default=None,
+        description="Absolute path where Spark's workers have the local directory mounted. Default: the same path.",
+    )
 
     def location(self) -> StorageLocation:
         """Returns the location. It also reads EnvVars, so it works while the code location loads.
@@ -111,12 +115,17 @@ def storage_location(settings: Any, url: str) -> StorageLocation:
     """
 
     def optional(name: str) -> str | None:
-        value = getattr(settings, name)
+        value = getattr(settings, name, None)
         return None if value is None else resolved(value, name)
 
     warn_if_relative(url, "the url of a storage")
     return StorageLocation(
-        url, optional("endpoint_url"), optional("region"), optional("access_key_id"), optional("secret_access_key")
+        url,
+        optional("endpoint_url"),
+        optional("region"),
+        optional("access_key_id"),
+        optional("secret_access_key"),
+        optional("path_on_workers"),
     )
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import pickle
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
-from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.errors import ConfigurationError, StorageError
 from dagster_flinkpy.runtime import code_pickling
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.python_environment import installed
 from dagster_flinkpy.runtime.user_modules import user_modules_by_value
+from dagster_flinkpy.storage import StorageLocation
+from dagster_flinkpy.storage.lease import LEADER_KEY
+from dagster_flinkpy.storage.location import on_worker
 
 __all__ = ["dump_job", "load_job", "loaded_job"]
 
@@ -55,10 +59,23 @@ def loaded_job(data: bytes) -> Iterator[EpochJob]:
 
     Raises:
         ConfigurationError: The dependencies cannot be unpacked or installed.
+        StorageError: This is a worker that has another directory under the path of the store.
     """
     python, cache_dir, pickled = pickle.loads(data)
     with installed(python, cache_dir):
         del data, python  # a slot has the context open for as long as it lives, and gets a program for each deployment
         job = [pickle.loads(pickled)]
         del pickled
+        _check_shared(job[0].job_storage)
         yield job.pop()
+
+
+def _check_shared(location: StorageLocation) -> None:
+    """Makes sure that a worker sees the local directory of the driver, and does not write into one of its own."""
+    if location.local_path is None or not on_worker() or location.open().head(LEADER_KEY) is not None:
+        return
+    raise StorageError(
+        f"the worker on {socket.gethostname()} does not see {location.url} of the driver at "
+        f"{str(location.local_path)!r}: give path_on_workers if the directory is mounted at another path there, or "
+        "else a store that both reach, such as S3. `flinkpy doctor --spark ... --storage ...` tries it"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import warnings
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 from dagster_flinkpy.errors import ConfigurationError, RelativePathWarning
 from dagster_flinkpy.storage.object_store import ObjectStore, check_relative
 
-__all__ = ["StorageLocation", "warn_if_relative"]
+__all__ = ["StorageLocation", "on_worker", "warn_if_relative"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/*)(.*)", re.DOTALL)
 _MEANT = {"s3": "s3://", "s3a": "s3://", "s3n": "s3://", "file": "file:///"}
@@ -34,13 +35,16 @@ class StorageLocation:
     """S3 only. Default: boto3's usual chain (environment, profile, instance role)."""
     secret_access_key: str | None = field(default=None, repr=False)
     """S3 only. Required with ``access_key_id``, and not allowed without it."""
+    path_on_workers: str | None = None
+    """Local directories only: the absolute path where Spark's workers have the directory mounted. Default: the same."""
 
     def __post_init__(self) -> None:
         """Normalises ``url``.
 
         Raises:
             ConfigurationError: The URL has another scheme, no bucket or characters that no name can have, the endpoint
-                is not a URL, or one half of the credentials is missing.
+                is not a URL, one half of the credentials is missing, or the path on workers is not absolute or not that
+                of a local directory.
             PathEscapesPrefixError: The prefix on S3 is not a plain path.
         """
         if not isinstance(self.url, str) or not isinstance(self.endpoint_url, str | None):
@@ -63,11 +67,22 @@ class StorageLocation:
             check_endpoint(self.endpoint_url)
         if (self.access_key_id is None) != (self.secret_access_key is None):
             raise ConfigurationError("give both access_key_id and secret_access_key, or neither")
+        if self.path_on_workers is not None:
+            _check_characters(self.path_on_workers, self.path_on_workers)
+            if not self.url.startswith("file:"):
+                raise ConfigurationError(
+                    f"path_on_workers is for a directory that driver and workers have mounted, not for {self.url}: an "
+                    "upload that one of them has begun on S3 could not be completed through the other's folder"
+                )
+            if not Path(self.path_on_workers).is_absolute():
+                raise ConfigurationError(f"path_on_workers must be an absolute path, not {self.path_on_workers!r}")
 
     @property
     def local_path(self) -> Path | None:
-        """The path of a local directory; None on S3."""
-        return Path(_path_of(self.url)) if self.url.startswith("file:") else None
+        """The path of a local directory, as this process sees it; None on S3."""
+        if not self.url.startswith("file:"):
+            return None
+        return Path(self.path_on_workers) if self.path_on_workers and on_worker() else Path(_path_of(self.url))
 
     def open(self) -> ObjectStore:
         """Returns the store. This is cheap: all stores of a process share one S3 client. A fork creates its own."""
@@ -88,9 +103,16 @@ class StorageLocation:
             PathEscapesPrefixError: ``prefix`` is not a plain relative path.
         """
         prefix = check_relative(prefix.rstrip("/"))
-        if (path := self.local_path) is not None:
-            return replace(self, url=(path / prefix).as_uri())
+        if self.url.startswith("file:"):
+            mounted = self.path_on_workers and str(Path(self.path_on_workers) / prefix)
+            return replace(self, url=(Path(_path_of(self.url)) / prefix).as_uri(), path_on_workers=mounted)
         return replace(self, url=f"{self.url}/{prefix}")
+
+
+def on_worker() -> bool:
+    """Returns whether this process is a worker of Spark. PySpark is not imported for that."""
+    module = sys.modules.get("pyspark.taskcontext")
+    return module is not None and module.TaskContext.get() is not None
 
 
 def warn_if_relative(url: str, what: str) -> None:

@@ -185,3 +185,19 @@ def test_an_environment_that_no_client_can_be_made_of(monkeypatch: pytest.Monkey
 def test_what_is_no_place_is_a_configuration_error(url: str) -> None:
     with pytest.raises(ConfigurationError, match=r"s3://bucket/prefix|is not a URL"):
         StorageLocation(url)
+
+
+def test_workers_find_the_directory_at_their_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    location = StorageLocation(str(tmp_path / "driver"), path_on_workers=str(tmp_path / "workers")).child("job")
+    location.open().put("a", b"1")
+    monkeypatch.setattr("dagster_flinkpy.storage.location.on_worker", lambda: True)
+    assert location.local_path == tmp_path / "workers" / "job"
+    assert location.url == (tmp_path / "driver" / "job").as_uri()
+    assert location.child("x").url == (tmp_path / "driver" / "job" / "x").as_uri()
+    assert location.open().head("a") is None
+
+
+@pytest.mark.parametrize(("url", "path"), [("s3://bucket/a", "/mnt/a"), ("/data/a", "mnt/a"), ("/data/a", "/mnt\n")])
+def test_paths_on_workers_that_cannot_be_are_refused(url: str, path: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"path_on_workers|control character"):
+        StorageLocation(url, path_on_workers=path)
