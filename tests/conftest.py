@@ -17,6 +17,7 @@ from hypothesis import settings
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
+from dagster_flinkpy.checkpoint import requests
 from dagster_flinkpy.spark.server_state import RUNTIME_DIR_VARIABLE
 from dagster_flinkpy.spark.sessions import SparkSettings, get_session, open_session, stop_server
 from dagster_flinkpy.storage import StorageLocation
@@ -32,11 +33,10 @@ if TYPE_CHECKING:
 
 LONGEST = (
     "e2e/test_dagster_dev.py",
-    "e2e/test_newcomer.py",
+    "docs/test_snippets.py",  # and all that use the Spark server of the session
     "orchestration/runs/test_backfills.py",
     "chaos/test_chaos.py",
     "simulation/test_simulation.py",
-    "docs/test_snippets.py",
     "runtime/master/test_job_spark.py",
     "benchmarks/test_nexmark.py",
     "world/test_world.py",
@@ -128,6 +128,14 @@ def migrations_are_read_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ScriptDirectory, "from_config", from_config)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def answers_are_looked_for_often() -> Iterator[None]:
+    """Lets whoever has asked a run look for its answer ten times a second; others look once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(requests, "_LOOK_SECONDS", 0.1)
         yield
 
 

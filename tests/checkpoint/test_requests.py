@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dagster_flinkpy.checkpoint import requests
 from dagster_flinkpy.checkpoint.request_inbox import RequestInbox
 from dagster_flinkpy.checkpoint.requests import (
     REQUESTS_FOLDER,
@@ -46,6 +47,12 @@ CHECKPOINT = Order(RequestKind.CHECKPOINT)
 NOW = current_millis()
 """Near that of the store, which says when an answer was written."""
 MINUTE = timedelta(minutes=1)
+
+
+@pytest.fixture(autouse=True)
+def a_second_between_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time is not real here, so nobody waits for it."""
+    monkeypatch.setattr(requests, "_LOOK_SECONDS", 1.0)
 
 
 class Job:
