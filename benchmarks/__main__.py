@@ -29,6 +29,7 @@ NAMES = (
     "growth",
     "stateful",
     "state_sql",
+    "forks",
     "scale",
     "continuous",
     "sinks",

@@ -39,18 +39,18 @@ Lines = list[dict[str, Any]]
 
 
 def run(peers: tuple[str, ...] = ()) -> Lines:
-    rows = _rows(KEYS)
+    rows = rows_of(KEYS)
     with tempfile.TemporaryDirectory(prefix="flinkpy-benchmark-") as folder:
         return [*_lookups(Path(folder), rows), *_aggregation(Path(folder), rows)]
 
 
-def _rows(keys: int) -> pa.Table:
+def rows_of(keys: int) -> pa.Table:
     random = np.random.default_rng(7)
     shops, amounts = random.integers(0, SHOPS, keys), random.integers(0, 10**6, keys)
     return pa.table({"key": np.arange(keys), "shop": shops, "amount": amounts})
 
 
-def _write(rows: pa.Table, location: StorageLocation) -> None:
+def write_state(rows: pa.Table, location: StorageLocation) -> None:
     descriptor = ValueStateDescriptor("total", TOTAL)
     writer = write_savepoint(parallelism=PARALLELISM)
     writer.with_keyed_state("totals", descriptor, rows, key="key", value=["shop", "amount"]).write(location)
@@ -70,7 +70,7 @@ def _lookups(folder: Path, rows: pa.Table) -> Lines:
         options = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
         boto3.client("s3", endpoint_url=endpoint, **options).create_bucket(Bucket="shop")
         location = StorageLocation("s3://shop/savepoint", endpoint, "us-east-1", "test", "test")
-        _write(rows, location)
+        write_state(rows, location)
 
         def look_up(key: int) -> None:
             (found,) = query_state(read_savepoint(location), LOOKUP.format(key)).to_pylist()
@@ -89,7 +89,7 @@ def _lookups(folder: Path, rows: pa.Table) -> Lines:
 
 def _aggregation(folder: Path, rows: pa.Table) -> Lines:
     location, plain = StorageLocation(str(folder / "savepoint")), folder / "plain.parquet"
-    _write(rows, location)
+    write_state(rows, location)
     stored = read_savepoint(location).state("totals", "total").to_arrow()
     pq.write_table(stored.select(["key", "value"]), plain, compression="zstd")
 

@@ -45,8 +45,8 @@ class Attempt:
     """Checkpoints that ``HEAD`` no longer retains and that are still to be deleted."""
     registry: SharedStateRegistry = field(default_factory=SharedStateRegistry)
     """Which state files its checkpoints name."""
-    savepoints: dict[str, set[str]] = field(default_factory=dict)
-    """The state files that each native savepoint names, by the path of its ``_metadata``. They never change."""
+    others: dict[str, set[str]] = field(default_factory=dict)
+    """The files that native savepoints and forks name; see ``claims.named_by_others``."""
 
     @property
     def token(self) -> int:

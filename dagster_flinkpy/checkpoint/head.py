@@ -38,6 +38,8 @@ class Head(JsonRecord):
     new: bool = False
     """Whether there was nothing of the job when this ``HEAD`` was made, and no checkpoint was completed since. If a
     sink knows the job nevertheless, its folder was taken away."""
+    disposed: bool = False
+    """Whether the job was disposed of. What is left are files that its forks name; no attempt begins any more."""
 
     @property
     def kept(self) -> tuple[int, ...]:

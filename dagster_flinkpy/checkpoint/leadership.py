@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from dagster_flinkpy.checkpoint.head import HEAD_KEY, Head, read_head
 from dagster_flinkpy.checkpoint.traces import find_traces, head_lost
-from dagster_flinkpy.errors import CorruptMetadataError, PreconditionFailedError
+from dagster_flinkpy.errors import CheckpointError, CorruptMetadataError, PreconditionFailedError
 from dagster_flinkpy.storage import lease
 from dagster_flinkpy.storage.conditional import put_if
 from dagster_flinkpy.storage.object_store import ObjectStore
@@ -64,6 +64,7 @@ def take_lead(
         take_over: Whether an attempt of another run is fenced whose lease holds.
 
     Raises:
+        CheckpointError: The job was disposed of; nothing is changed.
         LeaseHeldError: There is such an attempt, and it is not to be fenced; nothing is changed.
         HeadLostError: ``HEAD`` was lost; nothing is changed.
         CorruptMetadataError: ``HEAD`` or ``leader`` is damaged; nothing is changed.
@@ -99,6 +100,11 @@ def _find_head(store: ObjectStore, start_over: bool) -> _Found:
             if not start_over:
                 raise
             etag = store.get(HEAD_KEY)[1]
+        if head.disposed:
+            raise CheckpointError(
+                f"the job in {store.url} was disposed of, and some of its files are still there because forks need "
+                "them. Choose another name for the job, or dispose of the forks, which 'flinkpy job forks' lists"
+            )
         if not head.lost:
             return _Found(head, etag)
         traces = find_traces(store)

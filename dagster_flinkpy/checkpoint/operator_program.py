@@ -64,6 +64,8 @@ class OperatorProgram(JsonRecord, omit_defaults=True):
     """A short text for each setting, by name. If the text is not the whole value, ``@`` and a hash follow it."""
     folders: tuple[str, ...] = ()
     """The URLs of the folders that a source reads or a sink writes."""
+    writes_to: str = ""
+    """Where a sink writes, such as the URL of a table or topic, without credentials. Empty if it does not say."""
     extra: Json = field(default_factory=dict)
     """Fields that this release does not know."""
 
@@ -87,7 +89,8 @@ def operator_program(graph: JobGraph, uid: str, *, with_modules: bool = False) -
             values[name] = edge.partitioner.selector
     settings = {name: said for name, value in values.items() if (said := _setting(value, with_modules)) is not None}
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return OperatorProgram(vertex.spec.kind, python, settings, operator_folders(vertex.spec))
+    writes_to = (vertex.spec.sink.uri() or "") if isinstance(vertex.spec, SinkSpec) else ""
+    return OperatorProgram(vertex.spec.kind, python, settings, operator_folders(vertex.spec), writes_to)
 
 
 def operator_folders(spec: OperatorSpec) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -26,6 +26,7 @@ from threading import Lock
 
 from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.checkpoint_entry import CheckpointEntry, EntryStatus
+from dagster_flinkpy.checkpoint.claims import named_by_others
 from dagster_flinkpy.checkpoint.coordinator.statistics import CheckpointStatistics
 from dagster_flinkpy.checkpoint.counter import COUNTER_KEY, CheckpointIdCounter, read_counter
 from dagster_flinkpy.checkpoint.head import HEAD_KEY, Head, read_head
@@ -35,7 +36,6 @@ from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd, PartitionRetention
 from dagster_flinkpy.checkpoint.traces import (
     CHECKPOINT_FOLDER,
-    SAVEPOINT_PREFIX,
     SHARED_FOLDER,
     STATISTICS_KEY,
 )
@@ -53,8 +53,6 @@ from dagster_flinkpy.storage.object_store import ObjectStore, check_relative
 
 __all__ = ["CompletedCheckpointStore"]
 
-NATIVE_SUFFIX = "-native/"
-"""Suffix of the folder names of native savepoints, which refer to the job's own files."""
 _THREADS = 8
 _ADVICE = (
     "Restore another checkpoint or a savepoint with restore_from; 'flinkpy checkpoints list' and 'flinkpy checkpoints "
@@ -145,30 +143,6 @@ class CompletedCheckpointStore:
             CorruptMetadataError: ``leader`` is damaged.
         """
         return lease.read(self.store)
-
-    def native_savepoints(self, known: Mapping[str, set[str]] | None = None) -> dict[str, set[str]]:
-        """Returns the state files that native savepoints name, by the path of their ``_metadata``.
-
-        Args:
-            known: The result of an earlier call; its savepoints are not read again.
-
-        Raises:
-            CorruptMetadataError: A savepoint cannot be read, so it is unknown which files it needs.
-        """
-        savepoints: dict[str, set[str]] = {}
-        for folder in self.store.list_folders(SAVEPOINT_PREFIX):
-            path = folder + METADATA_NAME
-            if folder.endswith(NATIVE_SUFFIX):
-                try:
-                    savepoints[path] = (known or {}).get(path) or self.load(path).files()
-                except ObjectNotFoundError:
-                    continue  # it was disposed of just now
-                except CorruptMetadataError as error:
-                    raise CorruptMetadataError(
-                        f"{error} It is a native savepoint, and no state file is deleted until it can be read or its "
-                        "folder is deleted."
-                    ) from error
-        return savepoints
 
     def statistics(self) -> CheckpointStatistics:
         """Returns the statistics of all checkpoints, as last saved."""
@@ -438,16 +412,16 @@ class CompletedCheckpointStore:
     def subsume(self, attempt: Attempt, checkpoint_ids: Sequence[int]) -> None:
         """Deletes checkpoints that are no longer retained, and the state files that only they name.
 
-        A native savepoint may be written at any time, so native savepoints are listed after HEAD has dropped the
-        checkpoints: see :func:`~dagster_flinkpy.checkpoint.savepoints.savepoint.write_savepoint`.
+        A native savepoint may be written, and the job forked, at any time, so both are listed after HEAD has dropped
+        the checkpoints: see :mod:`~dagster_flinkpy.checkpoint.claims`.
 
         Must be called between Spark jobs, because a task of a running job may write a file with the same content, and
         so the same name, again.
 
         Raises:
             FencedError: A newer attempt took over; nothing is deleted.
-            CorruptMetadataError: A retained checkpoint or a native savepoint cannot be read, so the files that it
-                needs are unknown.
+            CorruptMetadataError: A retained checkpoint, a native savepoint or a claim cannot be read, so the files
+                that it needs are unknown.
         """
         self.check_leader(attempt)
         gone = sorted({*checkpoint_ids, *attempt.released} - {*attempt.head.kept})
@@ -458,36 +432,36 @@ class CompletedCheckpointStore:
             with suppress(ObjectNotFoundError, CorruptMetadataError):
                 self._register(attempt, older)
         if unused := attempt.registry.unregister_unused({*attempt.head.kept, *attempt.written, *attempt.unfinished}):
-            _delete(self.store, unused - self._named_by_savepoints(attempt))
+            _delete(self.store, unused - self._named_by_others(attempt))
         # The metadata is deleted last, so that the files can still be found after a crash.
         self.store.delete_many(info.key for checkpoint_id in gone for info in self.store.list(f"chk-{checkpoint_id}/"))
 
     def discard(self, attempt: Attempt, files: Iterable[str]) -> None:
-        """Deletes state files of aborted checkpoints, except those that another checkpoint or native savepoint names.
+        """Deletes state files of aborted checkpoints that no checkpoint, native savepoint or fork names.
 
         Must be called between Spark jobs, for the same reason as :meth:`subsume`.
 
         Raises:
             FencedError: A newer attempt took over; nothing is deleted.
-            CorruptMetadataError: A retained checkpoint or a native savepoint cannot be read, so the files that it
-                needs are unknown.
+            CorruptMetadataError: A retained checkpoint, a native savepoint or a claim cannot be read, so the files
+                that it needs are unknown.
         """
         self.check_leader(attempt)
         candidates = {path for path in files if path not in attempt.registry}
         if any(_written_by(path) != attempt.token for path in candidates):
             self._register(attempt, attempt.head.kept)
         if unused := {path for path in candidates if path not in attempt.registry}:
-            _delete(self.store, unused - self._named_by_savepoints(attempt))
+            _delete(self.store, unused - self._named_by_others(attempt))
 
     def unnamed(self, attempt: Attempt, paths: Collection[str]) -> set[str]:
-        """Returns which of some paths no kept checkpoint and no native savepoint names.
+        """Returns which of some paths no kept checkpoint, native savepoint or fork names.
 
         Raises:
             CorruptMetadataError: One of them cannot be read, so the files that it needs are unknown.
             ObjectNotFoundError: A kept checkpoint is gone.
         """
         self._register(attempt, attempt.head.kept)
-        return {path for path in paths if path not in attempt.registry} - self._named_by_savepoints(attempt)
+        return {path for path in paths if path not in attempt.registry} - self._named_by_others(attempt)
 
     def delete_checkpoints(self, attempt: Attempt) -> None:
         """Deletes all completed checkpoints that the job owns. Ids and tokens keep growing.
@@ -533,10 +507,10 @@ class CompletedCheckpointStore:
             for checkpoint_id, metadata in zip(unknown, threads.map(self.load, unknown), strict=True):
                 attempt.registry.register_all(checkpoint_id, metadata.files())
 
-    def _named_by_savepoints(self, attempt: Attempt) -> set[str]:
-        """Returns the state files that native savepoints name."""
-        attempt.savepoints = self.native_savepoints(attempt.savepoints)
-        return set().union(*attempt.savepoints.values())
+    def _named_by_others(self, attempt: Attempt) -> set[str]:
+        """Returns the files that native savepoints and forks name."""
+        attempt.others = named_by_others(self.store, attempt.others)
+        return set().union(*attempt.others.values())
 
     def _latest(self, head: Head) -> CheckpointMetadata | None:
         if head.path is None:

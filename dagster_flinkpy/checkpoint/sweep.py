@@ -8,14 +8,15 @@ from datetime import datetime, timedelta, timezone
 from itertools import islice
 
 from dagster_flinkpy.checkpoint.checkpoint_entry import EntryStatus
-from dagster_flinkpy.checkpoint.head import HEAD_KEY
+from dagster_flinkpy.checkpoint.forks.job_disposal import finish_disposal, tidy_claims
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME
+from dagster_flinkpy.checkpoint.needed_files import needed_files
 from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER
 from dagster_flinkpy.checkpoint.requests import REQUESTS_FOLDER
 from dagster_flinkpy.checkpoint.savepoints.stored_savepoints import list_savepoints
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
-from dagster_flinkpy.checkpoint.traces import SAVEPOINT_PREFIX, SHARED_FOLDER, head_of_job
-from dagster_flinkpy.errors import ConfigurationError, CorruptMetadataError, ObjectNotFoundError
+from dagster_flinkpy.checkpoint.traces import SAVEPOINT_PREFIX, SHARED_FOLDER
+from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.storage.object_store import ObjectInfo, ObjectStore
 
 __all__ = ["DEFAULT_GRACE", "SweepResult", "old_savepoints", "sweep"]
@@ -23,7 +24,6 @@ __all__ = ["DEFAULT_GRACE", "SweepResult", "old_savepoints", "sweep"]
 DEFAULT_GRACE = timedelta(days=1)
 """The default age from which orphans are deleted."""
 _BATCH = 1000
-_TRIES = 5
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,10 @@ def sweep(
     dry_run: bool = False,
     on_deleted: Callable[[int], None] = lambda files: None,
 ) -> SweepResult:
-    """Deletes the orphans of a job: files below its prefix that no retained checkpoint and no savepoint names.
+    """Deletes the orphans of a job: files below its prefix that no retained checkpoint, savepoint or fork names.
+
+    It also ends the disposal of forks that were never finished, and gives up the files of other jobs that the job no
+    longer needs as a fork of theirs; see :func:`~dagster_flinkpy.checkpoint.forks.job_disposal.tidy_claims`.
 
     Requests whose asker has not fetched the answer are deleted, too.
 
@@ -70,7 +73,9 @@ def sweep(
     if grace < timedelta(0):
         raise ConfigurationError(f"the grace time of a sweep cannot be negative: {grace}")
     before = (now or datetime.now(timezone.utc)) - grace
-    kept, named = _needed(store)
+    if not dry_run:
+        tidy_claims(store, before)
+    kept, named = needed_files(store)
     orphans = _Orphans(store, before, dry_run, on_deleted)
     folders = {f"chk-{checkpoint_id}/" for checkpoint_id in kept}
     stale = (
@@ -90,6 +95,8 @@ def sweep(
     # Requests go before their answers, because a request without an answer may be carried out.
     orphans.delete(info for info in store.list(REQUESTS_FOLDER) if not info.key.endswith("/answer"))
     orphans.delete(info for info in store.list(REQUESTS_FOLDER) if info.key.endswith("/answer"))
+    if not dry_run:
+        finish_disposal(store)
     return SweepResult(orphans.files, orphans.bytes, checkpoints)
 
 
@@ -128,32 +135,3 @@ class _Orphans:
 def _batches(infos: Iterator[ObjectInfo]) -> Iterator[list[ObjectInfo]]:
     while batch := list(islice(infos, _BATCH)):
         yield batch
-
-
-def _kept(store: ObjectStore) -> tuple[int, ...]:
-    head = head_of_job(store)
-    if head is None:
-        raise ConfigurationError(f"{store.url} has no {HEAD_KEY}, so nothing was swept: give the folder of a job")
-    return head.kept
-
-
-def _needed(store: ObjectStore) -> tuple[set[int], set[str]]:
-    """Returns the kept checkpoints, and all state files that they and the native savepoints name."""
-    checkpoints = CompletedCheckpointStore(store)
-    for attempt in range(_TRIES):
-        kept = _kept(store)
-        named: set[str] = set()
-        try:
-            for checkpoint_id in kept:
-                named |= checkpoints.load(checkpoint_id).files()
-        except ObjectNotFoundError as error:
-            # A running job may have subsumed it just now; then HEAD says so.
-            if attempt + 1 == _TRIES or checkpoint_id in _kept(store):
-                raise CorruptMetadataError(
-                    f"{error}; HEAD retains this checkpoint, so nothing is swept until it is restored to the store or "
-                    "HEAD no longer retains it"
-                ) from error
-            continue
-        break
-    # Savepoints are listed after HEAD was read: a savepoint that is written now is of a checkpoint that HEAD kept.
-    return set(kept), named.union(*checkpoints.native_savepoints().values())

@@ -9,6 +9,7 @@ import click
 from dagster_flinkpy.cli.checkpoints import checkpoints
 from dagster_flinkpy.cli.doctor import doctor
 from dagster_flinkpy.cli.job import job
+from dagster_flinkpy.cli.job_forks import dispose, fork, forks
 from dagster_flinkpy.cli.job_page import job_ui
 from dagster_flinkpy.cli.job_reports import job_history, list_jobs, show_job
 from dagster_flinkpy.cli.leader import leader
@@ -40,7 +41,7 @@ def main() -> None:
     """
 
 
-for _command in (show_job, list_jobs, job_history, job_ui):
+for _command in (show_job, list_jobs, job_history, job_ui, fork, forks, dispose):
     job.add_command(_command)
 for _command in (job, checkpoints, savepoint, leader, state, transactions, doctor):
     main.add_command(_command)

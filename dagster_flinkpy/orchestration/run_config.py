@@ -13,6 +13,7 @@ from dagster_flinkpy.orchestration.failure import as_failure
 __all__ = [
     "DisposeConfig",
     "FlinkRunConfig",
+    "ForkConfig",
     "InspectConfig",
     "RescaleConfig",
     "ResetConfig",
@@ -130,6 +131,16 @@ class DisposeConfig(Config):
     savepoint_path: str = Field(
         description="Savepoint to delete, or a chk-n folder that was restored without being claimed. The name is "
         "enough for a savepoint next to the job's checkpoints."
+    )
+
+
+class ForkConfig(Config):
+    """Config of a fork job."""
+
+    name: str = Field(description="Name of the new job. Its folder is beside that of the job.")
+    at: str | None = Field(
+        default=None,
+        description="Checkpoint (chk-7) or savepoint of the job to continue from. Default: the latest checkpoint.",
     )
 
 

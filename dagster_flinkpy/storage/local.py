@@ -48,6 +48,7 @@ from dagster_flinkpy.storage.object_store import (
     check_prefix,
     check_relative,
 )
+from dagster_flinkpy.storage.origins import reads_origins
 
 __all__ = ["LocalObjectStore"]
 
@@ -71,12 +72,14 @@ class LocalObjectStore(ObjectStore):
         self._root = Path(directory).absolute()
         self.url = self._root.as_uri()
 
+    @reads_origins
     def get(self, key: str) -> tuple[bytes, str]:
         """See ``ObjectStore``."""
         with self._reading(key) as file:
             data = file.read()
         return data, hashlib.sha256(data).hexdigest()
 
+    @reads_origins
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """See ``ObjectStore``."""
         if start < 0 or length < 0:
@@ -207,6 +210,10 @@ class LocalObjectStore(ObjectStore):
     def child(self, prefix: str) -> LocalObjectStore:
         """See ``ObjectStore``."""
         return LocalObjectStore(self._path(prefix.rstrip("/")))
+
+    def beside(self, path: str) -> LocalObjectStore:
+        """See ``ObjectStore``."""
+        return LocalObjectStore(self._root.parent).child(path)
 
     def _path(self, key: str) -> Path:
         _refuse_hidden(check_relative(key))

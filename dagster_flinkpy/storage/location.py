@@ -96,6 +96,16 @@ class StorageLocation:
         client = s3_client(self.endpoint_url, self.region, self.access_key_id, self.secret_access_key)
         return S3ObjectStore(client, bucket, prefix)
 
+    @property
+    def name(self) -> str:
+        """The last part of the URL."""
+        return self.url.rpartition("/")[2]
+
+    @property
+    def parent(self) -> StorageLocation:
+        """The location that contains this one."""
+        return replace(self, url=self.url.rpartition("/")[0])
+
     def child(self, prefix: str) -> StorageLocation:
         """Returns the location ``prefix`` below this one.
 

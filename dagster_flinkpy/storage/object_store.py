@@ -59,6 +59,9 @@ class UploadedPart(ArrayRecord, frozen=True):
 class ObjectStore(ABC):
     """Objects under one prefix, with conditional writes and staged uploads.
 
+    State files and segments that a forked job shares with others are read where they are; see
+    :mod:`dagster_flinkpy.storage.origins`.
+
     Keys are relative to ``url``, use ``/``, and may contain any characters except backslashes and control characters.
     A write is atomic: readers see the old object or the new one. All methods are thread-safe.
 
@@ -196,6 +199,10 @@ class ObjectStore(ABC):
     @abstractmethod
     def child(self, prefix: str) -> ObjectStore:
         """Returns the store rooted at ``prefix`` below this one."""
+
+    @abstractmethod
+    def beside(self, path: str) -> ObjectStore:
+        """Returns the store rooted at ``path`` below the parent of this one's root, which is no whole bucket."""
 
     def probe(self) -> None:
         """Checks with a few small writes under ``.probe/`` whether checkpoints are safe in this store.

@@ -30,6 +30,7 @@ from dagster_flinkpy.storage.object_store import (
     check_prefix,
     check_relative,
 )
+from dagster_flinkpy.storage.origins import reads_origins
 
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError
@@ -111,6 +112,7 @@ class S3ObjectStore(ObjectStore):
         self._root = f"{check_relative(prefix)}/" if prefix else ""
         self.url = f"s3://{bucket}/{prefix}" if prefix else f"s3://{bucket}"
 
+    @reads_origins
     def get(self, key: str) -> tuple[bytes, str]:
         """See ``ObjectStore``."""
         full = self._full(key)
@@ -122,6 +124,7 @@ class S3ObjectStore(ObjectStore):
         with self._translated("s3:GetObject", key):
             return _read_whole(read)
 
+    @reads_origins
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """See ``ObjectStore``."""
         if start < 0 or length < 0:
@@ -285,6 +288,11 @@ class S3ObjectStore(ObjectStore):
     def child(self, prefix: str) -> S3ObjectStore:
         """See ``ObjectStore``."""
         return S3ObjectStore(self._client, self._bucket, self._full(prefix.rstrip("/")))
+
+    def beside(self, path: str) -> S3ObjectStore:
+        """See ``ObjectStore``."""
+        parent = self._root.rstrip("/").rpartition("/")[0]
+        return S3ObjectStore(self._client, self._bucket, parent).child(path)
 
     def _full(self, key: str) -> str:
         return self._root + check_relative(key)

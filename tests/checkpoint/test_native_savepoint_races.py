@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dagster_flinkpy.checkpoint.claims import named_by_others
 from dagster_flinkpy.checkpoint.offline import trigger_savepoint
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.sweep import sweep
@@ -101,7 +102,7 @@ def native(job: Job) -> str:
 
 def check_savepoints(job: Job, *expected: str) -> None:
     store = CompletedCheckpointStore(LocalObjectStore(str(job.root)))
-    folders = [path.rpartition("/")[0] for path in store.native_savepoints()]
+    folders = [path.rpartition("/")[0] for path in named_by_others(store.store)]
     assert sorted(folders) == sorted(url.rpartition("/")[2] for url in expected)
     for folder in folders:
         assert store.load(f"{folder}/_metadata").files() <= job.names()

@@ -89,6 +89,9 @@ class SimulatedStore(ObjectStore):
     def child(self, prefix: str) -> SimulatedStore:
         return SimulatedStore(self._world, self._key(prefix.rstrip("/")))
 
+    def beside(self, path: str) -> SimulatedStore:
+        return SimulatedStore(self._world, resolve_key(self._prefix.rpartition("/")[0], path))
+
     def probe(self) -> None:
         """Does nothing: the simulated store honours conditions."""
 

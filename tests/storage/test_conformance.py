@@ -21,6 +21,7 @@ from dagster_flinkpy.errors import (
     UploadNotFoundError,
 )
 from dagster_flinkpy.storage import ObjectStore, StorageLocation, UploadedPart
+from dagster_flinkpy.storage.origins import add_origins, origins_of
 
 ODD_KEYS = [
     "a b",
@@ -478,3 +479,26 @@ def test_probe_leaves_nothing(store: ObjectStore) -> None:
     store.probe()
     assert keys(store) == []
     assert list(store.list_uploads()) == []
+
+
+def test_files_of_origins_are_read_where_they_are(store: ObjectStore) -> None:
+    store.put("one/shared/a", b"of one")
+    store.put("one/savepoint/exchange/b", b"of a savepoint")
+    store.put("two/shared/c", b"of two")
+    store.put("one/shared/c", b"of one")
+    two = store.child("two")
+    add_origins(two, ["one", "one/savepoint"])
+    assert origins_of(two) == ["one", "one/savepoint"]
+    assert [two.get(f"shared/{name}")[0] for name in "ac"] == [b"of one", b"of two"]
+    assert two.get_range("exchange/b", 5, 9) == b"savepoint"
+    two.delete("shared/a")
+    assert two.get("shared/a")[0] == b"of one"
+    store.put("one/HEAD", b"only files whose names tell their content are read elsewhere")
+    for key in ("HEAD", "shared/b", "shared/d"):
+        with pytest.raises(ObjectNotFoundError, match=f"two/{key}"):
+            two.get(key)
+    for path in ("../one", "a/../../b", "/one"):
+        add_origins(two, [path])
+        with pytest.raises(PathEscapesPrefixError):
+            two.get("shared/d")
+        two.delete(f"origins/{path.replace('/', '%2F')}")

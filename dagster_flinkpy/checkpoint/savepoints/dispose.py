@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from dagster_flinkpy.checkpoint.claims import named_by_others
 from dagster_flinkpy.checkpoint.head import read_head
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointKind
 from dagster_flinkpy.checkpoint.savepoints.savepoint import load_savepoint
@@ -12,14 +13,17 @@ from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.errors import CheckpointError
 from dagster_flinkpy.storage import StorageLocation
 
-__all__ = ["dispose_savepoint"]
+__all__ = ["DISPOSAL_KEY", "dispose_savepoint"]
+
+DISPOSAL_KEY = "disposal"
+"""An object in the folder of a savepoint that is being deleted."""
 
 
 def dispose_savepoint(location: StorageLocation, *, owner: str, now_ms: int) -> None:
     """Deletes a savepoint, or a checkpoint that its job does not own.
 
     A savepoint's files are deleted first and its ``_metadata`` last, so that the call can be repeated after a crash.
-    Other files in its folder stay.
+    Other files in its folder stay. So do files that forks name; a sweep deletes them when no fork needs them any more.
 
     Args:
         location: The folder of a savepoint, or ``chk-n`` of a job.
@@ -42,8 +46,11 @@ def dispose_savepoint(location: StorageLocation, *, owner: str, now_ms: int) -> 
     for checkpoint_id in found[0].kept if found else ():
         if any(path.startswith(f"{name}/") for path in jobs.load(checkpoint_id).files()):
             raise CheckpointError(f"checkpoint {checkpoint_id} of the job needs state files of {location.url}")
-    folder.delete_many(sorted(metadata.files()))
+    folder.put(DISPOSAL_KEY, b"")  # from now on, no job is forked from it: see ``forks.fork_job``
+    named = set().union(*named_by_others(jobs.store).values()) if found else set()
+    folder.delete_many(sorted(path for path in metadata.files() if f"{name}/{path}" not in named))
     folder.delete(METADATA_NAME)
+    folder.delete(DISPOSAL_KEY)
 
 
 def _dispose_checkpoint(jobs: CompletedCheckpointStore, name: str, owner: str, now_ms: int) -> None:

@@ -18,7 +18,7 @@ from dagster_flinkpy.storage import ObjectStore, StorageLocation
 from dagster_flinkpy.storage.lease import LEADER_KEY
 from dagster_flinkpy.storage.local_files import HIDDEN
 
-__all__ = ["check_job", "check_target", "folders_of"]
+__all__ = ["check_job", "check_target", "folders_of", "overlap"]
 
 _LONGEST_NAME = 255
 """File systems allow no longer name, in bytes."""
@@ -99,6 +99,20 @@ def check_job(job: StorageLocation, folders: Iterable[str]) -> None:
                 "deletes files that its checkpoints do not need. Choose a folder outside of it for the rows, or for "
                 "the checkpoints"
             )
+
+
+def overlap(like: StorageLocation, one: str, other: str) -> bool:
+    """Returns whether two folders are the same, or one is inside the other.
+
+    Args:
+        like: How to reach them.
+        one: URL of a folder.
+        other: URL of another folder.
+    """
+    here, there = replace(like, url=one), replace(like, url=other)
+    return any(_same(place, there) for place in _with_parents(here)) or any(
+        _same(place, here) for place in _with_parents(there)
+    )
 
 
 def _refused(target: StorageLocation, place: StorageLocation, what: str) -> ConfigurationError:

@@ -14,6 +14,7 @@ from dagster_flinkpy.orchestration.flink_job import JOB_TAG, Environment, flink_
 from dagster_flinkpy.orchestration.job_assets import JobAssets, asset_job, is_internal
 from dagster_flinkpy.orchestration.run_config import (
     DisposeConfig,
+    ForkConfig,
     InspectConfig,
     RescaleConfig,
     ResetConfig,
@@ -52,6 +53,7 @@ def build_flink_jobs(
     ``{name}_stop``       Takes a last checkpoint and keeps it as a savepoint. The job then stays stopped, and its
                           sensor starts no runs, until a savepoint is restored.
     ``{name}_dispose``    Deletes a savepoint.
+    ``{name}_fork``       Creates another job that continues from the state of this one; nothing is copied.
     ``{name}_sweep``      Deletes files that failed epochs have left behind, and old savepoints.
     ``{name}_inspect``    Shows the state of one key.
     ===================== ===========================================================================================
@@ -114,6 +116,9 @@ def _jobs_of(operations: JobOperations) -> list[JobDefinition]:
 
     def dispose(context: OpExecutionContext, config: DisposeConfig) -> None:
         operations.dispose(context, config)
+
+    def fork(context: OpExecutionContext, config: ForkConfig) -> None:
+        operations.fork(context, config)
 
     def sweep(context: OpExecutionContext, config: SweepConfig) -> None:
         operations.sweep(context, config)
@@ -187,6 +192,15 @@ def _jobs_of(operations: JobOperations) -> list[JobDefinition]:
             f"Deletes a savepoint. {_CHOICES}",
             attempt=False,
             example=savepoint_of_job,
+        ),
+        build(
+            "fork",
+            f"fork_{name}",
+            fork,
+            f"Creates a job that continues from the state of job {job_id}, which goes on. Its sinks must write "
+            "elsewhere.",
+            attempt=False,
+            example={"name": f"{job_id}_fork"},
         ),
         build(
             "sweep",

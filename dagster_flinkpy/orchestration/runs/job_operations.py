@@ -1,4 +1,4 @@
-"""What the runs of a job's savepoint, restore, rescale, reset, stop, dispose, sweep and inspect do."""
+"""What the runs of a job's savepoint, restore, rescale, reset, stop, dispose, fork, sweep and inspect do."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from dagster_flinkpy.orchestration.job_assets import JobAssets
 from dagster_flinkpy.orchestration.metadata_set import FlinkCheckpointMetadataSet
 from dagster_flinkpy.orchestration.run_config import (
     DisposeConfig,
+    ForkConfig,
     InspectConfig,
     RescaleConfig,
     ResetConfig,
@@ -141,6 +142,16 @@ class JobOperations:
                 self._dispose(context, savepoint_location(config.savepoint_path, job))
             except RestoreError as error:
                 raise RestoreError(f"{error} {savepoint_choices(job.open())}") from error
+
+    def fork(self, context: OpExecutionContext, config: ForkConfig) -> None:
+        """Creates a job that continues from a checkpoint or savepoint of this one."""
+        from dagster_flinkpy.checkpoint.forks.fork import fork_job
+
+        job, owner = self._location(context).child(self.job.job_id), f"Dagster run {context.run.run_id} (fork)"
+        with flink_failures(context.log):
+            checkpoint_id = fork_job(job, config.name, at=config.at, owner=owner)
+        context.log.info(f"Job {config.name} continues from checkpoint {checkpoint_id} with the state of {job.url}")
+        context.add_output_metadata({"fork": config.name, **FlinkCheckpointMetadataSet(checkpoint_id=checkpoint_id)})
 
     def sweep(self, context: OpExecutionContext, config: SweepConfig) -> None:
         """Deletes files that failed epochs left behind, and old savepoints."""

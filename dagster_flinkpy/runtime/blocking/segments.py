@@ -110,35 +110,38 @@ def read_segments(
     Raises:
         SourceReadError: A segment cannot be read. The message names it.
     """
-    store, offset = open_segments(location, folder), 0
+    # A forked job reads the first segments where the other job has written them: only its prefix knows where.
+    store, below, offset = location.parent.open(), f"{location.name}/{folder}/", 0
     for segment in split.properties["segments"]:
-        for batch in read_segment(store, folder, segment):
+        for batch in read_segment(store, folder, segment, below):
             offset += batch.num_rows
             value = upgraded(batch.column("value"), type_info)
             yield pa.StructArray.from_arrays([value, batch.column("timestamp")], ["value", "timestamp"]), offset
 
 
-def read_segment(store: ObjectStore, folder: str, segment: Json) -> Iterator[pa.RecordBatch]:
+def read_segment(store: ObjectStore, folder: str, segment: Json, below: str = "") -> Iterator[pa.RecordBatch]:
     """Reads the batches of a segment, with columns ``value`` and ``timestamp``.
 
     Args:
-        store: The folder of the writer.
+        store: The folder of the writer, or a store that contains it.
         folder: The name of the folder.
         segment: The segment, with ``key`` and ``bytes``.
+        below: Where the folder is in the store, with a slash at the end. Default: it is the store.
 
     Raises:
         SegmentLostError: It does not exist.
         SourceReadError: It cannot be read.
     """
-    raw = RangedFile(store, segment["key"], segment["bytes"])
+    path = below + segment["key"]
+    raw = RangedFile(store, path, segment["bytes"])
     try:
         with io.BufferedReader(raw, _BUFFER_BYTES) as file, pa.ipc.open_stream(file) as stream:
             yield from stream
     except ObjectNotFoundError as error:
         raise SegmentLostError(
-            f"segment {store.url}/{segment['key']} is gone, although no complete checkpoint has read it: {error}",
+            f"segment {store.url}/{path} is gone, although no complete checkpoint has read it: {error}",
             edge=folder,
             key=segment["key"],
         ) from error
     except (StorageError, pa.ArrowException) as error:
-        raise SourceReadError(f"cannot read {store.url}/{segment['key']}: {error}") from error
+        raise SourceReadError(f"cannot read {store.url}/{path}: {error}") from error

@@ -19,6 +19,7 @@ from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.coordinator.coordinator import CheckpointCoordinator
 from dagster_flinkpy.checkpoint.coordinator.instructions import WriteMetadata
 from dagster_flinkpy.checkpoint.coordinator.statistics import CheckpointStatistics
+from dagster_flinkpy.checkpoint.forks.fork_sinks import refuse_sinks_of_origins
 from dagster_flinkpy.checkpoint.metadata import STOPPED, CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_program import operator_folders
 from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER
@@ -199,6 +200,9 @@ class JobAttempt(AttemptRuns):
     def __enter__(self) -> JobAttempt:
         try:
             self._require_slots(self.graph)
+            self._watchdog.run(
+                "looking at what it was forked from", refuse_sinks_of_origins, self._location, self.graph
+            )
             what = f"taking over job {self.config.job_id!r}"
             self._attempt: Attempt = await_leadership(
                 lambda: self._watchdog.run(what, self._take_over), self._location, _now, self._progress

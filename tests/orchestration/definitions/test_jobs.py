@@ -62,8 +62,20 @@ def failure(result: ExecuteInProcessResult) -> Any:
     return failed.step_failure_data.user_failure_data
 
 
+def test_fork(run: Any, tmp_path: Path) -> None:
+    store = CompletedCheckpointStore(LocalObjectStore(tmp_path / "checkpoints" / "words"))
+    attempt = store.begin_attempt("test", 0)
+    store.write_metadata(attempt, metadata(1, operator(), token=attempt.token))
+    store.complete(attempt, metadata(1, operator(), token=attempt.token))
+    store.end_attempt(attempt)
+    assert run("words_fork", "fork_words", {"name": "copy"}).success
+    forked = CompletedCheckpointStore(LocalObjectStore(tmp_path / "checkpoints" / "copy")).latest()
+    assert forked is not None and forked.operators == (operator(),)
+    assert "there is a job 'copy' already" in failure(run("words_fork", "fork_words", {"name": "copy"})).description
+
+
 def test_names(jobs: dict[str, JobDefinition], tmp_path: Path) -> None:
-    verbs = ("checkpoint", "savepoint", "restore", "rescale", "reset", "stop", "dispose", "sweep", "inspect")
+    verbs = ("checkpoint", "savepoint", "restore", "rescale", "reset", "stop", "dispose", "fork", "sweep", "inspect")
     assert list(jobs) == [f"words_{verb}" for verb in verbs]
     names = [job.name for job in build_flink_jobs(parts(tmp_path, "a", "b"), name="both")]
     assert names == [f"both_{verb}" for verb in verbs]

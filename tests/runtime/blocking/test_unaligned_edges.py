@@ -30,6 +30,7 @@ from dagster_flinkpy.runtime.master.failover import FailoverConfig
 from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Lane, Mailbox, ThreadMailbox
 from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
+from dagster_flinkpy.state_processor import dispose_job, fork_job
 from dagster_flinkpy.storage import StorageLocation
 from tests.examples import examples
 from tests.runtime import in_flight_v1
@@ -177,6 +178,23 @@ def test_a_savepoint_keeps_them(tmp_path: Path, format_type: SavepointFormatType
     assert Counter(in_any_order(sink.rows())[0]) == Counter(in_any_order(once)[0] * 2), "the rows of both"
     sweep(job.open(), timedelta(0))
     assert segments(tmp_path) == []
+
+
+def test_a_fork_reads_them_although_the_job_is_gone(tmp_path: Path) -> None:
+    graph, sink = program(tmp_path)
+    with HarnessAttempt(graph, tmp_path, config=options()) as attempt:
+        attempt.run_epoch()
+    job = StorageLocation(str(tmp_path / "job"))
+    waiting = segments(tmp_path)
+    fork_job(job, "copy")
+    dispose_job(job)
+    assert (segments(tmp_path), sink.rows()) == (waiting, [])
+    graph, sink = program(tmp_path / "copy of rows")
+    with HarnessAttempt(graph, tmp_path, job_id="copy", config=options(), parallelism=3) as attempt:
+        list(attempt.run_epochs())
+    assert in_any_order(sink.rows()) == expected(tmp_path)
+    sweep(job.parent.child("copy").open(), timedelta(0))
+    assert list(job.open().list()) == []
 
 
 def test_what_was_in_flight_is_read_without_further_input(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Forks of jobs, whose checkpoints share files with other jobs, and the disposal of jobs."""

@@ -1,0 +1,74 @@
+"""Checks that a fork does not write where the job that it was forked from does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from dagster_flinkpy.checkpoint.forks.job_disposal import split_origin
+from dagster_flinkpy.checkpoint.operator_program import OperatorProgram, operator_program
+from dagster_flinkpy.checkpoint.savepoints.savepoint_target import overlap
+from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
+from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSinkSpec, SinkSpec
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.storage import StorageLocation
+from dagster_flinkpy.storage.origins import origins_of
+
+__all__ = ["refuse_sinks_of_origins"]
+
+_SINK = SinkSpec.kind
+
+
+def refuse_sinks_of_origins(job: StorageLocation, graph: JobGraph) -> None:
+    """Checks that the sinks of a fork write to other tables, topics and folders than the jobs it was forked from.
+
+    Nothing is checked if the job is no fork. The ids of its transactions differ anyway, because the job id is in them.
+
+    Args:
+        job: The prefix of the job.
+        graph: Its program.
+
+    Raises:
+        ConfigurationError: A sink writes, or may write, where one of these jobs does; the message names it.
+    """
+    for owner in dict.fromkeys(split_origin(path)[0] for path in origins_of(job.open())):
+        latest = CompletedCheckpointStore(job.parent.child(owner).open()).latest()
+        if latest is None:
+            continue  # it was disposed of, and its tables are free
+        theirs = {
+            each.uid: each.program
+            for each in latest.operators
+            if each.program is not None and each.program.kind == _SINK
+        }
+        for uid, program in _sinks(graph):
+            if (same := _touched(job, uid, program, theirs)) is not None:
+                where = program.writes_to or ", ".join(program.folders) or "the same place"
+                raise ConfigurationError(
+                    f"sink {uid!r} writes to {where}, as sink {same!r} of job {owner!r} does, from which job "
+                    f"{job.name!r} was forked. Both would write the same rows. Give the sink of the fork another "
+                    f"folder, schema, table or topic; or dispose of job {owner!r} if the fork replaces it"
+                )
+
+
+def _sinks(graph: JobGraph) -> Iterator[tuple[str, OperatorProgram]]:
+    for vertex in graph.vertices:
+        if isinstance(vertex.spec, SinkSpec) and not isinstance(vertex.spec, BlockingEdgeSinkSpec):
+            yield vertex.uid, operator_program(graph, vertex.uid)
+
+
+def _touched(
+    job: StorageLocation, uid: str, program: OperatorProgram, theirs: dict[str, OperatorProgram]
+) -> str | None:
+    """Returns the sink of the other job that writes to the same place, or None."""
+    for other, there in theirs.items():
+        if program.writes_to and program.writes_to == there.writes_to:
+            return other
+        if _overlap(job, program.folders, there.folders):
+            return other
+    there_too = theirs.get(uid)
+    unknown = not program.writes_to and not program.folders
+    return uid if unknown and there_too is not None and program.settings == there_too.settings else None
+
+
+def _overlap(job: StorageLocation, ours: Iterable[str], theirs: Iterable[str]) -> bool:
+    return any(overlap(job, one, other) for one in ours for other in theirs)

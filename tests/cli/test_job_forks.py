@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_leader_and_savepoint import REST, counted, counts, error_of, printed
+from tests.runtime.harness import HarnessAttempt
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """Creates a job with one checkpoint, on which no run is active."""
+    with HarnessAttempt(counted(), tmp_path) as attempt:
+        attempt.run_epoch()
+    return tmp_path / "job"
+
+
+def test_a_fork_is_created_listed_and_disposed_of(job: Path, tmp_path: Path) -> None:
+    said = printed("job", "fork", job, "--as", "copy", "--at", "chk-1")
+    assert said == f"{(tmp_path / 'copy').as_uri()} continues from checkpoint 2\n"
+    assert counts(tmp_path, job_id="copy") == REST
+    [fork] = json.loads(printed("job", "forks", job, "--json"))
+    assert (fork["job_id"], fork["finished"], fork["files"]) == ("copy", True, 0)
+    assert "copy" in printed("job", "forks", job)
+    assert "there is a job 'copy' already" in error_of("job", "fork", job, "--as", "copy")
+    assert printed("job", "dispose", tmp_path / "copy") == f"{tmp_path / 'copy'} is deleted\n"
+    assert json.loads(printed("job", "forks", job, "--json")) == []
+    assert counts(tmp_path) == REST
