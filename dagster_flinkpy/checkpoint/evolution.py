@@ -167,6 +167,9 @@ def _change(before: OperatorState | None, graph: JobGraph, vertex: JobVertex) ->
     details = _details(before.program, operator_program(graph, vertex.uid))
     if details and not _details(before.program, operator_program(graph, vertex.uid, with_modules=True)):
         details = ()  # an earlier release has described it
+    version = max((each + 1 for each, _ in vertex.migrations), default=0)
+    if before.state_version < version:
+        details = (*details, f"its state is migrated from version {before.state_version} to {version}")
     return Change.CHANGED if details else Change.UNCHANGED, details
 
 

@@ -81,6 +81,8 @@ class OperatorState(JsonRecord, omit_defaults=True):
     """What the operator before a blocking edge has written and this one has not read, by epoch, the oldest first."""
     program: OperatorProgram | None = None
     """What the operator did; None if unknown, as in checkpoints of older releases."""
+    state_version: int = 0
+    """How many migrations of the program its keyed state has been through; see ``env.migrate_state``."""
     extra: Json = field(default_factory=dict)
     """Fields that this release does not know."""
 

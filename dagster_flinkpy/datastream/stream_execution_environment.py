@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from enum import Enum
@@ -44,7 +44,10 @@ from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.key_groups import check_whole_number
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from dagster_flinkpy.datastream.connectors.spark import DataFrameFactory
+    from dagster_flinkpy.datastream.state import StateDescriptor
 
 __all__ = ["StreamExecutionEnvironment"]
 
@@ -158,6 +161,54 @@ class StreamExecutionEnvironment:
     def get_checkpointing_mode(self) -> CheckpointingMode:
         """Returns the guarantee for records after a failure."""
         return self._program.checkpoint_config.get_checkpointing_mode()
+
+    def migrate_state(
+        self,
+        uid: str,
+        from_version: int,
+        function: Callable[[dict[str, pa.Table]], Mapping[StateDescriptor | str, pa.Table]],
+    ) -> StreamExecutionEnvironment:
+        """Says how stored keyed state becomes what the program now declares, beyond types that become wider.
+
+        The state of an operator has a version, which checkpoints record: 0 at first, and one more after each migration.
+        When a run starts on older state, the functions from its version on are called one after the other, before any
+        record is read. State that is at the version of the program is left alone. Not in PyFlink.
+
+        The function gets some keys at a time, with all their states: a dict of Arrow tables by name, with the columns
+        ``key`` and ``value``, for map state ``map_key``, and for state with a time to live ``expires_at``. It returns
+        all states that there shall be, by the descriptors with which the program declares them, or by the name of a
+        state whose types stay. Tables may be empty. Timers and operator state stay as they are. Keys may be left out,
+        but their type cannot change.
+
+        Args:
+            uid: Uid of the operator.
+            from_version: The version of the state that the function takes.
+            function: Changes the state. It runs on the driver.
+
+        Raises:
+            ConfigurationError: The version is negative, or has a function already.
+
+        Examples:
+            .. code-block:: python
+
+                TOTALS = ValueStateDescriptor("totals", Types.DOUBLE())  # was "total", in cents
+
+
+                def in_euros(states):
+                    total = states["total"]
+                    value = pc.divide(total["value"].cast(pa.float64()), 100)
+                    return {TOTALS: total.set_column(1, "value", value)}
+
+
+                env.migrate_state("sums", 0, in_euros)
+        """
+        if type(from_version) is not int or from_version < 0:
+            raise ConfigurationError(f"migrate_state: the version is {from_version!r}, but they count from 0")
+        known = self._program.migrations.setdefault(uid, {})
+        if from_version in known:
+            raise ConfigurationError(f"migrate_state: operator {uid!r} has a migration from version {from_version}")
+        known[from_version] = function
+        return self
 
     def register_slot_sharing_group(self, slot_sharing_group: SlotSharingGroup) -> StreamExecutionEnvironment:
         """Says what a slot of a slot-sharing group has, for the operators that refer to the group by name."""

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.datastream.stream_execution_environment import StreamExecutionEnvironment
-from dagster_flinkpy.errors import ConfigurationError, ParallelismError, RestoreError
+from dagster_flinkpy.errors import (
+    ConfigurationError,
+    ParallelismError,
+    RestoreError,
+    StateSchemaError,
+    UserFunctionError,
+)
 from dagster_flinkpy.orchestration.flink_job import Environment, flink_job
 from dagster_flinkpy.orchestration.resources import CheckpointStorageResource, SparkResource
 
@@ -206,7 +212,7 @@ def forecast(
             allow_non_restored_state=allow_non_restored_state,
             allow_pickled_state=allow_pickled_state,
         )
-    except (ParallelismError, RestoreError, ConfigurationError) as error:
+    except (ParallelismError, RestoreError, ConfigurationError, StateSchemaError, UserFunctionError) as error:
         return RestoreForecast(evolution, (), str(error))
     return RestoreForecast(
         replace(evolution, operators=tuple(_tried(each, trials.get(each.uid)) for each in evolution.operators)),

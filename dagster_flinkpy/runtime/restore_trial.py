@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from dagster_flinkpy.checkpoint.restore import OperatorAssignment, assign, restore_targets
 from dagster_flinkpy.checkpoint.savepoints.savepoint import has_pickled_values as _is_pickled
 from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import StoredCheckpoint
+from dagster_flinkpy.checkpoint.state_migration import migrated_schemas
 from dagster_flinkpy.common.watermark_strategy import MIN_WATERMARK
 from dagster_flinkpy.datastream.checkpointing.state_recovery import NonRestoredState
 from dagster_flinkpy.datastream.operator_specs import CollectSpec, PrintSpec, SinkSpec, SourceSpec
@@ -69,7 +70,8 @@ def try_operators(
         ConfigurationError: A function cannot be sent to workers.
     """
     targets = [replace(target, parallelism=1) for target in restore_targets(graph)]
-    plan = assign(stored.metadata, targets, allow_non_restored_state=allow_non_restored_state)
+    metadata = migrated_schemas(stored.metadata, graph, stored.files.open())
+    plan = assign(metadata, targets, allow_non_restored_state=allow_non_restored_state)
     found: dict[str, OperatorTrial] = {}
     with tempfile.TemporaryDirectory(prefix="flinkpy-plan-") as folder:
         job = EpochJob(

@@ -41,7 +41,7 @@ from dagster_flinkpy.state.ttl import (
 )
 from dagster_flinkpy.state.value_folds import fold_values
 
-__all__ = ["InternalState", "make_panes", "make_state"]
+__all__ = ["InternalState", "kind_of", "make_panes", "make_state"]
 
 InternalState = (
     KeyedSlotState
@@ -58,9 +58,22 @@ InternalState = (
 _KINDS: dict[type[StateDescriptor], StateKind] = {
     ValueStateDescriptor: "VALUE",
     ListStateDescriptor: "LIST",
+    MapStateDescriptor: "MAP",
     ReducingStateDescriptor: "REDUCING",
     AggregatingStateDescriptor: "AGGREGATING",
 }
+
+
+def kind_of(descriptor: StateDescriptor) -> StateKind:
+    """Returns the kind of keyed state that a descriptor declares.
+
+    Raises:
+        ConfigurationError: It declares none.
+    """
+    kind = next((kind for known, kind in _KINDS.items() if isinstance(descriptor, known)), None)
+    if kind is None:
+        raise ConfigurationError(f"state {descriptor.name!r}: a {type(descriptor).__name__} is not for keyed state")
+    return kind
 
 
 def make_state(descriptor: StateDescriptor, namespace_type: TypeInformation | None, *where: Any) -> InternalState:
@@ -86,9 +99,7 @@ def make_state(descriptor: StateDescriptor, namespace_type: TypeInformation | No
         if rules is not None:
             return TtlMapState(TtlMapTable(*where, "MAP", **types), rules)
         return make_map_state(MapTable(*where, "MAP", **types))
-    kind = next((kind for known, kind in _KINDS.items() if isinstance(descriptor, known)), None)
-    if kind is None:
-        raise ConfigurationError(f"state {descriptor.name!r}: a {type(descriptor).__name__} is not for keyed state")
+    kind = kind_of(descriptor)
     types = {"namespace_type": namespace_type, "value_type": descriptor.type_info}
     if isinstance(descriptor, ListStateDescriptor):
         if rules is not None:
@@ -109,6 +120,6 @@ def make_state(descriptor: StateDescriptor, namespace_type: TypeInformation | No
 
 def make_panes(descriptor: StateDescriptor, *where: Any, **types: Any) -> PaneState:
     """Returns the list, reducing or aggregating state of windows, with its table; see :func:`make_state`."""
-    kind = next(kind for known, kind in _KINDS.items() if isinstance(descriptor, known))
+    kind = kind_of(descriptor)
     table = (PaneListTable if kind == "LIST" else PaneTable)(*where, kind, **types)
     return PaneState(table, fold_values(descriptor))

@@ -6,46 +6,32 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation, Types
 from dagster_flinkpy.connectors.columns.column_casts import fit_column
 from dagster_flinkpy.datastream.state import (
-    AggregatingStateDescriptor,
     ListStateDescriptor,
     MapStateDescriptor,
-    ReducingStateDescriptor,
     StateDescriptor,
-    ValueStateDescriptor,
 )
-from dagster_flinkpy.errors import ConfigurationError, CorruptStateError, TypeMismatchError
-from dagster_flinkpy.key_hashes import key_groups_of_hashes
-from dagster_flinkpy.state.handles import StateKind
+from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
+from dagster_flinkpy.state.factory import kind_of
 from dagster_flinkpy.state.keys import hash_keys
 from dagster_flinkpy.state.layout import (
     TableLayout,
     check_key_like,
-    equal_rows,
-    hashes_of,
     make_sort_keys,
     sort_order,
-    sorted_rows,
 )
+from dagster_flinkpy.state.placed_rows import one_chunk, starts_of
 from dagster_flinkpy.state.ttl import TtlRules
 
-__all__ = ["Columns", "bootstrap_table", "in_key_groups", "kind_of", "to_arrow_table"]
+__all__ = ["Columns", "bootstrap_table", "to_arrow_table"]
 
 Columns = str | Sequence[str]
 """The name of a column, or several names: the fields of a row or tuple, in the order of its type."""
 
-_KINDS: dict[type[StateDescriptor], StateKind] = {
-    ValueStateDescriptor: "VALUE",
-    ListStateDescriptor: "LIST",
-    MapStateDescriptor: "MAP",
-    ReducingStateDescriptor: "REDUCING",
-    AggregatingStateDescriptor: "AGGREGATING",
-}
 _KEY_TYPES: dict[pa.DataType, Callable[[], TypeInformation]] = {
     pa.bool_(): Types.BOOLEAN,
     pa.int8(): Types.BYTE,
@@ -58,18 +44,6 @@ _KEY_TYPES: dict[pa.DataType, Callable[[], TypeInformation]] = {
     pa.large_string(): Types.STRING,
     pa.string_view(): Types.STRING,
 }
-
-
-def kind_of(descriptor: StateDescriptor) -> StateKind:
-    """Returns the kind of keyed state that a descriptor declares.
-
-    Raises:
-        ConfigurationError: It declares none.
-    """
-    kind = next((kind for known, kind in _KINDS.items() if isinstance(descriptor, known)), None)
-    if kind is None:
-        raise ConfigurationError(f"state {descriptor.name!r}: {descriptor!r} is not a descriptor of keyed state")
-    return kind
 
 
 def to_arrow_table(data: Any) -> pa.Table:
@@ -138,7 +112,7 @@ def bootstrap_table(
     order = sort_order(sort_keys, [columns[name] for name in layout.identity])
     columns = {name: column.take(pa.array(order)) for name, column in columns.items()}
     columns["sort_key"] = pa.array(sort_keys[order])
-    first = np.flatnonzero(_starts(columns, layout.identity))
+    first = np.flatnonzero(starts_of(columns, layout.identity))
     expires = 0 if config is None else TtlRules(config, lambda: now).expiry()
     if kind == "LIST":
         offsets = pa.array(np.append(first, len(order)).astype(np.int32))
@@ -157,40 +131,6 @@ def bootstrap_table(
     return layout, pa.table([columns[name] for name in layout.local_schema.names], schema=layout.local_schema)
 
 
-def in_key_groups(layout: TableLayout, rows: pa.Table, max_parallelism: int) -> pa.Table:
-    """Assigns rows to key groups and sorts them.
-
-    Args:
-        layout: Layout of the table.
-        rows: Rows with ``local_schema``.
-        max_parallelism: Number of key groups.
-
-    Raises:
-        CorruptStateError: An identity occurs more than once.
-    """
-    rows = rows.combine_chunks()
-    hashes = hashes_of(rows.column("sort_key").to_numpy())
-    sort_keys = make_sort_keys(key_groups_of_hashes(hashes, max_parallelism), hashes)
-    placed = sorted_rows(layout, rows.set_column(0, layout.local_schema.field(0), pa.array(sort_keys)))
-    columns = {name: _one_chunk(placed.column(name)) for name in ("sort_key", *layout.identity)}
-    if len(again := np.flatnonzero(~_starts(columns, layout.identity))):
-        shown = {name: columns[name][int(again[0])].as_py() for name in layout.identity}
-        raise CorruptStateError(f"state {layout.name!r} has {shown} more than once")
-    return placed
-
-
-def _starts(columns: dict[str, pa.Array[Any]], identity: list[str]) -> npt.NDArray[np.bool_]:
-    """Returns which of the sorted rows differ from the previous one."""
-    sort_keys = columns["sort_key"].to_numpy()
-    starts = np.ones(len(sort_keys), dtype=np.bool_)
-    tied = np.flatnonzero(sort_keys[1:] == sort_keys[:-1])
-    if len(tied):
-        one, other = pa.array(tied), pa.array(tied + 1)
-        same = equal_rows([columns[n].take(one) for n in identity], [columns[n].take(other) for n in identity])
-        starts[tied[same] + 1] = False
-    return starts
-
-
 def _key_type_of(data: pa.Table, key: Columns, what: str) -> TypeInformation:
     names = [key] if isinstance(key, str) else list(key)
     kinds = []
@@ -205,7 +145,7 @@ def _key_type_of(data: pa.Table, key: Columns, what: str) -> TypeInformation:
 def _column(data: pa.Table, names: Columns, kind: TypeInformation, what: str) -> pa.Array[Any]:
     """Builds a column of a type from one column, or from one column per field."""
     if isinstance(names, str):
-        return fit_column(_one_chunk(_named(data, names, what)), kind, f"{what}, column {names!r}")
+        return fit_column(one_chunk(_named(data, names, what)), kind, f"{what}, column {names!r}")
     if not isinstance(kind, (RowTypeInfo, TupleTypeInfo)):
         raise ConfigurationError(f"{what} is {kind!r}: pass one column, not {list(names)}")
     if len(names) != len(kind.field_types):
@@ -220,8 +160,3 @@ def _named(data: pa.Table, name: str, what: str) -> pa.ChunkedArray[Any]:
     if name not in data.column_names:
         raise ConfigurationError(f"{what}: there is no column {name!r}; the columns are {data.column_names}")
     return data.column(name)
-
-
-def _one_chunk(column: pa.ChunkedArray[Any]) -> pa.Array[Any]:
-    combined = column.combine_chunks()
-    return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined

@@ -37,9 +37,10 @@ from dagster_flinkpy.state.handles import (
 )
 from dagster_flinkpy.state.layout import TableLayout, check_key_like, make_sort_keys
 from dagster_flinkpy.state.operator_state import write_partitions
+from dagster_flinkpy.state.placed_rows import in_key_groups
 from dagster_flinkpy.state.reader import read_table
 from dagster_flinkpy.state.run_file import clip_rows, encode_run, upload_run
-from dagster_flinkpy.state_processor.bootstrap import Columns, bootstrap_table, in_key_groups, to_arrow_table
+from dagster_flinkpy.state_processor.bootstrap import Columns, bootstrap_table, to_arrow_table
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
 
 __all__ = ["SavepointWriter", "write_savepoint"]

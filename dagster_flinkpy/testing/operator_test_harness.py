@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +17,7 @@ from dagster_flinkpy.checkpoint.metadata import CheckpointKind, CheckpointMetada
 from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
 from dagster_flinkpy.checkpoint.restore import assign, restore_targets
 from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import StoredCheckpoint
+from dagster_flinkpy.checkpoint.state_migration import migrate, state_version
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, RowTypeInfo, TypeInformation
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK, MIN_WATERMARK, WatermarkStrategy
 from dagster_flinkpy.datastream.batch_function import KeyedBatchFunction, KeyedMultipleInputBatchFunction
@@ -50,6 +51,7 @@ from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob
 from dagster_flinkpy.runtime.master.epochs.subtask_inputs import SubtaskInputs, inputs_after, inputs_of_plan
 from dagster_flinkpy.runtime.operators.keyed_operators import KeyedStateOperator
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
+from dagster_flinkpy.state.migration import MigrateState
 from dagster_flinkpy.state_processor.reader import SavepointReader
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.testing.live_region import LiveRegion, Recorder
@@ -421,6 +423,7 @@ class OperatorTestHarness:
                 parallelism=v.parallelism,
                 max_parallelism=v.max_parallelism,
                 subtasks=tuple(acknowledged.get(v.uid, [SubtaskState(0, watermark=self._watermarks.get(v.uid))])),
+                state_version=state_version(v, None),
             )
             for v in self._graph.vertices
         )
@@ -440,23 +443,35 @@ class OperatorTestHarness:
         self._begin(inputs_after({Subtask(o.uid, s.index): s for o in operators for s in o.subtasks}))
         return HarnessSnapshot(metadata, self._storage)
 
-    def restore(self, snapshot: HarnessSnapshot, *, parallelism: int | None = None) -> None:
+    def restore(
+        self, snapshot: HarnessSnapshot, *, parallelism: int | None = None, migrate_state: MigrateState | None = None
+    ) -> None:
         """Continues from a snapshot of this harness or another one. The current state is dropped.
 
         Args:
             snapshot: The snapshot to continue from.
             parallelism: The number of subtasks from now on. Default: the current one.
+            migrate_state: The function of ``env.migrate_state`` to test, through which the state of the operator goes.
+                Default: those that a stream of :meth:`for_stream` declares.
 
         Raises:
             ConfigurationError: The argument is not a snapshot.
             RestoreError: The state does not fit the operators.
+            UserFunctionError: The migration has failed.
             StateSchemaError: The type of a state has changed in a way that is not allowed.
         """
         if not isinstance(snapshot, HarnessSnapshot):
             raise ConfigurationError(f"restore() needs what snapshot() returned, not {snapshot!r}")
         self._region.close()
         graph = self._graph if parallelism is None else self._rescaled(parallelism)
-        inputs = inputs_of_plan(assign(snapshot.metadata, restore_targets(graph)))
+        metadata, store = snapshot.metadata, snapshot._storage.job.open()
+        if migrate_state is not None:
+            before = metadata.operator(self._uid)
+            version = 0 if before is None else before.state_version
+            vertex = replace(graph.vertex(self._uid), migrations=((version, migrate_state),))
+            graph = replace(graph, vertices=tuple(vertex if v.uid == self._uid else v for v in graph.vertices))
+        metadata = migrate(metadata, graph, store, f"{metadata.checkpoint_id}-0", lambda line: None)
+        inputs = inputs_of_plan(assign(metadata, restore_targets(graph)))
         self._graph, self._storage = graph, snapshot._storage
         self._checkpoint_id = max(self._checkpoint_id, snapshot.metadata.checkpoint_id)
         restored = {uid: inputs[uid, 0].watermark for uid in self._sources if (uid, 0) in inputs}

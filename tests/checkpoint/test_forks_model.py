@@ -277,4 +277,4 @@ class Forks(RuleBasedStateMachine):
 
 
 TestForks = Forks.TestCase
-TestForks.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
+TestForks.settings = settings(max_examples=examples(40), stateful_step_count=30, deadline=None)

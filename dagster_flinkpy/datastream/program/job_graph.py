@@ -126,8 +126,14 @@ class JobVertex:
     """What functions of the program need on the workers. The same for all of its operators."""
     strict: bool = False
     """Whether a timer for a time in the past is an error."""
+    migrations: tuple[tuple[int, Callable[[Any], Any]], ...] = ()
+    """Functions that change its keyed state at a restore, by the version of the state that they start from."""
     declared_at: tuple[str, int] | None = field(default=None, compare=False)
     """File and line of the program that declare it; None if they are not known."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves the migrations out: only the driver needs them, and tasks may not have their code."""
+        return {**self.__dict__, "migrations": ()}
 
 
 @dataclass(frozen=True)

@@ -103,6 +103,8 @@ class StreamProgram(Generic[S]):
         self.python = PythonDependencies()
         self.slot_sharing_groups: dict[str, SlotSharingGroup] = {}
         """Those that are registered, by name."""
+        self.migrations: dict[str, dict[int, Callable[[Any], Any]]] = {}
+        """Functions that change stored state, by the uid of the operator and the version that they start from."""
         self._make_stream = make_stream
         self._warned_of: set[str] = set()
 
@@ -179,6 +181,13 @@ class StreamProgram(Generic[S]):
                     edge = JobEdge(edge_id, source, uids[id(t)], index, i.partitioner, i.type_info, i.side_output)
                     edges.append(replace(edge, blocking=i.blocking))
         graph = build_job_graph(vertices, edges)
+        for uid in self.migrations:
+            if not any(vertex.uid == uid and vertex.spec.keeps_state for vertex in graph.vertices):
+                known = ", ".join(repr(vertex.uid) for vertex in graph.vertices if vertex.spec.keeps_state) or "none"
+                raise JobGraphError(
+                    f"migrate_state names operator {uid!r}, but the program has no operator with state and this uid; "
+                    f"those with state are: {known}"
+                )
         if self.config.is_strict():
             graph.require_uids()
         own = {uids[id(t)] for t in transformations if t.slot_sharing_group is not None}
@@ -220,6 +229,7 @@ class StreamProgram(Generic[S]):
             job_parameters=tuple(self.config.get_global_job_parameters().items()),
             python=self.python,
             strict=self.config.is_strict(),
+            migrations=tuple(sorted(self.migrations.get(uid, {}).items())),
             declared_at=t.declared_at,
         )
 
@@ -293,6 +303,7 @@ class StreamProgram(Generic[S]):
     def _take(self, more: Sequence[Transformation], stacklevel: int) -> JobGraph:
         graph = self.build([*self.transformations, *more])
         self.transformations.clear()
+        self.migrations.clear()
         warn_of_stalls(graph, stacklevel)
         if self.checkpoint_config.storage_dir is None:
             # State ends with the program, so the positions of its sources and sinks do not matter later.

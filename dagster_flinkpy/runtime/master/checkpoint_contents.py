@@ -12,6 +12,7 @@ from dagster_flinkpy.checkpoint.metadata import CheckpointKind, CheckpointMetada
 from dagster_flinkpy.checkpoint.operator_program import operator_program
 from dagster_flinkpy.checkpoint.operator_states import OperatorState
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd
+from dagster_flinkpy.checkpoint.state_migration import state_version
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSourceSpec
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
@@ -39,6 +40,7 @@ class CheckpointContents:
         self._graph, self._job_id, self._token = graph, job_id, fencing_token
         self._edges = {v.uid for v in graph.vertices if isinstance(v.spec, BlockingEdgeSourceSpec)}
         # An operator without an explicit uid has a generated one, which another operator may have tomorrow.
+        self._versions = {v.uid: state_version(v, restored) for v in graph.vertices}
         self._programs = {v.uid: operator_program(graph, v.uid) for v in graph.vertices if v.uid_set}
 
     def metadata(self, write: WriteMetadata, *, ended: bool, properties: Mapping[str, Any]) -> CheckpointMetadata:
@@ -59,6 +61,7 @@ class CheckpointContents:
                 subtasks=write.states[v.uid],
                 in_flight=tuple(write.coordinator_states.get(v.uid, ())) if v.uid in self._edges else (),
                 program=self._programs.get(v.uid),
+                state_version=self._versions[v.uid],
             )
             for v in self._graph.vertices
         )

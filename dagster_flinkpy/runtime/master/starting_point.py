@@ -17,6 +17,7 @@ from dagster_flinkpy.checkpoint.savepoints.dispose import dispose_savepoint
 from dagster_flinkpy.checkpoint.savepoints.savepoint import import_savepoint, pickled_state
 from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import open_checkpoint
 from dagster_flinkpy.checkpoint.savepoints.stored_savepoints import savepoint_choices, savepoint_location
+from dagster_flinkpy.checkpoint.state_migration import migrate
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo
 from dagster_flinkpy.datastream.checkpointing.state_recovery import NonRestoredState, RecoveryClaimMode
@@ -76,7 +77,7 @@ class Restore:
     def load(
         self, config: JobConfig, graph: JobGraph, store: CompletedCheckpointStore, attempt: Attempt
     ) -> CheckpointMetadata | None:
-        """Reads a checkpoint of the job, or copies a savepoint's files to the job's prefix.
+        """Reads a checkpoint of the job, or copies a savepoint's files to the job's prefix, and migrates its state.
 
         Args:
             config: Where the job runs.
@@ -91,7 +92,18 @@ class Restore:
             RestoreError: The checkpoint or savepoint does not exist, or may not be restored.
             CorruptMetadataError: Its metadata cannot be read.
             CorruptStateError: A file of the savepoint is missing or damaged.
+            StateSchemaError: A migration of the program returns what does not fit.
+            UserFunctionError: A migration of the program has failed.
         """
+        found = self._found(config, graph, store, attempt)
+        if found is None:
+            return None
+        # Like the copies of a savepoint's files, what is written is this attempt's, and not of its epochs.
+        return migrate(found, graph, store.store, f"{attempt.token}-0", self.progress)
+
+    def _found(
+        self, config: JobConfig, graph: JobGraph, store: CompletedCheckpointStore, attempt: Attempt
+    ) -> CheckpointMetadata | None:
         if self.start_empty:
             if attempt.latest is not None:
                 latest = attempt.latest.checkpoint_id

@@ -1,0 +1,192 @@
+"""Changes stored keyed state with a function of the program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from dagster_flinkpy.datastream.state import MapStateDescriptor, StateDescriptor
+from dagster_flinkpy.errors import CorruptStateError, StateSchemaError, UserFunctionError
+from dagster_flinkpy.key_groups import KeyGroupRange
+from dagster_flinkpy.state.factory import kind_of
+from dagster_flinkpy.state.handles import KeyedSnapshot, RunHandle, TableSnapshot
+from dagster_flinkpy.state.keys import hash_keys
+from dagster_flinkpy.state.layout import TableLayout, make_sort_keys
+from dagster_flinkpy.state.operator_state import INLINE_BELOW
+from dagster_flinkpy.state.placed_rows import in_key_groups
+from dagster_flinkpy.state.reader import read_table
+from dagster_flinkpy.state.run_file import clip_rows, encode_run, inline, upload_run
+from dagster_flinkpy.storage import ObjectStore
+
+__all__ = ["MigrateState", "migrate_snapshot"]
+
+MigrateState: TypeAlias = Callable[[dict[str, pa.Table]], Mapping[StateDescriptor | str, pa.Table]]
+"""Takes the states of some keys by name, and returns their new states: see ``env.migrate_state``."""
+
+_BATCH_ROWS = 250_000
+"""A batch has about so many rows of all states, or one key group."""
+
+
+def migrate_snapshot(
+    snapshot: KeyedSnapshot,
+    function: MigrateState,
+    *,
+    operator: str,
+    max_parallelism: int,
+    store: ObjectStore,
+    written_by: str,
+    on_rows: Callable[[int], object] = lambda rows: None,
+) -> KeyedSnapshot:
+    """Returns the keyed state of one subtask as a function changes it. Timers stay as they are.
+
+    Args:
+        snapshot: The state.
+        function: The function. It is called for a few key groups at a time, also if there are no rows.
+        operator: Uid of the operator, for messages.
+        max_parallelism: Number of key groups.
+        store: The object store, rooted at the job's prefix.
+        written_by: Part of the names of the new files; see `state_files.state_file`.
+        on_rows: Called with the number of further rows that have been read.
+
+    Raises:
+        StateSchemaError: What the function returns does not fit what it declares, or the keys.
+        UserFunctionError: The function has failed.
+        CorruptStateError: A file is missing or damaged.
+    """
+    states = {table.name: table for table in snapshot.tables if table.kind != "TIMER"}
+    if not states:
+        return snapshot
+    what = f"the migration of the state of operator {operator!r}"
+    layouts: dict[str, TableLayout] = {}
+    runs: dict[str, list[RunHandle]] = {}
+    for part in _parts(snapshot):
+        rows = {
+            table.name: _columns(table, store)
+            for table in part.tables
+            if table.name in states and table.kind != "TIMER"
+        }
+        for declared, table in _call(function, rows, what).items():
+            layout = _layout(declared, states, what)
+            if layouts.setdefault(layout.name, layout) != layout:
+                raise StateSchemaError(f"{what} has returned state {layout.name!r} with two types")
+            placed = _placed(layout, table, part.key_groups, max_parallelism, what)
+            runs.setdefault(layout.name, []).extend(_written(layout, placed, part.key_groups, store, written_by))
+        on_rows(sum(map(len, rows.values())))
+    timers = [table for table in snapshot.tables if table.kind == "TIMER"]
+    tables = [layout.snapshot(tuple(runs[name])) for name, layout in layouts.items()]
+    return replace(
+        snapshot, tables=tuple(sorted([*tables, *timers], key=lambda each: (each.kind == "TIMER", each.name)))
+    )
+
+
+def _parts(snapshot: KeyedSnapshot) -> Iterator[KeyedSnapshot]:
+    """Divides a snapshot by key groups, until the parts are small. A key has all its states in one part."""
+    groups = snapshot.key_groups
+    if snapshot.rows <= _BATCH_ROWS or groups.number_of_key_groups == 1:
+        yield snapshot
+        return
+    middle = (groups.start + groups.end) // 2
+    for half in (KeyGroupRange(groups.start, middle), KeyGroupRange(middle + 1, groups.end)):
+        part = snapshot.restrict(half)
+        assert part is not None, "it is a half of the key groups"
+        yield from _parts(part)
+
+
+def _columns(table: TableSnapshot, store: ObjectStore) -> pa.Table:
+    rows = read_table(table, store)
+    return rows.select(rows.column_names[2:])  # without key group and hash
+
+
+def _call(function: MigrateState, rows: dict[str, pa.Table], what: str) -> Mapping[StateDescriptor | str, pa.Table]:
+    try:
+        found = function(rows)
+    except Exception as error:
+        raise UserFunctionError(f"{what} has raised {type(error).__name__}: {error}") from error
+    wrong = not isinstance(found, Mapping) or not all(
+        isinstance(declared, StateDescriptor | str) and isinstance(table, pa.Table) for declared, table in found.items()
+    )
+    if wrong:
+        raise StateSchemaError(
+            f"{what} must return a dict of Arrow tables, each by the descriptor of its state, or by the name of a "
+            "state whose types stay"
+        )
+    return found
+
+
+def _layout(declared: StateDescriptor | str, states: Mapping[str, TableSnapshot], what: str) -> TableLayout:
+    if isinstance(declared, str):
+        if declared not in states:
+            raise StateSchemaError(
+                f"{what} returns state {declared!r}, which is new: return it by its descriptor, which has its type"
+            )
+        return TableLayout.of(states[declared])
+    if any(table.namespace is not None for table in states.values()):
+        raise StateSchemaError(
+            f"{what} returns state {declared.name!r} by its descriptor, but the operator keeps its state by window. "
+            "Return such a state by its name: its types stay"
+        )
+    stored = next(iter(states.values()))
+    map_key, value = None, declared.type_info
+    if isinstance(declared, MapStateDescriptor):
+        map_key, value = declared.key_type_info, declared.value_type_info
+    config = declared.ttl_config
+    ttl = config is not None and config.is_enabled()
+    return TableLayout(declared.name, kind_of(declared), TableLayout.of(stored).key_type, None, map_key, value, ttl)
+
+
+def _placed(
+    layout: TableLayout, table: pa.Table, key_groups: KeyGroupRange, max_parallelism: int, what: str
+) -> pa.Table:
+    """Returns the rows of a state with ``local_schema``."""
+    named = f"{what} returns state {layout.name!r}"
+    columns: dict[str, Any] = {}
+    for field in layout.fields:
+        if field.name == "deleted":
+            columns[field.name] = pa.array(np.zeros(len(table), dtype=np.bool_))
+            continue
+        if field.name not in table.column_names:
+            raise StateSchemaError(f"{named} without its column {field.name!r}, with {table.column_names}")
+        columns[field.name] = table.column(field.name)
+        if columns[field.name].type == field.type:
+            continue
+        found = columns[field.name].type
+        if field.name == "key":
+            raise StateSchemaError(
+                f"{named} with keys of type {found} instead of {field.type}. Keys cannot change their type: the key "
+                "decides which subtask has the state, the timers of the key, and which records meet it. Give the new "
+                "operator another uid, and write its state into a savepoint with write_savepoint(...).with_keyed_state"
+            )
+        raise StateSchemaError(
+            f"{named} with column {field.name!r} of type {found}, but it is declared as {field.type}"
+        )
+    keys = columns["key"].combine_chunks()
+    if keys.null_count:
+        raise StateSchemaError(f"{named} with a key that is null")
+    hashes = hash_keys(layout.key_type, keys if isinstance(keys, pa.Array) else pa.concat_arrays(keys.chunks))
+    columns["sort_key"] = pa.array(make_sort_keys(np.zeros(len(table), dtype=np.uint16), hashes))
+    rows = pa.table([columns[name] for name in layout.local_schema.names], schema=layout.local_schema)
+    if layout.kind in ("VALUE", "REDUCING", "AGGREGATING"):
+        rows = rows.filter(rows.column("value").is_valid())  # null means no value
+    try:
+        placed = in_key_groups(layout, rows, max_parallelism)
+    except CorruptStateError as error:
+        raise StateSchemaError(f"{what}: {error}") from error
+    if clip_rows(placed.column("sort_key").to_numpy(), key_groups) != (0, len(placed)):
+        raise StateSchemaError(f"{named} with keys that it was not given, and that belong to another part of the state")
+    return placed
+
+
+def _written(
+    layout: TableLayout, rows: pa.Table, key_groups: KeyGroupRange, store: ObjectStore, written_by: str
+) -> list[RunHandle]:
+    if not len(rows):
+        return []
+    data, handle = encode_run(layout, rows.combine_chunks(), key_groups, written_by)
+    if handle.bytes < INLINE_BELOW:
+        return [inline(handle, data)]
+    upload_run(store, handle, data)
+    return [handle]
