@@ -190,6 +190,7 @@ def test_a_caller_that_is_interrupted_leaves_a_savepoint_that_may_appear(
     tmp_path: Path, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dagster_flinkpy.runtime.master.watchdog._GRACE_SECONDS", 0)
+    monkeypatch.setattr(Watchdog.interrupt, "__defaults__", (0,))
     hanging.at = "_metadata"
     with pytest.raises(KeyboardInterrupt), Beside(tmp_path, hanging) as attempt:
         attempt.ask()
