@@ -23,6 +23,7 @@ from tests.waiting import LIMIT
 __all__ = ["ROOT", "Deployment", "dagster_dev"]
 
 ROOT = Path(__file__).parents[2]
+_FORKED = Path(__file__).parent / "forked"
 _SETTINGS: dict[str, Any] = {
     "telemetry": {"enabled": False},
     "nux": {"enabled": False},
@@ -141,7 +142,7 @@ class Deployment:
 @contextmanager
 def dagster_dev(
     home: Path,
-    locations: dict[str, str],
+    locations: Mapping[str, tuple[str, Path]],
     *,
     prepare: str,
     variables: dict[str, str],
@@ -152,7 +153,7 @@ def dagster_dev(
 
     Args:
         home: An empty folder for everything that it writes.
-        locations: Its code locations: a module for each name.
+        locations: Its code locations: by name, a module and the folder that Python finds it in.
         prepare: Python code that runs first, with the same settings.
         variables: Variables to add to the environment.
         folder: The working directory of all.
@@ -162,13 +163,13 @@ def dagster_dev(
     (home / "dagster_home" / "dagster.yaml").write_text(json.dumps({**_SETTINGS, **settings}))
     workspace = home / "workspace.yaml"
     modules = [
-        {"module_name": module, "working_directory": str(folder), "location_name": name}
-        for name, module in locations.items()
+        {"module_name": module, "working_directory": str(place), "location_name": name}
+        for name, (module, place) in locations.items()
     ]
     workspace.write_text(json.dumps({"load_from": [{"python_module": module} for module in modules]}))
     environment = {
         **os.environ,
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(_FORKED)]),
         "FLINKPY_HOME": str(home),
         "DAGSTER_HOME": str(home / "dagster_home"),
         # One Spark server for the preparation and `dagster dev`. Its key also contains the name of the executable.

@@ -210,7 +210,7 @@ def main() -> None:
         tempfile.TemporaryDirectory(prefix="flights-", ignore_cleanup_errors=True) as home,  # a run may be active
         dagster_dev(
             Path(home),
-            {"flights": "assets.definitions", "small": "tests.e2e.location"},
+            {"flights": ("assets.definitions", ROOT), "small": ("tests.e2e.location", ROOT)},
             prepare=PREPARE,
             variables={"FLINKPY_DAYS": "28"},
         ) as deployment,

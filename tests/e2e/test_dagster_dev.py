@@ -1,14 +1,18 @@
 """A real ``dagster dev`` with its daemon, on PostgreSQL, driven in Debian's Chromium and over GraphQL.
 
-The tests share it and run in this order, because the numbers of checkpoints continue.
+The tests run in this order, because the numbers of checkpoints continue.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pyarrow.parquet as pq
@@ -17,19 +21,14 @@ from playwright.sync_api import Page, expect
 from sqlalchemy import make_url
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
-from tests.e2e.chromium import (
-    CHROMIUM,
-    appears,
-    fill_launchpad,
-    launch_backfill,
-    node,
-    open_page,
-    rest,
-    switch_of,
-    terminate,
-)
-from tests.e2e.deployment import Deployment, dagster_dev
-from tests.e2e.location import expected_visits, write_clicks
+from dagster_flinkpy.storage import StorageLocation
+from tests.docs.test_snippets import IN_DG, PAGES, TYPED, snippets_of
+from tests.e2e.chromium import CHROMIUM, appears, launch_backfill, node, open_page, rest, switch_of, terminate
+from tests.e2e.clicks import Clicks
+from tests.e2e.deployment import ROOT, Deployment, dagster_dev
+from tests.e2e.job_page import served
+from tests.e2e.location import expected_visits
+from tests.e2e.newcomer import DAYS, NOON, write_input
 from tests.e2e.storage import OneConnection
 
 pytestmark = [
@@ -39,7 +38,7 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium"),
 ]
 
-WIDTH, HEIGHT = 1420, 860
+SIZE = (1420, 860)
 
 # A checkpoint of the stream, and a partition of the partitioned job.
 PREPARE = """
@@ -57,13 +56,34 @@ with DagsterInstance.get() as instance:
         partition_key="2024-03-01",
     )
 """
+DEPLOYED = "from tests.e2e.newcomer import definitions\ndefs = definitions()\n"
 
 
 @pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory, postgres: str) -> Iterator[Deployment]:
-    """Starts the flights after one of four days, and the jobs of `tests.e2e.location`."""
-    home = tmp_path_factory.mktemp("home")
-    locations = {"flights": "assets.definitions", "small": "tests.e2e.location"}
+def tutorial(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the tutorial's files, as its page says, and what the other jobs of a newcomer read.
+
+    Only the name of job and group is another, because the demo's job is called flights, too.
+    """
+    folder = tmp_path_factory.mktemp("flights")
+    for snippet in snippets_of(PAGES[TYPED].read_text().partition(IN_DG)[0]):
+        if snippet.file is not None:
+            with (folder / snippet.file).open("a") as file:
+                file.write(snippet.code.replace('name="flights"', 'name="tutorial"'))
+    (folder / "deployed.py").write_text(DEPLOYED)
+    subprocess.run([sys.executable, "prepare.py"], cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
+    write_input(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory, tutorial: Path, postgres: str) -> Iterator[Deployment]:
+    """Starts the flights after one of four days, the jobs of `tests.e2e.location`, and those of a newcomer."""
+    locations = {
+        "flights": ("assets.definitions", ROOT),
+        "small": ("tests.e2e.location", ROOT),
+        "newcomer": ("deployed", tutorial),
+    }
     with psycopg.connect(postgres, autocommit=True) as connection:
         connection.execute("CREATE DATABASE dagster")
     # dagster-postgres installs psycopg2, but SQLAlchemy 2.1 looks for psycopg 3 by default.
@@ -75,20 +95,24 @@ def deployment(tmp_path_factory: pytest.TempPathFactory, postgres: str) -> Itera
             "config": {"postgres_url": url.render_as_string(hide_password=False)},
         }
     }
-    with dagster_dev(home, locations, prepare=PREPARE, variables={"FLINKPY_DAYS": "4"}, storage=storage) as running:
+    home = tmp_path_factory.mktemp("home")
+    variables = {"FLINKPY_DAYS": "4", "PYTHONWARNINGS": "ignore,default::UserWarning"}
+    with dagster_dev(
+        home, locations, prepare=PREPARE, variables=variables, folder=tutorial, storage=storage
+    ) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def browser_page() -> Iterator[Page]:
     """One page for all tests: the browser then keeps what it has loaded and compiled."""
-    with open_page(WIDTH, HEIGHT) as page:
+    with open_page(*SIZE) as page:
         yield page
 
 
 @pytest.fixture
 def page(deployment: Deployment, browser_page: Page) -> Iterator[Page]:
-    browser_page.set_viewport_size({"width": WIDTH, "height": HEIGHT})
+    browser_page.set_viewport_size({"width": SIZE[0], "height": SIZE[1]})
     browser_page.goto(f"{deployment.url}/server_info")
     browser_page.evaluate("localStorage.clear()")
     yield browser_page
@@ -110,7 +134,7 @@ def test_materialize_from_the_page(deployment: Deployment, page: Page) -> None:
     rest(page)
     (run, *_) = deployment.runs()
     deployment.until("its end", lambda: deployment.runs(runIds=[run["runId"]], statuses=["SUCCESS"]))
-    page.set_viewport_size({"width": 1980, "height": HEIGHT})
+    page.set_viewport_size({"width": 1980, "height": 860})
     page.goto(lineage)
     node(page, "rotations").click()
     expect(page.get_by_role("row", name="flink/checkpoint_id 2")).to_be_visible()
@@ -257,70 +281,6 @@ def test_a_job_that_runs_on(deployment: Deployment, page: Page) -> None:
     deployment.switch_off("small", sensor)
 
 
-class Clicks:
-    """The job that runs on, and its input and output."""
-
-    def __init__(self, deployment: Deployment, page: Page) -> None:
-        self._deployment, self._page = deployment, page
-        self._written: list[list[str]] = []
-
-    def write(self, *sites: str) -> None:
-        """Writes another file of clicks."""
-        self._written.append(list(sites))
-        write_clicks(self._deployment.home, len(self._written), list(sites))
-
-    def start(self) -> str:
-        """Starts a run that goes on, and returns its id."""
-        rest(self._page)
-        config = {"ops": {"clicks": {"config": {"epochs": 0}}}}
-        run = self._deployment.launch("small", "clicks_restart", config)
-        return str(self._deployment.until("the job is started", lambda: run in self.at_work() and run))
-
-    def at_work(self) -> list[str]:
-        """Returns the runs that have begun and not ended."""
-        runs = self._deployment.runs(pipelineName="clicks_restart", statuses=["STARTED"])
-        return [run["runId"] for run in runs]
-
-    def await_rows(self) -> None:
-        """Waits until each click is in the table, with its number."""
-        counts: Counter[str] = Counter()
-        expected = []
-        for site in (site for sites in self._written for site in sites):
-            counts[site] += 1
-            expected.append((site, counts[site]))
-
-        def rows() -> list[tuple[str, int]]:
-            files = (self._deployment.home / "tables" / "clicks").glob("*.parquet")
-            return sorted(tuple(row.values()) for file in files for row in pq.read_table(file).to_pylist())
-
-        self._deployment.until("the rows", lambda: rows() == sorted(expected))
-
-    def await_end(self, run: str, status: str) -> None:
-        """Waits until a run has ended."""
-        self._deployment.until(f"the run is {status}", lambda: self._deployment.runs(runIds=[run], statuses=[status]))
-
-    def launch_from_page(self, job: str, config: str | None = None) -> None:
-        """Launches a run of one of the jobs around the job, with the button of the launchpad."""
-        launchpad = f"{self._deployment.url}/locations/small/jobs/clicks_{job}/playground"
-        if config is None:
-            self._page.goto(launchpad)
-        else:
-            fill_launchpad(self._page, launchpad, config)
-        self._page.get_by_role("button", name=re.compile("Launch run", re.IGNORECASE)).click()
-        self._page.wait_for_url(re.compile("/runs/"))
-        rest(self._page)
-
-    def asked(self, job: str) -> str:
-        """Waits for a run of one of the jobs around the job to succeed, and returns its log."""
-        name = f"clicks_{job}"
-        runs = self._deployment.until(name, lambda: self._deployment.runs(pipelineName=name, statuses=["SUCCESS"]))
-        return self._deployment.log(runs[0]["runId"])
-
-    def savepoints(self) -> list[Path]:
-        """Returns the savepoints of the job."""
-        return list((self._deployment.home / "checkpoints" / "clicks").glob("savepoint-clicks-*/_metadata"))
-
-
 def test_backfill_of_some_days_from_the_page(deployment: Deployment, page: Page) -> None:
     launch_backfill(page, f"{deployment.url}/locations/small/asset-groups/visits/lineage", "2024-03-02", "2024-03-04")
     backfill = deployment.until("the backfill", deployment.backfills)[0]["id"]
@@ -341,3 +301,131 @@ def test_backfill_of_some_days_from_the_page(deployment: Deployment, page: Page)
         for row in pq.read_table(file, partitioning=None).to_pylist()
     )
     assert rows == expected_visits(deployment.home, 4)
+
+
+# --- the first hours of a newcomer: the tutorial, three jobs more, and what a terminal and a browser show of them ---
+
+_MATERIALIZATIONS = """query($k: AssetKeyInput!) { assetOrError(assetKey: $k) {
+  ... on Asset { assetMaterializations { runId } } } }"""
+GOES_ON = {"ops": {"orders": {"config": {"epochs": 0}}}}
+
+
+def typed(deployment: Deployment, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python in the folder, as in a terminal."""
+    home = str(deployment.home / "dagster_home")
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "DAGSTER_HOME": home}
+    return subprocess.run([sys.executable, *words], cwd=folder, env=variables, capture_output=True, text=True)
+
+
+def rows(folder: Path) -> list[tuple[object, ...]]:
+    """Returns the committed rows of a table of files."""
+    files = folder.rglob("*.parquet")
+    return sorted(tuple(row.values()) for file in files for row in pq.read_table(file, partitioning=None).to_pylist())
+
+
+def lineage(deployment: Deployment, group: str) -> str:
+    return f"{deployment.url}/locations/newcomer/asset-groups/{group}/lineage"
+
+
+def rest_after_success(deployment: Deployment, page: Page, **filters: Any) -> None:
+    """Waits for the end of a run."""
+    deployment.until("a run", lambda: deployment.runs(**filters))
+    rest(page)
+    (run,) = deployment.until("its end", lambda: deployment.runs(statuses=["SUCCESS", "FAILURE"], **filters))
+    assert run["status"] == "SUCCESS", deployment.log(run["runId"])
+
+
+def check(page: Page, deployment: Deployment, asset: str, name: str, said: str) -> None:
+    """Waits until the page of an asset shows what its last check said."""
+    page.goto(f"{deployment.url}/assets/{asset}?view=checks&checkDetail={name}")
+    expect(page.get_by_text(said).first).to_be_visible()
+    rest(page)
+
+
+def test_the_table_of_the_tutorial_is_committed_from_the_page(
+    deployment: Deployment, tutorial: Path, page: Page
+) -> None:
+    page.goto(f"{deployment.url}/locations/newcomer/jobs/tutorial_checkpoint/playground")
+    expect(page.get_by_text("Launch run").first).to_be_visible()
+    page.goto(lineage(deployment, "tutorial"))
+    before = len(deployment.runs())
+    page.get_by_role("button", name="Materialize all").click()
+    deployment.until("a run", lambda: len(deployment.runs()) > before)
+    rest_after_success(deployment, page, runIds=[deployment.runs()[0]["runId"]])
+    assert len(rows(tutorial / "tables" / "legs")) == 911
+    check(page, deployment, "tutorial/legs", "snapshot_integrity", "all checksums match")
+
+
+def test_a_range_of_days_is_joined_with_a_table_that_has_no_days(deployment: Deployment, tutorial: Path) -> None:
+    select = ["--select", 'key:"days/*"', "--partition-range", "...".join(DAYS)]
+    run = typed(deployment, tutorial, "-m", "dagster", "asset", "materialize", "-m", "deployed", *select)
+    assert run.returncode == 0, run.stderr
+    assert rows(tutorial / "tables" / "days") == [("Bern", 1), ("Bern", 2), ("Rome", 10), ("Rome", 20)]
+
+
+def test_event_time_that_stands_still_is_said_and_fails_a_check(
+    deployment: Deployment, tutorial: Path, page: Page
+) -> None:
+    said = "event time never passes operator 'in_cities': source 'shops' gives no watermarks"
+    assert said in (deployment.home / "dagster-dev.log").read_text()
+    rest_after_success(deployment, page, runIds=[deployment.launch("newcomer", "hours_checkpoint")])
+    check(page, deployment, "hours/hours", "event_time", "Event time has not begun: the other inputs wait for")
+
+
+def test_the_sensor_runs_the_job_when_there_is_input_and_only_then(deployment: Deployment, page: Page) -> None:
+    sensor = "orders_checkpoint_sensor"
+    page.goto(f"{deployment.url}/automation")
+    switch_of(page, sensor).click()
+    by_sensor = {"tags": [{"key": "dagster/sensor_name", "value": sensor}]}
+    rest_after_success(deployment, page, **by_sensor)
+    deployment.until("why there is no other", lambda: deployment.said("newcomer", sensor, "no source has input"))
+    deployment.switch_off("newcomer", sensor)
+    assert len(deployment.runs(**by_sensor)) == 1
+    check(page, deployment, "orders/highest", "restore_drill", "2 rows of keyed state and timers, the same at")
+
+
+def test_a_second_run_from_another_terminal_waits_for_the_one_at_work(
+    deployment: Deployment, tutorial: Path, page: Page
+) -> None:
+    first = deployment.launch("newcomer", "orders_checkpoint", GOES_ON)
+    with served(StorageLocation(str(tutorial / "checkpoints" / "orders"))) as address:
+        deployment.until("it waits for input", lambda: "nothing to read" in deployment.log(first))
+        page.goto(address)
+        expect(page.locator("#status")).to_have_text("RUNNING")
+    rest(page)
+    console = "from deployed import defs; defs.resolve_job_def('orders_checkpoint').execute_in_process()"
+    with subprocess.Popen(
+        [sys.executable, "-c", console],
+        cwd=tutorial,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as second:
+        assert second.stderr is not None
+        said = list[str]()
+        for line in second.stderr:
+            said.append(line)
+            if "waiting for the end of" in line and not any("waiting for the end of" in each for each in said[:-1]):
+                assert first in line
+                terminate(page, f"{deployment.url}/runs/{first}")
+        assert second.wait() == 0, "".join(said)
+    assert deployment.runs(runIds=[first])[0]["status"] == "CANCELED"
+    assert any("nothing to read" in line for line in said)
+    assert rows(tutorial / "tables" / "orders") == [("ann", 5, NOON), ("bob", 3, NOON)]
+
+
+def test_empty_checkpoints_have_not_updated_the_table(deployment: Deployment) -> None:
+    key = {"path": ["orders", "orders_table"]}
+    assert len(deployment.graphql(_MATERIALIZATIONS, k=key)["assetOrError"]["assetMaterializations"]) == 1
+
+
+def test_a_plan_says_before_the_run_that_it_would_fail(deployment: Deployment, tutorial: Path) -> None:
+    """A list of LONG becomes a list of STRING."""
+    command = "from dagster_flinkpy.cli import main; main()"
+    program = "tests.e2e.newcomer:changed_orders_env"
+    planned = typed(
+        deployment, tutorial, "-c", command, "savepoint", "plan", "checkpoints/orders", "--program", program
+    )
+    assert planned.returncode == 1, planned.stderr
+    assert re.search("highest +changed +does not fit +2 ", planned.stdout)
+    assert "'amounts' was LIST of Types.LIST(Types.LONG())" in planned.stderr.splitlines()[-1]
