@@ -197,55 +197,33 @@ def flink_assets(
                 },
             )
     """
-    if env is None:
 
-        def decorate(program: Program) -> list[AssetsDefinition]:
-            return flink_assets(
-                program,
-                name=name,
-                partitions_def=partitions_def,
-                partition_retention=partition_retention,
-                backfill_policy=backfill_policy,
-                group_name=group_name,
-                owners=owners,
-                tags=tags,
+    def build(program: Environment) -> list[AssetsDefinition]:
+        made = job_assets(
+            flink_job(program, name),
+            name=name,
+            show=show,
+            translator=translator,
+            attributes=OperatorAttributes(
+                group_name,
+                owners,
+                tags or {},
                 freshness_policy=freshness_policy,
                 automation_condition=automation_condition,
-                operators=operators,
-                retry_policy=retry_policy,
-                deps=deps,
-                pool=pool,
-                show=show,
-                checks=checks,
-                translator=translator,
-                spark_resource_key=spark_resource_key,
-                checkpoint_storage_resource_key=checkpoint_storage_resource_key,
-            )
+            ),
+            operators=operators,
+            deps=deps,
+        )
+        step = _Step(program, retry_policy, pool, spark_resource_key, checkpoint_storage_resource_key)
+        windows = check_partitions(made.job, partitions_def)
+        if windows is None:
+            return [_job_assets(made, job_checks(made, checks), step)]
+        job = replace(made.job, partition_retention=partition_retention or PartitionRetention())
+        made = partitioned(replace(made, job=job), windows)
+        policy = backfill_policy or BackfillPolicy.single_run()
+        return [_partitioned_assets(made, job_checks(made, checks), windows, policy, step)]
 
-        return decorate
-    made = job_assets(
-        flink_job(env, name),
-        name=name,
-        show=show,
-        translator=translator,
-        attributes=OperatorAttributes(
-            group_name,
-            owners,
-            tags or {},
-            freshness_policy=freshness_policy,
-            automation_condition=automation_condition,
-        ),
-        operators=operators,
-        deps=deps,
-    )
-    step = _Step(env, retry_policy, pool, spark_resource_key, checkpoint_storage_resource_key)
-    windows = check_partitions(made.job, partitions_def)
-    if windows is None:
-        return [_job_assets(made, job_checks(made, checks), step)]
-    job = replace(made.job, partition_retention=partition_retention or PartitionRetention())
-    made = partitioned(replace(made, job=job), windows)
-    policy = backfill_policy or BackfillPolicy.single_run()
-    return [_partitioned_assets(made, job_checks(made, checks), windows, policy, step)]
+    return build if env is None else build(env)
 
 
 def build_flink_asset_specs(

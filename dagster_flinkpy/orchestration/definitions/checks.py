@@ -31,6 +31,19 @@ _READ_ALL_STATE = ("snapshot_integrity", "restore_drill")
 
 _UNREAD = ("files", "bytes", "records", "versions", "milliseconds")
 """What sources count, as in `SourceLag`."""
+_DESCRIPTIONS = {
+    "snapshot_integrity": "All state files of the last checkpoint match their checksums, and each key group has one "
+    "owner.",
+    "restore_drill": "Restoring the last checkpoint at another parallelism would find every row of state.",
+    "lag": "The last checkpoint and its watermark are recent enough.",
+    "source_lag": "The last epoch left little enough input unread.",
+    "event_time": "No input without watermarks holds event time back.",
+    "late_records": "The windows drop few enough records that come too late.",
+    "lingering_transactions": "The sinks have no staged data that no checkpoint will commit.",
+    "checkpoint_trend": "The last checkpoint took about as long, and wrote about as much, as the ones before it.",
+    "state_evolution": "The program can continue from the state of the last checkpoint, and its operators have not "
+    "changed.",
+}
 
 
 @dataclass(frozen=True)
@@ -189,57 +202,24 @@ def _declared(assets: JobAssets, settings: FlinkAssetChecks) -> list[_Check]:
         # A partition is one epoch without limits. And a source depends on its own previous partition, with which
         # Dagster cannot run a check of it alone.
         limited, sources = [], [v.uid for v in last]
-    return [
-        _Check(
-            "snapshot_integrity",
-            stateful,
-            "All state files of the last checkpoint match their checksums, and each key group has one owner.",
-        ),
-        _Check(
-            "restore_drill",
-            stateful,
-            "Restoring the last checkpoint at another parallelism would find every row of state.",
-        ),
-        _Check(
-            "lag",
-            [v.uid for v in last],
-            "The last checkpoint and its watermark are recent enough.",
-            {"max_lag": settings.max_lag, "max_event_time_lag": settings.max_event_time_lag},
-        ),
-        _Check(
-            "source_lag",
-            limited,
-            "The last epoch left little enough input unread.",
-            {what: getattr(settings, f"max_unread_{what}") for what in _UNREAD},
-        ),
-        _Check(
-            "event_time",
-            [v.uid for v in graph.vertices if graph.inputs(v.uid)],
-            "No input without watermarks holds event time back.",
-        ),
-        _Check(
-            "late_records",
-            windows,
-            "The windows drop few enough records that come too late.",
-            {"max_late_records": settings.max_late_records},
-        ),
-        _Check(
-            "lingering_transactions",
-            [v.uid for v in last if isinstance(v.spec, SinkSpec)],
-            "The sinks have no staged data that no checkpoint will commit.",
-        ),
-        _Check(
-            "checkpoint_trend",
-            stateful or sources,
-            "The last checkpoint took about as long, and wrote about as much, as the ones before it.",
-            {"factor": settings.trend_factor},
-        ),
-        _Check(
-            "state_evolution",
-            stateful or sources,
-            "The program can continue from the state of the last checkpoint, and its operators have not changed.",
-        ),
-    ]
+    limits: dict[str, dict[str, Any]] = {
+        "lag": {"max_lag": settings.max_lag, "max_event_time_lag": settings.max_event_time_lag},
+        "source_lag": {what: getattr(settings, f"max_unread_{what}") for what in _UNREAD},
+        "late_records": {"max_late_records": settings.max_late_records},
+        "checkpoint_trend": {"factor": settings.trend_factor},
+    }
+    uids = {
+        "snapshot_integrity": stateful,
+        "restore_drill": stateful,
+        "lag": [v.uid for v in last],
+        "source_lag": limited,
+        "event_time": [v.uid for v in graph.vertices if graph.inputs(v.uid)],
+        "late_records": windows,
+        "lingering_transactions": [v.uid for v in last if isinstance(v.spec, SinkSpec)],
+        "checkpoint_trend": stateful or sources,
+        "state_evolution": stateful or sources,
+    }
+    return [_Check(name, uids[name], text, limits.get(name, {})) for name, text in _DESCRIPTIONS.items()]
 
 
 def _result(key: AssetCheckKey, finding: CheckFinding) -> AssetCheckResult:

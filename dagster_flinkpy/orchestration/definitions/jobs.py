@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, get_type_hints
 
-from dagster import JobDefinition, OpExecutionContext, job, op
+from dagster import Config, JobDefinition, OpExecutionContext, job, op
 
-from dagster_flinkpy.datastream.program.job_graph import JobVertex
 from dagster_flinkpy.orchestration.dagster_internals import UnresolvedAssetJobDefinition
 from dagster_flinkpy.orchestration.definitions.shown_operators import Show
 from dagster_flinkpy.orchestration.definitions.translator import FlinkTranslator, job_assets
@@ -95,83 +94,79 @@ def build_flink_jobs(
     return [checkpoint, *_jobs_of(operations)]
 
 
-def _jobs_of(operations: JobOperations) -> list[JobDefinition]:
-    """Builds the jobs of a program. Dagster reads the config of a step from the annotations of its function."""
-    job_id, name = operations.job.job_id, operations.job.dagster_name
+class _Jobs:
+    """Builds the jobs that work on a program's state. Each is one step."""
 
-    def savepoint(context: OpExecutionContext, config: SavepointConfig) -> str:
-        return operations.take_savepoint(context, config)
-
-    def restore(context: OpExecutionContext, config: RestoreConfig) -> int:
-        return operations.restore(context, config)
-
-    def rescale(context: OpExecutionContext, config: RescaleConfig) -> int:
-        return operations.rescale(context, config)
-
-    def reset(context: OpExecutionContext, config: ResetConfig) -> int:
-        return operations.reset(context, config)
-
-    def stop(context: OpExecutionContext, config: StopConfig) -> str:
-        return operations.stop(context, config)
-
-    def dispose(context: OpExecutionContext, config: DisposeConfig) -> None:
-        operations.dispose(context, config)
-
-    def fork(context: OpExecutionContext, config: ForkConfig) -> None:
-        operations.fork(context, config)
-
-    def sweep(context: OpExecutionContext, config: SweepConfig) -> None:
-        operations.sweep(context, config)
-
-    def inspect(context: OpExecutionContext, config: InspectConfig) -> None:
-        operations.inspect(context, config)
+    def __init__(self, operations: JobOperations) -> None:
+        self._operations = operations
+        self._name = operations.job.dagster_name
 
     def build(
+        self,
         verb: str,
-        op_name: str,
-        function: Callable[..., Any],
+        step_name: str,
+        config: type[Config],
+        perform: Callable[[OpExecutionContext, Any], Any],
         description: str,
         *,
         attempt: bool = True,
         example: Mapping[str, Any] | None = None,
     ) -> JobDefinition:
-        keys = {operations.storage_key, *([operations.spark_key] if attempt else [])}
-        # A run that is not an attempt does not work on the job, so no other run waits for it.
-        tags = {JOB_TAG: job_id} if attempt else {}
-        step = op(name=op_name, required_resource_keys=keys, tags=tags)(function)
+        """Builds a job.
 
-        config = {"ops": {op_name: {"config": dict(example or {})}}}  # the launchpad opens with it
+        Args:
+            verb: The last part of its name.
+            step_name: The name of its step.
+            config: What its step is told.
+            perform: What its step does.
+            description: What it is for.
+            attempt: Whether its run works on the job. No other run waits for one that does not. Default: True.
+            example: The config with which the launchpad opens. Default: none.
+        """
 
-        @job(name=f"{name}_{verb}", description=description, tags=tags, config=config)
+        def function(context: OpExecutionContext, config: Config) -> Any:
+            return perform(context, config)
+
+        # Dagster reads the config and the output of a step from the annotations of its function.
+        output = get_type_hints(perform)["return"]
+        function.__annotations__.update({"config": config, "return": output})
+        keys = {self._operations.storage_key, *([self._operations.spark_key] if attempt else [])}
+        tags = {JOB_TAG: self._operations.job.job_id} if attempt else {}
+        step = op(name=step_name, required_resource_keys=keys, tags=tags)(function)
+        shown = {"ops": {step_name: {"config": dict(example or {})}}}
+
+        @job(name=f"{self._name}_{verb}", description=description, tags=tags, config=shown)
         def only() -> None:
             step()
 
         return only
 
-    graph = operations.job.graph
 
-    def keeps_state(vertex: JobVertex) -> bool:
-        return vertex.spec.keeps_state and bool(graph.inputs(vertex.uid)) and not is_internal(vertex)
-
-    vertices, savepoint_of_job = graph.vertices, {"savepoint_path": f"savepoint-{job_id}-"}
+def _jobs_of(operations: JobOperations) -> list[JobDefinition]:
+    job_id, name = operations.job.job_id, operations.job.dagster_name
+    build = _Jobs(operations).build
+    vertices, savepoint_of_job = operations.job.graph.vertices, {"savepoint_path": f"savepoint-{job_id}-"}
     return [
         build(
             "savepoint",
             f"take_savepoint_of_{name}",
-            savepoint,
+            SavepointConfig,
+            operations.take_savepoint,
             f"Keeps the last completed checkpoint of job {job_id}, or its next one if it is running, as a savepoint.",
         ),
         build(
             "restore",
             f"restore_{name}",
-            restore,
+            RestoreConfig,
+            operations.restore,
             f"Makes a savepoint the latest checkpoint of job {job_id}, at the same or another parallelism. {_CHOICES}",
             example=savepoint_of_job,
         ),
         build(
             "rescale",
             f"rescale_{name}",
-            rescale,
+            RescaleConfig,
+            operations.rescale,
             f"Spreads the latest checkpoint of job {job_id} over another parallelism. If the job is running, it "
             "continues in the same run.",
             example={"parallelism": max(vertex.parallelism for vertex in vertices)},
@@ -179,16 +174,30 @@ def _jobs_of(operations: JobOperations) -> list[JobDefinition]:
         build(
             "reset",
             f"reset_{name}",
-            reset,
+            ResetConfig,
+            operations.reset,
             f"Takes job {job_id} back to an older checkpoint that is still kept. Committed rows stay. "
             "If the checkpoint is no longer kept, the run fails and its error lists the kept ones.",
             example={"checkpoint_id": 1},
         ),
-        build("stop", f"stop_{name}", stop, f"Stops job {job_id} with a savepoint."),
+        build("stop", f"stop_{name}", StopConfig, operations.stop, f"Stops job {job_id} with a savepoint."),
+        *_jobs_beside(operations, build, savepoint_of_job),
+    ]
+
+
+def _jobs_beside(
+    operations: JobOperations, build: Callable[..., JobDefinition], savepoint_of_job: Mapping[str, str]
+) -> list[JobDefinition]:
+    """Builds the jobs whose runs do not work on the job."""
+    job_id, name, graph = operations.job.job_id, operations.job.dagster_name, operations.job.graph
+    with_state = (v.uid for v in graph.vertices if v.spec.keeps_state and graph.inputs(v.uid) and not is_internal(v))
+    return [
         build(
             "dispose",
             f"dispose_savepoint_of_{name}",
-            dispose,
+            DisposeConfig,
+    ForkConfig,
+            operations.dispose,
             f"Deletes a savepoint. {_CHOICES}",
             attempt=False,
             example=savepoint_of_job,
@@ -196,7 +205,8 @@ def _jobs_of(operations: JobOperations) -> list[JobDefinition]:
         build(
             "fork",
             f"fork_{name}",
-            fork,
+            ForkConfig,
+            operations.fork,
             f"Creates a job that continues from the state of job {job_id}, which goes on. Its sinks must write "
             "elsewhere.",
             attempt=False,
@@ -205,19 +215,18 @@ def _jobs_of(operations: JobOperations) -> list[JobDefinition]:
         build(
             "sweep",
             f"sweep_{name}",
-            sweep,
+            SweepConfig,
+            operations.sweep,
             f"Deletes files that failed epochs of job {job_id} have left behind, and old savepoints.",
             attempt=False,
         ),
         build(
             "inspect",
             f"inspect_{name}",
-            inspect,
+            InspectConfig,
+            operations.inspect,
             f"Shows the state of one key of job {job_id}.",
             attempt=False,
-            example={
-                "uid": next((v.uid for v in vertices if keeps_state(v)), ""),
-                "key": "",
-            },
+            example={"uid": next(with_state, ""), "key": ""},
         ),
     ]

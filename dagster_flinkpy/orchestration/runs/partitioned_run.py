@@ -32,6 +32,7 @@ from dagster_flinkpy.orchestration.runs.termination import interrupts_passed_to
 from dagster_flinkpy.orchestration.runs.worker_logs import to_run
 
 if TYPE_CHECKING:
+    from dagster_flinkpy.runtime.master.job import JobAttempt
     from dagster_flinkpy.runtime.master.metrics.reports import CompletedEpoch
 
 __all__ = ["run_partitions"]
@@ -70,40 +71,9 @@ def run_partitions(
     Raises:
         Failure: The run has failed.
     """
-    context, specs = run.context, run.specs
+    context = run.context
     partitions = sorted((time_partition(partitions_def, k) for k in context.partition_keys), key=lambda p: p.ordinal)
-    instance, assets, log = context.instance, list(specs.values()), context.log.info
-    store = storage.location().child(job.job_id).open()
-    continues = continues_backfill(
-        instance, context.run, job, assets, partitions_def, partitions[0], store, pool=pool, log=log
-    )
-    take_over = config.take_over and not continues  # in a backfill, the config is for its first run
-    if not take_over:
-        await_exclusive_run(instance, job, assets, context.run, store, log)
-    restore_from, start_empty, claim_mode = config.restore_from, config.start_empty, config.claim_mode
-    start_over = start_empty or restore_from is not None
-    if continues or (restore_from is None and not start_empty):
-        start = _start(job, specs, partitions_def, storage, partitions[0])
-        context.log.info(start.reason)
-        restore_from, start_empty = start.restore_from, start.checkpoint_id is None
-        start_over = False  # nobody asked for it
-        claim_mode = RecoveryClaimMode.CLAIM  # the job keeps its end state, which its retention may delete
-    attempt = job.attempt(
-        storage,
-        spark,
-        owner=run.owner,
-        led_by=context.run.run_id,
-        take_over=take_over,
-        parallelism=config.parallelism,
-        restore_from=restore_from,
-        claim_mode=claim_mode,
-        start_empty=start_empty,
-        start_over=start_over,
-        allow_non_restored_state=config.allow_non_restored_state,
-        allow_pickled_state=config.allow_pickled_state,
-        on_progress=context.log.info,
-        on_log=to_run(context.log),
-    )
+    attempt = _attempt(run, config, job, storage, spark, partitions_def, partitions[0], pool)
     completed: dict[str, CompletedEpoch] = {}
     try:
         with attempt:
@@ -128,6 +98,50 @@ def run_partitions(
             "Run them again, in order."
         )
     return completed, attempt.token, stale
+
+
+def _attempt(
+    run: JobRun,
+    config: FlinkRunConfig,
+    job: FlinkJob,
+    storage: CheckpointStorageResource,
+    spark: SparkResource,
+    partitions_def: TimeWindowPartitionsDefinition,
+    first: TimePartition,
+    pool: str | None,
+) -> JobAttempt:
+    """Waits until no other run works on the job, and returns an attempt that starts where the first partition does."""
+    context, specs = run.context, run.specs
+    instance, assets, log = context.instance, list(specs.values()), context.log.info
+    store = storage.location().child(job.job_id).open()
+    continues = continues_backfill(instance, context.run, job, assets, partitions_def, first, store, pool=pool, log=log)
+    take_over = config.take_over and not continues  # in a backfill, the config is for its first run
+    if not take_over:
+        await_exclusive_run(instance, job, assets, context.run, store, log)
+    restore_from, start_empty, claim_mode = config.restore_from, config.start_empty, config.claim_mode
+    start_over = start_empty or restore_from is not None
+    if continues or (restore_from is None and not start_empty):
+        start = _start(job, specs, partitions_def, storage, first)
+        log(start.reason)
+        restore_from, start_empty = start.restore_from, start.checkpoint_id is None
+        start_over = False  # nobody asked for it
+        claim_mode = RecoveryClaimMode.CLAIM  # the job keeps its end state, which its retention may delete
+    return job.attempt(
+        storage,
+        spark,
+        owner=run.owner,
+        led_by=context.run.run_id,
+        take_over=take_over,
+        parallelism=config.parallelism,
+        restore_from=restore_from,
+        claim_mode=claim_mode,
+        start_empty=start_empty,
+        start_over=start_over,
+        allow_non_restored_state=config.allow_non_restored_state,
+        allow_pickled_state=config.allow_pickled_state,
+        on_progress=log,
+        on_log=to_run(context.log),
+    )
 
 
 def _start(

@@ -108,20 +108,7 @@ class OperatorTask:
         graph = job.graph
         given = job.input(vertex.uid, subtask)
         watermark = MIN_WATERMARK if given.watermark is None else given.watermark
-        first, *later = job.epochs
-        self.context = OperatorContext(
-            vertex=vertex,
-            subtask=subtask,
-            job=job,
-            execution=execution,
-            emit=self._emit,
-            collect=self._collect,
-            watermark=watermark,
-            epoch=first,
-            state=OperatorStateHandler(vertex, subtask, job),
-            send_status=partial(self.send_status, vertex.uid),
-            event_times=self._event_times,
-        )
+        self.context = self._create_context(execution, watermark)
         self.outputs: list[ChainingOutput | RecordWriterOutput] = []
         self._edges = {e.id: e for e in graph.inputs(vertex.uid)}
         channels: dict[Channel, tuple[str, ...]] = {
@@ -154,7 +141,7 @@ class OperatorTask:
         self._taken: dict[int, _Taken] = {}
         self._position = 0
         """The number of barriers that the operator has passed since the task began."""
-        self._next_epochs = deque(later)
+        self._next_epochs = deque(job.epochs[1:])
         """The epochs after the current one, as far as they are known."""
         self._between = False
         """Whether the snapshot of the last known epoch was taken. What arrives afterwards is for the next one."""
@@ -170,6 +157,21 @@ class OperatorTask:
         if (function := function_of(vertex.spec, InputSelectable)) is not None:
             inputs = {channel: self._edges[channel[0]].input_index for channel in channels}
             self._selected = SelectedInputs(self.operator, function, inputs, channels)
+
+    def _create_context(self, execution: str, watermark: int) -> OperatorContext:
+        return OperatorContext(
+            vertex=self.vertex,
+            subtask=self._subtask,
+            job=self._job,
+            execution=execution,
+            emit=self._emit,
+            collect=self._collect,
+            watermark=watermark,
+            epoch=self._job.epochs[0],
+            state=OperatorStateHandler(self.vertex, self._subtask, self._job),
+            send_status=partial(self.send_status, self.vertex.uid),
+            event_times=self._event_times,
+        )
 
     def _emit(self, tag: str | None, batch: StreamBatch) -> None:
         self._metrics.records_out += len(batch)
