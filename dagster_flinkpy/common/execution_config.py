@@ -95,7 +95,7 @@ class ExecutionConfig:
     def set_require_all_slots(self, require_all_slots: bool) -> ExecutionConfig:
         """Sets whether a run fails if Spark cannot run all subtasks at once. Not in PyFlink.
 
-        Flink's streaming jobs always need all of their slots. Here subtasks that find no slot run in a later wave. If
+        Flink's streaming jobs always need all of their slots. Here subtasks that find no slot wait for one. If
         all slots are required and there are fewer, a run raises a `NoResourceAvailableError` before it reads or writes
         anything. The option is ``execution.require-all-slots``. Without effect with ``execution.local``.
         """

@@ -150,8 +150,7 @@ class JobAttempt(AttemptRuns):
         self._folders = tuple(folder for vertex in graph.vertices for folder in operator_folders(vertex.spec))
         """URLs of the folders that the sources read and the sinks write."""
         check_job(self._location, self._folders)
-        graph = bind_blocking_edges(graph.split(), self._location.child(EXCHANGE_FOLDER))
-        self._program = graph
+        self._program = graph = bind_blocking_edges(graph.split(), self._location.child(EXCHANGE_FOLDER))
         self.graph = graph if parallelism is None else graph.with_parallelism(parallelism)
         self.committed_on_recovery = 0
         """How many committables of the last checkpoint this attempt had to commit when it began."""
@@ -172,14 +171,7 @@ class JobAttempt(AttemptRuns):
             progress=self._progress,
         )
         self._spark = SharedSession(config.spark, self._progress)
-        self._exchange = JobExchange(
-            config,
-            self._spark,
-            self._progress,
-            lambda: self._transactions.check_leader(),
-            graph,
-            lambda region: self._deployed.regions.planners[region].coordinators,
-        )
+        self._exchange = self._create_exchange(graph)
         self._stopped = False
         """Whether the job was stopped earlier, and nobody has restored a savepoint since."""
         self._keeper = self._create_lease_keeper()
@@ -293,8 +285,6 @@ class JobAttempt(AttemptRuns):
             graph, plan = self._restore.assign(graph, start)
             self._require_slots(graph)  # the parallelism may be another one
         slots = JobSlots(self.config.job_id, graph, graph.regions(), self.config.spark, self._progress)
-        if not self.config.in_process:
-            slots.open(JobSession(self._spark))
         regions = JobRegions(
             graph, self.config, self.token, self._run_id, start, plan, self._spark, self._watchdog, self._progress
         )
@@ -309,82 +299,8 @@ class JobAttempt(AttemptRuns):
             retained=self._attempt.head.retained,
             statistics=statistics,
         )
-        timeline = CheckpointTimeline(_now)
-        if not self._reporter.tokens:
-            self._reporter.open(self._store)
-            self._started_from = None if self.restored is None else self.restored.checkpoint_id
-            former = None
-            failover = JobFailover(regions.graphs, regions.edges, self.config, _now, self._progress)
-        else:
-            former = self._deployed.failover
-            failover = former.deployed(regions.graphs)
-        if failover is not former:
-            failover.graph.add_listener(self._reporter.on_status)
-        steps = CheckpointSteps(
-            self._store,
-            self._attempt,
-            self._watchdog,
-            self._hooks,
-            self._transactions,
-            self._lease,
-            self.config.partition_retention,
-            self._started_from,
-            _now,
-            commit=lambda metadata: self._commit(metadata),
-            after_commit=lambda: self._after_commit(),
-            timeline=timeline,
-            tell_tasks=self._exchange.notify,
-        )
-        turn = Turn()
-        states = regions.states(failover.graph, slots, turn)
-        schedule = EpochSchedule(
-            states,
-            coordinator,
-            self._desk.requests,
-            contents,
-            turn,
-            max_ahead=self.config.checkpointing.max_concurrent,
-            owner=self._owner,
-            can_open_epochs=lambda: self._mailbox.has_threads and self._exchange.can_open_epochs(slots),
-        )
-        state = JobState(
-            coordinator,
-            states,
-            failover,
-            self._desk.requests,
-            contents,
-            turn,
-            schedule,
-            create_metadata=lambda write: self._create_metadata(write),
-        )
-        runners = [
-            JobRunner(
-                planner,
-                session,
-                self._watchdog,
-                run_job=lambda job, *open_epoch: self._on_spark(job, *open_epoch),
-                on_results=self._on_results,
-                check_leader=self._transactions.check_leader,
-                progress=self._progress,
-                timeline=timeline,
-                now=_now,
-                tell=self._mailbox.tell,
-            )
-            for planner, session in zip(regions.planners, regions.sessions, strict=True)
-        ]
-        master = JobMaster(
-            state,
-            runners,
-            steps,
-            self._mailbox,
-            self._desk,
-            on_completed=self._on_completed,
-            on_aborted=self._reporter.aborted,
-            abort_lingering=self._transactions.abort_after_failure,
-            discard_read=regions.discard_read,
-            now=_now,
-            progress=self._progress,
-        )
+        failover = self._deploy_executions(regions)
+        master = self._create_master(slots, regions, contents, coordinator, failover)
         if self._reporter.tokens:
             self._deployed.regions.close()
         self._deployed = DeployedJob(
@@ -402,6 +318,108 @@ class JobAttempt(AttemptRuns):
         self.graph = graph
         self._reporter.tokens.add(self.token)
         master.start()
+
+    def _deploy_executions(self, regions: JobRegions) -> JobFailover:
+        """Returns the executions of the job: new ones, or those of its former deployment with other subtasks."""
+        if self._reporter.tokens:
+            former = self._deployed.failover
+            failover = former.deployed(regions.graphs)
+            if failover is former:
+                return former
+        else:
+            self._reporter.open(self._store)
+            self._started_from = None if self.restored is None else self.restored.checkpoint_id
+            failover = JobFailover(regions.graphs, regions.edges, self.config, _now, self._progress)
+        failover.graph.add_listener(self._reporter.on_status)
+        return failover
+
+    def _create_master(
+        self,
+        slots: JobSlots,
+        regions: JobRegions,
+        contents: CheckpointContents,
+        coordinator: CheckpointCoordinator,
+        failover: JobFailover,
+    ) -> JobMaster:
+        turn, timeline, requests = Turn(), CheckpointTimeline(_now), self._desk.requests
+        states = regions.states(failover.graph, turn)
+        schedule = EpochSchedule(
+            states,
+            coordinator,
+            requests,
+            contents,
+            turn,
+            max_ahead=self.config.checkpointing.max_concurrent,
+            owner=self._owner,
+            can_open_epochs=lambda: self._mailbox.has_threads and self._exchange.can_open_epochs(slots),
+        )
+        state = JobState(
+            coordinator,
+            states,
+            failover,
+            requests,
+            contents,
+            turn,
+            schedule,
+            create_metadata=lambda write: self._create_metadata(write),
+        )
+        return JobMaster(
+            state,
+            self._create_runners(regions, timeline),
+            self._create_steps(timeline),
+            self._mailbox,
+            self._desk,
+            on_completed=self._on_completed,
+            on_aborted=self._reporter.aborted,
+            abort_lingering=self._transactions.abort_after_failure,
+            discard_read=regions.discard_read,
+            now=_now,
+            progress=self._progress,
+        )
+
+    def _create_runners(self, regions: JobRegions, timeline: CheckpointTimeline) -> list[JobRunner]:
+        return [
+            JobRunner(
+                planner,
+                session,
+                self._watchdog,
+                run_job=lambda job, *open_epoch: self._on_spark(job, *open_epoch),
+                on_results=self._on_results,
+                check_leader=self._transactions.check_leader,
+                progress=self._progress,
+                timeline=timeline,
+                now=_now,
+                tell=self._mailbox.tell,
+            )
+            for planner, session in zip(regions.planners, regions.sessions, strict=True)
+        ]
+
+    def _create_steps(self, timeline: CheckpointTimeline) -> CheckpointSteps:
+        return CheckpointSteps(
+            self._store,
+            self._attempt,
+            self._watchdog,
+            self._hooks,
+            self._transactions,
+            self._lease,
+            self.config.partition_retention,
+            self._started_from,
+            _now,
+            commit=lambda metadata: self._commit(metadata),
+            after_commit=self._after_commit,
+            timeline=timeline,
+            tell_tasks=self._exchange.notify,
+        )
+
+    def _create_exchange(self, graph: JobGraph) -> JobExchange:
+        return JobExchange(
+            self.config,
+            self._spark,
+            self._progress,
+            lambda: self._transactions.check_leader(),
+            graph,
+            lambda region: self._deployed.regions.planners[region].coordinators,
+        )
 
     def _create_lease_keeper(self) -> LeaseKeeper | None:
         return LeaseKeeper(_LEASE, _now)

@@ -28,7 +28,7 @@ class JobConfig:
     latency_tracking_interval: timedelta = timedelta(0)
     """Time between two latency markers of a source. Default: 0, which sends none."""
     require_all_slots: bool = False
-    """Whether an attempt fails if Spark cannot run all subtasks at once. Default: they run in waves."""
+    """Whether an attempt fails if Spark cannot run all subtasks at once. Default: they take turns."""
     exchange: ExchangeOptions = field(default_factory=ExchangeOptions)
     """How tasks exchange records."""
     metric_reporters: tuple[MetricReporterOptions, ...] = ()

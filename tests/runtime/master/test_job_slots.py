@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 
 from dagster_flinkpy.common import Configuration, Types
-from dagster_flinkpy.datastream import SlotSharingGroup, StreamExecutionEnvironment
+from dagster_flinkpy.datastream import DataStream, SlotSharingGroup, StreamExecutionEnvironment
 from dagster_flinkpy.errors import NoResourceAvailableError
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
-from dagster_flinkpy.runtime.master.job_session import JobSession, SharedSession
-from dagster_flinkpy.runtime.master.slots.job_slots import JobSlots
+from dagster_flinkpy.runtime.master.slots.job_slots import JobSlots, required_slots
 from dagster_flinkpy.spark.sessions import SparkSettings
 from dagster_flinkpy.spark.task_slots import TaskSlots
 from dagster_flinkpy.storage import StorageLocation
@@ -29,8 +28,9 @@ def test_a_job_that_needs_more_slots_says_so_once() -> None:
     slots = JobSlots("job", graph, [graph], SparkSettings(), lines.append)
     for executors in ({"driver": 2}, {"driver": 2}, {"1": 2, "2": 2}, {"1": 4, "2": 4}):
         slots.take_note(TaskSlots(executors, None))
-    assert lines == ["job 'job' needs 8 slots, has 2: 4 waves", "job 'job' needs 8 slots, has 4: 2 waves"]
-    assert slots.plan is not None and (slots.plan.needed, slots.plan.had) == (8, 8)
+    said = "job 'job' needs 8 slots, and Spark has {}: its tasks take turns"
+    assert lines == [said.format(2), said.format(4)]
+    assert (slots.needed, slots.had) == (8, 8)
 
 
 def test_a_group_whose_tasks_have_more_cores_needs_more_slots() -> None:
@@ -44,22 +44,49 @@ def test_a_group_whose_tasks_have_more_cores_needs_more_slots() -> None:
     assert lines == [], "in local mode tasks have one core each"
     slots.take_note(TaskSlots({"1": 2, "2": 2}, 4, cores=1))
     slots.take_note(TaskSlots({"1": 4, "2": 4}, 8, cores=2))
-    assert lines == ["job 'job' needs 8 slots, has 4: 2 waves"], "slots of two cores are enough"
+    assert lines == ["job 'job' needs 8 slots, and Spark has 4: its tasks take turns"], "slots of two cores are enough"
     with pytest.raises(
         NoResourceAvailableError, match=r"no executor .* as a task of slot-sharing group 'default' needs"
     ):
         slots.take_note(TaskSlots({"1": 1, "2": 1}, 2, cores=1))
 
 
-def test_without_groups_regions_do_not_wait_for_slots() -> None:
+def then(stream: DataStream, uid: str, parallelism: int, group: str | None = None) -> DataStream:
+    """Adds an operator behind a shuffle."""
+    mapped = stream.rebalance().map(lambda v: v, LONG).uid(uid).set_parallelism(parallelism)
+    return mapped if group is None else mapped.slot_sharing_group(group)
+
+
+def test_a_group_needs_its_highest_parallelism() -> None:
     env = StreamExecutionEnvironment.get_execution_environment()
-    source = env.from_collection([1], LONG).uid("a").blocking()
-    source.map(lambda v: v, LONG).uid("b")
+    source = env.from_collection([1, 2, 3], LONG).uid("s").set_parallelism(2)
+    then(then(then(source, "a", 8), "b", 3, "heavy"), "c", 5)
+    assert required_slots(env.get_job_graph()) == {"default": 8, "heavy": 5}, "c is in the group of its input"
+
+
+def test_a_chain_is_in_the_group_of_its_first_operator() -> None:
+    env = StreamExecutionEnvironment.get_execution_environment()
+    source = env.from_collection([1, 2, 3], LONG).uid("s").set_parallelism(4)
+    mapped = source.map(lambda v: v, LONG).uid("m").set_parallelism(4).slot_sharing_group("other")
+    then(mapped, "a", 3)
+    assert required_slots(env.get_job_graph()) == {"default": 4, "other": 3}
+
+
+def test_an_operator_whose_inputs_are_in_different_groups_is_in_the_default_one() -> None:
+    env = StreamExecutionEnvironment.get_execution_environment()
+    left, right = env.from_collection([1], LONG).uid("left"), env.from_collection([1], LONG).uid("right")
+    then(left.union(right.slot_sharing_group("g")), "both", 1)
+    groups = {v.uid: v.slot_sharing_group for v in env.get_job_graph().vertices}
+    assert groups == {"left": "default", "right": "g", "both": "default"}
+
+
+def test_live_tasks_of_different_regions_share_no_slots() -> None:
+    env = StreamExecutionEnvironment.get_execution_environment()
+    source = env.from_collection([1], LONG).uid("a").set_parallelism(2)
+    then(source.blocking(), "b", 3)
     graph = env.get_job_graph()
-    slots = JobSlots("job", graph, graph.regions(), SparkSettings(master="local[1]"), lambda line: None)
-    assert slots.acquire(0) and slots.acquire(1)
-    slots.release(0)
-    slots.release(1)
+    slots = JobSlots("job", graph, graph.regions(), SparkSettings(), print)
+    assert (slots.needed, slots.needed_to_live) == (3, 5)
 
 
 def attempt(
@@ -69,21 +96,6 @@ def attempt(
     storage = StorageLocation(str(folder))
     config = JobConfig("job", storage, settings, require_all_slots=True, in_process=in_process)
     return JobAttempt(env.get_job_graph(), config, owner="test", parallelism=parallelism)
-
-
-def test_regions_with_groups_share_the_slots_that_spark_has() -> None:
-    env = StreamExecutionEnvironment.get_execution_environment()
-    source = env.from_collection([1], LONG).uid("a").slot_sharing_group("a").blocking()
-    source.map(lambda v: v, LONG).uid("b").slot_sharing_group("b")
-    graph = env.get_job_graph()
-    for number, side_by_side in ((1, False), (2, True)):
-        settings = SparkSettings(master=f"local[{number}]")
-        slots = JobSlots("job", graph, graph.regions(), settings, lambda line: None)
-        slots.open(JobSession(SharedSession(settings, lambda line: None)))
-        assert slots.acquire(0)
-        assert slots.acquire(1) == side_by_side
-        slots.release(0)
-        assert side_by_side or slots.acquire(1)
 
 
 def test_a_job_that_must_have_all_slots_touches_nothing_if_there_are_fewer(tmp_path: Path) -> None:

@@ -60,7 +60,6 @@ from dagster_flinkpy.runtime.master.regions.region_state import RegionState
 from dagster_flinkpy.runtime.master.requests.taken_requests import TakenRequests
 from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.runtime.master.results import EpochResults, TaskFailure
-from dagster_flinkpy.runtime.master.slots.job_slots import JobSlots
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.storage import StorageLocation
 from tests.checkpoint.samples import keyed
@@ -86,10 +85,9 @@ class Job:
         session = SharedSession(self.config.spark, print)
         self.made = JobRegions(graph, self.config, 1, None, None, None, session, Watchdog(timedelta(minutes=1)), print)
         self.failover = JobFailover(self.made.graphs, self.made.edges, self.config, lambda: self.now, print)
-        slots = JobSlots("job", graph, self.made.graphs, self.config.spark, print)
         self.contents = CheckpointContents(graph, "job", 1, None)
         coordinator = CheckpointCoordinator("job", 1, self.made.checkpoint_plan((), ()), self.config.checkpointing)
-        regions, requests = self.made.states(self.failover.graph, slots, turn), TakenRequests(10**6)
+        regions, requests = self.made.states(self.failover.graph, turn), TakenRequests(10**6)
         self.state = JobState(
             coordinator,
             regions,

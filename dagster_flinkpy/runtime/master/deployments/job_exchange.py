@@ -185,7 +185,7 @@ class JobExchange:
         """Asks for the slots of all regions, and deploys the tasks of one, unless it returns why not."""
         auto = self._mode is ExchangeMode.AUTO
         self._announce(slots.needed_to_live)
-        had, kept = None if slots.plan is None else slots.plan.had, kept_slots(self._config.spark)
+        had, kept = slots.had, kept_slots(self._config.spark)
         if auto and had is not None and kept is not None and kept >= had:
             return _TAKEN
         if self._pool is None:
@@ -235,8 +235,8 @@ class JobExchange:
         if self._config.failover.failover.retries_tasks:
             return "the failover strategy retries single tasks"
         needed = slots.needed_to_live
-        if slots.plan is not None and slots.plan.had <= needed:
-            return f"live tasks need {needed} slots and leave one to others, and Spark has {slots.plan.had}"
+        if slots.had is not None and slots.had <= needed:
+            return f"live tasks need {needed} slots and leave one to others, and Spark has {slots.had}"
         return None
 
     def _finds_a_slot(self, session: JobSession) -> bool:

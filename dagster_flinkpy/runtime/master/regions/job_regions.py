@@ -22,7 +22,6 @@ from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.runtime.master.job_session import JobSession, SharedSession
 from dagster_flinkpy.runtime.master.regions.region_epochs import Turn
 from dagster_flinkpy.runtime.master.regions.region_state import RegionState
-from dagster_flinkpy.runtime.master.slots.job_slots import JobSlots
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 
 __all__ = ["JobRegions"]
@@ -102,12 +101,12 @@ class JobRegions:
             found |= {uid: (InputReport(sink, "blocking", False),) for uid, sink in planner.edge_sources.items()}
         return found
 
-    def states(self, graph: ExecutionGraph, slots: JobSlots, turn: Turn) -> list[RegionState]:
+    def states(self, graph: ExecutionGraph, turn: Turn) -> list[RegionState]:
         """Returns what the state of the job has of the regions; see :class:`RegionState` for the arguments."""
         regions: list[RegionState] = []
         for planner in self.planners:
             before = [region for region in regions if region.planner.edge_sinks & {*planner.edge_sources.values()}]
-            regions.append(RegionState(planner, before, graph, slots, turn))
+            regions.append(RegionState(planner, before, graph, turn))
         return regions
 
     def checkpoint_plan(self, sinks: Sequence[str], master_hooks: tuple[str, ...]) -> CheckpointPlan:

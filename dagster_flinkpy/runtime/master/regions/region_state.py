@@ -33,7 +33,6 @@ from dagster_flinkpy.runtime.master.job_messages import (
 )
 from dagster_flinkpy.runtime.master.regions.region_epochs import Acknowledged, Phase, RegionEpochs, RegionStage, Turn
 from dagster_flinkpy.runtime.master.regions.region_runner import RegionEnded
-from dagster_flinkpy.runtime.master.slots.job_slots import JobSlots
 
 __all__ = ["RegionState"]
 
@@ -45,15 +44,12 @@ class RegionState:
         planner: Knows the operators of the region, and the state from which its next epoch starts.
         before: The regions whose output it reads.
         graph: The executions of its subtasks.
-        slots: Tells whether it may run beside the regions that are running.
         turn: Takes what its lane is to do.
     """
 
-    def __init__(
-        self, planner: EpochPlanner, before: Sequence[RegionState], graph: ExecutionGraph, slots: JobSlots, turn: Turn
-    ) -> None:
+    def __init__(self, planner: EpochPlanner, before: Sequence[RegionState], graph: ExecutionGraph, turn: Turn) -> None:
         self.planner, self.before, self.number = planner, tuple(before), planner.number
-        self._graph, self._slots, self._turn = graph, slots, turn
+        self._graph, self._turn = graph, turn
         self._executions_before = graph.attempt(self.number)
         """How many executions of earlier attempts each subtask has had."""
         self.phase = Phase.IDLE
@@ -239,9 +235,6 @@ class RegionState:
         if live and not epochs.batch.open:
             self.close(None)
 
-    def _release(self) -> None:
-        self._slots.release(self.number)
-
     @property
     def _at_hand(self) -> RegionEpochs:
         current = self._current
@@ -299,8 +292,8 @@ class RegionState:
                     self._tell(NotifySources(self.number, number))
                 self._to_notify.clear()
             epochs = self._next()
-            if epochs is None or not self._slots.acquire(self.number):
-                return  # until another region has ended
+            if epochs is None:
+                return
             if epochs is not waiting:
                 self._add(epochs)
             epochs.stage, self._permit = RegionStage.CURRENT, 0
@@ -592,8 +585,8 @@ _TRANSITIONS: Mapping[tuple[Phase, Phase], Callable[[RegionState], None]] = {
     (Phase.DEPLOYED, Phase.PLANNING): RegionState._plan,
     (Phase.PLANNING, Phase.DEPLOYED): lambda region: None,
     (Phase.DEPLOYED, Phase.RUNNING): RegionState._run,
-    (Phase.DEPLOYED, Phase.IDLE): RegionState._release,
-    (Phase.PLANNING, Phase.IDLE): RegionState._release,
-    (Phase.RUNNING, Phase.IDLE): RegionState._release,
+    (Phase.DEPLOYED, Phase.IDLE): lambda region: None,
+    (Phase.PLANNING, Phase.IDLE): lambda region: None,
+    (Phase.RUNNING, Phase.IDLE): lambda region: None,
 }
 """What belongs to each transition."""

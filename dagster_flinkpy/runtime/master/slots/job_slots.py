@@ -1,25 +1,64 @@
-"""The task slots of a job: asked from Spark, compared with what the job needs, and shared by its regions."""
+"""The task slots that a job needs, and those that Spark has.
+
+A task slot is a core of an executor of Spark (Flink: ``Instance``), which a slot-sharing group may have more of. Spark
+chooses the executor. An epoch that is a Spark job runs its tasks as slots become free; tasks that live are in the slots
+of :mod:`~dagster_flinkpy.runtime.master.slots.slot_pool`, all at once.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from dagster_flinkpy.datastream.program.job_graph import JobGraph
+from dagster_flinkpy.datastream.program.job_graph import JobGraph, JobVertex
 from dagster_flinkpy.errors import NoResourceAvailableError
 from dagster_flinkpy.runtime.master.job_session import JobSession
-from dagster_flinkpy.runtime.master.slots.slot_plan import RegionSlots, SlotPlan, plan_slots, required_slots
 from dagster_flinkpy.spark.sessions import SparkSettings
 from dagster_flinkpy.spark.task_slots import TaskSlots, ask_for_slots, await_slots, slots_of_local_master
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["JobSlots", "require_all_slots"]
+__all__ = ["JobSlots", "require_all_slots", "required_slots"]
+
+
+def required_slots(graph: JobGraph, *, cores: int | None = None) -> dict[str, int]:
+    """Returns how many slots each slot-sharing group needs: the highest parallelism of its operators, as in Flink.
+
+    Operators that are chained run in one task, in the group of the first of them.
+
+    Args:
+        graph: The job, or a region of it.
+        cores: The cores of a slot. A group whose tasks have more needs more of them. None: cores do not count.
+    """
+    slots: dict[str, int] = {}
+    for vertex, head in _with_heads(graph):
+        group = head.slot_sharing_group
+        slots[group] = max(slots.get(group, 0), vertex.parallelism * _width(head, cores))
+    return slots
+
+
+def _with_heads(graph: JobGraph) -> list[tuple[JobVertex, JobVertex]]:
+    """Returns the operators, inputs first, each with the first operator of its chain."""
+    heads: dict[str, JobVertex] = {}
+    for vertex in graph.vertices:
+        chained = (e.source for e in graph.inputs(vertex.uid) if graph.is_chained(e) and not e.blocking)
+        source = next(chained, None)
+        heads[vertex.uid] = vertex if source is None else heads[source]
+    return [(vertex, heads[vertex.uid]) for vertex in graph.vertices]
+
+
+def _width(head: JobVertex, cores: int | None) -> int:
+    """Returns how many slots of Spark a task takes."""
+    resources = head.slot_resources
+    if cores is None or resources is None or resources.cpu_cores is None:
+        return 1
+    return max(1, math.ceil(resources.cpu_cores / cores))
 
 
 class JobSlots:
-    """Knows how many slots there are, says once if a job needs more, and tells which regions run side by side.
+    """Knows how many slots there are, and says once if a job needs more.
 
     Args:
         job_id: The job.
@@ -40,37 +79,32 @@ class JobSlots:
         self._job_id, self._graph, self._settings, self._progress = job_id, graph, settings, progress
         self.regions = tuple(regions)
         """Its pipelined regions."""
-        self._region_slots: RegionSlots | None = None
+        self.had: int | None = None
+        """How many slots Spark has; None as long as it was not asked, or does not say."""
         self._said = ""
-        self.plan: SlotPlan | None = None
-        """Where the subtasks run; None as long as Spark was not asked, or does not say."""
         self._cores: int | None = None
         """The cores of a slot."""
+
+    @property
+    def needed(self) -> int:
+        """How many slots the job needs to run all subtasks at once."""
+        return sum(required_slots(self._graph, cores=self._cores).values())
 
     @property
     def needed_to_live(self) -> int:
         """How many slots live tasks need: those of different regions share none."""
         return sum(slots for region in self.regions for slots in required_slots(region, cores=self._cores).values())
 
-    def open(self, session: JobSession) -> None:
-        """Asks Spark for the slots that the regions share, unless all regions share the same ones anyway."""
-        if len(self.regions) == 1 or len(required_slots(self._graph)) == 1:
-            return
-        slots = slots_of_local_master(self._settings) or _ask(self._job_id, session)
-        if slots is not None and slots.number:
-            self.take_note(slots)
-            self._region_slots = RegionSlots(self.regions, slots.executors, cores=slots.cores)
-
     def look(self, spark: SparkSession) -> None:
         """Asks Spark, at the start of an attempt, and before each epoch as long as tasks have to wait for slots."""
-        if self.plan is not None and len(self.plan.waves) == 1:
+        if self.had is not None and self.had >= self.needed:
             return
         slots = slots_of_local_master(self._settings) or ask_for_slots(spark)
         if slots is not None and slots.number:
             self.take_note(slots)
 
     def take_note(self, slots: TaskSlots) -> None:
-        """Plans with the slots that there are, and says so if the job needs more.
+        """Says so if the job needs more slots than there are.
 
         Args:
             slots: The slots; at least one in all.
@@ -78,20 +112,21 @@ class JobSlots:
         Raises:
             NoResourceAvailableError: No executor has as many cores as a slot-sharing group asks for.
         """
-        self.plan, self._cores = plan_slots(self._graph, slots.executors, cores=slots.cores), slots.cores
-        description = self.plan.description
-        if len(self.plan.waves) > 1 and description != self._said:
-            self._said = description
-            self._progress(f"job {self._job_id!r} {description}")
-
-    def acquire(self, region: int) -> bool:
-        """Takes the slots of a region that is to run. Returns False if it has to wait for another one to end."""
-        return self._region_slots is None or self._region_slots.acquire(region)
-
-    def release(self, region: int) -> None:
-        """Gives back the slots of a region that has ended."""
-        if self._region_slots is not None:
-            self._region_slots.release(region)
+        self.had, self._cores = slots.number, slots.cores
+        largest = max(slots.executors.values())
+        wide = sorted({h.slot_sharing_group for _, h in _with_heads(self._graph) if _width(h, slots.cores) > largest})
+        if wide:
+            groups = " or ".join(f"slot-sharing group {name!r}" for name in wide)
+            raise NoResourceAvailableError(
+                f"no executor of Spark has as many cores as a task of {groups} needs: lower set_cpu_cores(), or raise "
+                "spark.executor.cores",
+                needed=self.needed,
+                had=self.had,
+            )
+        said = f"job {self._job_id!r} needs {self.needed} slots, and Spark has {self.had}: its tasks take turns"
+        if self.needed > self.had and said != self._said:
+            self._said = said
+            self._progress(said)
 
 
 def require_all_slots(job_id: str, graph: JobGraph, settings: SparkSettings, session: JobSession) -> None:
