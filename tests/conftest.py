@@ -46,7 +46,7 @@ LONGEST = (
     "runtime/task/test_event_time_in_job.py",
     "storage/test_conformance.py",
     "matrix/test_matrix.py",
-    "runtime/test_output_transaction.py",
+    "orchestration/outputs/test_output_transaction.py",
     "orchestration/runs/test_exclusive_run.py",
     "runtime/slot/test_reader_sources.py",
     "test_shop_example.py",

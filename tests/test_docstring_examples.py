@@ -18,7 +18,7 @@ def modules() -> Iterator[str]:
     yield from (
         f"dagster_flinkpy.checkpoint.{name}" for name in ("partitions", "reports.skew", "coordinator.statistics")
     )
-    yield "dagster_flinkpy.runtime.master.restart_strategies"
+    yield "dagster_flinkpy.common.restart_strategies"
     for package in (dagster_flinkpy.common, dagster_flinkpy.datastream):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             yield module.name

@@ -11,7 +11,7 @@ from dagster_flinkpy.cli.common import endpoint_url_option, json_option
 from dagster_flinkpy.cli.terminal import console_of_width, plain_table, time_of
 from dagster_flinkpy.common.clock import datetime_of_millis
 from dagster_flinkpy.connectors.commit.output_ledger import OutputLedger, TransactionRecord
-from dagster_flinkpy.runtime.output_transaction import abort_transactions
+from dagster_flinkpy.orchestration.outputs.output_transaction import abort_transactions
 from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["transactions"]

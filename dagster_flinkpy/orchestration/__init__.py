@@ -1,9 +1,13 @@
 """Runs Flink jobs in Dagster: operators are assets, checkpoints are materializations."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING
-
 from dagster_flinkpy.checkpoint.partitions import PartitionRetention
+from dagster_flinkpy.common.restart_strategies import (
+    ExponentialDelayRestart,
+    FailureRateRestart,
+    FixedDelayRestart,
+    NoRestart,
+    restart_strategy_of,
+)
 from dagster_flinkpy.orchestration.automation import watermark_passed
 from dagster_flinkpy.orchestration.definitions.assets import build_flink_asset_specs, flink_assets
 from dagster_flinkpy.orchestration.definitions.checks import FlinkAssetChecks
@@ -40,15 +44,6 @@ from dagster_flinkpy.orchestration.sink_resources import (
     TwoPhaseCommitSinkResource,
 )
 from dagster_flinkpy.orchestration.table_io_manager import FlinkTableIOManager
-
-if TYPE_CHECKING:
-    from dagster_flinkpy.runtime.master.restart_strategies import (
-        ExponentialDelayRestart,
-        FailureRateRestart,
-        FixedDelayRestart,
-        NoRestart,
-        restart_strategy_of,
-    )
 
 __all__ = [
     "AssetTransaction",
@@ -96,10 +91,3 @@ __all__ = [
     "restart_strategy_of",
     "watermark_passed",
 ]
-
-
-def __getattr__(name: str) -> object:
-    """Imports the restart strategies when one of their names is used."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("dagster_flinkpy.runtime.master.restart_strategies"), name)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dagster_flinkpy.connectors.commit.table_sink import TableSink
     from dagster_flinkpy.datastream.connectors.base import TwoPhaseCommittingSink
     from dagster_flinkpy.datastream.connectors.kafka_sink import KafkaRecordSerializationSchema, TransactionalKafkaSink
-    from dagster_flinkpy.runtime.output_transaction import Output, OutputTransaction
+    from dagster_flinkpy.orchestration.outputs.output_transaction import Output, OutputTransaction
 
 __all__ = [
     "AssetTransaction",
@@ -80,7 +80,7 @@ class AssetTransaction:
             Failure: The target cannot store the rows, they do not have the columns of those before them, or the run
                 does not have this partition.
         """
-        from dagster_flinkpy.runtime.output_rows import write_rows
+        from dagster_flinkpy.orchestration.outputs.output_rows import write_rows
 
         with flink_failures():
             write_rows(self._transaction, rows, self._partition(partition))
@@ -157,7 +157,7 @@ class TwoPhaseCommitSinkResource(StorageResource, ABC):
             Failure: A newer transaction over one of the partitions has begun, the target does not take the rows, or the
                 store failed.
         """
-        from dagster_flinkpy.runtime.output_transaction import OutputTransaction
+        from dagster_flinkpy.orchestration.outputs.output_transaction import OutputTransaction
 
         with flink_failures(context.log):
             if unfit := sorted({"key", "partition_column", "prepare_transactions"} & set(options)):
@@ -217,7 +217,7 @@ class TwoPhaseCommitSinkResource(StorageResource, ABC):
             SinkCommitError: A table does not take the rows. The transaction lingers on.
             StorageError: The store failed.
         """
-        from dagster_flinkpy.runtime.output_transaction import abort_transactions
+        from dagster_flinkpy.orchestration.outputs.output_transaction import abort_transactions
 
         found = self.lingering(instance)
         for ledger, record in self._lingering(instance):
@@ -240,7 +240,7 @@ class TwoPhaseCommitSinkResource(StorageResource, ABC):
         return found
 
     def _output(self, asset: str, table: str, options: dict[str, Any]) -> Output:
-        from dagster_flinkpy.runtime.output_transaction import Output
+        from dagster_flinkpy.orchestration.outputs.output_transaction import Output
 
         sink = self.sink(table, **options).for_owner(asset)
         return Output(asset, table, sink, self.location(), self.stages, options)

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
+from dagster_flinkpy.common.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.errors import FlinkPyError, SlotLostError
 from dagster_flinkpy.runtime.master import job_failover
 from dagster_flinkpy.runtime.master.deployments import job_exchange
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
-from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.runtime.master.slots.slot_pool import SlotPool
 from dagster_flinkpy.runtime.slot.task_executor import SlotDescriptor, TaskExecutor
 from dagster_flinkpy.spark.sessions import SparkSettings

@@ -16,10 +16,10 @@ from dagster_flinkpy.checkpoint.reports.execution_report import EXECUTION_KEY, r
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.cli import job_reports
 from dagster_flinkpy.cli.command import main
+from dagster_flinkpy.common.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.errors import StorageError, UserFunctionError
 from dagster_flinkpy.runtime.master import job_reporter
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
-from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.harness import HarnessAttempt
 from tests.runtime.master.test_restarts import FailsAt, Watched, program

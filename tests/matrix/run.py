@@ -16,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.common.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.datastream.checkpointing.state_backend_type import StateBackendType
 from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
@@ -24,7 +25,6 @@ from dagster_flinkpy.errors import UserFunctionError
 from dagster_flinkpy.runtime.exchange import places
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
 from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Lane, Mailbox
-from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.runtime.operators import local_aggregate
 from dagster_flinkpy.runtime.shuffle import batch as shuffle_batch
 from dagster_flinkpy.runtime.shuffle import key_dictionary

@@ -16,6 +16,7 @@ import dagster as dg
 import pytest
 
 from dagster_flinkpy.common import Configuration
+from dagster_flinkpy.common.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.datastream.functions import KeyedProcessFunction
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration import build_restart_sensor, flink_assets
@@ -23,7 +24,6 @@ from dagster_flinkpy.orchestration.failure import flink_failures
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.runtime.master.mailbox import Lane, ThreadMailbox
-from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
 from tests.orchestration.programs import word_count
 from tests.runtime.harness import run_rows
 

@@ -19,6 +19,7 @@ from dagster_flinkpy.checkpoint.coordinator.messages import (
 )
 from dagster_flinkpy.checkpoint.coordinator.stimuli import Acknowledge, Decline, Stimulus, TimerFired
 from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER, SubtaskState
+from dagster_flinkpy.common.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.errors import SegmentLostError
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master.commits.transactions import Transactions
@@ -33,7 +34,6 @@ from dagster_flinkpy.runtime.master.job_state import JobState
 from dagster_flinkpy.runtime.master.mailbox import Done, Lane, Mailbox, Work
 from dagster_flinkpy.runtime.master.regions.region_runner import RegionEnded
 from dagster_flinkpy.runtime.master.regions.region_state import RegionState
-from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.runtime.master.results import EpochResults
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from tests.runtime.state_rules import check_state

@@ -22,13 +22,13 @@ from pydantic import ConfigDict, Field
 
 from dagster_flinkpy.checkpoint.partitions import PartitionRetention
 from dagster_flinkpy.common.configuration import parse_duration
-from dagster_flinkpy.datastream.checkpointing.savepoint_format_type import SavepointFormatType
-from dagster_flinkpy.runtime.master.restart_strategies import (
+from dagster_flinkpy.common.restart_strategies import (
     ExponentialDelayRestart,
     FailureRateRestart,
     FixedDelayRestart,
     RestartStrategy,
 )
+from dagster_flinkpy.datastream.checkpointing.savepoint_format_type import SavepointFormatType
 
 __all__ = [
     "ChecksModel",

@@ -40,7 +40,7 @@ from dagster_flinkpy.orchestration.runs.runs_of_job import FIRST_TRY_TAG, RESTAR
 from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget, flink_targets
 
 if TYPE_CHECKING:
-    from dagster_flinkpy.runtime.master.restart_strategies import RestartStrategy
+    from dagster_flinkpy.common.restart_strategies import RestartStrategy
 
 __all__ = [
     "JobHistory",
@@ -191,7 +191,7 @@ def build_restart_sensor(
 @cache
 def default_strategy() -> RestartStrategy:
     """Returns the strategy of sensors that are given none."""
-    from dagster_flinkpy.runtime.master.restart_strategies import ExponentialDelayRestart
+    from dagster_flinkpy.common.restart_strategies import ExponentialDelayRestart
 
     return ExponentialDelayRestart()
 

@@ -33,7 +33,7 @@ from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget, flink_tar
 from dagster_flinkpy.storage import StorageLocation
 
 if TYPE_CHECKING:
-    from dagster_flinkpy.runtime.master.restart_strategies import RestartStrategy
+    from dagster_flinkpy.common.restart_strategies import RestartStrategy
 
 __all__ = ["build_supervising_sensor"]
 

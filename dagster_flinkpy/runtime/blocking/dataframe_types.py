@@ -22,8 +22,8 @@ from dagster_flinkpy.errors import (
 )
 from dagster_flinkpy.runtime.failure import error_in_task
 from dagster_flinkpy.runtime.throwables import fails_always
-from dagster_flinkpy.runtime.user_modules import user_modules_by_value
 from dagster_flinkpy.spark.sessions import open_session
+from dagster_flinkpy.spark.user_modules import user_modules_by_value
 from dagster_flinkpy.spark.versions import arrow_type
 
 if TYPE_CHECKING:

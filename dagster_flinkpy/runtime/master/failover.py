@@ -1,7 +1,7 @@
 """Decides what restarts after a failure, and whether a restart can help (Flink: ``ExecutionFailureHandler``).
 
 A failover strategy says which regions run again and from where; a restart strategy says whether and when
-(:mod:`~dagster_flinkpy.runtime.master.restart_strategies`). Both are pure functions of what the master knows.
+(:mod:`~dagster_flinkpy.common.restart_strategies`). Both are pure functions of what the master knows.
 
 Flink restarts a region's consumers whenever it restarts the region, because a region has one result, and its consumers
 may have read some of it. Here a region has a result per epoch, which its consumers read once the region has
@@ -19,6 +19,12 @@ from typing import ClassVar
 
 from dagster_flinkpy.common.configuration import Configuration
 from dagster_flinkpy.common.no_effect import no_effect
+from dagster_flinkpy.common.restart_strategies import (
+    FixedDelayRestart,
+    NoRestart,
+    RestartStrategy,
+    restart_strategy_of,
+)
 from dagster_flinkpy.errors import (
     CheckpointError,
     ConfigurationError,
@@ -27,12 +33,6 @@ from dagster_flinkpy.errors import (
     PythonWorkerLostError,
     SlotLostError,
     SparkUnavailableError,
-)
-from dagster_flinkpy.runtime.master.restart_strategies import (
-    FixedDelayRestart,
-    NoRestart,
-    RestartStrategy,
-    restart_strategy_of,
 )
 from dagster_flinkpy.runtime.throwables import ThrowableType, throwable_type
 

@@ -23,6 +23,13 @@ from dagster._core.events import AssetMaterializationPlannedData
 from dagster._core.execution.plan.objects import StepFailureData, StepSuccessData
 from dagster._core.test_utils import create_run_for_test
 
+from dagster_flinkpy.common.restart_strategies import (
+    ExponentialDelayRestart,
+    FailureRateRestart,
+    FixedDelayRestart,
+    NoRestart,
+    RestartStrategy,
+)
 from dagster_flinkpy.errors import ConfigurationError, StorageError
 from dagster_flinkpy.orchestration import (
     CheckpointStorageResource,
@@ -36,13 +43,6 @@ from dagster_flinkpy.orchestration.runs.runs_of_job import FIRST_TRY_TAG, RESTAR
 from dagster_flinkpy.orchestration.sensors.restart_sensor import Restart, next_restart
 from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget
 from dagster_flinkpy.runtime.master.job import JobAttempt
-from dagster_flinkpy.runtime.master.restart_strategies import (
-    ExponentialDelayRestart,
-    FailureRateRestart,
-    FixedDelayRestart,
-    NoRestart,
-    RestartStrategy,
-)
 from tests.orchestration.programs import parts, word_count
 from tests.runtime.harness import run_rows, spark_order
 

@@ -21,6 +21,7 @@ from dagster_flinkpy.checkpoint.savepoints.dispose import dispose_savepoint
 from dagster_flinkpy.checkpoint.sweep import sweep
 from dagster_flinkpy.checkpoint.verify import verify_checkpoint
 from dagster_flinkpy.common.clock import current_millis
+from dagster_flinkpy.common.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.datastream import DataStream
 from dagster_flinkpy.datastream.checkpointing.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
@@ -28,7 +29,6 @@ from dagster_flinkpy.errors import NamedSegmentLostError, RestoreError, UserFunc
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
 from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Lane, Mailbox, ThreadMailbox
-from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.state_processor import dispose_job, fork_job
 from dagster_flinkpy.storage import StorageLocation

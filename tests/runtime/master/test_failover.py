@@ -14,6 +14,13 @@ from hypothesis import strategies as st
 
 from dagster_flinkpy.common import no_effect
 from dagster_flinkpy.common.configuration import Configuration
+from dagster_flinkpy.common.restart_strategies import (
+    ExponentialDelayRestart,
+    FailureRateRestart,
+    FixedDelayRestart,
+    NoRestart,
+    RestartStrategy,
+)
 from dagster_flinkpy.errors import (
     CheckpointError,
     ConfigurationError,
@@ -40,13 +47,6 @@ from dagster_flinkpy.runtime.master.failover import (
     RestartPipelinedRegionStrategy,
     cause_rank,
     failover_strategy_of,
-)
-from dagster_flinkpy.runtime.master.restart_strategies import (
-    ExponentialDelayRestart,
-    FailureRateRestart,
-    FixedDelayRestart,
-    NoRestart,
-    RestartStrategy,
 )
 
 # Two producers, each read by two consumers, and beside them one producer with one consumer.

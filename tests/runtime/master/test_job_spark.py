@@ -22,6 +22,7 @@ import pytest
 
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
+from dagster_flinkpy.common.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.connectors import ParquetSink
 from dagster_flinkpy.datastream import (
@@ -48,7 +49,6 @@ from dagster_flinkpy.runtime.master import job_session
 from dagster_flinkpy.runtime.master.deployments import pipelined_region
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
-from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.spark.cores import available_cores
 from dagster_flinkpy.spark.server_state import RUNTIME_DIR_VARIABLE, StateFile
 from dagster_flinkpy.spark.sessions import SparkSettings, get_session, open_session, stop_server

@@ -22,6 +22,7 @@ from dagster_flinkpy.checkpoint.coordinator.stimuli import (
 from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER, SubtaskState
 from dagster_flinkpy.checkpoint.requests import Order, Request, RequestKind
 from dagster_flinkpy.common.job_status import JobStatus
+from dagster_flinkpy.common.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.errors import (
     CheckpointError,
     FlinkPyError,
@@ -58,7 +59,6 @@ from dagster_flinkpy.runtime.master.regions.region_epochs import Phase, Turn
 from dagster_flinkpy.runtime.master.regions.region_runner import EpochPlanned, InputLooked, RegionEnded
 from dagster_flinkpy.runtime.master.regions.region_state import RegionState
 from dagster_flinkpy.runtime.master.requests.taken_requests import TakenRequests
-from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.runtime.master.results import EpochResults, TaskFailure
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.storage import StorageLocation

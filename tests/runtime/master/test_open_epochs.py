@@ -20,6 +20,7 @@ from dagster_flinkpy.checkpoint.coordinator.coordinator_config import Coordinato
 from dagster_flinkpy.checkpoint.requests import JobRequests, Order, RequestKind
 from dagster_flinkpy.common import Duration, TimestampAssigner, Types, WatermarkStrategy
 from dagster_flinkpy.common.exchange_options import ExchangeMode
+from dagster_flinkpy.common.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.datastream import KeyedProcessFunction, RuntimeContext, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import Source, SourceSplit, SplitEnumerator
@@ -32,7 +33,6 @@ from dagster_flinkpy.runtime.master.failover import FailoverConfig
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.runtime.master.mailbox import Mailbox, ThreadMailbox
 from dagster_flinkpy.runtime.master.requests import taken_requests
-from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.storage import StorageLocation
 from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected

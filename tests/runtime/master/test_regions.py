@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.common.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.datastream import DataStream, KeyedProcessFunction, RuntimeContext
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
@@ -24,7 +25,6 @@ from dagster_flinkpy.errors import RestoreError, UserFunctionError
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
 from dagster_flinkpy.runtime.master.mailbox import Mailbox, ThreadMailbox
-from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt

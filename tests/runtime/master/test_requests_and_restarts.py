@@ -12,10 +12,10 @@ import pytest
 from dagster_flinkpy.checkpoint.requests import JobRequests, Order, RequestKind
 from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import open_checkpoint
 from dagster_flinkpy.common import JobStatus
+from dagster_flinkpy.common.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.errors import JobCancelledError, JobRestartedError, StorageError
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
 from dagster_flinkpy.runtime.master.requests import taken_requests
-from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.harness import HarnessAttempt
 from tests.runtime.master.test_job_master import Threaded, expected, program

@@ -16,6 +16,7 @@ from pyspark.errors import AnalysisException, PySparkAttributeError
 from dagster_flinkpy.checkpoint.coordinator.stimuli import MetadataWriteFailed
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.common import JobStatus
+from dagster_flinkpy.common.restart_strategies import FixedDelayRestart, NoRestart, RestartStrategy
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.datastream import DataStream
@@ -46,7 +47,6 @@ from dagster_flinkpy.runtime.master.failover import (
     RestartPipelinedRegionStrategy,
 )
 from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Mailbox
-from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart, NoRestart, RestartStrategy
 from dagster_flinkpy.runtime.master.results import EpochResults
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from tests.runtime.harness import HarnessAttempt

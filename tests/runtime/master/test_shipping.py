@@ -15,8 +15,8 @@ import pytest
 
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.runtime import user_modules
 from dagster_flinkpy.runtime.shipping import dump_job, load_job, loaded_job
+from dagster_flinkpy.spark import user_modules
 from tests.runtime.harness import make_job
 from tests.runtime.programs import environment
 

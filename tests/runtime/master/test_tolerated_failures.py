@@ -17,6 +17,7 @@ from dagster_flinkpy.checkpoint.coordinator.coordinator_config import Coordinato
 from dagster_flinkpy.checkpoint.requests import JobRequests, Order, RequestKind
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.common import Types
+from dagster_flinkpy.common.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
 from dagster_flinkpy.datastream.checkpointing.master_hook import MasterTriggerRestoreHook
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
@@ -26,7 +27,6 @@ from dagster_flinkpy.runtime.master import job_state
 from dagster_flinkpy.runtime.master.failover import FailoverConfig, RestartAllStrategy
 from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Lane, Mailbox, ThreadMailbox
 from dagster_flinkpy.runtime.master.requests import taken_requests
-from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.harness import HarnessAttempt

@@ -13,13 +13,13 @@ import pytest
 
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
+from dagster_flinkpy.common.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.datastream import MapFunction
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import CheckpointError, UserFunctionError
 from dagster_flinkpy.runtime.master.deployments import job_exchange, pipelined_region
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
-from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.runtime.slot.task_executor import SlotDescriptor
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.programs import COUNTED, EVENT, CountPerKey, FolderSink, environment, events

@@ -21,6 +21,7 @@ from dagster_flinkpy.checkpoint.coordinator.coordinator_config import Coordinato
 from dagster_flinkpy.checkpoint.requests import JobRequests, Order, RequestKind
 from dagster_flinkpy.common import Duration, Types, WatermarkStrategy
 from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
+from dagster_flinkpy.common.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.connectors import ParquetSink
 from dagster_flinkpy.datastream import KeyedProcessFunction, ProcessFunction, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors import FileSource, StreamFormat
@@ -37,7 +38,6 @@ from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import SourceReadError, TypeMismatchError, UserFunctionError
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
-from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.spark.sessions import SparkSettings
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.testing import run_local

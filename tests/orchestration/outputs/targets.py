@@ -18,8 +18,8 @@ from dagster_flinkpy.connectors import DeltaSink, IcebergSink, ParquetSink, Post
 from dagster_flinkpy.connectors.commit.output_ledger import Stages
 from dagster_flinkpy.connectors.delta.table import storage_options
 from dagster_flinkpy.datastream.connectors.base import TwoPhaseCommittingSink
-from dagster_flinkpy.runtime.output_rows import write_rows
-from dagster_flinkpy.runtime.output_transaction import Output, OutputTransaction
+from dagster_flinkpy.orchestration.outputs.output_rows import write_rows
+from dagster_flinkpy.orchestration.outputs.output_transaction import Output, OutputTransaction
 from dagster_flinkpy.storage import StorageLocation
 
 Rows = list[tuple[str, str | None, int]]

@@ -28,13 +28,13 @@ from dagster_flinkpy.orchestration import (
     build_transaction_checks,
     build_transactions_job,
 )
-from tests.runtime.outputs import Delta, Files, Iceberg, Postgres, Target
+from tests.orchestration.outputs.targets import Delta, Files, Iceberg, Postgres, Target
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DAYS = dg.StaticPartitionsDefinition(["x", "y", "z"])
-PROGRAM = Path(__file__).parents[1] / "runtime/killed_transactions.py"
+PROGRAM = Path(__file__).with_name("killed_transactions.py")
 
 
 def numbers(*values: int) -> pa.Table:
@@ -327,7 +327,7 @@ def killed(runs: list[tuple[Deployment, str]]) -> None:
         database = [target.conninfo, target.schema] if isinstance(target, Postgres) else ["", ""]
         arguments.append([deployment.kind, deployment.url, *database, step])
     command = [sys.executable, str(PROGRAM), json.dumps(arguments)]
-    variables = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    variables = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     done = subprocess.run(command, env=variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
 

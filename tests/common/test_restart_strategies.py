@@ -9,10 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_flinkpy.common.configuration import Configuration
-from dagster_flinkpy.datastream import StreamExecutionEnvironment
-from dagster_flinkpy.datastream.program.program_options import FAILOVER_OPTIONS
-from dagster_flinkpy.errors import ConfigurationError, NoEffectWarning
-from dagster_flinkpy.runtime.master.restart_strategies import (
+from dagster_flinkpy.common.restart_strategies import (
     ExponentialDelayRestart,
     FailureRateRestart,
     FixedDelayRestart,
@@ -20,6 +17,9 @@ from dagster_flinkpy.runtime.master.restart_strategies import (
     RestartStrategy,
     restart_strategy_of,
 )
+from dagster_flinkpy.datastream import StreamExecutionEnvironment
+from dagster_flinkpy.datastream.program.program_options import FAILOVER_OPTIONS
+from dagster_flinkpy.errors import ConfigurationError, NoEffectWarning
 
 SECOND = 1000
 HOUR = 3_600_000

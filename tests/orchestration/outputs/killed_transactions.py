@@ -15,10 +15,10 @@ from deltalake import DeltaTable
 
 from dagster_flinkpy.connectors.iceberg.committer import IcebergCommitter
 from dagster_flinkpy.connectors.postgres.session import Session
-from dagster_flinkpy.runtime.output_transaction import Output
+from dagster_flinkpy.orchestration.outputs.output_transaction import Output
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
-from tests.runtime.outputs import Delta, Files, Iceberg, Postgres, Target, write
+from tests.orchestration.outputs.targets import Delta, Files, Iceberg, Postgres, Target, write
 
 
 def kill(*args: Any, **options: Any) -> Any:

@@ -14,7 +14,7 @@ from dagster_flinkpy.connectors.columns.arrow_types import type_info_of
 from dagster_flinkpy.connectors.columns.column_casts import cast_columns
 from dagster_flinkpy.connectors.commit.output_ledger import StagedOutput
 from dagster_flinkpy.errors import TypeMismatchError
-from dagster_flinkpy.runtime.output_transaction import Output, OutputTransaction, writer_context
+from dagster_flinkpy.orchestration.outputs.output_transaction import Output, OutputTransaction, writer_context
 from dagster_flinkpy.spark.versions import arrow_schema
 
 __all__ = ["write_rows"]

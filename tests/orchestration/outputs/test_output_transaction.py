@@ -24,15 +24,15 @@ from dagster_flinkpy.errors import (
     SinkCommitError,
     StorageError,
 )
-from dagster_flinkpy.runtime import output_transaction
+from dagster_flinkpy.orchestration.outputs import output_transaction
+from dagster_flinkpy.orchestration.outputs.output_transaction import Output, OutputTransaction, abort_transactions
 from dagster_flinkpy.runtime.master.commits import commit_retries
-from dagster_flinkpy.runtime.output_transaction import Output, OutputTransaction, abort_transactions
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.connectors.postgres.test_jobs import dying
 from tests.connectors.postgres.test_sink import Crash
 from tests.examples import examples
-from tests.runtime.outputs import Delta, Files, Iceberg, Postgres, Target, write
+from tests.orchestration.outputs.targets import Delta, Files, Iceberg, Postgres, Target, write
 
 
 @pytest.fixture(autouse=True)
