@@ -30,7 +30,7 @@ from dagster_flinkpy.datastream.formats.csv import CsvReaderFormat
 from dagster_flinkpy.datastream.formats.json_lines import JsonLinesReaderFormat
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.runtime.master.commits.commit_retries import commit_requests
-from tests.connectors.postgres.test_sink import database as database  # a fixture
+from tests.connectors.postgres.conftest import database as database  # a fixture
 
 DOCS = Path(__file__).parents[3] / "docs/api/column-types.md"
 BYTES = Types.PRIMITIVE_ARRAY(Types.BYTE())

@@ -20,7 +20,7 @@ from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
 from dagster_flinkpy.errors import CommitRefusedError, StorageError
 from dagster_flinkpy.runtime.master import job_state
-from tests.connectors.postgres.test_sink import database as database  # a fixture
+from tests.connectors.postgres.conftest import database as database  # a fixture
 from tests.runtime.harness import HarnessAttempt
 from tests.runtime.programs import EVENT, environment, events
 

@@ -34,9 +34,8 @@ from dagster_flinkpy.runtime.master.commits.commit_retries import commit_request
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.connectors.postgres.test_jobs import dying
-from tests.connectors.postgres.test_sink import Crash
 from tests.examples import examples
-from tests.runtime.harness import HarnessAttempt
+from tests.runtime.harness import Crash, HarnessAttempt
 from tests.runtime.programs import environment, events
 
 ROW = Types.ROW_NAMED(["country", "day", "n"], [Types.STRING(), Types.SQL_DATE(), Types.LONG()])

@@ -17,8 +17,7 @@ from dagster_flinkpy.runtime.master.commits.commit_retries import commit_request
 from tests import servers
 from tests.connectors.iceberg.test_sink import commit, committer, opened, rows, stage
 from tests.connectors.postgres.test_jobs import dying
-from tests.connectors.postgres.test_sink import Crash
-from tests.runtime.harness import HarnessAttempt
+from tests.runtime.harness import Crash, HarnessAttempt
 from tests.runtime.programs import environment, events
 
 

@@ -20,7 +20,7 @@ from dagster_flinkpy.datastream import MapFunction, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import SourceLag, SourceSplit, SplitEnumerator, SplitEnumeratorContext
 from dagster_flinkpy.errors import ConfigurationError, RestoreError, SourceReadError
 from dagster_flinkpy.testing import run_local
-from tests.connectors.postgres.test_sink import Database
+from tests.connectors.postgres.sinks import Database
 from tests.runtime.harness import collect_graph
 from tests.runtime.master.test_open_epochs import Run, World
 

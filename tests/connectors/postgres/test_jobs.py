@@ -18,9 +18,9 @@ from dagster_flinkpy.connectors.postgres.session import Session
 from dagster_flinkpy.connectors.postgres.writer import PostgresStagingWriter, PreparingWriter
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitterInitContext
 from dagster_flinkpy.storage.local import LocalObjectStore
-from tests.connectors.postgres.test_sink import Crash, Database
+from tests.connectors.postgres.sinks import Database
 from tests.examples import examples
-from tests.runtime.harness import HarnessAttempt
+from tests.runtime.harness import Crash, HarnessAttempt
 from tests.runtime.programs import EVENT, environment, events
 
 RECORDS = [(f"k{i % 3}", i, i) for i in range(9)]

@@ -12,7 +12,7 @@ import pytest
 from dagster_flinkpy.connectors import PostgresSource
 from dagster_flinkpy.connectors.postgres import enumerator as module
 from dagster_flinkpy.errors import RestoreError, SourceReadError
-from tests.connectors.postgres.test_sink import Database
+from tests.connectors.postgres.sinks import Database
 from tests.connectors.postgres.test_source import add, numbered, read, restored, source_of, take
 
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from datetime import date, datetime, time, timezone
+from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -15,100 +11,17 @@ from typing import Any
 import psycopg
 import pytest
 
-from dagster_flinkpy.common import Instant, Row, Types
-from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.common import Types
 from dagster_flinkpy.connectors import PostgresSink
-from dagster_flinkpy.connectors.postgres.session import Session
-from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext, WriterInitContext
 from dagster_flinkpy.errors import (
     CommittableLostError,
     ConfigurationError,
     SinkCommitError,
     StorageError,
-    TypeMismatchError,
 )
-from dagster_flinkpy.runtime.master.commits.commit_retries import commit_requests
 from dagster_flinkpy.storage import StorageLocation
-from tests.runtime.harness import Crash
+from tests.connectors.postgres.sinks import CONTEXT, ROW, Database, commit, committer, numbers, stage
 from tests.servers import crash_postgres
-
-ROW = Types.ROW_NAMED(["n", "s"], [Types.LONG(), Types.STRING()])
-CONTEXT = WriterInitContext("job", "sink", subtask=0, fencing_token=1, checkpoint_id=1, execution="e")
-
-
-class Database:
-    """A schema of the server.
-
-    Args:
-        conninfo: How to connect to the server.
-        staging: The folder for staged rows.
-    """
-
-    def __init__(self, conninfo: str, staging: Path) -> None:
-        self.conninfo, self.staging = conninfo, staging
-        self.schema = f"s{uuid.uuid4().hex[:12]}"
-        self.sql(f"CREATE SCHEMA {self.schema}")
-
-    def sql(self, statement: str) -> list[Any]:
-        with psycopg.connect(self.conninfo, autocommit=True) as connection:
-            connection.execute("SET lock_timeout = '20s'")
-            cursor = connection.execute(statement.replace("{}", self.schema))
-            return cursor.fetchall() if cursor.description else []
-
-    def create(self, columns: str = "n bigint, s text") -> None:
-        self.sql(f"CREATE TABLE {{}}.t ({columns})")
-
-    def rows(self, columns: str = "n") -> list[Any]:
-        return sorted(row if len(row) > 1 else row[0] for row in self.sql(f"SELECT {columns} FROM {{}}.t"))
-
-    def ledger(self) -> list[Any]:
-        return [row[0] for row in self.sql("SELECT checkpoint FROM {}.flinkpy_commits ORDER BY checkpoint")]
-
-    def prepared(self) -> int:
-        return len(self.sql("SELECT gid FROM pg_prepared_xacts"))
-
-    def sink(self, **options: Any) -> PostgresSink:
-        staging = None if options.get("prepare_transactions") else str(self.staging)
-        return PostgresSink(self.conninfo, f"{self.schema}.t", staging, **options)
-
-    def staged(self) -> int:
-        return len(list(StorageLocation(str(self.staging)).open().list()))
-
-
-@pytest.fixture
-def database(postgres: str, tmp_path: Path) -> Iterator[Database]:
-    database = Database(postgres, tmp_path / "staging")
-    yield database
-    for (gid,) in database.sql("SELECT gid FROM pg_prepared_xacts"):
-        database.sql(f"ROLLBACK PREPARED '{gid}'")
-    database.sql("DROP SCHEMA {} CASCADE")
-
-
-def stage(sink: PostgresSink, records: list[Any], type_info: TypeInformation = ROW, **changes: Any) -> CommitRequest:
-    """Writes one epoch of one subtask up to the barrier. The committable makes a round trip through metadata."""
-    context = replace(CONTEXT, **changes)
-    writer = sink.create_writer(context, type_info)
-    for record in records:
-        writer.write(type_info.to_arrow([record]))
-    [committable] = json.loads(json.dumps(writer.prepare_commit()))
-    return CommitRequest(context.checkpoint_id, context.subtask, committable)
-
-
-def numbers(*values: int) -> list[Any]:
-    return [(value, f"text {value}") for value in values]
-
-
-def committer(sink: PostgresSink, token: int = 1, type_info: TypeInformation = ROW) -> Committer:
-    return sink.create_committer(CommitterInitContext("job", "sink", token, type_info))
-
-
-def commit(sink: PostgresSink, *requests: CommitRequest, token: int = 1, type_info: TypeInformation = ROW) -> int:
-    # Another attempt gets requests of its own.
-    fresh = [CommitRequest(r.checkpoint_id, r.subtask, r.committable) for r in requests]
-    return commit_requests(committer(sink, token, type_info), fresh, "sink", wait=lambda _: None)
-
-
-# --- append -----------------------------------------------------------------------------------------------------------
 
 
 def test_rows_are_there_after_the_commit_and_once(database: Database) -> None:
@@ -471,192 +384,3 @@ def test_a_server_that_cannot_be_reached_is_named_without_the_password(tmp_path:
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
-
-NOON = datetime(2026, 1, 2, 12, 0, 0, 123456)
-VALUES: list[tuple[TypeInformation, str, list[Any], list[Any]]] = [
-    (Types.STRING(), "text", ["", 'a"b', "x,y\n\\.", "\\N", "ü🙂"], ["", 'a"b', "x,y\n\\.", "\\N", "ü🙂"]),
-    (Types.BOOLEAN(), "boolean", [True, False], [True, False]),
-    (Types.SHORT(), "smallint", [-(2**15), 2**15 - 1], [-(2**15), 2**15 - 1]),
-    (Types.LONG(), "bigint", [-(2**63), 2**63 - 1], [-(2**63), 2**63 - 1]),
-    (Types.DOUBLE(), "double precision", [0.1, -1e300, float("inf")], [0.1, -1e300, float("inf")]),
-    (Types.FLOAT(), "real", [0.5, 1.25e30], [0.5, 1.25e30]),
-    (Types.BIG_DEC(), "numeric", [Decimal("1.10"), Decimal("-1e40")], [Decimal("1.10"), Decimal("-1e40")]),
-    (Types.BIG_INT(), "numeric", [10**75, -1], [Decimal(10**75), Decimal(-1)]),
-    (Types.DECIMAL(40, 2), "numeric(40, 2)", [Decimal("1.5")], [Decimal("1.50")]),
-    (Types.SQL_DATE(), "date", [date(1, 1, 1), date(9999, 12, 31)], [date(1, 1, 1), date(9999, 12, 31)]),
-    (Types.SQL_TIME(), "time", [time(23, 59, 59, 999999)], [time(23, 59, 59, 999999)]),
-    (Types.SQL_TIMESTAMP(), "timestamp", [NOON], [NOON]),
-    (Types.INSTANT(), "timestamptz", [Instant(1, 5000)], [datetime(1970, 1, 1, 0, 0, 1, 5, timezone.utc)]),
-    (Types.PRIMITIVE_ARRAY(Types.BYTE()), "bytea", [b"", b"\x00\xff\\x"], [b"", b"\x00\xff\\x"]),
-    (Types.LIST(Types.DOUBLE()), "jsonb", [[], [1.5, None]], [[], [1.5, None]]),
-    (Types.MAP(Types.LONG(), Types.SQL_DATE()), "jsonb", [{1: date(2026, 1, 2)}], [{"1": "2026-01-02"}]),
-    (
-        Types.LIST(Types.ROW_NAMED(["a", "b"], [Types.STRING(), Types.DECIMAL(5, 1)])),
-        "jsonb",
-        [[Row("ü\n", Decimal("1.5")), None]],
-        [[{"a": "ü\n", "b": "1.5"}, None]],
-    ),
-]
-
-
-@pytest.mark.parametrize(
-    ("type_info", "sql", "values", "expected"), VALUES, ids=lambda v: v if isinstance(v, str) else ""
-)
-def test_values_keep_what_they_are(
-    database: Database, type_info: TypeInformation, sql: str, values: list[Any], expected: list[Any]
-) -> None:
-    database.create(f"at bigserial, value {sql}")
-    sink = database.sink()
-    records = [*values, None]
-    writer = sink.create_writer(CONTEXT, type_info)
-    writer.write(type_info.to_arrow(records).slice(1))  # arrays with an offset
-    writer.write(type_info.to_arrow(records[:1]))
-    [committable] = writer.prepare_commit()
-    commit(sink, CommitRequest(1, 0, committable), type_info=type_info)
-    with psycopg.connect(database.conninfo) as connection:
-        connection.execute("SET TIME ZONE 'UTC'")
-        found = connection.execute(f"SELECT value FROM {database.schema}.t ORDER BY at").fetchall()
-    assert [value for (value,) in found] == [*expected[1:], None, expected[0]]
-
-
-@pytest.mark.parametrize(
-    ("type_info", "value", "said"),
-    [
-        (Types.STRING(), "a\0b", "NUL"),
-        (Types.LIST(Types.STRING()), ["a\0b"], "NUL"),
-        (Types.LIST(Types.DOUBLE()), [float("nan")], "NaN"),
-    ],
-)
-def test_values_that_the_table_cannot_store_are_refused_when_written(
-    database: Database, type_info: TypeInformation, value: Any, said: str
-) -> None:
-    with pytest.raises(TypeMismatchError, match=said):
-        database.sink().create_writer(CONTEXT, type_info).write(type_info.to_arrow([value]))
-
-
-@pytest.mark.parametrize(
-    ("type_info", "said"),
-    [
-        (None, "needs typed records"),
-        (Types.PICKLED_BYTE_ARRAY(), "has no type in PostgreSQL"),
-        (Types.LIST(Types.PRIMITIVE_ARRAY(Types.BYTE())), "JSON cannot contain"),
-        (Types.MAP(Types.TUPLE([Types.INT()]), Types.INT()), "keys in JSON are text"),
-        (Types.ROW_NAMED(["day"], [Types.INT()]), "leave it out of the records"),
-    ],
-)
-def test_types_without_a_column_are_refused_at_once(tmp_path: Path, type_info: Any, said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
-        PostgresSink("host=db", "t", str(tmp_path), partition_column="day").validate(type_info)
-
-
-@pytest.mark.parametrize(
-    ("table", "options", "said"),
-    [
-        ("a.b.c", {"staging": "x"}, "'name' or 'schema.name'"),
-        ("t", {}, "needs staging"),
-        ("t", {"staging": "x", "key": "id"}, r"such as \['id'\]"),
-        ("t", {"staging": "x", "key": ["id"], "partition_column": "day"}, "a key or a partition_column"),
-        ("t", {"staging": "x", "prepare_transactions": True}, "leave out"),
-        ("t", {"key": ["id"], "prepare_transactions": True}, "leave out"),
-    ],
-)
-def test_settings_that_contradict_each_other(table: str, options: Any, said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
-        PostgresSink("host=db", table, **options)
-
-
-def test_a_key_that_the_records_lack_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"key 'id', but the records have \['n', 's'\]"):
-        PostgresSink("host=db", "t", str(tmp_path), key=["id"]).validate(ROW)
-
-
-@pytest.mark.parametrize(
-    ("conninfo", "uri"),
-    [
-        ("postgresql://me:secret@db:5433/shop?sslmode=require", "postgresql://db:5433/shop/s.t"),
-        ("host=db dbname='my shop' password=secret", "postgresql://db/my shop/s.t"),
-    ],
-)
-def test_the_uri_has_no_password(conninfo: str, uri: str, tmp_path: Path) -> None:
-    assert PostgresSink(conninfo, "s.t", str(tmp_path)).uri() == uri
-
-
-# --- commits that die -------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def failing(owner: Any, name: str, when: str, error: BaseException) -> Iterator[None]:
-    """Makes the first call of a method fail before or after it takes effect."""
-    real: Callable[..., Any] = getattr(owner, name)
-    left = [error]
-
-    def method(*args: Any, **options: Any) -> Any:
-        if left and when == "before":
-            raise left.pop()
-        result = real(*args, **options)
-        if left:
-            raise left.pop()
-        return result
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(owner, name, method)
-        yield
-
-
-def _steps() -> list[Any]:
-    from dagster_flinkpy.connectors.postgres.committer import LedgerCommitter
-    from dagster_flinkpy.storage.local import LocalObjectStore
-
-    return [
-        (Session, "connect"),
-        (Session, "register"),
-        (LedgerCommitter, "_replace"),
-        (psycopg.Copy, "write"),
-        (psycopg.Copy, "__exit__"),
-        (psycopg.Transaction, "__exit__"),  # the COMMIT
-        (LocalObjectStore, "delete_many"),
-    ]
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("step", _steps(), ids=lambda step: step[1].strip("_"))
-@pytest.mark.parametrize("options", [{}, {"key": ["n"]}, {"partition_column": "day"}], ids=str)
-def test_a_commit_that_dies_is_committed_by_the_next_attempt(
-    database: Database, options: Any, step: tuple[Any, str], when: str
-) -> None:
-    database.create("n bigint PRIMARY KEY, s text, day text")
-    sink = database.sink(**options)
-    committer(sink).abort_lingering([])
-    request = stage(sink, numbers(1, 2), partition="a")
-    with failing(*step, when, Crash()), pytest.raises(Crash):
-        commit(sink, request)
-    commit(sink, request, token=2)
-    assert committer(sink, 2).abort_lingering([]) == 0
-    assert (database.rows(), database.ledger(), database.staged()) == ([1, 2], [1], 0)
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_lost_connection_is_tried_again_and_adds_nothing_twice(database: Database, when: str) -> None:
-    database.create()
-    sink = database.sink()
-    request = stage(sink, numbers(1, 2))
-    with failing(psycopg.Transaction, "__exit__", when, psycopg.OperationalError("the connection is lost")):
-        commit(sink, request)
-    assert database.rows() == [1, 2]
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("name", ["_commit", "_connect"])
-def test_commits_of_prepared_transactions_that_die_are_committed_by_the_next_attempt(
-    database: Database, name: str, when: str
-) -> None:
-    from dagster_flinkpy.connectors.postgres.committer import PreparedTransactionCommitter
-
-    database.create()
-    sink = database.sink(prepare_transactions=True)
-    committer(sink).abort_lingering([])
-    requests = [stage(sink, numbers(1, 2)), stage(sink, numbers(3), subtask=1)]
-    with failing(PreparedTransactionCommitter, name, when, Crash()), pytest.raises(Crash):
-        commit(sink, *requests)
-    commit(sink, *requests, token=2)
-    assert (database.rows(), database.prepared()) == ([1, 2, 3], 0)

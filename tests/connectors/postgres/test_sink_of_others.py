@@ -14,7 +14,7 @@ from dagster_flinkpy.connectors.postgres.sql_types import sql_type
 from dagster_flinkpy.connectors.postgres.target import _keeps
 from dagster_flinkpy.errors import CommitRefusedError, CommittableLostError, ConfigurationError
 from dagster_flinkpy.runtime.master.commits.commit_retries import commit_requests
-from tests.connectors.postgres.test_sink import (
+from tests.connectors.postgres.sinks import (
     CONTEXT,
     ROW,
     Database,

@@ -23,7 +23,7 @@ from dagster_flinkpy.datastream.connectors.base import SourceLag, SourceSplit, S
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.errors import ConfigurationError, SourceReadError
 from dagster_flinkpy.testing import run_local
-from tests.connectors.postgres.test_sink import Database
+from tests.connectors.postgres.sinks import Database
 from tests.examples import examples
 
 ROW = Types.ROW_NAMED(["n"], [Types.LONG()])

@@ -20,10 +20,10 @@ from dagster_flinkpy.connectors.postgres import enumerator as postgres_enumerato
 from dagster_flinkpy.connectors.postgres.change_enumerator import PostgresChangeEnumerator
 from dagster_flinkpy.connectors.postgres.slot import ReplicationSlot
 from dagster_flinkpy.storage.local import LocalObjectStore
+from tests.connectors.postgres.sinks import Database
 from tests.connectors.postgres.test_jobs import dying
-from tests.connectors.postgres.test_sink import Crash, Database
 from tests.examples import examples
-from tests.runtime.harness import HarnessAttempt
+from tests.runtime.harness import Crash, HarnessAttempt
 from tests.runtime.programs import environment
 
 NUMBER = Types.ROW_NAMED(["n"], [Types.LONG()])

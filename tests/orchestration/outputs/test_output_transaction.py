@@ -30,9 +30,9 @@ from dagster_flinkpy.runtime.master.commits import commit_retries
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.connectors.postgres.test_jobs import dying
-from tests.connectors.postgres.test_sink import Crash
 from tests.examples import examples
 from tests.orchestration.outputs.targets import Delta, Files, Iceberg, Postgres, Target, write
+from tests.runtime.harness import Crash
 
 
 @pytest.fixture(autouse=True)
