@@ -10,7 +10,6 @@ import dagster_flinkpy
 
 ROOT = Path(dagster_flinkpy.__file__).parent
 TWICE_IN_FLINK = {
-    "SlotSharingGroup": "api.common.operators: what a user declares; runtime.jobmanager.scheduler: what shares slots",
     "Source": "pyflink.datastream.connectors.base: what env.from_source() takes; api.connector.source: FLIP-27",
     "SplitEnumerator": "likewise: of such a source, and of FLIP-27",
     "SplitEnumeratorContext": "likewise",

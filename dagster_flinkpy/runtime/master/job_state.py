@@ -6,9 +6,8 @@ for nothing, so that each rule can be tested with the stimuli that lead to it.
 
 A region runs epoch n + 1 while those behind it run epoch n, and while checkpoint n - 1 is written, completed and
 committed. Checkpoints complete one by one, in order (:mod:`.commits.completion_chain`). What a region does is in
-:mod:`.regions.region_state`, what restarts in :mod:`.job_failover`, what others ask for in
-:mod:`.requests.taken_requests`, when epochs begin in :mod:`.epoch_schedule`, and when checkpoints are taken in
-:mod:`dagster_flinkpy.checkpoint.coordinator`.
+:mod:`.regions.region_state`, what restarts in :mod:`.job_failover`, what others ask for in :mod:`.requests`, when
+epochs begin in :mod:`.epoch_schedule`, and when checkpoints are taken in :mod:`dagster_flinkpy.checkpoint.coordinator`.
 """
 
 from __future__ import annotations
