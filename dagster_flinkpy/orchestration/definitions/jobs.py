@@ -196,7 +196,7 @@ def _jobs_beside(
             "dispose",
             f"dispose_savepoint_of_{name}",
             DisposeConfig,
-    ForkConfig,
+            ForkConfig,
             operations.dispose,
             f"Deletes a savepoint. {_CHOICES}",
             attempt=False,

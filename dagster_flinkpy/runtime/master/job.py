@@ -32,10 +32,7 @@ from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.job_status import JobStatus
 from dagster_flinkpy.datastream.checkpointing.state_recovery import NonRestoredState, RecoveryClaimMode
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
-from dagster_flinkpy.errors import (
-    FlinkPyError,
-    shorten,
-)
+from dagster_flinkpy.errors import FlinkPyError, shorten
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master.attempt_runs import AttemptRuns
 from dagster_flinkpy.runtime.master.binding import bind_blocking_edges
