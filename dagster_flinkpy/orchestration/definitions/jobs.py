@@ -181,14 +181,13 @@ def _jobs_of(operations: JobOperations) -> list[JobDefinition]:
             example={"checkpoint_id": 1},
         ),
         build("stop", f"stop_{name}", StopConfig, operations.stop, f"Stops job {job_id} with a savepoint."),
-        *_jobs_beside(operations, build, savepoint_of_job),
+        *_jobs_beside(operations, savepoint_of_job),
     ]
 
 
-def _jobs_beside(
-    operations: JobOperations, build: Callable[..., JobDefinition], savepoint_of_job: Mapping[str, str]
-) -> list[JobDefinition]:
+def _jobs_beside(operations: JobOperations, savepoint_of_job: Mapping[str, str]) -> list[JobDefinition]:
     """Builds the jobs whose runs do not work on the job."""
+    build = _Jobs(operations).build
     job_id, name, graph = operations.job.job_id, operations.job.dagster_name, operations.job.graph
     with_state = (v.uid for v in graph.vertices if v.spec.keeps_state and graph.inputs(v.uid) and not is_internal(v))
     return [
@@ -196,7 +195,6 @@ def _jobs_beside(
             "dispose",
             f"dispose_savepoint_of_{name}",
             DisposeConfig,
-            ForkConfig,
             operations.dispose,
             f"Deletes a savepoint. {_CHOICES}",
             attempt=False,
