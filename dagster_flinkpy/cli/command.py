@@ -12,6 +12,7 @@ from dagster_flinkpy.cli.job import job
 from dagster_flinkpy.cli.job_forks import dispose, fork, forks
 from dagster_flinkpy.cli.job_page import job_ui
 from dagster_flinkpy.cli.job_reports import job_history, list_jobs, show_job
+from dagster_flinkpy.cli.job_upgrade import rollback, switch, upgrade
 from dagster_flinkpy.cli.leader import leader
 from dagster_flinkpy.cli.savepoint import savepoint
 from dagster_flinkpy.cli.state import state
@@ -41,7 +42,7 @@ def main() -> None:
     """
 
 
-for _command in (show_job, list_jobs, job_history, job_ui, fork, forks, dispose):
+for _command in (show_job, list_jobs, job_history, job_ui, fork, forks, dispose, upgrade, switch, rollback):
     job.add_command(_command)
 for _command in (job, checkpoints, savepoint, leader, state, transactions, doctor):
     main.add_command(_command)

@@ -1,0 +1,149 @@
+"""``flinkpy job upgrade``, ``switch`` and ``rollback``: another version of a job's program, with proof."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.markup import escape
+
+from dagster_flinkpy.cli.common import endpoint_url_option, json_option, location_of, owner_of
+from dagster_flinkpy.cli.terminal import console_of_width, plain_table
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.orchestration.upgrade import UpgradeReport
+
+__all__ = ["rollback", "switch", "upgrade"]
+
+_EXIT_UNKNOWN, _EXIT_DIFFERENT = 3, 4
+
+
+def _program(option: str, what: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    text = f"{what}, or the function that builds it; FILE.py:NAME works too."
+    return click.option(option, metavar="MODULE:NAME", required=True, help=text)
+
+
+_remote = click.option("--remote", metavar="URL", help="Spark Connect server, sc://host. Default: a local one.")
+
+
+@contextmanager
+def _options(what: str, remote: str | None) -> Iterator[dict[str, Any]]:
+    """Yields the options of a run, whose progress goes to the terminal."""
+    from dagster_flinkpy.orchestration.resources import SparkResource
+
+    console = Console(stderr=True)
+
+    def tell(line: str) -> None:
+        console.print(escape(line), soft_wrap=True)
+
+    spark = SparkResource() if remote is None else SparkResource(mode="remote", remote=remote)
+    with console.status(f"{what} ..."):
+        yield {"spark": spark, "owner": owner_of(what), "on_progress": tell}
+
+
+@click.command("upgrade")
+@click.argument("directory", metavar="DIR")
+@_program("--from", "The program as the job runs it")
+@_program("--to", "The program as it shall be")
+@click.option("--at", metavar="chk-N|SAVEPOINT", help="Where both start. Default: the oldest checkpoint that is kept.")
+@click.option("--epochs", type=click.IntRange(min=1), help="Epochs that both run. Default: those completed since.")
+@_remote
+@json_option("the report")
+@endpoint_url_option
+def upgrade(
+    directory: str,
+    at: str | None,
+    epochs: int | None,
+    remote: str | None,
+    endpoint_url: str | None,
+    as_json: bool,
+    **programs: str,
+) -> None:
+    """Run two versions of a program on the last input of the job in DIR, and compare the rows of their sinks.
+
+    Both run on forks, and write to a folder beside DIR, which is deleted afterwards. The job goes on, and its tables
+    are not touched. Exits with 0 if the rows are the same, with 1 if the new program cannot continue from the state,
+    with 3 if nothing can be said, and with 4 if rows differ.
+    """
+    from dagster_flinkpy.orchestration.program import load_program
+    from dagster_flinkpy.orchestration.upgrade import Verdict, prove_upgrade
+
+    old, new = load_program(programs["from"]), load_program(programs["to"])
+    with _options("job upgrade", remote) as options:
+        report = prove_upgrade(old, new, location_of(directory, endpoint_url), at=at, epochs=epochs, **options)
+    if as_json:
+        facts = {
+            "verdict": report.verdict.value,
+            "since": report.since,
+            "epochs": report.epochs,
+            "plan": report.plan.to_json(),
+            "problems": report.problems,
+            "tables": [{**asdict(table), "same": table.same} for table in report.tables],
+        }
+        click.echo(json.dumps(facts, indent=2, default=str))
+    else:
+        _print(report, console_of_width())
+    exits = {Verdict.SAME: 0, Verdict.REFUSED: 1, Verdict.UNKNOWN: _EXIT_UNKNOWN, Verdict.DIFFERENT: _EXIT_DIFFERENT}
+    click.get_current_context().exit(exits[report.verdict])
+
+
+@click.command("switch")
+@click.argument("directory", metavar="DIR")
+@_program("--to", "The new program")
+@click.option("--keep", metavar="NAME", help="Name of the fork with the old state. Default: DIR's name and _before.")
+@_remote
+@endpoint_url_option
+def switch(directory: str, to: str, keep: str | None, remote: str | None, endpoint_url: str | None) -> None:
+    """Bring the state of the job in DIR to a new program, before the next record is read. No run may be at work.
+
+    Deploy the new program before the next run. 'flinkpy job rollback' goes back as long as the fork is kept.
+    """
+    from dagster_flinkpy.orchestration.program import load_program
+    from dagster_flinkpy.orchestration.upgrade import switch_program
+
+    with _options("job switch", remote) as options:
+        checkpoint_id = switch_program(load_program(to), location_of(directory, endpoint_url), keep=keep, **options)
+    click.echo(f"the new program continues {directory} from checkpoint {checkpoint_id}")
+
+
+@click.command("rollback")
+@click.argument("directory", metavar="DIR")
+@_program("--to", "The old program")
+@click.option("--kept", metavar="NAME", help="Name of the fork with the old state. Default: DIR's name and _before.")
+@_remote
+@endpoint_url_option
+def rollback(directory: str, to: str, kept: str | None, remote: str | None, endpoint_url: str | None) -> None:
+    """Bring the job in DIR back to its old program, which has kept its state in a fork. No run may be at work.
+
+    The old program first reads on the fork what the new one has read meanwhile, without writing it.
+    """
+    from dagster_flinkpy.orchestration.program import load_program
+    from dagster_flinkpy.orchestration.upgrade import roll_back
+
+    with _options("job rollback", remote) as options:
+        checkpoint_id = roll_back(load_program(to), location_of(directory, endpoint_url), kept=kept, **options)
+    click.echo(f"the old program continues {directory} from checkpoint {checkpoint_id}")
+
+
+def _print(report: UpgradeReport, console: Console) -> None:
+    for line in (*report.plan.evolution.lines, *report.plan.parallelism):
+        console.print(escape(line), soft_wrap=True)
+    rows = plain_table("sink", "#rows before", "#rows after", "#only before", "#only after", "#changed keys", "columns")
+    for each in report.tables:
+        counts = (each.before, each.after, each.only_before, each.only_after)
+        changed = "-" if each.changed_keys is None else f"{each.changed_keys:,}"
+        rows.add_row(escape(each.sink), *(f"{n:,}" for n in counts), changed, escape("; ".join(each.columns)))
+    if report.tables:
+        console.print(rows)
+    for each in report.tables:
+        for side, examples in (("before", each.examples_before), ("after", each.examples_after)):
+            for example in examples:
+                console.print(escape(f"{each.sink}, only {side}: {example}"), soft_wrap=True)
+    for problem in (*report.problems, *filter(None, [report.plan.problem])):
+        console.print(escape(problem), soft_wrap=True)
+    console.print(f"{report.verdict.value}: checkpoint {report.since} and {report.epochs} epochs")

@@ -1,0 +1,12 @@
+"""Changes of a program, proved on the state and the input of its job before they are made."""
+
+from dagster_flinkpy.orchestration.upgrade.row_difference import RowDifference
+from dagster_flinkpy.orchestration.upgrade.upgrade import (
+    UpgradeReport,
+    Verdict,
+    prove_upgrade,
+    roll_back,
+    switch_program,
+)
+
+__all__ = ["RowDifference", "UpgradeReport", "Verdict", "prove_upgrade", "roll_back", "switch_program"]

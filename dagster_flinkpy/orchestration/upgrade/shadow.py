@@ -1,0 +1,101 @@
+"""Runs a program on a fork, with its rows in a folder instead of its tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSinkSpec, OperatorSpec, SinkSpec, SourceSpec
+from dagster_flinkpy.orchestration.flink_job import Environment, flink_job
+from dagster_flinkpy.orchestration.resources import CheckpointStorageResource, SparkResource
+from dagster_flinkpy.storage import StorageLocation
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+    from dagster_flinkpy.datastream.program.job_graph import JobGraph
+    from dagster_flinkpy.runtime.master.job import JobAttempt
+
+__all__ = ["Shadow", "positions_of", "sinks_of", "sources_of"]
+
+
+@dataclass(frozen=True)
+class Shadow:
+    """A program that runs on a fork."""
+
+    program: Environment
+    fork: StorageLocation
+    """The folder of the fork."""
+    rows: StorageLocation
+    """Where the rows of the sinks go, in a folder for each, as Parquet."""
+    spark: SparkResource
+    owner: str
+    on_progress: Callable[[str], None]
+
+    def attempt(self) -> JobAttempt:
+        """Creates an attempt of the fork, with its rows in the folder.
+
+        Raises:
+            ConfigurationError: The records of a sink have no type, so they cannot be compared.
+            JobGraphError: The program is not valid, or a stateful operator has no uid.
+        """
+        from dagster_flinkpy.connectors.files.parquet_sink import ParquetSink
+
+        job = flink_job(self.program, self.fork.name)
+        specs: dict[str, OperatorSpec] = {}
+        for uid, spec in sinks_of(job.graph).items():
+            sink = ParquetSink(self.rows.child(uid))
+            sink.validate(job.graph.inputs(uid)[0].type_info)
+            specs[uid] = replace(spec, sink=sink)
+        job = replace(job, graph=job.graph.with_specs(specs))
+        parent = self.fork.parent
+        storage = CheckpointStorageResource(url=parent.url, endpoint_url=parent.endpoint_url, num_retained=1)
+        return job.attempt(storage, self.spark, owner=self.owner, on_progress=self.on_progress)
+
+    def run(self, epochs: int) -> CheckpointMetadata | None:
+        """Runs some epochs, or fewer if the input ends, and returns the last checkpoint.
+
+        Args:
+            epochs: How many.
+        """
+        with self.attempt() as attempt:
+            for _ in range(epochs):
+                if attempt.finished:
+                    break
+                attempt.run_epoch()
+            return attempt.latest
+
+
+def sinks_of(graph: JobGraph) -> dict[str, SinkSpec]:
+    """Returns the sinks of a program, by uid."""
+    return {
+        v.uid: v.spec
+        for v in graph.vertices
+        if isinstance(v.spec, SinkSpec) and not isinstance(v.spec, BlockingEdgeSinkSpec)
+    }
+
+
+def positions_of(metadata: CheckpointMetadata | None, sources: Sequence[str]) -> dict[str, Any]:
+    """Returns how far a checkpoint has read each source, in a form that can be compared.
+
+    Args:
+        metadata: The checkpoint.
+        sources: Uids of the sources.
+    """
+    found = {}
+    for operator in () if metadata is None else metadata.operators:
+        if operator.uid in sources:
+            state = operator.coordinator_state
+            if isinstance(state, dict):  # how much there was to read says nothing about what was read
+                state = {name: value for name, value in state.items() if name != "lag"}
+            # A split that was read to its end is only there until the next checkpoint.
+            splits = [split for s in operator.subtasks for split in s.splits if not split.get("finished")]
+            splits = sorted(json.dumps(split, sort_keys=True) for split in splits)
+            found[operator.uid] = [state, splits]
+    return found
+
+
+def sources_of(graph: JobGraph) -> list[str]:
+    """Returns the uids of the sources that read from outside of the program."""
+    return [v.uid for v in graph.vertices if isinstance(v.spec, SourceSpec) and not graph.inputs(v.uid)]

@@ -1,0 +1,271 @@
+"""Proves a change of a program on its job's state and last input, makes it at a barrier, and takes it back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from dagster_flinkpy.errors import CheckpointError, ConfigurationError, JobNotFoundError
+from dagster_flinkpy.orchestration.flink_job import Environment, flink_job
+from dagster_flinkpy.orchestration.program import RestoreForecast, forecast, program_attempt
+from dagster_flinkpy.orchestration.resources import SparkResource
+from dagster_flinkpy.orchestration.upgrade.row_difference import RowDifference, compare_rows
+from dagster_flinkpy.orchestration.upgrade.shadow import Shadow, positions_of, sinks_of, sources_of
+from dagster_flinkpy.storage import StorageLocation
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+
+__all__ = ["UpgradeReport", "Verdict", "prove_upgrade", "roll_back", "switch_program"]
+
+_MOST_EPOCHS = 1000
+"""How many epochs a fork may need to read as much as its job has."""
+
+
+class Verdict(Enum):
+    """What a proof has shown."""
+
+    SAME = "same rows"
+    DIFFERENT = "rows differ"
+    REFUSED = "refused"
+    """The new program cannot continue from the state."""
+    UNKNOWN = "unknown"
+    """Both programs did not read the same, or wrote nothing, so their rows say nothing."""
+
+
+@dataclass(frozen=True)
+class UpgradeReport:
+    """What a new program does to the state and with the last input of a job, beside the old one."""
+
+    since: int
+    """The checkpoint from which both programs started."""
+    epochs: int
+    """How many epochs both have run at most."""
+    plan: RestoreForecast
+    """What becomes of the state."""
+    tables: tuple[RowDifference, ...] = ()
+    """The rows of each sink."""
+    problems: tuple[str, ...] = ()
+    """Why the rows cannot be compared; empty if they can."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict."""
+        if self.plan.problem is not None:
+            return Verdict.REFUSED
+        if self.problems:
+            return Verdict.UNKNOWN
+        return Verdict.SAME if all(table.same for table in self.tables) else Verdict.DIFFERENT
+
+
+def prove_upgrade(
+    old: Environment,
+    new: Environment,
+    job: StorageLocation,
+    *,
+    spark: SparkResource,
+    owner: str = "prove_upgrade",
+    on_progress: Callable[[str], None] = lambda line: None,
+    at: str | None = None,
+    epochs: int | None = None,
+) -> UpgradeReport:
+    """Runs two versions of a program side by side on forks of a job, and compares what they write.
+
+    The job goes on meanwhile, and its tables are not touched. The forks and their rows are deleted at the end; those of
+    a proof that died, at the next one.
+
+    Args:
+        old: The program as the job runs it.
+        new: The program as it shall be.
+        job: The folder of the job.
+        spark: The Spark that runs both.
+        owner: Names the caller, for messages of other runs.
+        on_progress: Receives one-line progress messages.
+        at: ``chk-7``, or a savepoint in the folder of the job, from which both start. Default: the oldest checkpoint
+            that the job keeps.
+        epochs: How many epochs both run. Default: as many as the job has completed since, or 1.
+
+    Raises:
+        ConfigurationError: DuckDB is not installed, the records of a sink have no type, or the job is partitioned by
+            time.
+        CheckpointError: The job has no checkpoint, or another proof is at work.
+        JobGraphError: A program is not valid.
+    """
+    from dagster_flinkpy.checkpoint.forks.fork import fork_job
+    from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import open_checkpoint
+    from dagster_flinkpy.checkpoint.savepoints.stored_savepoints import savepoint_location
+    from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
+
+    kept = CompletedCheckpointStore(job.open()).retained()
+    if not kept:
+        raise CheckpointError(f"{job.url} has no completed checkpoint that an upgrade could be tried on")
+    at = at or f"chk-{kept[0]}"
+    place = job.child(at) if at.startswith("chk-") else savepoint_location(at, job)
+    stored = open_checkpoint(place)
+    since = stored.metadata.checkpoint_id
+    if stored.metadata.partition is not None:
+        raise ConfigurationError(
+            f"job {job.name!r} is partitioned by time. Fork it, and run the new program on the same partitions"
+        )
+    epochs = epochs or max(1, sum(each > since for each in kept))
+    graph = flink_job(new, job.name).graph
+    plan = forecast(graph, stored)
+    if plan.problem is not None:
+        return UpgradeReport(since, epochs, plan)
+    rows = job.parent.child(f"{job.name}_proof_rows")
+    forks = {side: job.parent.child(f"{job.name}_proof_{side}") for side in ("old", "new")}
+    _clear(rows, *forks.values())
+    try:
+        ends: dict[str, CheckpointMetadata | None] = {}
+        for side, program in (("old", old), ("new", new)):
+            fork_job(job, forks[side].name, at=at, owner=owner)
+            on_progress(f"running the {side} program on {forks[side].name}")
+            shadow = Shadow(program, forks[side], rows.child(side), spark, owner, on_progress)
+            ends[side] = shadow.run(epochs)
+        sources = sources_of(graph)
+        read = {side: positions_of(end, sources) for side, end in ends.items()}
+        problems = [
+            f"source {uid!r} was not read equally far by both programs"
+            for uid in sources
+            if read["old"].get(uid) != read["new"].get(uid)
+        ]
+        tables = tuple(
+            compare_rows(uid, rows.child("old").child(uid), rows.child("new").child(uid), getattr(spec.sink, "key", ()))
+            for uid, spec in sinks_of(graph).items()
+        )
+        if not any(table.before or table.after for table in tables):
+            problems.append(f"no rows were written in {epochs} epochs; give more, or an older checkpoint")
+        return UpgradeReport(since, epochs, plan, tables, tuple(problems))
+    finally:
+        _clear(rows, *forks.values())
+
+
+def switch_program(
+    new: Environment,
+    job: StorageLocation,
+    *,
+    spark: SparkResource,
+    owner: str = "switch_program",
+    on_progress: Callable[[str], None] = lambda line: None,
+    keep: str | None = None,
+) -> int:
+    """Brings a job's state at its last barrier to a new program, before any record is read. No run may be active.
+
+    The runs that follow must be those of the new program. Sinks go on where the old program has stopped, because it is
+    the same job. The state of the old program is kept as a fork, to which :func:`roll_back` goes back.
+
+    Args:
+        new: The new program.
+        job: The folder of the job.
+        spark: The Spark of the job.
+        owner: Names the caller, for messages of other runs.
+        on_progress: Receives one-line progress messages.
+        keep: Name of the fork. Default: ``{job}_before``; an older one is disposed of.
+
+    Returns:
+        The id of the checkpoint from which the new program continues.
+
+    Raises:
+        CheckpointError: A run may be active, or the job has no checkpoint.
+        RestoreError: The state does not fit the program; nothing is changed.
+    """
+    from dagster_flinkpy.checkpoint.forks.fork import fork_job
+    from dagster_flinkpy.checkpoint.offline import refuse_beside_run
+    from dagster_flinkpy.common.clock import current_millis
+
+    refuse_beside_run(job, current_millis())
+    name = keep or f"{job.name}_before"
+    _clear(None, job.parent.child(name))
+    fork_job(job, name, owner=owner)
+    with program_attempt(new, job, spark=spark, owner=owner, on_progress=on_progress) as attempt:
+        return attempt.commit_restored().checkpoint_id
+
+
+def roll_back(
+    old: Environment,
+    job: StorageLocation,
+    *,
+    spark: SparkResource,
+    owner: str = "roll_back",
+    on_progress: Callable[[str], None] = lambda line: None,
+    kept: str | None = None,
+) -> int:
+    """Brings a job back to its old program, as long as the fork of :func:`switch_program` is kept.
+
+    What the new program has read meanwhile, the old one reads on the fork, without writing it to the tables: the new
+    program has. So the old program continues where the new one has stopped, and no row is missing or doubled.
+
+    Args:
+        old: The old program.
+        job: The folder of the job. No run may be active.
+        spark: The Spark of the job.
+        owner: Names the caller, for messages of other runs.
+        on_progress: Receives one-line progress messages.
+        kept: Name of the fork. Default: ``{job}_before``.
+
+    Returns:
+        The id of the checkpoint from which the old program continues.
+
+    Raises:
+        CheckpointError: A run may be active, or the old program cannot read exactly as far as the new one: let the job
+            read all of its input first.
+        JobNotFoundError: There is no such fork.
+    """
+    from dagster_flinkpy.checkpoint.offline import refuse_beside_run, trigger_savepoint
+    from dagster_flinkpy.checkpoint.savepoints.dispose import dispose_savepoint
+    from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
+    from dagster_flinkpy.common.clock import current_millis
+
+    refuse_beside_run(job, current_millis())
+    fork, rows = job.parent.child(kept or f"{job.name}_before"), job.parent.child(f"{job.name}_proof_rows")
+    if CompletedCheckpointStore(fork.open()).latest() is None:
+        raise JobNotFoundError(f"there is no fork {fork.url} to go back to")
+    sources = sources_of(flink_job(old, job.name).graph)
+    goal = positions_of(CompletedCheckpointStore(job.open()).latest(), sources)
+    _clear(rows)
+    try:
+        _read_up_to(goal, sources, Shadow(old, fork, rows, spark, owner, on_progress), job)
+        savepoint = StorageLocation(trigger_savepoint(fork), fork.endpoint_url)
+        # Whoever can write the fork can write the job: its pickled state is the job's own.
+        how = {"restore_from": savepoint.url, "allow_pickled_state": True}
+        with program_attempt(old, job, spark=spark, owner=owner, on_progress=on_progress, **how) as attempt:
+            checkpoint_id = attempt.commit_restored().checkpoint_id
+        dispose_savepoint(savepoint, owner=owner, now_ms=current_millis())
+        return checkpoint_id
+    finally:
+        _clear(rows)
+
+
+def _read_up_to(goal: dict[str, Any], sources: list[str], shadow: Shadow, job: StorageLocation) -> None:
+    with shadow.attempt() as attempt:
+        read = positions_of(attempt.latest, sources)
+        for _ in range(_MOST_EPOCHS):
+            if read == goal:
+                return
+            if attempt.finished:
+                break
+            attempt.run_epoch()
+            before, read = read, positions_of(attempt.latest, sources)
+            if read == before:
+                break
+    unequal = ", ".join(repr(uid) for uid in sources if read.get(uid) != goal.get(uid))
+    raise CheckpointError(
+        f"the old program has not read the sources {unequal} exactly as far as job {job.name!r}, so rows would be "
+        "missing or doubled. Run the job until it has read all of its input, and try again"
+    )
+
+
+def _clear(rows: StorageLocation | None, *forks: StorageLocation) -> None:
+    """Deletes forks and rows that are left, such as those of a proof that died."""
+    from dagster_flinkpy.checkpoint.forks.job_disposal import dispose_job
+
+    for fork in forks:
+        try:
+            dispose_job(fork)
+        except JobNotFoundError:
+            continue
+    if rows is not None:
+        store = rows.open()
+        store.delete_many([info.key for info in store.list()])

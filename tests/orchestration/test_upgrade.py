@@ -1,0 +1,203 @@
+"""A new version of a program is tried beside the old one on forks, made the job's at a barrier, and taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dagster_flinkpy.common import Types
+from dagster_flinkpy.connectors import ParquetSink
+from dagster_flinkpy.datastream import KeyedProcessFunction, StreamExecutionEnvironment
+from dagster_flinkpy.datastream.state import ValueStateDescriptor
+from dagster_flinkpy.errors import CheckpointError, JobNotFoundError
+from dagster_flinkpy.orchestration.program import program_attempt
+from dagster_flinkpy.orchestration.resources import SparkResource
+from dagster_flinkpy.orchestration.upgrade import RowDifference, Verdict, prove_upgrade, roll_back, switch_program
+from dagster_flinkpy.orchestration.upgrade.row_difference import compare_rows
+from dagster_flinkpy.runtime.epoch import EpochJob
+from dagster_flinkpy.runtime.master.job import JobAttempt
+from dagster_flinkpy.runtime.shuffle.wire import WireRow
+from dagster_flinkpy.storage import StorageLocation
+from tests.examples import examples
+from tests.runtime.harness import run_rows
+from tests.runtime.programs import environment, events
+
+ROW = Types.ROW_NAMED(["key", "count", "total"], [Types.STRING(), Types.LONG(), Types.LONG()])
+RECORDS = [(f"k{i % 4}", i, i) for i in range(48)]
+SPARK = SparkResource()
+Program = Callable[[], StreamExecutionEnvironment]
+
+
+@pytest.fixture(autouse=True)
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def on_spark(self: JobAttempt, job: EpochJob) -> list[WireRow]:
+        return run_rows(job)
+
+    monkeypatch.setattr(JobAttempt, "_on_spark", on_spark)
+
+
+class Totals(KeyedProcessFunction):
+    """Keeps a count and a total for each key.
+
+    Args:
+        wrong: A record that is counted twice.
+    """
+
+    def __init__(self, wrong: int | None = None) -> None:
+        self.wrong = wrong
+
+    def open(self, context: Any) -> None:
+        self.count = context.get_state(ValueStateDescriptor("count", Types.LONG()))
+        self.total = context.get_state(ValueStateDescriptor("total", Types.LONG()))
+
+    def process_element(self, value: Any, context: Any) -> Any:
+        self.count.update((self.count.value() or 0) + 1 + (value.value == self.wrong))
+        self.total.update((self.total.value() or 0) + value.value)
+        yield value.key, self.count.value(), self.total.value()
+
+
+class Sums(Totals):
+    """Keeps the total in a state of another name."""
+
+    def open(self, context: Any) -> None:
+        self.count = context.get_state(ValueStateDescriptor("count", Types.LONG()))
+        self.total = context.get_state(ValueStateDescriptor("sum", Types.LONG()))
+
+
+def renamed(states: dict[str, pa.Table]) -> dict[Any, pa.Table]:
+    return {"count": states["count"], ValueStateDescriptor("sum", Types.LONG()): states["total"]}
+
+
+def program(folder: Path, function: Any, migrate: Any = None) -> Program:
+    def build() -> StreamExecutionEnvironment:
+        env = environment(2)
+        counted = events(env, RECORDS, per_epoch=8).key_by("key").process(function, ROW).uid("totals")
+        counted.sink_to(ParquetSink(str(folder / "table"))).uid("table")
+        if migrate is not None:
+            env.migrate_state("totals", 0, migrate)
+        return env
+
+    return build
+
+
+def job_of(folder: Path) -> StorageLocation:
+    return StorageLocation(str(folder / "jobs" / "job"))
+
+
+def run(program: Program, folder: Path, epochs: int) -> None:
+    attempt = program_attempt(program, job_of(folder), spark=SPARK, owner="test", on_progress=lambda line: None)
+    with attempt:
+        for _ in range(epochs):
+            attempt.run_epoch()
+
+
+def table(folder: Path) -> list[tuple[Any, ...]]:
+    files = sorted((folder / "table").glob("*.parquet"))
+    return sorted(tuple(row.values()) for file in files for row in pq.read_table(file).to_pylist())
+
+
+def expected(epochs: int) -> list[tuple[Any, ...]]:
+    counts, totals, rows = dict[str, int](), dict[str, int](), []
+    for key, _, value in RECORDS[: 8 * epochs]:
+        counts[key], totals[key] = counts.get(key, 0) + 1, totals.get(key, 0) + value
+        rows.append((key, counts[key], totals[key]))
+    return sorted(rows)
+
+
+def test_a_change_that_changes_no_row_is_proved_switched_to_and_taken_back(tmp_path: Path) -> None:
+    old, new = program(tmp_path, Totals()), program(tmp_path, Sums(), renamed)
+    run(old, tmp_path, 3)
+    job = job_of(tmp_path)
+    before = sorted(tmp_path.rglob("*.parquet"))
+    report = prove_upgrade(old, new, job, spark=SPARK)
+    assert (report.verdict, report.since, report.epochs) == (Verdict.SAME, 1, 2)
+    assert report.tables == (RowDifference("table", 16, 16),)
+    assert sorted(tmp_path.rglob("*.parquet")) == before
+    assert switch_program(new, job, spark=SPARK) > 3
+    run(new, tmp_path, 1)
+    assert table(tmp_path) == expected(4)
+    assert roll_back(old, job, spark=SPARK) > 4
+    run(old, tmp_path, 2)
+    assert table(tmp_path) == expected(6)
+
+
+def test_the_rows_that_differ_are_named(tmp_path: Path) -> None:
+    old, new = program(tmp_path, Totals()), program(tmp_path, Totals(wrong=23))
+    run(old, tmp_path, 3)
+    report = prove_upgrade(old, new, job_of(tmp_path), spark=SPARK, at="chk-2")
+    assert report.verdict is Verdict.DIFFERENT
+    [found] = report.tables
+    assert (found.before, found.after, found.only_before, found.only_after) == (8, 8, 1, 1)
+    assert found.examples_before == ({"key": "k3", "count": 6, "total": 78},)
+    assert found.examples_after == ({"key": "k3", "count": 7, "total": 78},)
+    assert table(tmp_path) == expected(3)
+
+
+def test_a_program_that_cannot_go_on_from_the_state_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    class Texts(Totals):
+        def open(self, context: Any) -> None:
+            self.count = context.get_state(ValueStateDescriptor("count", Types.STRING()))
+
+    old = program(tmp_path, Totals())
+    run(old, tmp_path, 2)
+    report = prove_upgrade(old, program(tmp_path, Texts()), job_of(tmp_path), spark=SPARK)
+    assert report.verdict is Verdict.REFUSED
+    assert "count" in str(report.plan.problem)
+
+
+def test_programs_that_read_something_else_prove_nothing(tmp_path: Path) -> None:
+    def other() -> StreamExecutionEnvironment:
+        env = environment(2)
+        counted = events(env, RECORDS, per_epoch=4).key_by("key").process(Totals(), ROW).uid("totals")
+        counted.sink_to(ParquetSink(str(tmp_path / "table"))).uid("table")
+        return env
+
+    old = program(tmp_path, Totals())
+    run(old, tmp_path, 3)
+    report = prove_upgrade(old, other, job_of(tmp_path), spark=SPARK)
+    assert report.verdict is Verdict.UNKNOWN
+    assert report.problems == ("source 'events' was not read equally far by both programs",)
+
+
+def test_there_is_no_way_back_without_a_fork_or_beyond_what_was_read(tmp_path: Path) -> None:
+    old = program(tmp_path, Totals())
+    job = job_of(tmp_path)
+    with pytest.raises(CheckpointError, match="no completed checkpoint"):
+        prove_upgrade(old, old, job, spark=SPARK)
+    run(old, tmp_path, 1)
+    with pytest.raises(JobNotFoundError, match="no fork"):
+        roll_back(old, job, spark=SPARK)
+
+
+TABLES = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3) | st.none()), max_size=12)
+
+
+@given(TABLES, TABLES, st.booleans())
+@settings(max_examples=examples(30), deadline=None)
+def test_rows_are_compared_as_often_as_they_occur(
+    tmp_path_factory: pytest.TempPathFactory, old: list[Any], new: list[Any], keyed: bool
+) -> None:
+    folder = tmp_path_factory.mktemp("rows")
+    for name, rows in (("old", old), ("new", new)):
+        (folder / name).mkdir()
+        for number in range(0, len(rows), 5):
+            keys, values = zip(*rows[number : number + 5], strict=True)
+            pq.write_table(
+                pa.table({"key": keys, "n": pa.array(values, pa.int64())}), folder / name / f"{number}.parquet"
+            )
+    one, other = (StorageLocation(str(folder / name)) for name in ("old", "new"))
+    found = compare_rows("t", one, other, ["key"] if keyed else ())
+    only_old = [row for row in {*old} for _ in range(max(0, old.count(row) - new.count(row)))]
+    only_new = [row for row in {*new} for _ in range(max(0, new.count(row) - old.count(row)))]
+    assert (found.before, found.after) == (len(old), len(new))
+    assert (found.only_before, found.only_after) == (len(only_old), len(only_new))
+    assert found.same is (sorted(map(str, old)) == sorted(map(str, new)))
+    if keyed and old and new:
+        assert found.changed_keys == len({key for key, _ in only_old} & {key for key, _ in only_new})
