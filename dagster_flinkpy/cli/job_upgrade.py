@@ -71,7 +71,7 @@ def upgrade(
     with 3 if nothing can be said, and with 4 if rows differ.
     """
     from dagster_flinkpy.orchestration.program import load_program
-    from dagster_flinkpy.orchestration.upgrade import Verdict, prove_upgrade
+    from dagster_flinkpy.orchestration.upgrade import UpgradeVerdict, prove_upgrade
 
     old, new = load_program(programs["from"]), load_program(programs["to"])
     with _options("job upgrade", remote) as options:
@@ -88,7 +88,12 @@ def upgrade(
         click.echo(json.dumps(facts, indent=2, default=str))
     else:
         _print(report, console_of_width())
-    exits = {Verdict.SAME: 0, Verdict.REFUSED: 1, Verdict.UNKNOWN: _EXIT_UNKNOWN, Verdict.DIFFERENT: _EXIT_DIFFERENT}
+    exits = {
+        UpgradeVerdict.SAME: 0,
+        UpgradeVerdict.REFUSED: 1,
+        UpgradeVerdict.UNKNOWN: _EXIT_UNKNOWN,
+        UpgradeVerdict.DIFFERENT: _EXIT_DIFFERENT,
+    }
     click.get_current_context().exit(exits[report.verdict])
 
 

@@ -12,9 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -33,64 +31,14 @@ from dagster_flinkpy.errors import FlinkPyError
 from dagster_flinkpy.state.state_files import sha256_of
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
+from tests.checkpoint.interruptions import Died, at_request, dies
 from tests.checkpoint.test_sweep import Job
 from tests.examples import examples
 
 NAMES = ("orders", "one", "two", "three")
-REQUESTS = ("get", "get_range", "head", "put", "delete", "delete_many", "list", "list_folders")
+OTHERS = ("epoch", "dispose", "fork", "nothing")
+"""What happens during a fork, before all jobs are swept."""
 LATER = datetime.now(timezone.utc) + timedelta(days=100)
-
-
-class Died(BaseException):
-    """A process was killed. Nothing of what it would have done after this request happens."""
-
-
-@contextmanager
-def at_request(number: int, happens: Callable[[], None]) -> Iterator[None]:
-    """Lets something happen before one of the requests to stores, once; what raises then, does so at all later ones."""
-    count, raised, inside = 0, None, False
-
-    def step() -> None:
-        nonlocal count, raised
-        count += 1
-        if raised is None and count == number:
-            patch.undo()
-            try:
-                happens()
-            except Died as error:
-                raised = error
-            install()
-        if raised is not None:
-            raise raised
-
-    def wrapped(name: str) -> Callable[..., Any]:
-        real = getattr(LocalObjectStore, name)
-
-        def request(self: LocalObjectStore, *args: Any, **kwargs: Any) -> Any:
-            nonlocal inside
-            if inside:  # the store itself looks at the object, under a lock
-                return real(self, *args, **kwargs)
-            step()
-            inside = True
-            try:
-                return real(self, *args, **kwargs)
-            finally:
-                inside = False
-
-        return request
-
-    def install() -> None:
-        for name, request in requests.items():
-            patch.setattr(LocalObjectStore, name, request)
-
-    requests = {name: wrapped(name) for name in REQUESTS}
-    with pytest.MonkeyPatch.context() as patch:
-        install()
-        yield
-
-
-def dies() -> None:
-    raise Died
 
 
 class Forks(RuleBasedStateMachine):
@@ -146,7 +94,7 @@ class Forks(RuleBasedStateMachine):
     # --- what happens -------------------------------------------------------------------------------------------------
 
     name = st.sampled_from(NAMES)
-    moment = st.integers(1, 70)
+    moment = st.integers(1, 45)
     pick = st.integers(0, 5)
 
     @rule(name=name, files=st.integers(0, 2), drop=st.integers(0, 3))
@@ -169,7 +117,14 @@ class Forks(RuleBasedStateMachine):
             with self.disturbed(at, None):
                 self.fork(name, new, chosen)
 
-    @rule(name=name, new=name, pick=pick, at=moment, other=name, what=st.sampled_from(["epoch", "dispose", "fork"]))
+    @rule(
+        name=name,
+        new=name,
+        pick=pick,
+        at=moment,
+        other=name,
+        what=st.sampled_from(["epoch", "dispose", "fork", "nothing"]),
+    )
     def something_happens_during_a_fork(self, name: str, new: str, pick: int, at: int, other: str, what: str) -> None:
         if name not in self.jobs() or name == new:
             return
@@ -277,4 +232,4 @@ class Forks(RuleBasedStateMachine):
 
 
 TestForks = Forks.TestCase
-TestForks.settings = settings(max_examples=examples(40), stateful_step_count=30, deadline=None)
+TestForks.settings = settings(max_examples=examples(40), stateful_step_count=20, deadline=None)

@@ -19,7 +19,13 @@ from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.errors import CheckpointError, JobNotFoundError
 from dagster_flinkpy.orchestration.program import program_attempt
 from dagster_flinkpy.orchestration.resources import SparkResource
-from dagster_flinkpy.orchestration.upgrade import RowDifference, Verdict, prove_upgrade, roll_back, switch_program
+from dagster_flinkpy.orchestration.upgrade import (
+    RowDifference,
+    UpgradeVerdict,
+    prove_upgrade,
+    roll_back,
+    switch_program,
+)
 from dagster_flinkpy.orchestration.upgrade.row_difference import compare_rows
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master.job import JobAttempt
@@ -117,7 +123,7 @@ def test_a_change_that_changes_no_row_is_proved_switched_to_and_taken_back(tmp_p
     job = job_of(tmp_path)
     before = sorted(tmp_path.rglob("*.parquet"))
     report = prove_upgrade(old, new, job, spark=SPARK)
-    assert (report.verdict, report.since, report.epochs) == (Verdict.SAME, 1, 2)
+    assert (report.verdict, report.since, report.epochs) == (UpgradeVerdict.SAME, 1, 2)
     assert report.tables == (RowDifference("table", 16, 16),)
     assert sorted(tmp_path.rglob("*.parquet")) == before
     assert switch_program(new, job, spark=SPARK) > 3
@@ -132,7 +138,7 @@ def test_the_rows_that_differ_are_named(tmp_path: Path) -> None:
     old, new = program(tmp_path, Totals()), program(tmp_path, Totals(wrong=23))
     run(old, tmp_path, 3)
     report = prove_upgrade(old, new, job_of(tmp_path), spark=SPARK, at="chk-2")
-    assert report.verdict is Verdict.DIFFERENT
+    assert report.verdict is UpgradeVerdict.DIFFERENT
     [found] = report.tables
     assert (found.before, found.after, found.only_before, found.only_after) == (8, 8, 1, 1)
     assert found.examples_before == ({"key": "k3", "count": 6, "total": 78},)
@@ -148,7 +154,7 @@ def test_a_program_that_cannot_go_on_from_the_state_is_refused_before_anything_r
     old = program(tmp_path, Totals())
     run(old, tmp_path, 2)
     report = prove_upgrade(old, program(tmp_path, Texts()), job_of(tmp_path), spark=SPARK)
-    assert report.verdict is Verdict.REFUSED
+    assert report.verdict is UpgradeVerdict.REFUSED
     assert "count" in str(report.plan.problem)
 
 
@@ -162,7 +168,7 @@ def test_programs_that_read_something_else_prove_nothing(tmp_path: Path) -> None
     old = program(tmp_path, Totals())
     run(old, tmp_path, 3)
     report = prove_upgrade(old, other, job_of(tmp_path), spark=SPARK)
-    assert report.verdict is Verdict.UNKNOWN
+    assert report.verdict is UpgradeVerdict.UNKNOWN
     assert report.problems == ("source 'events' was not read equally far by both programs",)
 
 

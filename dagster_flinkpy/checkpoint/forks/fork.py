@@ -12,7 +12,12 @@ from datetime import datetime, timedelta, timezone
 from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.claims import Claim, StoredClaim, claims_of, read_claim, write_claim
 from dagster_flinkpy.checkpoint.counter import COUNTER_KEY
-from dagster_flinkpy.checkpoint.forks.job_disposal import claims_elsewhere, finish_disposal, split_origin
+from dagster_flinkpy.checkpoint.forks.job_disposal import (
+    claims_elsewhere,
+    finish_disposal,
+    mark_disposed,
+    split_origin,
+)
 from dagster_flinkpy.checkpoint.head import HEAD_KEY, read_head
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, STOPPED, CheckpointKind, CheckpointMetadata
 from dagster_flinkpy.checkpoint.offline import refuse_beside_run, without_committables
@@ -26,12 +31,11 @@ from dagster_flinkpy.common.clock import current_millis, datetime_of_millis
 from dagster_flinkpy.errors import (
     CheckpointError,
     ConfigurationError,
-    FencedError,
     FlinkPyError,
     ObjectNotFoundError,
     StorageError,
 )
-from dagster_flinkpy.storage import ObjectStore, StorageLocation
+from dagster_flinkpy.storage import ObjectStore, StorageLocation, lease
 from dagster_flinkpy.storage.origins import ORIGINS_FOLDER, add_origins, origins_of
 
 __all__ = ["FORKED_FROM", "Fork", "fork_job", "list_forks"]
@@ -199,24 +203,29 @@ def _savepoint(job: StorageLocation, at: str) -> _Source:
 
 def _fork(job: StorageLocation, name: str, source: _Source, owner: str, now_ms: int) -> int:
     store, nonce = job.open(), secrets.token_hex(8)
+    forks = CompletedCheckpointStore(job.parent.child(name).open())
+    attempt: Attempt | None = None
     # From here on, a sweep of the job finds what a dead fork has left.
     begun = write_claim(store, f"{nonce}-begun", Claim(name, source.metadata.checkpoint_id, now_ms, ()))
     try:
-        forks = CompletedCheckpointStore(job.parent.child(name).open())
         # Nobody has to wait for a fork that has died: its lease ends at once, and its token fences it.
         attempt = forks.begin_attempt(owner, now_ms, timedelta(0))
-        try:
-            if not attempt.head.new:
-                raise CheckpointError(f"there is a job {name!r} already: somebody has created it just now")
-            return _complete(store, name, source, forks, attempt, nonce, now_ms)
-        finally:
-            forks.end_attempt(attempt)
-    except FlinkPyError:
-        store.delete(begun)
-        finish_disposal(store)  # which may have waited for this
+        if not attempt.head.new:
+            raise CheckpointError(f"there is a job {name!r} already: somebody has created it just now")
+        checkpoint_id = _complete(store, name, source, forks, attempt, nonce, now_ms)
+    except FlinkPyError as error:
+        # If HEAD may have been replaced, the fork may exist, and needs its claims.
+        if not (isinstance(error, StorageError) and attempt is not None and attempt.written):
+            with suppress(StorageError):  # a sweep deletes what remains
+                _undo(forks.store, attempt, nonce, owner)
+                store.delete(begun)
+                finish_disposal(store)  # which may have waited for this
         raise
     finally:
+        if attempt is not None:
+            forks.end_attempt(attempt)
         store.delete(begun)
+    return checkpoint_id
 
 
 def _complete(
@@ -232,25 +241,20 @@ def _complete(
     attempt.start_after(first)
     origins = _origins(store, source, files)
     metadata = _first_checkpoint(source, name, attempt, forks.assign_checkpoint_id(attempt), now_ms)
-    try:
-        add_origins(forks.store, origins)
-        for number, (origin, paths) in enumerate(origins.items()):
-            job, prefix = split_origin(origin)
-            claimed = tuple(sorted(prefix + path for path in paths))
-            write_claim(store.beside(job), f"{nonce}-{number}", Claim(name, first, now_ms, claimed))
-        if not source.is_kept():
-            raise _SubsumedError(
-                f"{store.url}/{source.name} was deleted while the job was forked. Fork it at another checkpoint"
-            )
-        attempt.registry.register_all(first, files)
-        forks.write_metadata(attempt, metadata)
-        taken = source.end
-        end = None if taken is None else PartitionEnd(taken.partition, taken.ordinal, metadata.checkpoint_id, None)
-        forks.complete(attempt, metadata, partition=end)
-    except (FlinkPyError, KeyboardInterrupt) as error:
-        if metadata.checkpoint_id not in attempt.written or isinstance(error, FencedError | CheckpointError):
-            _undo(store, origins, nonce, forks, metadata.checkpoint_id)
-        raise  # otherwise it is unknown whether there is a fork, which needs its claims
+    add_origins(forks.store, origins)
+    for number, (origin, paths) in enumerate(origins.items()):
+        job, prefix = split_origin(origin)
+        claimed = tuple(sorted(prefix + path for path in paths))
+        write_claim(store.beside(job), f"{nonce}-{number}", Claim(name, first, now_ms, claimed))
+    if not source.is_kept():
+        raise _SubsumedError(
+            f"{store.url}/{source.name} was deleted while the job was forked. Fork it at another checkpoint"
+        )
+    attempt.registry.register_all(first, files)
+    forks.write_metadata(attempt, metadata)
+    taken = source.end
+    end = None if taken is None else PartitionEnd(taken.partition, taken.ordinal, metadata.checkpoint_id, None)
+    forks.complete(attempt, metadata, partition=end)
     attempt.committed = metadata.checkpoint_id
     return metadata.checkpoint_id
 
@@ -293,17 +297,23 @@ def _named_by(owner: ObjectStore, claims: list[StoredClaim]) -> set[str]:
     return {path for each in found if each is not None for path in each[0].files}
 
 
-def _undo(
-    store: ObjectStore, origins: dict[str, set[str]], nonce: str, forks: CompletedCheckpointStore, checkpoint_id: int
-) -> None:
-    """Gives up what an attempt to fork has claimed, when it is certain that there will be no fork."""
-    with suppress(StorageError):  # a sweep gives up what remains
-        name = forks.store.url.rpartition("/")[2]
-        for origin in origins:
-            owner = store.beside(split_origin(origin)[0])
-            for claim in claims_of(owner, name):
-                if claim.key.rpartition("/")[2].startswith(nonce):
-                    owner.delete(claim.key)
-        forks.store.delete(f"chk-{checkpoint_id}/{METADATA_NAME}")
-        if forks.store.head(HEAD_KEY) is None:  # a sweep has taken it for dead
-            forks.store.delete_many([COUNTER_KEY, *(info.key for info in forks.store.list(ORIGINS_FOLDER))])
+def _undo(fork: ObjectStore, attempt: Attempt | None, nonce: str, owner: str) -> None:
+    """Deletes what an attempt to fork has written, when it is certain that there will be no fork."""
+    if attempt is None:  # it was fenced by a sweep before it led
+        leader = None if fork.head(HEAD_KEY) is not None else lease.read(fork)
+        if leader is not None and leader.owner == owner:
+            fork.delete(lease.LEADER_KEY)
+        return
+    if not attempt.head.new:
+        return  # it is another job
+    if mark_disposed(fork, attempt):
+        finish_disposal(fork)
+        return
+    for owning, claims in claims_elsewhere(fork).items():
+        for claim in claims:
+            if claim.key.rpartition("/")[2].startswith(nonce):
+                fork.beside(owning).delete(claim.key)
+    fork.delete_many(f"chk-{checkpoint_id}/{METADATA_NAME}" for checkpoint_id in attempt.written)
+    if fork.head(HEAD_KEY) is None:  # a sweep has taken it for dead, and nobody has begun again
+        fork.delete_many([COUNTER_KEY, *(info.key for info in fork.list("chk-"))])
+        fork.delete_many([info.key for info in fork.list(ORIGINS_FOLDER)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from datetime import datetime, timedelta
 
+from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.claims import CLAIMS_FOLDER, StoredClaim, claims_of, named_by_others, shrink_claim
 from dagster_flinkpy.checkpoint.head import HEAD_KEY, Head, read_head
 from dagster_flinkpy.checkpoint.needed_files import needed_files
@@ -12,13 +13,13 @@ from dagster_flinkpy.checkpoint.savepoints.stored_savepoints import list_savepoi
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.traces import find_traces
 from dagster_flinkpy.common.clock import current_millis
-from dagster_flinkpy.errors import CheckpointError, JobNotFoundError
+from dagster_flinkpy.errors import CheckpointError, FencedError, JobNotFoundError
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.lease import LEADER_KEY, LeaseHeldError
 from dagster_flinkpy.storage.object_store import ObjectStore
 from dagster_flinkpy.storage.origins import ORIGINS_FOLDER, origins_of
 
-__all__ = ["claims_elsewhere", "dispose_job", "finish_disposal", "split_origin", "tidy_claims"]
+__all__ = ["claims_elsewhere", "dispose_job", "finish_disposal", "mark_disposed", "split_origin", "tidy_claims"]
 
 
 def split_origin(path: str) -> tuple[str, str]:
@@ -62,11 +63,12 @@ def dispose_job(job: StorageLocation, *, owner: str = "dispose_job", now_ms: int
                 f"{leader.owner!r} may still be running {job.url}. Stop or cancel it first; if it is dead, run "
                 "'flinkpy leader release'."
             )
-        _mark_disposed(store, owner, now_ms)
+        if not _fence_and_mark(store, owner, now_ms):
+            raise CheckpointError(f"another run took over {job.url} just now, so it was not disposed of")
     finish_disposal(store)
 
 
-def _mark_disposed(store: ObjectStore, owner: str, now_ms: int, *, only_new: bool = False) -> bool:
+def _fence_and_mark(store: ObjectStore, owner: str, now_ms: int, *, only_new: bool = False) -> bool:
     """Fences all attempts of a job and marks it as disposed. From then on, none of its checkpoints is kept.
 
     Args:
@@ -86,7 +88,20 @@ def _mark_disposed(store: ObjectStore, owner: str, now_ms: int, *, only_new: boo
     if only_new and not attempt.head.new:
         checkpoints.end_attempt(attempt)
         return False
-    checkpoints.replace_head(attempt, Head(attempt.token, disposed=True))
+    return mark_disposed(store, attempt)
+
+
+def mark_disposed(store: ObjectStore, attempt: Attempt) -> bool:
+    """Marks a job as disposed for the attempt that leads it. Returns False if the attempt was fenced.
+
+    Args:
+        store: The store, rooted at the job's prefix.
+        attempt: The attempt.
+    """
+    try:
+        CompletedCheckpointStore(store).replace_head(attempt, Head(attempt.token, disposed=True))
+    except FencedError:
+        return False
     return True
 
 
@@ -172,7 +187,7 @@ def _end_if_dead(job: ObjectStore, claim: StoredClaim) -> None:
     if found is None:
         dead = not find_traces(fork).found  # otherwise its HEAD was lost, and may be recovered
     elif found[0].new:
-        dead = _mark_disposed(fork, f"a sweep of {job.url}", current_millis(), only_new=True)
+        dead = _fence_and_mark(fork, f"a sweep of {job.url}", current_millis(), only_new=True)
         finish_disposal(fork)
     elif found[0].disposed:
         finish_disposal(fork)

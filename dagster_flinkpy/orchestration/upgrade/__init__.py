@@ -3,10 +3,10 @@
 from dagster_flinkpy.orchestration.upgrade.row_difference import RowDifference
 from dagster_flinkpy.orchestration.upgrade.upgrade import (
     UpgradeReport,
-    Verdict,
+    UpgradeVerdict,
     prove_upgrade,
     roll_back,
     switch_program,
 )
 
-__all__ = ["RowDifference", "UpgradeReport", "Verdict", "prove_upgrade", "roll_back", "switch_program"]
+__all__ = ["RowDifference", "UpgradeReport", "UpgradeVerdict", "prove_upgrade", "roll_back", "switch_program"]

@@ -18,13 +18,13 @@ from dagster_flinkpy.storage import StorageLocation
 if TYPE_CHECKING:
     from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 
-__all__ = ["UpgradeReport", "Verdict", "prove_upgrade", "roll_back", "switch_program"]
+__all__ = ["UpgradeReport", "UpgradeVerdict", "prove_upgrade", "roll_back", "switch_program"]
 
 _MOST_EPOCHS = 1000
 """How many epochs a fork may need to read as much as its job has."""
 
 
-class Verdict(Enum):
+class UpgradeVerdict(Enum):
     """What a proof has shown."""
 
     SAME = "same rows"
@@ -51,13 +51,13 @@ class UpgradeReport:
     """Why the rows cannot be compared; empty if they can."""
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> UpgradeVerdict:
         """The verdict."""
         if self.plan.problem is not None:
-            return Verdict.REFUSED
+            return UpgradeVerdict.REFUSED
         if self.problems:
-            return Verdict.UNKNOWN
-        return Verdict.SAME if all(table.same for table in self.tables) else Verdict.DIFFERENT
+            return UpgradeVerdict.UNKNOWN
+        return UpgradeVerdict.SAME if all(table.same for table in self.tables) else UpgradeVerdict.DIFFERENT
 
 
 def prove_upgrade(
