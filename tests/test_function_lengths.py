@@ -1,4 +1,4 @@
-"""Functions and modules stay short enough to be read at once."""
+"""Functions, modules and folders stay short enough to be read at once."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import dagster_flinkpy
 LIBRARY = Path(dagster_flinkpy.__file__).parent
 MOST_LINES = 60
 MOST_LINES_OF_A_MODULE = 600
+MOST_MODULES = 30
+UNDIVIDED = {"state"}
 
 
 def long_functions(source: str) -> Iterator[str]:
@@ -44,3 +46,8 @@ def test_no_function_has_more_than_sixty_lines() -> None:
 def test_no_module_has_six_hundred_lines() -> None:
     lines = {path.relative_to(LIBRARY): path.read_text(encoding="utf-8").count("\n") for path in LIBRARY.rglob("*.py")}
     assert {str(path): count for path, count in lines.items() if count >= MOST_LINES_OF_A_MODULE} == {}
+
+
+def test_folders_have_at_most_thirty_modules() -> None:
+    folders = {folder: len(list(folder.glob("*.py"))) for folder in LIBRARY.rglob("*") if folder.is_dir()}
+    assert {str(each.relative_to(LIBRARY)) for each, count in folders.items() if count > MOST_MODULES} <= UNDIVIDED
