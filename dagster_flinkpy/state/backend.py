@@ -24,10 +24,10 @@ from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.key_hashes import key_groups_of_hashes
 from dagster_flinkpy.state.backend_statistics import BackendStatistics
 from dagster_flinkpy.state.cache import RunCache
-from dagster_flinkpy.state.column_table import ColumnTable
+from dagster_flinkpy.state.cell_numbers import NamespacedCells
+from dagster_flinkpy.state.cell_table import CellTable
 from dagster_flinkpy.state.column_timers import ColumnTimers
-from dagster_flinkpy.state.factory import InternalState, make_panes, make_state
-from dagster_flinkpy.state.handles import KeyedSnapshot, RunHandle, StateKind, describe_schema
+from dagster_flinkpy.state.handles import KeyedSnapshot, RunHandle, describe_schema
 from dagster_flinkpy.state.keys import KeySlots, TouchedKeys, hash_keys
 from dagster_flinkpy.state.layout import (
     APPEND,
@@ -39,8 +39,8 @@ from dagster_flinkpy.state.layout import (
     make_sort_keys,
     merge_runs,
 )
+from dagster_flinkpy.state.list_table import ListTable
 from dagster_flinkpy.state.operator_state import INLINE_BELOW
-from dagster_flinkpy.state.pane_states import PaneState
 from dagster_flinkpy.state.runs import RunFiles
 from dagster_flinkpy.state.schema_evolution import describe_evolution, stored_key_type
 from dagster_flinkpy.state.session_table import SessionTable
@@ -48,6 +48,7 @@ from dagster_flinkpy.state.session_timers import SessionTimers
 from dagster_flinkpy.state.state_errors import foreign_key, schema_mismatch, used_twice
 from dagster_flinkpy.state.tables import OverlayTable
 from dagster_flinkpy.state.timers import TimerQueue
+from dagster_flinkpy.state.views import InternalState, kind_of, make_state
 from dagster_flinkpy.storage import ObjectStore
 
 __all__ = ["ColumnarKeyedStateBackend"]
@@ -305,44 +306,24 @@ class ColumnarKeyedStateBackend:
         timers = TimerQueue(*self._where(identity), namespace_type=namespace_type, **self._of_timers)
         return self._declare(identity, timers)
 
-    def get_panes(
-        self, descriptor: StateDescriptor, namespace_type: TypeInformation, sessions: SessionTable | None = None
-    ) -> PaneState:
-        """Returns the list, reducing or aggregating state of windows, to which values are added many cells at a time.
+    def get_cells(
+        self,
+        descriptor: StateDescriptor,
+        namespace_type: TypeInformation | None = None,
+        sessions: SessionTable | None = None,
+        *,
+        in_columns: bool = True,
+    ) -> CellTable:
+        """Returns the table of a state, for use many cells at a time, always the same object for the same name.
 
         Args:
             descriptor: The name, kind and types of the state.
-            namespace_type: The type of the windows.
-            sessions: The windows in flight, if they merge. Default: many keys have the same windows.
-
-        Raises:
-            ConfigurationError: The same operator uses the state in another way.
-            StateSchemaError: The state was stored, or requested earlier, with another kind or type. The message names
-                both.
-        """
-        identity = (False, descriptor.name)
-        types = {"namespace_type": namespace_type, "value_type": descriptor.type_info, "sessions": sessions}
-        state = make_panes(descriptor, *self._where(identity), **types)
-        state.table = self._declare(identity, state.table)
-        return state
-
-    def get_columns(
-        self,
-        descriptor: StateDescriptor,
-        kind: StateKind,
-        namespace_type: TypeInformation | None = None,
-        sessions: SessionTable | None = None,
-    ) -> ColumnTable:
-        """Returns the state with the descriptor's name for use by column, always the same object for the same name.
-
-        Args:
-            descriptor: The name and type of the state.
-            kind: The kind of the state: one with a single value per cell.
             namespace_type: The type of the namespace, or None for state without one.
-            sessions: The namespaces, if they are windows that merge. Default: None.
+            sessions: The namespaces, if they are windows that merge. Default: many keys have the same namespaces.
+            in_columns: Whether values are in columns; otherwise they are Python values. Default: True.
 
         Raises:
-            ConfigurationError: The state has a time to live, or the same operator uses it record by record.
+            ConfigurationError: The state has a time to live, or the same operator uses it in another way.
             StateSchemaError: The state was stored, or requested earlier, with another kind or type. The message names
                 both.
         """
@@ -351,14 +332,11 @@ class ColumnarKeyedStateBackend:
             raise ConfigurationError(
                 f"state {name!r} has a time to live, so it cannot be used by column; use it by record, in process()"
             )
-        identity = (False, name)
-        table = ColumnTable(
-            *self._where(identity),
-            kind,
-            namespace_type=namespace_type,
-            value_type=descriptor.type_info,
-            sessions=sessions,
-        )
+        numbers = sessions if sessions is not None or namespace_type is None else NamespacedCells(namespace_type)
+        types: dict[str, Any] = {"namespace_type": namespace_type, "value_type": descriptor.type_info}
+        identity, kind = (False, name), kind_of(descriptor)
+        make: Any = ListTable if kind == "LIST" else CellTable
+        table: CellTable = make(*self._where(identity), kind, numbers=numbers, in_columns=in_columns, **types)
         return self._declare(identity, table)
 
     def get_column_timers(self, name: str, namespace_type: TypeInformation) -> ColumnTimers:
@@ -410,8 +388,9 @@ class ColumnarKeyedStateBackend:
         if identity not in self._tables:
             self._add(identity, table)
         known = self._tables[identity]
-        if not isinstance(known, type(table)):
+        if known.form != table.form:
             raise used_twice(self._operator, table.name)
+        assert isinstance(known, type(table))
         return known
 
     def keys(self, name: str) -> Iterator[Any]:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
-from dagster_flinkpy.state.cell_columns import Cells
+from dagster_flinkpy.state.columns import Cells
 from dagster_flinkpy.state.keys import KeyCodec
 from dagster_flinkpy.state.layout import distinct_rows, hashes_of, sort_order
 from dagster_flinkpy.state.timer_table import TimerTable

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pyarrow as pa
 
-from dagster_flinkpy.common.clock import current_millis
-from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
-from dagster_flinkpy.state.cache import Run, RunCache, make_time_order
-from dagster_flinkpy.state.handles import KeyedSnapshot, RunHandle
+from dagster_flinkpy.state.cache import Run, make_time_order
+from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.state.layout import TableLayout, merge_runs
-from dagster_flinkpy.state.operator_state import INLINE_BELOW
 from dagster_flinkpy.state.runs import Openers, RunFiles, Runs, openers_of
 from dagster_flinkpy.state.time_order import MIN_TIME, TimedRun
-from dagster_flinkpy.storage import ObjectStore
 
 __all__ = ["HeapKeyedStateBackend"]
 
@@ -72,40 +69,9 @@ class HeapKeyedStateBackend(ColumnarKeyedStateBackend):
     A snapshot has one run per state, like a canonical savepoint. So each backend can restore snapshots of the other.
 
     Args:
-        operator: The uid of the operator, for messages.
-        key_groups: The key groups of the subtask.
-        max_parallelism: The max parallelism of the operator.
-        store: The object store, rooted at the job's prefix.
-        cache: The cache of local copies of runs.
-        restored: The snapshot to start from, or None.
-        now: Returns processing time in milliseconds, for state with a time to live. Default: the machine's clock.
-        written_by: Part of the names of its files; see `state_files.state_file`.
-        inline_below: Runs with fewer bytes are part of the metadata. Default: 20,000.
+        options: The arguments of ``ColumnarKeyedStateBackend``, except ``overlay_rows`` and ``phase``.
     """
 
-    def __init__(
-        self,
-        *,
-        operator: str,
-        key_groups: KeyGroupRange,
-        max_parallelism: int,
-        store: ObjectStore,
-        cache: RunCache,
-        restored: KeyedSnapshot | None,
-        now: Callable[[], int] = current_millis,
-        written_by: str = "",
-        inline_below: int = INLINE_BELOW,
-    ) -> None:
-        super().__init__(
-            operator=operator,
-            key_groups=key_groups,
-            max_parallelism=max_parallelism,
-            store=store,
-            cache=cache,
-            restored=restored,
-            now=now,
-            overlay_rows=sys.maxsize,  # The overlay is never written out early.
-            written_by=written_by,
-            inline_below=inline_below,
-        )
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, overlay_rows=sys.maxsize)  # The overlay is never written out early.
         self._files.make_runs = _HeapRuns

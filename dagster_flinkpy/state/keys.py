@@ -18,7 +18,7 @@ from dagster_flinkpy.common.typeinfo import DecimalTypeInfo, RowTypeInfo, TupleT
 from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.errors import UnsupportedKeyTypeError
 from dagster_flinkpy.key_hashes import StructAs, java_hash_code, java_hash_codes
-from dagster_flinkpy.state.cell_columns import grown
+from dagster_flinkpy.state.columns import grown
 from dagster_flinkpy.state.int_index import IntIndex
 from dagster_flinkpy.state.layout import SortKeys, equal_rows, hashes_of
 from dagster_flinkpy.state.word_rows import RowIndex, has_words

@@ -1,123 +1,87 @@
-"""The overlay of LIST state. The stored list of a key is only read when requested; added elements are kept apart."""
+"""The overlay of LIST state. What is added to a stored list is written alone, and does not read the list."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import repeat
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
+from dagster_flinkpy.state.cell_table import CellTable
+from dagster_flinkpy.state.columns import Cells, Mask, grown
 from dagster_flinkpy.state.keys import KeySlots
 from dagster_flinkpy.state.layout import APPEND
 from dagster_flinkpy.state.runs import Match
-from dagster_flinkpy.state.tables import NamedCells, OverlayTable, marked
 
-__all__ = ["ListTable", "TtlListTable"]
+__all__ = ["ListTable"]
 
 
-class ListTable(OverlayTable):
-    """A non-empty list per cell. Adding elements neither reads nor rewrites the stored ones.
+class ListTable(CellTable):
+    """A non-empty list per cell. With a time to live, it has pairs: an element and the time at which it expires.
 
-    A cell that is a slot indexes a list, which takes less work per record than a dict.
+    Args:
+        args: See :class:`CellTable`, like the other arguments.
+        when_read: Whether stored lists of touched keys are only read by :meth:`read`. Until then, the list of a cell
+            has the elements that were added since its key was touched. Default: False.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, when_read: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.stored: Any = NamedCells() if self.namespaced else []
-        """The stored list of each cell, or None, also for one that was replaced. Call :meth:`read` before reading."""
-        self.added: Any = NamedCells() if self.namespaced else []
-        """Elements of each cell that are not in storage, or None; they follow the stored list."""
-        self.changed = bytearray()
-        """Whether each slot may have elements in ``added``; who adds a list marks it. Not for named cells."""
-        self.lists = 0
-        """The number of lists in ``stored`` and ``added``; who adds one counts it."""
         self.unread: list[KeySlots] = []
-        """Touched keys whose stored lists are not in ``stored`` yet."""
-        self._replaced: set[Any] = set()
-        """Cells whose list in storage no longer counts; their whole list is in ``added``."""
+        """Touched keys whose stored lists were not read yet."""
+        self._when_read = when_read
+        self._kept: Cells = np.zeros(0, dtype=np.int64)  # How many elements, from the first one on, are in storage.
+        self._replaced: Mask = np.zeros(0, dtype=np.bool_)  # Whether the list in storage no longer counts.
 
-    @property
-    def size(self) -> int:
-        return self.lists
+    def _grow(self, cells: int) -> None:
+        super()._grow(cells)
+        self._kept, self._replaced = grown(self._kept, cells, 0), grown(self._replaced, cells, 0)
 
-    def elements(self, cell: Any) -> list[Any]:
-        """Returns a copy of the list of a cell."""
-        if self.unread:
-            self.read()
-        stored, added = self.stored[cell], self.added[cell]
-        if stored is None:
-            return [] if added is None else added[:]
-        both: list[Any] = stored[:] if added is None else stored + added
-        return both
+    def keep(self, used: Cells, numbers: Cells | None = None) -> None:
+        super().keep(used)
+        self._kept, self._replaced = self._kept[used], self._replaced[used]
 
-    def extend(self, cell: Any, elements: list[Any]) -> None:
+    def extend(self, cell: int, elements: list[Any]) -> None:
         """Adds elements, at least one, which nobody else has, to the list of a cell."""
-        known = self.added[cell]
+        known = self.values[cell]
         if known is None:
-            self._add(cell, elements)
+            self.values[cell] = elements
         else:
             known.extend(elements)
+        self.changed[cell] = True
 
-    def _add(self, cell: Any, elements: list[Any]) -> None:
-        """Begins the list of new elements of a cell."""
-        self.added[cell] = elements
-        self.lists += 1
-        if not self.namespaced:
-            self.changed[cell] = True
+    def replace(self, cell: int, elements: list[Any] | None) -> None:
+        """Sets the list of a cell to at least one element, which nobody else has, or drops it."""
+        if elements is None and self.unread:
+            self.read()  # Only a stored list needs a tombstone.
+        self.values[cell] = elements
+        self._kept[cell], self._replaced[cell] = 0, True
+        self.changed[cell] = True
 
-    def replace(self, cell: Any, elements: list[Any]) -> None:
-        """Sets the list of a cell: at least one element, which nobody else has."""
-        if self.unread or self.stored[cell] is not None:  # A stored list that was not read is replaced unseen.
-            self._replaced.add(cell)
-            self._forget(self.stored, cell)
-        if self.added[cell] is None:
-            self._add(cell, elements)
-        else:
-            self.added[cell] = elements
+    def forget(self, cell: int) -> None:
+        super().forget(cell)
+        self._kept[cell], self._replaced[cell] = 0, True
 
-    def remove(self, cell: Any) -> None:
-        """Drops the list of a cell."""
-        if self.unread:
-            self.read()
-        if self.stored[cell] is not None:
-            self._replaced.add(cell)
-        self.drop(cell)
+    def delete(self, cells: Cells) -> None:
+        super().delete(cells)
+        self._replace(cells)
 
-    def drop(self, cell: Any) -> None:
-        """Drops the list of a cell of which nothing can be in storage. A tombstone of an earlier list stays."""
-        self._forget(self.stored, cell)
-        self._forget(self.added, cell)
-
-    def _forget(self, part: Any, cell: Any) -> None:
-        if part[cell] is not None:
-            self.lists -= 1
-            if type(part) is NamedCells:
-                del part[cell]
-            else:
-                part[cell] = None
+    def _replace(self, cells: Cells) -> None:
+        self._kept[cells], self._replaced[cells] = 0, True
 
     def load(self, keys: KeySlots) -> None:
-        if not self.namespaced:
-            self.stored.extend([None] * len(keys.column))
-            self.added.extend([None] * len(keys.column))
-            self.changed.extend(bytes(len(keys.column)))
+        self.reserve()
         self.unread.append(keys)
-
-    def clear(self) -> None:
-        self.stored.clear()
-        self.added.clear()
-        self.changed.clear()
-        self._replaced.clear()
-        self.unread.clear()
-        self.lists = 0
+        if not self._when_read:
+            self.read()
 
     def read(self) -> None:
         """Reads the stored lists of all touched keys."""
         while self.unread:
-            stored: dict[Any, list[Any] | None] = {}
-            for match, _, deleted, cells in self._find(self.unread[-1]):
-                rows = zip(cells, deleted, match.appends().tolist(), self._stored_values(match), strict=True)
+            stored: dict[int, list[Any] | None] = {}
+            for match, cells in self._loaded(self.unread[-1]):
+                deleted, appends = match.run.take("deleted", match.rows).to_pylist(), match.appends().tolist()
+                rows = zip(cells.tolist(), deleted, appends, self._stored_lists(match), strict=True)
                 for cell, gone, append, elements in rows:
                     known = stored.get(cell) if append else None
                     if known is None:
@@ -125,58 +89,42 @@ class ListTable(OverlayTable):
                     else:
                         known.extend(elements)
             for cell, found in stored.items():
-                if cell in self._replaced:
-                    continue
-                self._forget(self.stored, cell)
-                if found is not None:
-                    self.stored[cell] = found
-                    self.lists += 1
+                self._stored[cell] = found is not None
+                if found is not None and not self._replaced[cell]:
+                    kept, self._kept[cell] = self._kept[cell], len(found)
+                    self.values[cell] = found + (self.values[cell] or [])[kept:]
+            self.column.sync(np.array(list(stored), dtype=np.int64))
             self.unread.pop()
 
-    def _changes(self) -> pa.Table | None:
-        cells, lists = [], []
-        for cell, elements in self._each_added():
-            cells.append(cell)
-            lists.append(elements)
-        appends = [cell not in self._replaced for cell in cells]
-        emptied = [cell for cell in self._replaced if self.added[cell] is None]
-        columns: dict[str, list[Any]] = self._columns([*lists, *repeat(None, len(emptied))])
-        if any(appends):
-            columns[APPEND] = [*appends, *repeat(False, len(emptied))]
-        deleted = [*repeat(False, len(lists)), *repeat(True, len(emptied))]
-        return self._delta([*cells, *emptied], columns, deleted)
-
-    def _written(self) -> None:
-        # For a cell that was not read, this is only a part of its list.
-        for cell, elements in self._each_added():
-            known = self.stored[cell]
-            if known is None:
-                self.stored[cell] = elements
-                self.lists += 1
-            else:
-                known.extend(elements)
-            self._forget(self.added, cell)
-        self.changed[:] = bytes(len(self.changed))
-        self._replaced.clear()
-
-    def _each_added(self) -> list[tuple[Any, list[Any]]]:
-        added = self.added
-        each = added.items() if self.namespaced else ((slot, added[slot]) for slot in marked(self.changed).tolist())
-        return [(cell, elements) for cell, elements in each if elements is not None]
-
-
-class TtlListTable(ListTable):
-    """A list of pairs per cell: an element and the time at which it expires."""
-
-    ttl = True
-
-    def _stored_values(self, match: Match) -> Sequence[Any]:
-        times = match.run.take("expires_at", match.rows).to_pylist()
-        pairs = zip(super()._stored_values(match), times, strict=True)
+    def _stored_lists(self, match: Match) -> list[list[Any]]:
+        assert self.value_type is not None
+        lists: Any = self.value_type.from_arrow(match.run.take("value", match.rows))
+        if not self.ttl:
+            return list(lists)
+        pairs = zip(lists, match.run.take("expires_at", match.rows).to_pylist(), strict=True)
         return [list(zip(elements or (), expires or (), strict=True)) for elements, expires in pairs]
 
-    def _columns(self, values: list[Any]) -> dict[str, list[Any]]:
-        def part(i: int) -> list[Any]:
-            return [None if pairs is None else [pair[i] for pair in pairs] for pairs in values]
+    def clear(self) -> None:
+        super().clear()
+        self.unread.clear()
 
-        return {"value": part(0), "expires_at": part(1)}
+    def _value_columns(self, cells: Cells) -> dict[str, pa.Array[Any]]:
+        assert self.value_type is not None
+        lists = zip(self.column.get(cells), self._kept[cells].tolist(), strict=True)
+        added = [elements[kept:] if kept else elements for elements, kept in lists]
+        columns = {}
+        if self.ttl:
+            times = [None if pairs is None else [time for _, time in pairs] for pairs in added]
+            columns["expires_at"] = pa.array(times, type=pa.list_(pa.int64()))
+            added = [None if pairs is None else [element for element, _ in pairs] for pairs in added]
+        columns["value"] = self._to_arrow(self.value_type, added, self._slots(cells))
+        if not self._replaced[cells].all():
+            columns[APPEND] = pa.array(~self._replaced[cells])
+        return columns
+
+    def _written(self) -> None:
+        changed = np.flatnonzero(self._flags())
+        lists = self.column.get(changed)
+        self._kept[changed] = list(map(len, (elements or () for elements in lists)))
+        self._replaced[changed] = False
+        super()._written()

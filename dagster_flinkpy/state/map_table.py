@@ -6,65 +6,77 @@ from collections.abc import Iterator
 from itertools import chain, repeat
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
+from dagster_flinkpy.state.cell_table import CellTable
+from dagster_flinkpy.state.columns import Cells, Mask
 from dagster_flinkpy.state.keys import KeyCodec, KeySlots
-from dagster_flinkpy.state.tables import NamedCells, OverlayTable, marked
 
 __all__ = ["MapTable"]
 
 Entries = dict[Any, Any]
-"""Values by the dict key of the map key."""
+"""Values by the dict key of the map key. With a time to live, pairs: a value and the time at which it expires."""
 
 
-class MapTable(OverlayTable):
-    """Entries per cell, stored one by one.
+class MapTable(CellTable):
+    """Entries per cell, stored one by one. One dict for what changes is the least work per record.
 
-    A cell that is a slot indexes a list. That, and one dict for what changes, is the least work per record.
+    ``values`` has the entries of each cell that are in storage, or None. Only the methods write to it.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        assert self.map_key_type is not None and self.value_type is not None
+        assert self.map_key_type is not None
         self.codec = KeyCodec(self.map_key_type)
         """The codec of the map keys."""
-        self.stored: Any = NamedCells() if self.namespaced else []
-        """The entries of each cell that are in storage, or None. Only the methods write to it."""
-        self.changed: Any = NamedCells() if self.namespaced else []
-        """The entries of each cell that are not in storage yet, or None; they replace those in ``stored``."""
-        self.marks: Any = bytearray()
-        """Whether each slot may have entries in ``changed``; who adds a dict marks it. Not for named cells."""
+        self.pending: list[Entries | None] = []
+        """The entries of each cell that are not in storage yet, or None. They replace those in ``values``; who adds a
+        dict marks the cell in ``changed``."""
         self.rows = 0
-        """The number of entries in ``stored`` and ``changed``; who adds one counts it."""
-        self._removed: dict[Any, dict[Any, None]] = {}
-        """Map keys of each cell that were removed. Those that are in ``changed`` have been set again."""
+        """The number of entries in ``values`` and ``pending``; who adds one counts it."""
+        self._removed: dict[int, dict[Any, None]] = {}
+        """Map keys of each cell that were removed. Those that are in ``pending`` have been set again."""
 
     @property
     def size(self) -> int:
         return self.rows
 
-    def entries(self, cell: Any) -> Entries:
-        """Returns the entries of a cell in the order in which they were first set. They must not be changed."""
-        stored, changed = self.stored[cell], self.changed[cell]
-        if stored and changed:
-            return {**stored, **changed}
-        return stored or changed or {}
+    def _grow(self, cells: int) -> None:
+        super()._grow(cells)
+        self.pending.extend(repeat(None, cells - len(self.pending)))
 
-    def put(self, cell: Any, entries: Entries) -> None:
+    def _used(self, cells: Cells) -> Mask:
+        held = (self.values[cell] or self.pending[cell] or cell in self._removed for cell in cells.tolist())
+        return np.fromiter(map(bool, held), dtype=np.bool_, count=len(cells))
+
+    def keep(self, used: Cells, numbers: Cells | None = None) -> None:
+        super().keep(used)
+        kept = used.tolist()
+        self.pending[:] = list(map(self.pending.__getitem__, kept))
+        self._removed = {i: self._removed[cell] for i, cell in enumerate(kept) if cell in self._removed}
+
+    def entries(self, cell: int) -> Entries:
+        """Returns the entries of a cell in the order in which they were first set. They must not be changed."""
+        stored, pending = self.values[cell], self.pending[cell]
+        if stored and pending:
+            return {**stored, **pending}
+        return stored or pending or {}
+
+    def put(self, cell: int, entries: Entries) -> None:
         """Sets entries of a cell, whose values nobody else has."""
-        known = self.changed[cell]
+        known = self.pending[cell]
         if known is None:
-            known = self.changed[cell] = {}
-            if not self.namespaced:
-                self.marks[cell] = True
+            known = self.pending[cell] = {}
+            self.changed[cell] = True
         before = len(known)
         known.update(entries)
         self.rows += len(known) - before
 
-    def remove(self, cell: Any, map_key: Any) -> None:
+    def remove(self, cell: int, map_key: Any) -> None:
         """Drops an entry of a cell, given by its dict key."""
         found = False
-        for entries in (self.stored[cell], self.changed[cell]):
+        for entries in (self.values[cell], self.pending[cell]):
             if entries is not None and map_key in entries:
                 del entries[map_key]
                 self.rows -= 1
@@ -72,25 +84,25 @@ class MapTable(OverlayTable):
         if found:
             self._removed.setdefault(cell, {})[map_key] = None
 
-    def remove_all(self, cell: Any) -> None:
+    def remove_all(self, cell: int) -> None:
         """Drops all entries of a cell."""
-        for part in (self.stored, self.changed):
-            if part[cell]:
-                self._removed.setdefault(cell, {}).update(dict.fromkeys(part[cell]))
-                self.rows -= len(part[cell])
-            part[cell] = None
+        for part in (self.values, self.pending):
+            entries, part[cell] = part[cell], None
+            if entries:
+                self._removed.setdefault(cell, {}).update(dict.fromkeys(entries))
+                self.rows -= len(entries)
 
     def load(self, keys: KeySlots) -> None:
-        assert self.map_key_type is not None
-        stored = self.stored
-        if not self.namespaced:
-            stored.extend([None] * len(keys.column))
-            self.changed.extend([None] * len(keys.column))
-            self.marks.extend(bytes(len(keys.column)))
-        for match, _, deleted, cells in self._find(keys):
+        assert self.map_key_type is not None and self.value_type is not None
+        self.reserve()
+        stored = self.values
+        for match, cells in self._loaded(keys):
             map_keys = self.codec.encode_all(self.map_key_type.from_arrow(match.run.take("map_key", match.rows)))
-            values = self._stored_values(match)
-            for cell, map_key, gone, value in zip(cells, map_keys, deleted, values, strict=True):
+            deleted = match.run.take("deleted", match.rows).to_pylist()
+            values: Any = self.value_type.from_arrow(match.run.take("value", match.rows))
+            if self.ttl:
+                values = zip(values, match.run.take("expires_at", match.rows).to_pylist(), strict=True)
+            for cell, map_key, gone, value in zip(cells.tolist(), map_keys, deleted, values, strict=True):
                 entries = stored[cell]
                 if gone:
                     if entries is not None:
@@ -102,43 +114,51 @@ class MapTable(OverlayTable):
             self.rows += len(cells)
 
     def clear(self) -> None:
-        self.stored.clear()
-        self.changed.clear()
-        self.marks.clear()
         self._removed.clear()
         self.rows = 0
+        super().clear()
 
     def _changes(self) -> pa.Table | None:
-        cells: list[Any] = []
-        map_keys, values = [], []
-        for cell, entries in self._each_changed():
-            cells.extend(repeat(cell, len(entries)))
-            map_keys.append(entries)
-            values.append(entries.values())
-        keys, set_to = list(chain.from_iterable(map_keys)), list(chain.from_iterable(values))
+        # cells: int64, one an entry: those that were set, and then those that were removed.
+        each = list(self._each_pending())
+        cells = list(chain.from_iterable(repeat(cell, len(entries)) for cell, entries in each))
+        keys = list(chain.from_iterable(entries for _, entries in each))
+        values = list(chain.from_iterable(entries.values() for _, entries in each))
         for cell, removed in self._removed.items():
-            gone = [map_key for map_key in removed if map_key not in (self.changed[cell] or ())]
+            gone = [map_key for map_key in removed if map_key not in (self.pending[cell] or ())]
             cells.extend(repeat(cell, len(gone)))
             keys.extend(gone)
-        deleted = [*repeat(False, len(set_to)), *repeat(True, len(keys) - len(set_to))]
-        set_to.extend(repeat(None, len(keys) - len(set_to)))
-        return self._delta(cells, {"map_key": list(self.codec.decode_all(keys)), **self._columns(set_to)}, deleted)
+        if not cells:
+            return None
+        deleted = np.arange(len(cells)) >= len(values)
+        return self._delta(np.array(cells), self._entry_columns(np.array(cells), keys, values), deleted)
+
+    def _entry_columns(self, cells: Cells, keys: list[Any], values: list[Any]) -> dict[str, pa.Array[Any]]:
+        """Returns the columns of map keys and of values, of which there are fewer if entries were removed."""
+        assert self.map_key_type is not None and self.value_type is not None
+        slots, columns = self._slots(cells), {}
+        none = [None] * (len(keys) - len(values))
+        if self.ttl:
+            columns["expires_at"] = pa.array([*(time for _, time in values), *none], type=pa.int64())
+            values = [value for value, _ in values]
+        columns["map_key"] = self._to_arrow(self.map_key_type, list(self.codec.decode_all(keys)), slots)
+        columns["value"] = self._to_arrow(self.value_type, [*values, *none], slots)
+        return columns
 
     def _written(self) -> None:
-        for cell, entries in list(self._each_changed()):
-            stored = self.stored[cell]
+        for cell, entries in list(self._each_pending()):
+            stored = self.values[cell]
             if stored is None:
-                self.stored[cell] = entries
+                self.values[cell] = entries
             else:
                 self.rows -= len(stored) + len(entries)
                 stored.update(entries)
                 self.rows += len(stored)
-            self.changed[cell] = None
-        self.marks[:] = bytes(len(self.marks))
+            self.pending[cell] = None
+        self.changed[:] = bytes(len(self.changed))
         self._removed.clear()
 
-    def _each_changed(self) -> Iterator[tuple[Any, Entries]]:
+    def _each_pending(self) -> Iterator[tuple[int, Entries]]:
         """Yields also a dict that is empty again. It would take later entries, but no longer be marked."""
-        changed = self.changed
-        each = changed.items() if self.namespaced else ((slot, changed[slot]) for slot in marked(self.marks).tolist())
+        each = ((cell, self.pending[cell]) for cell in np.flatnonzero(self._flags()).tolist())
         return ((cell, entries) for cell, entries in each if entries is not None)

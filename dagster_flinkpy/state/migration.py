@@ -12,7 +12,7 @@ import pyarrow as pa
 from dagster_flinkpy.datastream.state import MapStateDescriptor, StateDescriptor
 from dagster_flinkpy.errors import CorruptStateError, StateSchemaError, UserFunctionError
 from dagster_flinkpy.key_groups import KeyGroupRange
-from dagster_flinkpy.state.factory import kind_of
+from dagster_flinkpy.state.views import kind_of
 from dagster_flinkpy.state.handles import KeyedSnapshot, RunHandle, TableSnapshot
 from dagster_flinkpy.state.keys import hash_keys
 from dagster_flinkpy.state.layout import TableLayout, make_sort_keys

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from dagster_flinkpy.state.cell_columns import Cells
-from dagster_flinkpy.state.pane_table import PaneTable
+from dagster_flinkpy.state.cell_table import CellTable
+from dagster_flinkpy.state.columns import Cells
 from dagster_flinkpy.state.value_folds import ValueFold
 
 __all__ = ["PaneState"]
@@ -22,7 +22,7 @@ class PaneState:
         fold: What is made of the values that are added.
     """
 
-    def __init__(self, table: PaneTable, fold: ValueFold) -> None:
+    def __init__(self, table: CellTable, fold: ValueFold) -> None:
         self.table, self._fold = table, fold
         self._last_result, self._result, own = fold.result, fold.result, table.own
         """The result of what is dropped afterwards, and of what stays, which functions must not change."""

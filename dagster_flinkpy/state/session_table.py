@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
-from dagster_flinkpy.state.cell_columns import Cells, grown
+from dagster_flinkpy.state.columns import Cells, grown
 from dagster_flinkpy.state.keys import KeySlots
 from dagster_flinkpy.state.layout import distinct_rows
 from dagster_flinkpy.state.tables import OverlayTable

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
-from dagster_flinkpy.state.cell_columns import Cells
+from dagster_flinkpy.state.columns import Cells
 from dagster_flinkpy.state.layout import hashes_of
 from dagster_flinkpy.state.session_table import SessionTable, delta_of_sessions, window_column
 from dagster_flinkpy.state.time_order import MAX_TIME, MIN_TIME

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -12,10 +12,8 @@ import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.state.cache import Run
-from dagster_flinkpy.state.handles import RunHandle
-from dagster_flinkpy.state.keys import KeySlots, TouchedKeys
+from dagster_flinkpy.state.keys import KeyCodec, KeySlots
 from dagster_flinkpy.state.layout import merge_runs
-from dagster_flinkpy.state.runs import RunFiles
 from dagster_flinkpy.state.tables import OverlayTable
 from dagster_flinkpy.state.time_order import MAX_TIME, MIN_TIME, Indices, TimedRun
 
@@ -34,10 +32,7 @@ class TimerTable(OverlayTable, Generic[Due]):
     The type argument is what fires together.
 
     Args:
-        keys: The touched keys of the backend.
-        files: Where runs are kept.
-        handles: The restored runs.
-        name: The name of the timers.
+        where: The first arguments of :class:`OverlayTable`.
         namespace_type: The type of the namespaces, or None for timers without one.
         make_room: Frees memory in the backend, if needed, before due keys are touched.
         touch: Reads the state of keys, given with their hashes, into the overlay and returns their slots.
@@ -45,16 +40,14 @@ class TimerTable(OverlayTable, Generic[Due]):
 
     def __init__(
         self,
-        keys: TouchedKeys,
-        files: RunFiles,
-        handles: Sequence[RunHandle],
-        name: str,
-        *,
+        *where: Any,
         namespace_type: TypeInformation | None,
         make_room: Callable[[], None],
         touch: Callable[[pa.Array[Any], npt.NDArray[np.int32]], Indices],
     ) -> None:
+        keys, files, handles, name = where
         super().__init__(keys, files, handles, name, "TIMER", namespace_type=namespace_type)
+        self._namespace_codec = None if namespace_type is None else KeyCodec(namespace_type)
         self._make_room, self._touch = make_room, touch
         self.clear()
 

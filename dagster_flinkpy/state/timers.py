@@ -43,10 +43,15 @@ class TimerQueue(TimerTable[tuple[int, Any, Any]]):
         """The changes that are not in order yet."""
         self._parts = TimeParts(np.int64, _latest)
         """Earlier changes."""
+        self._namespace: Any = None
         super().__init__(*args, **kwargs)
 
     def set_current_namespace(self, namespace: Any) -> None:
-        super().set_current_namespace(namespace)
+        """Sets the namespace for later changes."""
+        if self._namespace_codec is None:
+            raise ConfigurationError(f"timers {self.name!r} have no namespace")
+        encode = self._namespace_codec.encode
+        self._namespace = namespace if encode is None else encode(namespace)
         self._space = self._number(self._namespace) << _SLOT_BITS
 
     def register(self, timestamp: int) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dagster_flinkpy.state.cell_columns import grown
+from dagster_flinkpy.state.columns import grown
 
 __all__ = ["RowIndex", "Words", "distinct_words", "has_words", "words_of"]
 

@@ -20,7 +20,7 @@ from dagster_flinkpy.flink_savepoint.operator_state import OperatorFile
 from dagster_flinkpy.flink_savepoint.python_coders import coder_of
 from dagster_flinkpy.flink_savepoint.savepoint import FlinkSavepoint, name_of
 from dagster_flinkpy.flink_savepoint.serializers import Serializer, type_of
-from dagster_flinkpy.state.factory import kind_of
+from dagster_flinkpy.state.views import kind_of
 from dagster_flinkpy.state_processor.flink_columns import (
     PYTHON_PREFIX,
     DeclaredState,

@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.datastream.state import StateDescriptor
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.key_hashes import key_groups_of_hashes
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
 from dagster_flinkpy.state.cache import RunCache
 from dagster_flinkpy.state.handles import KeyedSnapshot
 from dagster_flinkpy.state.keys import hash_keys
+from dagster_flinkpy.state.pane_states import PaneState
+from dagster_flinkpy.state.value_folds import fold_values
 from dagster_flinkpy.storage.local import LocalObjectStore
 
 MAX_PARALLELISM = 16
@@ -59,3 +62,10 @@ def touch(backend: ColumnarKeyedStateBackend, key_type: TypeInformation, keys: S
 
 def groups_of(key_type: TypeInformation, keys: Sequence[Any]) -> np.ndarray[Any, Any]:
     return key_groups_of_hashes(hash_keys(key_type, key_type.to_arrow(keys)), MAX_PARALLELISM)
+
+
+def make_panes(
+    backend: Any, descriptor: StateDescriptor, window_type: TypeInformation, sessions: Any = None
+) -> PaneState:
+    """Returns the state of windows, as the operator of windows uses it."""
+    return PaneState(backend.get_cells(descriptor, window_type, sessions, in_columns=False), fold_values(descriptor))

@@ -183,7 +183,7 @@ def test_state_without_a_current_key_is_refused(make_backend: MakeBackend) -> No
     for use in (state.value, lambda: state.update(1), state.clear):
         with pytest.raises(ConfigurationError, match="no current key"):
             use()
-    with pytest.raises(ConfigurationError, match="is not for keyed state"):
+    with pytest.raises(ConfigurationError, match="is not a descriptor of keyed state"):
         backend.get_state(StateDescriptor("x", LONG))
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_flinkpy.state.cell_columns import VariableColumn, make_column
+from dagster_flinkpy.state.columns import VariableColumn, make_column
 
 STRUCT = pa.struct([pa.field("n", pa.int32()), pa.field("s", pa.string()), pa.field("f", pa.float64())])
 VALUES = {

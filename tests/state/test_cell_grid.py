@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.state.cell_grid import CellGrid
-from dagster_flinkpy.state.column_table import NamespacedCells
+from dagster_flinkpy.state.cell_numbers import NamespacedCells
 
 
 @given(st.lists(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3000)), min_size=1, max_size=30), max_size=6))

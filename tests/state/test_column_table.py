@@ -34,7 +34,7 @@ DESCRIPTOR = ValueStateDescriptor("state", VALUE)
 
 
 def in_columns(backend: Any, key_type: Any, ops: list[Any], namespaced: bool) -> None:
-    table = backend.get_columns(DESCRIPTOR, "VALUE", WINDOWS if namespaced else None)
+    table = backend.get_cells(DESCRIPTOR, WINDOWS if namespaced else None)
     column = key_type.to_arrow([key for key, _, _ in ops])
     slots = backend.touch_column(column, hash_keys(key_type, column))
     for start in range(0, len(ops), 3):
@@ -62,7 +62,7 @@ def per_record(backend: Any, key_type: Any, ops: list[Any], namespaced: bool) ->
 
 def test_windows_that_came_and_went_leave_their_cells_to_the_next_ones(make_backend: Any, store: Any) -> None:
     backend = make_backend(None, key_type=Types.LONG())
-    table = backend.get_columns(DESCRIPTOR, "VALUE", WINDOWS)
+    table = backend.get_cells(DESCRIPTOR, WINDOWS)
     column = pa.array(range(100))
     slots = backend.touch_column(column, hash_keys(Types.LONG(), column))
     for window in range(50):
@@ -86,9 +86,9 @@ def test_windows_that_came_and_went_leave_their_cells_to_the_next_ones(make_back
 
 
 def test_cells_without_values_are_dropped(make_backend: Any, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dagster_flinkpy.state.column_table._SPARE_CELLS", 10)
+    monkeypatch.setattr("dagster_flinkpy.state.cell_table._SPARE_CELLS", 10)
     backend = make_backend(None, key_type=Types.LONG())
-    table = backend.get_columns(DESCRIPTOR, "VALUE", WINDOWS)
+    table = backend.get_cells(DESCRIPTOR, WINDOWS)
     column = pa.array(range(10))
     slots = backend.touch_column(column, hash_keys(Types.LONG(), column))
     for window in range(50):
@@ -145,7 +145,7 @@ def test_a_batch_loads_only_its_keys_and_a_range_only_its_part(make_backend):
     half = KeyGroupRange(0, MAX_PARALLELISM // 2 - 1)
     mine = [k for k, g in zip(keys, groups_of(key_type, keys).tolist(), strict=True) if g <= half.end]
     part = make_backend(snapshot, key_type=key_type, key_groups=half)
-    table = part.get_columns(DESCRIPTOR, "VALUE")
+    table = part.get_cells(DESCRIPTOR)
     column = key_type.to_arrow(mine)
     slots = part.touch_column(column, hash_keys(key_type, column))
     assert VALUE.from_arrow(table.lookup(slots)) == [(key, "x") for key in mine]
@@ -156,7 +156,7 @@ def test_a_batch_loads_only_its_keys_and_a_range_only_its_part(make_backend):
 
 def test_what_came_and_went_leaves_nothing(make_backend):
     backend = make_backend(key_type=Types.LONG())
-    table = backend.get_columns(DESCRIPTOR, "VALUE")
+    table = backend.get_cells(DESCRIPTOR)
     column = pa.array([1, 2])
     slots = backend.touch_column(column, hash_keys(Types.LONG(), column))
     table.update(slots, VALUE.to_arrow([(1, "x"), (2, "y")]))
@@ -183,19 +183,19 @@ def test_one_operator_uses_state_in_one_way(make_backend):
     backend = make_backend(key_type=Types.LONG())
     backend.get_state(DESCRIPTOR)
     with pytest.raises(ConfigurationError, match="by record and by column"):
-        backend.get_columns(DESCRIPTOR, "VALUE")
+        backend.get_cells(DESCRIPTOR)
     backend = make_backend(key_type=Types.LONG())
-    backend.get_columns(DESCRIPTOR, "VALUE")
+    backend.get_cells(DESCRIPTOR)
     with pytest.raises(ConfigurationError, match="by record and by column"):
         backend.get_state(DESCRIPTOR)
 
 
 def test_other_types_and_a_time_to_live_are_refused(make_backend):
     backend = make_backend(key_type=Types.LONG())
-    backend.get_columns(DESCRIPTOR, "VALUE")
+    backend.get_cells(DESCRIPTOR)
     with pytest.raises(StateSchemaError):
-        backend.get_columns(ValueStateDescriptor("state", Types.LONG()), "VALUE")
+        backend.get_cells(ValueStateDescriptor("state", Types.LONG()))
     expiring = ValueStateDescriptor("other", Types.LONG())
     expiring.enable_time_to_live(StateTtlConfig.new_builder(Time.seconds(1)).build())
     with pytest.raises(ConfigurationError, match="time to live"):
-        backend.get_columns(expiring, "VALUE")
+        backend.get_cells(expiring)

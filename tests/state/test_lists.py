@@ -231,14 +231,13 @@ def test_a_list_that_was_never_stored_leaves_no_tombstone(make_backend: MakeBack
         elif key == 2:
             state.update([9])
             state.clear()
-    assert (state.table.size, backend.snapshot().rows) == (2, 2)
+    assert backend.snapshot().rows == 2
     for key in (0, 3):
         backend.set_current_key(key)
         assert (state.get(), list(state)) == ([key], [key])
         state.clear()
         assert state.get() == []
     state.add(5)
-    assert state.table.size == 1
     snapshot = backend.snapshot()
     backend = make_backend(KeyedSnapshot.from_json(snapshot.to_json()), key_type=Types.LONG())
     state = backend.get_state(LIST)

@@ -36,6 +36,8 @@ from dagster_flinkpy.state.reader import read_table
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.examples import examples
 
+from .conftest import make_panes
+
 MAX_PARALLELISM = 16
 NAN = float("nan")
 
@@ -124,10 +126,10 @@ class Subtask:
         self.list = backend.get_state(ListStateDescriptor("list", Types.LONG()))
         self.map = backend.get_state(MapStateDescriptor("map", Types.DOUBLE(), Types.LONG()))
         panes = ListStateDescriptor("panes", Types.STRING())
-        self.panes: Any = ByKey(backend.get_panes(panes, namespace)) if late else backend.get_state(panes, namespace)
+        self.panes: Any = ByKey(make_panes(backend, panes, namespace)) if late else backend.get_state(panes, namespace)
         windows = ReducingStateDescriptor("windows", Longest(), Types.LONG())
         self.windows: Any = (
-            ByKey(backend.get_panes(windows, namespace)) if late else backend.get_state(windows, namespace)
+            ByKey(make_panes(backend, windows, namespace)) if late else backend.get_state(windows, namespace)
         )
         self.mean = backend.get_state(
             AggregatingStateDescriptor("mean", Mean(), Types.TUPLE([Types.LONG(), Types.LONG()]))
@@ -396,7 +398,7 @@ class Program(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("kind", POOLS)
 def test_state_behaves_like_dicts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dagster_flinkpy.state.column_table._SPARE_CELLS", 2)  # cells are numbered anew often
+    monkeypatch.setattr("dagster_flinkpy.state.cell_table._SPARE_CELLS", 2)  # cells are numbered anew often
     machine = type(f"Program_{kind}", (Program,), {"kind": kind})
     run_state_machine_as_test(
         machine,

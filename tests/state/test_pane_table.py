@@ -11,7 +11,7 @@ from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.datastream.base_functions import BaseReduceFunction
 from dagster_flinkpy.datastream.state import ListStateDescriptor, ReducingStateDescriptor
 
-from .conftest import touch
+from .conftest import make_panes, touch
 
 LONG, WINDOWS = Types.LONG(), Types.TUPLE([Types.LONG(), Types.LONG()])
 WINDOW = (0, 10)
@@ -23,11 +23,11 @@ class Sum(BaseReduceFunction):
 
 
 def sums(backend: Any) -> Any:
-    return backend.get_panes(ReducingStateDescriptor("sums", Sum(), LONG), WINDOWS)
+    return make_panes(backend, ReducingStateDescriptor("sums", Sum(), LONG), WINDOWS)
 
 
 def lists(backend: Any) -> Any:
-    return backend.get_panes(ListStateDescriptor("lists", LONG), WINDOWS)
+    return make_panes(backend, ListStateDescriptor("lists", LONG), WINDOWS)
 
 
 def cells_of(state: Any, slots: list[int], window: tuple[int, int] = WINDOW) -> Any:
@@ -64,7 +64,7 @@ def test_a_window_that_never_was_in_storage_leaves_nothing(make_backend: Any) ->
 def test_the_next_window_takes_the_place_of_one_that_has_ended(
     make_backend: Any, make: Any, stored: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dagster_flinkpy.state.column_table._SPARE_CELLS", 10)
+    monkeypatch.setattr("dagster_flinkpy.state.cell_table._SPARE_CELLS", 10)
     backend = make_backend(key_type=LONG)
     state, keys = make(backend), 100
     touch(backend, LONG, list(range(keys)))

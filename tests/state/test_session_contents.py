@@ -11,7 +11,7 @@ from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.datastream.base_functions import BaseReduceFunction
 from dagster_flinkpy.datastream.state import ListStateDescriptor, ReducingStateDescriptor
 
-from .conftest import touch
+from .conftest import make_panes, touch
 
 LONG, WINDOWS = Types.LONG(), Types.TUPLE([Types.LONG(), Types.LONG()])
 
@@ -28,7 +28,7 @@ class Sessions:
     def __init__(self, backend: Any, contents: str) -> None:
         self.backend = backend
         self.table, _ = backend.get_sessions("windows", "timers", WINDOWS, 0)
-        self.state = backend.get_panes(DESCRIPTORS[contents], WINDOWS, self.table)
+        self.state = make_panes(backend, DESCRIPTORS[contents], WINDOWS, self.table)
         touch(backend, LONG, [7])
 
     def join(self, start: int, value: int) -> int:

@@ -7,8 +7,6 @@ from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.datastream.state import StateTtlConfig, ValueStateDescriptor
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
-from dagster_flinkpy.state.slot_table import KeyedSlotState
-from dagster_flinkpy.state.ttl import TtlSlotState
 from tests.state.conftest import MakeBackend, touch
 
 VALUE = ValueStateDescriptor("v", Types.LONG())
@@ -17,7 +15,6 @@ VALUE = ValueStateDescriptor("v", Types.LONG())
 def test_what_is_written_is_what_changed(make_backend: MakeBackend) -> None:
     backend = make_backend(key_type=Types.LONG())
     state = backend.get_state(VALUE)
-    assert isinstance(state, KeyedSlotState)
     keys = list(range(10))
     touch(backend, Types.LONG(), keys)
     for key in keys:
@@ -70,7 +67,6 @@ def test_values_that_expire_are_written_once(make_backend: MakeBackend) -> None:
     descriptor.enable_time_to_live(StateTtlConfig.new_builder(Time.hours(1)).build())
     backend = make_backend(key_type=Types.LONG())
     state = backend.get_state(descriptor)
-    assert isinstance(state, TtlSlotState)
     keys = list(range(10))
     touch(backend, Types.LONG(), keys)
     for key in keys:

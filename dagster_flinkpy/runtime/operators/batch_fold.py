@@ -16,7 +16,7 @@ from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS, user_error
 from dagster_flinkpy.runtime.operators.column_fold import Cells, ColumnFold
 from dagster_flinkpy.runtime.operators.grouped_rows import Segments
 from dagster_flinkpy.runtime.operators.record_batches import record_batch, shown_value, table_column
-from dagster_flinkpy.state.column_table import ColumnTable
+from dagster_flinkpy.state.cell_table import CellTable
 
 __all__ = ["BatchFold", "RecordAggregate"]
 
@@ -34,7 +34,7 @@ class BatchFold(ColumnFold):
 
     def add(
         self,
-        table: ColumnTable,
+        table: CellTable,
         cells: Cells,
         accumulators: pa.Array[Any],
         rows: Cells,
@@ -51,7 +51,7 @@ class BatchFold(ColumnFold):
             column, groups = column.take(pa.array(order)), groups[order]
         table.update(segments.groups, self.merge(column, groups, len(segments.groups)))
 
-    def running(self, table: ColumnTable, cells: Cells, accumulators: pa.Array[Any], rows: Cells) -> pa.Array[Any]:
+    def running(self, table: CellTable, cells: Cells, accumulators: pa.Array[Any], rows: Cells) -> pa.Array[Any]:
         # The first rows of all cells are merged at once, then the second ones, and so on.
         segments = Segments.of(cells)
         merged, places = [], []

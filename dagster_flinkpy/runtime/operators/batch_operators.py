@@ -24,7 +24,7 @@ from dagster_flinkpy.runtime.operators.runtime_context import TaskRuntimeContext
 from dagster_flinkpy.runtime.operators.stream_operator import StreamOperator, called
 from dagster_flinkpy.runtime.shuffle.batch import KeyColumn, StreamBatch
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
-from dagster_flinkpy.state.column_table import ColumnTable
+from dagster_flinkpy.state.cell_table import CellTable
 from dagster_flinkpy.state.keys import hash_keys
 
 __all__ = ["FilterBatchOperator", "KeyedBatchOperator", "MapBatchOperator"]
@@ -35,7 +35,7 @@ class _ColumnState(BatchState):
 
     def __init__(self, backend: ColumnarKeyedStateBackend, uid: str) -> None:
         self._backend, self._uid = backend, uid
-        self._tables: dict[str, tuple[ValueStateDescriptor, ColumnTable]] = {}
+        self._tables: dict[str, tuple[ValueStateDescriptor, CellTable]] = {}
         self._keys: KeyColumn | None = None
         self._slots: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._others: tuple[Any, npt.NDArray[np.int64]] | None = None
@@ -59,7 +59,7 @@ class _ColumnState(BatchState):
     def delete(self, descriptor: ValueStateDescriptor, keys: pa.Array[Any]) -> None:
         self._table(descriptor).delete(self._slots_of(descriptor, keys))
 
-    def _table(self, descriptor: ValueStateDescriptor) -> ColumnTable:
+    def _table(self, descriptor: ValueStateDescriptor) -> CellTable:
         if not isinstance(descriptor, ValueStateDescriptor):
             raise ConfigurationError(
                 f"operator {self._uid!r}: state in columns needs a ValueStateDescriptor, not {descriptor!r}; other "
@@ -67,7 +67,7 @@ class _ColumnState(BatchState):
             )
         known = self._tables.get(descriptor.name)
         if known is None or known[0] is not descriptor:
-            known = (descriptor, self._backend.get_columns(descriptor, "VALUE"))
+            known = (descriptor, self._backend.get_cells(descriptor))
             self._tables[descriptor.name] = known
         return known[1]
 

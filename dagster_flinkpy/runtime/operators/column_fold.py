@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
-from dagster_flinkpy.state.column_table import ColumnTable
+from dagster_flinkpy.state.cell_table import CellTable
 
 __all__ = ["Cells", "ColumnFold"]
 
@@ -35,7 +35,7 @@ class ColumnFold(ABC):
     @abstractmethod
     def add(
         self,
-        table: ColumnTable,
+        table: CellTable,
         cells: Cells,
         accumulators: pa.Array[Any],
         rows: Cells,
@@ -55,7 +55,7 @@ class ColumnFold(ABC):
         """
 
     @abstractmethod
-    def running(self, table: ColumnTable, cells: Cells, accumulators: pa.Array[Any], rows: Cells) -> pa.Array[Any]:
+    def running(self, table: CellTable, cells: Cells, accumulators: pa.Array[Any], rows: Cells) -> pa.Array[Any]:
         """Merges like :meth:`add`, and returns the result of each row's cell after that row."""
 
     @property
@@ -96,7 +96,7 @@ class ColumnFold(ABC):
         """Returns the accumulator of each record alone, given what :meth:`reads` returned."""
         return read
 
-    def results(self, table: ColumnTable, cells: Cells) -> pa.Array[Any]:
+    def results(self, table: CellTable, cells: Cells) -> pa.Array[Any]:
         """Returns the results of cells that have an accumulator."""
         return self.results_of(table.column.take(cells))
 

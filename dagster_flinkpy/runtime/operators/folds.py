@@ -27,8 +27,8 @@ from dagster_flinkpy.runtime.operators.column_fold import Cells, ColumnFold
 from dagster_flinkpy.runtime.operators.grouped_rows import FoldKind, IntegerOverflowError, Segments, accumulate, fits
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
-from dagster_flinkpy.state.cell_columns import FixedColumn, StructColumn
-from dagster_flinkpy.state.column_table import ColumnTable
+from dagster_flinkpy.state.cell_table import CellTable
+from dagster_flinkpy.state.columns import FixedColumn, StructColumn
 
 __all__ = ["aggregation_error", "fields_of", "fold_of", "spread"]
 
@@ -128,7 +128,7 @@ class _LeafFold(ColumnFold):
 
     def add(
         self,
-        table: ColumnTable,
+        table: CellTable,
         cells: Cells,
         accumulators: pa.Array[Any],
         rows: Cells,
@@ -142,7 +142,7 @@ class _LeafFold(ColumnFold):
                 part.add(cells, fresh, first)
         table.mark(cells)
 
-    def running(self, table: ColumnTable, cells: Cells, accumulators: pa.Array[Any], rows: Cells) -> pa.Array[Any]:
+    def running(self, table: CellTable, cells: Cells, accumulators: pa.Array[Any], rows: Cells) -> pa.Array[Any]:
         segments = Segments.of(cells)
         fresh = ~table.contains(segments.groups)
         self._start(table, segments.groups[fresh], rows[segments.order[segments.starts[fresh]]], accumulators)
@@ -185,14 +185,14 @@ class _LeafFold(ColumnFold):
         children = [merged[i] if i in merged else _field(accumulators, i).take(rows) for i in range(len(fields))]
         return pa.StructArray.from_arrays(children, fields=fields)
 
-    def _start(self, table: ColumnTable, cells: Cells, first: Cells, accumulators: pa.Array[Any]) -> None:
+    def _start(self, table: CellTable, cells: Cells, first: Cells, accumulators: pa.Array[Any]) -> None:
         """Creates the accumulators of new cells from their first rows, without their numbers."""
         if self.carries and len(cells):
             table.update(cells, accumulators.take(pa.array(first)))
         elif isinstance(table.column, StructColumn):
             table.column.valid[cells] = True
 
-    def _parts(self, table: ColumnTable, accumulators: pa.Array[Any], rows: Cells) -> list[_Part]:
+    def _parts(self, table: CellTable, accumulators: pa.Array[Any], rows: Cells) -> list[_Part]:
         """Returns the parts of the accumulators, with the values to fold."""
         column: Any = table.column
         return [

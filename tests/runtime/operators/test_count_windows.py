@@ -19,7 +19,7 @@ from tests.runtime.programs import environment, events
 
 @pytest.fixture(autouse=True)
 def _cells_are_numbered_anew_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dagster_flinkpy.state.column_table._SPARE_CELLS", 2)
+    monkeypatch.setattr("dagster_flinkpy.state.cell_table._SPARE_CELLS", 2)
 
 
 class GeneralTumbling(CountTumblingWindowAssigner):

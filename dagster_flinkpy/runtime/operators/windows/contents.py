@@ -21,8 +21,10 @@ from dagster_flinkpy.runtime.operators.folds import aggregation_error, fields_of
 from dagster_flinkpy.runtime.operators.grouped_rows import IntegerOverflowError
 from dagster_flinkpy.runtime.operators.windows.window_operator import Ints, WindowOperator
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
-from dagster_flinkpy.state.column_table import ColumnTable
+from dagster_flinkpy.state.cell_table import CellTable
+from dagster_flinkpy.state.pane_states import PaneState
 from dagster_flinkpy.state.session_table import SessionTable
+from dagster_flinkpy.state.value_folds import fold_values
 
 __all__ = ["Contents", "CountWindows", "Due", "TimeWindows", "make_contents"]
 
@@ -82,7 +84,7 @@ class Contents(ABC):
     any_order = False
     """Whether it makes no difference in which order records are added and cells merged."""
 
-    def __init__(self, operator: WindowOperator, table: ColumnTable) -> None:
+    def __init__(self, operator: WindowOperator, table: CellTable) -> None:
         self._operator, self.table = operator, table
 
     @abstractmethod
@@ -144,8 +146,10 @@ class RecordContents(Contents):
     """
 
     def __init__(self, operator: WindowOperator, sessions: SessionTable | None) -> None:
-        self._state = operator.backend.get_panes(operator.descriptor(), operator.codec.namespace_type, sessions)
-        super().__init__(operator, self._state.table)
+        descriptor, windows = operator.descriptor(), operator.codec.namespace_type
+        table = operator.backend.get_cells(descriptor, windows, sessions, in_columns=False)
+        super().__init__(operator, table)
+        self._state = PaneState(table, fold_values(descriptor))
         self._once, self._keys = sessions is not None, operator.backend.key_context
 
     def take(self, batch: StreamBatch) -> Ints:
@@ -194,7 +198,7 @@ class RecordContents(Contents):
                 window, timestamp = next(windows)
                 self._operator.fire(window, self._state.get_of(cell, last=purge), timestamp)
                 if purge:
-                    self.table.forget(cell)  # type: ignore[attr-defined]
+                    self.table.forget(cell)
 
     def fire(self, due: Due) -> None:
         operator, fires = self._operator, due.fires
@@ -237,10 +241,9 @@ class ColumnContents(Contents):
     any_order = True
 
     def __init__(self, operator: WindowOperator, fold: ColumnFold, sessions: SessionTable | None) -> None:
-        spec, windows = operator.spec, operator.codec.namespace_type
-        kind: Any = "REDUCING" if spec.aggregate is None else "AGGREGATING"
-        super().__init__(operator, operator.backend.get_columns(operator.descriptor(), kind, windows, sessions))
-        self._fold, self._merges, function = fold, sessions is not None, spec.window_function
+        windows, function = operator.codec.namespace_type, operator.spec.window_function
+        super().__init__(operator, operator.backend.get_cells(operator.descriptor(), windows, sessions))
+        self._fold, self._merges = fold, sessions is not None
         self._key_fields = function.key_fields if isinstance(function, WithKeyAndWindow) else None
 
     def take(self, batch: StreamBatch) -> Ints:

@@ -22,7 +22,7 @@ from dagster_flinkpy.runtime.operators.grouped_rows import Segments
 from dagster_flinkpy.runtime.operators.windows.contents import CountWindows, make_contents
 from dagster_flinkpy.runtime.operators.windows.window_operator import Ints, Windower, WindowOperator
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
-from dagster_flinkpy.state.column_table import ColumnTable
+from dagster_flinkpy.state.cell_table import CellTable
 
 __all__ = ["CountWindower", "is_by_count"]
 
@@ -49,8 +49,8 @@ class CountWindower(Windower):
         self._count, self._size = trigger.nested_trigger.window_size, assigner.window_size
         self._slide = assigner.window_slide if isinstance(assigner, CountSlidingWindowAssigner) else self._size
         backend, namespace_type = operator.backend, operator.codec.namespace_type
-        self._positions = backend.get_columns(assigner.position_state, "VALUE")
-        self._counts = backend.get_columns(trigger.nested_trigger.count_state, "REDUCING", namespace_type)
+        self._positions = backend.get_cells(assigner.position_state)
+        self._counts = backend.get_cells(trigger.nested_trigger.count_state, namespace_type)
         self._contents = make_contents(operator)
 
     def process(self, batch: StreamBatch, slots: Ints) -> None:
@@ -96,13 +96,13 @@ class CountWindower(Windower):
         return full, left_empty
 
 
-def _numbers(table: ColumnTable, cells: Ints) -> Ints:
+def _numbers(table: CellTable, cells: Ints) -> Ints:
     """Returns the numbers in some cells, 0 for those without."""
     column: Any = table.column
     return np.where(table.contains(cells), column.values[cells], 0)
 
 
-def _take_next(positions: ColumnTable, slots: Ints) -> Ints:
+def _take_next(positions: CellTable, slots: Ints) -> Ints:
     """Returns how many records of its key each record follows, and counts them."""
     segments = Segments.of(slots)
     before = _numbers(positions, segments.groups)

@@ -1,4 +1,4 @@
-"""Values by cell number, in columns: the in-memory form of a :class:`ColumnTable`."""
+"""Values by cell number, in columns: the in-memory form of a ``CellTable``."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ __all__ = [
     "CellColumn",
     "Cells",
     "FixedColumn",
+    "Mask",
     "ObjectColumn",
     "StructColumn",
     "VariableColumn",
@@ -24,6 +25,7 @@ __all__ = [
 ]
 
 Cells = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 
 _SPARE_ROWS = 1024
 """Compaction waits until there are this many unused rows more than live ones."""
@@ -33,7 +35,7 @@ _MERGED, _MERGED_BYTES = 4, 64 << 20
 
 
 class CellColumn(ABC):
-    """A value, or null, per cell. Cells are numbered from 0; call :meth:`grow` before using new ones."""
+    """A value per cell; null means no value. Cells are numbered from 0; call :meth:`grow` before using new ones."""
 
     @abstractmethod
     def grow(self, cells: int) -> None:
@@ -48,11 +50,16 @@ class CellColumn(ABC):
         """Sets the values of some cells; if a cell repeats, its last value counts."""
 
     @abstractmethod
+    def drop(self, cells: Cells) -> None:
+        """Forgets the values of some cells."""
+
+    @abstractmethod
     def keep(self, cells: Cells) -> None:
         """Forgets all cells but some distinct ones, which are numbered anew in this order."""
 
-    def drop(self, cells: Cells) -> None:  # noqa: B027 - what nobody reads any more may stay
-        """Forgets the values of some cells."""
+    @abstractmethod
+    def has(self, cells: Cells) -> Mask:
+        """Returns which cells have a value."""
 
 
 def make_column(kind: pa.DataType) -> CellColumn:
@@ -71,7 +78,7 @@ class FixedColumn(CellColumn):
         self._kind = kind
         self.values: npt.NDArray[Any] = np.zeros(0, dtype=kind.to_pandas_dtype())
         """The values by cell; undefined for cells without a value."""
-        self.valid: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+        self.valid: Mask = np.zeros(0, dtype=np.bool_)
         """Whether each cell has a value."""
 
     def grow(self, cells: int) -> None:
@@ -90,8 +97,14 @@ class FixedColumn(CellColumn):
             self.values[cells] = values.to_numpy()
             self.valid[cells] = True
 
+    def drop(self, cells: Cells) -> None:
+        self.valid[cells] = False
+
     def keep(self, cells: Cells) -> None:
         self.values, self.valid = self.values[cells], self.valid[cells]
+
+    def has(self, cells: Cells) -> Mask:
+        return self.valid[cells]
 
 
 class StructColumn(CellColumn):
@@ -101,7 +114,7 @@ class StructColumn(CellColumn):
         self._fields = list(kind)
         self.children = [make_column(field.type) for field in kind]
         """The column of each field."""
-        self.valid: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+        self.valid: Mask = np.zeros(0, dtype=np.bool_)
 
     def grow(self, cells: int) -> None:
         self.valid = grown(self.valid, cells, 0)
@@ -125,10 +138,18 @@ class StructColumn(CellColumn):
         for child, column in zip(self.children, structs.flatten(), strict=True):
             child.put(cells, column)
 
+    def drop(self, cells: Cells) -> None:
+        self.valid[cells] = False
+        for child in self.children:
+            child.drop(cells)
+
     def keep(self, cells: Cells) -> None:
         self.valid = self.valid[cells]
         for child in self.children:
             child.keep(cells)
+
+    def has(self, cells: Cells) -> Mask:
+        return self.valid[cells]
 
 
 class VariableColumn(CellColumn):
@@ -180,8 +201,15 @@ class VariableColumn(CellColumn):
         if self._appended > 2 * self._live + _SPARE_ROWS:
             self._compact()
 
+    def drop(self, cells: Cells) -> None:
+        self._rows[cells] = -1
+
     def keep(self, cells: Cells) -> None:
         self._rows = self._rows[cells]
+        self._compact()
+
+    def has(self, cells: Cells) -> Mask:
+        return self._rows[cells] >= 0
 
     def _append(self, values: pa.Array[Any]) -> None:
         self._appended += len(values)
@@ -211,10 +239,13 @@ class ObjectColumn(CellColumn):
     def __init__(self, kind: TypeInformation) -> None:
         self._kind = kind
         self.values: list[Any] = []
-        """The value of each cell; None means no value."""
+        """The value of each cell; None means no value. It stays the same list."""
+        self.valid: Mask = np.zeros(0, dtype=np.bool_)
+        """Whether each cell has a value. Those that were written in place need :meth:`sync`."""
 
     def grow(self, cells: int) -> None:
         self.values.extend(repeat(None, cells - len(self.values)))
+        self.valid = grown(self.valid, cells, 0)
 
     def get(self, cells: Cells) -> list[Any]:
         """Returns the values of some cells, as they are."""
@@ -223,18 +254,28 @@ class ObjectColumn(CellColumn):
     def take(self, cells: Cells) -> pa.Array[Any]:
         return self._kind.to_arrow(self.get(cells))
 
+    def sync(self, cells: Cells) -> None:
+        """Looks which of some cells have a value."""
+        self.valid[cells] = [value is not None for value in self.get(cells)]
+
     def put(self, cells: Cells, values: pa.Array[Any]) -> None:
         held = self.values
+        self.valid[cells] = values.is_valid().to_numpy(zero_copy_only=False) if values.null_count else True
         for cell, value in zip(cells.tolist(), self._kind.from_arrow(values), strict=True):
             held[cell] = value
 
-    def keep(self, cells: Cells) -> None:
-        self.values = self.get(cells)
-
     def drop(self, cells: Cells) -> None:
         held = self.values
+        self.valid[cells] = False
         for cell in cells.tolist():
             held[cell] = None
+
+    def keep(self, cells: Cells) -> None:
+        self.values[:] = self.get(cells)
+        self.valid = self.valid[cells]
+
+    def has(self, cells: Cells) -> Mask:
+        return self.valid[cells]
 
 
 def grown(array: npt.NDArray[Any], cells: int, fill: int) -> npt.NDArray[Any]:

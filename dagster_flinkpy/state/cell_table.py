@@ -1,0 +1,320 @@
+"""State with one value per cell: VALUE, REDUCING and AGGREGATING state, and the base of LIST and MAP state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.state.cell_numbers import CellNumbers, NamespacedCells, PairCells
+from dagster_flinkpy.state.columns import CellColumn, Cells, Mask, ObjectColumn, grown, make_column
+from dagster_flinkpy.state.keys import KeySlots
+from dagster_flinkpy.state.layout import distinct_rows
+from dagster_flinkpy.state.runs import Match
+from dagster_flinkpy.state.session_table import SessionTable
+from dagster_flinkpy.state.tables import OverlayTable
+
+__all__ = ["CellTable"]
+
+_SPARE_CELLS = 65_536
+"""Compaction waits until there are this many cells more than twice those in use."""
+
+
+class CellTable(OverlayTable):
+    """A value per cell. A cell is a small number: the slot of the key, or what stands for slot and namespace.
+
+    Null, or None, means no value.
+
+    Args:
+        args: See :class:`OverlayTable`, like the other arguments.
+        numbers: Numbers the cells of state with a namespace. If these are the windows in flight, their table must be
+            declared before this one. Default: a cell is the slot of the key.
+        in_columns: Whether values are in columns of numbers and bytes, and not Python values. Default: False.
+    """
+
+    column: Any
+    """The values, a ``CellColumn``. Cells that are written in place must be marked with :meth:`mark`."""
+
+    def __init__(self, *args: Any, numbers: Any = None, in_columns: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.cells: Any = None
+        """The cells of state with a namespace, unless they are sessions."""
+        if isinstance(numbers, SessionTable):
+            numbers.follow(self)
+        else:
+            self.cells = numbers
+        self._numbers: CellNumbers | None = numbers
+        assert self.value_type is not None
+        column: CellColumn = make_column(self.value_type.arrow_type) if in_columns else ObjectColumn(self.value_type)
+        self.column = column
+        self.values: list[Any] = column.values if isinstance(column, ObjectColumn) else []
+        """The Python value of each cell; it stays the same list."""
+        self.expires: list[Any] | None = [] if self.ttl and self.kind not in ("LIST", "MAP") else None
+        """The time at which the value of each cell expires, or None; if values do not expire as a whole, None."""
+        self.changed = bytearray()
+        """Whether the value of each cell may differ from the stored one; it stays the same object."""
+        self._stored: Mask = np.zeros(0, dtype=np.bool_)
+        """Whether storage has a value for the cell, perhaps a former one."""
+        self._compacted = 0  # Cells in use when this was counted last.
+        # So many cells take about the memory of a row of a table with dicts.
+        self._cells_per_row = 4 if in_columns else 2 if isinstance(numbers, NamespacedCells) else 1
+
+    @property
+    def form(self) -> Any:
+        return type(self), type(self._numbers), type(self.column)
+
+    # --- cells -------------------------------------------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        if isinstance(self._numbers, SessionTable):
+            return 0  # They are counted themselves.
+        return len(self._all_cells) // self._cells_per_row
+
+    @property
+    def _all_cells(self) -> Any:
+        return self.keys if self._numbers is None else self._numbers
+
+    @property
+    def current(self) -> Any:
+        """What has the cell of the current key, and namespace, as its ``slot``: the table, or the keys."""
+        return self if self.namespaced else self.keys
+
+    @property
+    def slot(self) -> int | None:
+        """The cell of the current key and namespace, or None if there is no current key."""
+        slot, pairs = self.keys.slot, self.cells
+        if slot is None:
+            return None
+        cell = pairs.find(slot)
+        if cell is None:
+            self.compact()
+            cell = pairs.add(slot)
+            self.reserve()
+        found: int = cell
+        return found
+
+    def set_current_namespace(self, namespace: Any) -> None:
+        """Sets the namespace for later accesses."""
+        if not isinstance(self.cells, PairCells):
+            raise ConfigurationError(f"state {self.name!r} has no namespace")
+        self.cells.set_namespace(namespace)
+
+    def reserve(self) -> None:
+        """Makes room for all cells. Call it after keys were touched or cells were added."""
+        size = len(self._all_cells)
+        if size > len(self._stored):
+            self._stored = grown(self._stored, size, 0)
+            self._grow(len(self._stored))
+
+    def _grow(self, cells: int) -> None:
+        self.changed.extend(bytes(cells - len(self.changed)))
+        self.column.grow(cells)
+        if self.expires is not None:
+            self.expires.extend(repeat(None, cells - len(self.expires)))
+
+    def find(self, slots: Cells, namespaces: Sequence[Any], codes: Cells) -> Cells:
+        """Returns the cells of slots and namespaces; see ``NamespacedCells.find``. They are valid until the next call.
+
+        Args:
+            slots: The slot of each cell.
+            namespaces: Some namespaces.
+            codes: The index of each cell's namespace in ``namespaces``.
+        """
+        self.compact()
+        cells: Cells = self.cells.find(slots, namespaces, codes)
+        self.reserve()
+        return cells
+
+    def release(self, namespace: Any) -> None:
+        """Forgets a namespace whose cells have no values, in memory or in storage. Another one reuses the cells."""
+        (namespace_id,) = self.cells.namespace_ids([namespace])
+        cells = self.cells.of_namespace(namespace_id)
+        if cells is not None and not self._used(cells).any():
+            self.cells.release(namespace_id)
+
+    def compact(self) -> None:
+        """Numbers the cells anew if most of them have no values, in memory or in storage."""
+        if self.cells is None or len(self.cells) < 2 * self._compacted + _SPARE_CELLS:
+            return
+        self._sync()
+        used = np.flatnonzero(self._used(np.arange(len(self.cells))))
+        if 2 * len(used) < len(self.cells):
+            self.cells.keep(used)
+            self.keep(used)
+        self._compacted = len(used)
+
+    def _used(self, cells: Cells) -> Mask:
+        """Returns which cells have a value, in memory or in storage."""
+        return self.contains(cells) | self._stored[cells]
+
+    def in_storage(self, cells: Cells) -> Mask:
+        """Returns for which cells storage has a value, perhaps a former one."""
+        self.reserve()
+        return self._stored[cells]
+
+    def keep(self, used: Cells, numbers: Cells | None = None) -> None:
+        """Drops what all cells have but some distinct ones, which are numbered anew in this order."""
+        self.reserve()
+        self.column.keep(used)
+        self.changed[:] = self._flags()[used].tobytes()
+        self._stored = self._stored[used]
+        if self.expires is not None:
+            self.expires[:] = list(map(self.expires.__getitem__, used.tolist()))
+
+    # --- values ------------------------------------------------------------------------------------------------------
+
+    def first_missing(self, cells: Cells) -> Cells:
+        """Returns the first position of each cell that has no value, in order; cells may repeat."""
+        # missing: positions in cells, ascending; places: their cells from the smallest one on. owners: by place, the
+        # first position of a cell; undefined elsewhere.
+        missing = np.flatnonzero(~self.contains(cells))
+        places = cells[missing] - cells[missing].min(initial=2**62)
+        owners = np.empty(int(places.max(initial=-1)) + 1, dtype=np.int64)
+        owners[places[::-1]] = missing[::-1]  # The last write wins.
+        first: Cells = missing[owners[places] == missing]
+        return first
+
+    def contains(self, cells: Cells) -> Mask:
+        """Returns which cells have a value."""
+        self.reserve()
+        held: Mask = self.column.has(cells)
+        return held
+
+    def lookup(self, cells: Cells) -> pa.Array[Any]:
+        """Returns the value of each cell, or null."""
+        self.reserve()
+        return self.column.take(cells)
+
+    def update(self, cells: Cells, values: pa.Array[Any]) -> None:
+        """Sets the value of each cell. If a cell repeats, its last value counts. A null deletes the value.
+
+        Args:
+            cells: The cells; may repeat.
+            values: The values, with the Arrow type of the state.
+        """
+        self.reserve()
+        self.column.put(cells, values)
+        self._flags()[cells] = True
+
+    def mark(self, cells: Cells) -> None:
+        """Marks cells whose values were written in place."""
+        self.column.valid[cells] = True
+        self._flags()[cells] = True
+
+    def _sync(self) -> None:
+        """Looks which of the changed cells have Python values: functions write them in place, and may return None."""
+        if isinstance(self.column, ObjectColumn):
+            self.column.sync(np.flatnonzero(self._flags()))
+
+    def _flags(self) -> npt.NDArray[np.bool_]:
+        """Returns a view of :attr:`changed`, which cannot grow as long as the view exists."""
+        return np.frombuffer(self.changed, dtype=np.bool_)
+
+    def delete(self, cells: Cells) -> None:
+        """Drops the values of cells."""
+        self.reserve()
+        self.column.drop(cells)
+        self._flags()[cells] = True
+
+    def forget(self, cell: int) -> None:
+        """Drops the Python value of a cell, which must be marked, now or later."""
+        self.values[cell] = None
+        if self.expires is not None:
+            self.expires[cell] = None
+
+    # --- storage -----------------------------------------------------------------------------------------------------
+
+    def load(self, keys: KeySlots) -> None:
+        self.reserve()
+        for match, cells in self._loaded(keys):
+            live = ~match.run.take("deleted", match.rows).to_numpy(zero_copy_only=False)
+            rows = match.rows[live]
+            self.column.put(cells[live], match.run.take("value", rows))
+            self.column.drop(cells[~live])
+            self._stored[cells] = live
+            if self.expires is not None:
+                times = match.run.take("expires_at", rows).to_pylist()
+                for cell, time in zip(cells[live].tolist(), times, strict=True):
+                    self.expires[cell] = time
+
+    def _loaded(self, keys: KeySlots) -> Iterator[tuple[Match, Cells]]:
+        """Yields the stored rows of some keys with their cells, oldest run first."""
+        for match in self._matches(keys):
+            cells = match.wanted + keys.first
+            if self._numbers is not None:
+                cells = self._numbers.stored_at(cells, match.run.take("namespace", match.rows))
+                known = np.flatnonzero(cells >= 0)
+                match, cells = Match(match.run, match.wanted[known], match.rows[known]), cells[known]
+            self.reserve()
+            yield match, cells
+
+    def clear(self) -> None:
+        if self.cells is not None:
+            self.cells.clear()
+        self.keep(np.zeros(0, dtype=np.int64))
+        self._compacted = 0
+
+    def _changes(self) -> pa.Table | None:
+        # A value that was set and deleted since the last write needs no tombstone.
+        # cells, slots: int64, by cell first, and then by sort key, which are uint64.
+        self._sync()
+        cells = np.flatnonzero(self._flags())
+        cells = cells[self._used(cells)]
+        if not len(cells):
+            return None
+        if isinstance(self._numbers, SessionTable):
+            cells = self._without_former(self._numbers, cells)
+        # Values are read in the order of the run, so that they are copied once.
+        cells = cells[np.argsort(self.keys.sort_keys[self._slots(cells)])]
+        return self._delta(cells, self._value_columns(cells), ~self.column.has(cells))
+
+    def _delta(self, cells: Cells, columns: dict[str, pa.Array[Any]], deleted: Any) -> pa.Table | None:
+        """Builds the table of changed rows.
+
+        Args:
+            cells: The cell of each row.
+            columns: The columns other than those of key and namespace.
+            deleted: Whether each row is a tombstone.
+        """
+        if self._numbers is not None:
+            columns["namespace"] = self._numbers.column(cells)
+        return self._rows(self._slots(cells), columns, deleted)
+
+    def _slots(self, cells: Cells) -> Cells:
+        return cells if self._numbers is None else self._numbers.slots(cells)
+
+    def _without_former(self, sessions: SessionTable, cells: Cells) -> Cells:
+        """Leaves out what has been dropped of sessions if later ones have the same key and state window."""
+        present = self.column.has(cells)
+        put, gone = cells[present], cells[~present]
+        if not len(put) or not len(gone):
+            return cells
+        ordered = np.concatenate([put, gone])
+        first, codes = distinct_rows(sessions.identities(ordered))
+        self._replace(ordered[first[np.unique(codes[len(put) :])]])
+        return ordered[first]
+
+    def _replace(self, cells: Cells) -> None:
+        """Notes that storage may have other values for cells."""
+
+    def _value_columns(self, cells: Cells) -> dict[str, pa.Array[Any]]:
+        """Returns what is to be stored of the values of cells."""
+        assert self.value_type is not None
+        if not isinstance(self.column, ObjectColumn):
+            return {"value": self.column.take(cells)}
+        columns = {"value": self._to_arrow(self.value_type, self.column.get(cells), self._slots(cells))}
+        if self.expires is not None:
+            times = list(map(self.expires.__getitem__, cells.tolist()))
+            columns["expires_at"] = pa.array(times, type=pa.int64())
+        return columns
+
+    def _written(self) -> None:
+        changed = np.flatnonzero(self._flags())
+        self._stored[changed] = self.column.has(changed)
+        self.changed[:] = bytes(len(self.changed))
