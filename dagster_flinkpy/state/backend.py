@@ -498,7 +498,7 @@ class ColumnarKeyedStateBackend:
         return slots
 
     def _touch_column(self, key_column: pa.Array[Any], hashes: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-        slots = self._keys.find(key_column, hashes)
+        slots = self._keys.find(key_column)
         unknown = np.flatnonzero(slots < 0)
         if len(unknown):
             assert self._key_type is not None

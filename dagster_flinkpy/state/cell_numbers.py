@@ -9,9 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
-from dagster_flinkpy.state.cell_grid import CellGrid
 from dagster_flinkpy.state.columns import Cells, grown
-from dagster_flinkpy.state.int_index import IntIndex
+from dagster_flinkpy.state.index import CellGrid, IntIndex
 from dagster_flinkpy.state.keys import KeyCodec
 from dagster_flinkpy.state.layout import distinct_rows
 

@@ -19,8 +19,8 @@ from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.errors import UnsupportedKeyTypeError
 from dagster_flinkpy.key_hashes import StructAs, java_hash_code, java_hash_codes
 from dagster_flinkpy.state.columns import grown
-from dagster_flinkpy.state.int_index import IntIndex
-from dagster_flinkpy.state.layout import SortKeys, equal_rows, hashes_of
+from dagster_flinkpy.state.index import IntIndex
+from dagster_flinkpy.state.layout import SortKeys
 from dagster_flinkpy.state.word_rows import RowIndex, has_words
 
 __all__ = ["KeyCodec", "KeySlots", "TouchedKeys", "hash_keys"]
@@ -199,11 +199,8 @@ class TouchedKeys:
         self._sort_keys: SortKeys = np.zeros(0, dtype=np.uint64)  # By slot; there may be room for more.
         self._size = 0
         self._parts: list[KeySlots] = []
-        self._index = IntIndex()  # Numbers the integer keys, or the hashes, of the slots that `find` has seen.
-        self._first_slots: list[npt.NDArray[np.int64]] = []  # By these numbers: the first slot with the hash.
-        self._rows: RowIndex | None = None  # The slots of keys that have words, instead.
+        self._index: Any = None  # Numbers the slots that `find` has seen; None if it needs their dict keys.
         self._indexed = 0  # Slots that it has seen.
-        self._sharing: dict[Hashable, int] = {}  # The slots of dict keys that share their hash with an earlier key.
 
     def __len__(self) -> int:
         return self._size
@@ -243,8 +240,7 @@ class TouchedKeys:
     def bind(self, key_type: TypeInformation) -> None:
         """Sets the type of the keys."""
         self.key_type = key_type
-        kind = key_type.arrow_type
-        self._rows = RowIndex() if has_words(kind) and not pa.types.is_integer(kind) else None
+        self._make_index()
         self.codec = KeyCodec(key_type)
 
     def add(self, keys: Sequence[Any], column: pa.Array[Any], sort_keys: SortKeys) -> tuple[list[int], KeySlots | None]:
@@ -292,56 +288,23 @@ class TouchedKeys:
         self._parts.append(added)
         return added
 
-    def find(self, column: pa.Array[Any], hashes: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+    def find(self, column: pa.Array[Any]) -> npt.NDArray[np.int64]:
         """Returns the slot of each key, or -1 if it has none.
-
-        It runs Python code only for keys that share their hash with another key.
 
         Args:
             column: The keys; may repeat.
-            hashes: Their Java hash codes.
         """
-        # slots: int64, one a key. rows: positions in column whose hash is known, ascending; candidates: the first slot
-        # with this hash.
-        if not self._parts:
-            return np.full(len(column), -1, dtype=np.int64)
-        if self._rows is not None:
-            for part in self._not_indexed():
-                self._rows.add(part)
-            return self._rows.find(column)
-        if pa.types.is_integer(column.type):
-            # Distinct integers are numbered in the order of their slots, so the number is the slot.
-            for part in self._not_indexed():
-                self._index.add(part.to_numpy().astype(np.int64))
-            return self._index.find(column.to_numpy().astype(np.int64, copy=False))
-        known = self.all()
-        assert known is not None
-        fresh = slice(self._indexed, len(known.column))
-        self._indexed = len(known.column)
-        if fresh.start < fresh.stop:
-            _, first = self._index.add(hashes_of(known.sort_keys[fresh]).astype(np.int64))
-            self._first_slots.append(first + fresh.start)
-            later = np.ones(fresh.stop - fresh.start, dtype=np.bool_)
-            later[first] = False
-            sharing = np.flatnonzero(later) + fresh.start
-            self._sharing.update(zip(self._encode(self.column(sharing)), sharing.tolist(), strict=True))
-        if len(self._first_slots) > 1:
-            self._first_slots = [np.concatenate(self._first_slots)]
-        slots = self._index.find(hashes.astype(np.int64))
-        rows = np.flatnonzero(slots >= 0)
-        candidates = self._first_slots[0][slots[rows]]
-        keys = column if len(rows) == len(column) else column.take(pa.array(rows))
-        same = equal_rows([known.column.take(pa.array(candidates))], [keys])
-        slots[rows] = candidates
-        if not same.all():
-            others = rows[~same]
-            slots[others] = [self._sharing.get(key, -1) for key in self._encode(column.take(pa.array(others)))]
-        return slots
-
-    def _not_indexed(self) -> list[pa.Array[Any]]:
-        """Returns the keys that `find` has not seen, and notes that it has."""
+        if self._index is None:
+            slots = self.slots
+            return np.array([slots.get(key, -1) for key in self._encode(column)], dtype=np.int64)
+        # Distinct keys are numbered in the order of their slots, so the number is the slot.
         since, self._indexed = self._indexed, self._size
-        return self._since(since)
+        for part in self._since(since):
+            self._index.add(_integers(part) if isinstance(self._index, IntIndex) else part)
+        found: npt.NDArray[np.int64] = self._index.find(
+            _integers(column) if isinstance(self._index, IntIndex) else column
+        )
+        return found
 
     def _since(self, slot: int) -> list[pa.Array[Any]]:
         """Returns the keys of all slots from this one on. It does not copy those before, as `all` may."""
@@ -391,10 +354,15 @@ class TouchedKeys:
         self._sort_keys, self._size = np.zeros(0, dtype=np.uint64), 0
         self._parts.clear()
         self._encoded.clear()
-        self._index.clear()
-        if self._rows is not None:
-            self._rows = RowIndex()
-        self._first_slots.clear()
-        self._indexed = 0
-        self._sharing.clear()
+        self._make_index()
         self.slot = None
+
+    def _make_index(self) -> None:
+        kind = self.key_type.arrow_type
+        self._index = IntIndex() if pa.types.is_integer(kind) else RowIndex() if has_words(kind) else None
+        self._indexed = 0
+
+
+def _integers(column: pa.Array[Any]) -> npt.NDArray[np.int64]:
+    integers: npt.NDArray[np.int64] = column.to_numpy().astype(np.int64, copy=False)
+    return integers

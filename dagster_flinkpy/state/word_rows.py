@@ -1,4 +1,4 @@
-"""Rows of numbers, times and short texts as 64-bit words, which numpy hashes and compares many at a time.
+"""Rows of numbers, times and short texts or bytes as 64-bit words, which numpy hashes and compares many at a time.
 
 Two rows are equal if and only if their words are. That is several times faster than comparing text, and hash codes of
 Java say little about some keys: with ids of 0 to n, n * n pairs share 32 * n of them.
@@ -40,7 +40,7 @@ _BLOCK = 1 << 14  # How many rows are processed at a time: their temporaries sta
 
 @lru_cache(maxsize=256)
 def has_words(kind: pa.DataType) -> bool:
-    """Returns whether values of a type are numbers, times, texts, or rows of these."""
+    """Returns whether values of a type are numbers, times, texts, bytes, or rows of these."""
     if pa.types.is_struct(kind):
         return 0 < kind.num_fields <= _MOST_FIELDS and all(_is_flat(field.type) for field in kind)
     return _is_flat(kind)
@@ -48,7 +48,11 @@ def has_words(kind: pa.DataType) -> bool:
 
 def _is_flat(kind: pa.DataType) -> bool:
     number = pa.types.is_integer(kind) or kind in (pa.float32(), pa.float64())
-    return bool(number or pa.types.is_boolean(kind) or pa.types.is_string(kind) or _is_time(kind))
+    return bool(number or pa.types.is_boolean(kind) or _is_text(kind) or _is_time(kind))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
 
 
 def _is_time(kind: pa.DataType) -> bool:
@@ -73,7 +77,7 @@ def words_of(column: pa.Array[Any]) -> tuple[Words, Integers]:
         if pa.types.is_struct(field.type):
             continue
         first = 1 + i * _FIELD
-        if pa.types.is_string(field.type):
+        if _is_text(field.type):
             longer = _add_text(words, first, field)
             long = np.union1d(long, longer) if len(longer) else long
         else:
@@ -100,7 +104,8 @@ def _add_text(words: Words, first: int, column: pa.Array[Any]) -> Integers:
     """Adds the words of texts, filled up with zeros, and returns which texts have more than fit."""
     # offsets: int32, one more than rows, ascending. text: uint8, all texts one after the other. anywhere: uint64, the 8
     # bytes from each byte on. lengths, begins, left: one a row. some: rows with a word here, ascending.
-    column = column.fill_null("") if column.null_count else column
+    column = column.view(pa.binary())
+    column = column.fill_null(b"") if column.null_count else column
     _, bounds, data = column.buffers()
     if not len(column) or data is None:
         return np.zeros(0, dtype=np.int64)
@@ -134,7 +139,7 @@ def _add_text(words: Words, first: int, column: pa.Array[Any]) -> Integers:
         if len(ended):
             counts = np.zeros(len(column), dtype=np.int64)
             texts = column.take(pa.array(ended)).to_pylist()
-            counts[ended] = [len(text) - len(text.rstrip("\0")) for text in texts]
+            counts[ended] = [len(text) - len(text.rstrip(b"\0")) for text in texts]
             words[first + TEXT_WORDS] = counts
     return np.flatnonzero(lengths > 8 * TEXT_WORDS) if most > 8 * TEXT_WORDS else np.zeros(0, dtype=np.int64)
 
@@ -300,7 +305,7 @@ def _long_keys(column: pa.Array[Any], words: Words, rows: Integers) -> list[Hash
     """Returns what tells rows with a long text apart: their words, and their texts."""
     taken: Any = column.take(pa.array(rows))
     fields: Sequence[pa.Array[Any]] = taken.flatten() if pa.types.is_struct(taken.type) else [taken]
-    texts = [field.to_pylist() for field in fields if pa.types.is_string(field.type)]
+    texts = [field.to_pylist() for field in fields if _is_text(field.type)]
     numbers = [[(position, word) for word in words[position][rows].tolist()] for position in sorted(words)]
     return [
         (*texts_of_row, *(number for number in numbers_of_row if number[1]))

@@ -30,7 +30,7 @@ from dagster_flinkpy.runtime.shuffle import batch as shuffle_batch
 from dagster_flinkpy.runtime.shuffle import key_dictionary
 from dagster_flinkpy.runtime.slot import pipelined_task
 from dagster_flinkpy.runtime.task.operator_task import OperatorTask
-from dagster_flinkpy.state import cell_grid, cell_table, columns, compaction, runs, session_table, timer_table
+from dagster_flinkpy.state import cell_table, columns, compaction, index, runs, session_table, timer_table
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
 from dagster_flinkpy.state_processor import read_savepoint
 from tests.matrix.programs import Program, Sources, build
@@ -109,7 +109,7 @@ def _small_limits() -> Iterator[None]:
     limits[cell_table] = {"_SPARE_CELLS": 1}
     limits[session_table] = {"_SPARE_SESSIONS": 1}
     limits[columns] = {"_SPARE_ROWS": 0}
-    limits[cell_grid] = {"_SMALL": 0}
+    limits[index] = {"_SMALL": 0}
     limits[local_aggregate] = {"ROWS": 3, "TRIED": 3}
     limits[key_dictionary] = {"ROWS": 1, "REPEATED": 1, "RESTS": 1}
     limits[compaction] = {"MAX_RUNS": 2, "SECTION_ROWS": 3}

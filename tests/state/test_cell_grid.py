@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_flinkpy.common.typeinfo import Types
-from dagster_flinkpy.state.cell_grid import CellGrid
 from dagster_flinkpy.state.cell_numbers import NamespacedCells
+from dagster_flinkpy.state.index import CellGrid
 
 
 @given(st.lists(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3000)), min_size=1, max_size=30), max_size=6))

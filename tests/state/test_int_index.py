@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_flinkpy.state.int_index import IntIndex
+from dagster_flinkpy.state.index import IntIndex
 
 
 def sum_of(parts):
