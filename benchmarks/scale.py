@@ -47,7 +47,7 @@ from dagster_flinkpy.key_groups import (
     compute_default_max_parallelism,
     compute_key_group_range_for_operator_index,
 )
-from dagster_flinkpy.state.compaction import MAX_RUNS, SECTION_BYTES
+from dagster_flinkpy.state.files.compaction import MAX_RUNS, SECTION_BYTES
 from dagster_flinkpy.state.handles import KeyedSnapshot, RunHandle, TableSnapshot
 
 SIZES = ((100, 1), (1_000, 100), (10_000, 100), (10_000, 1_000))

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from dagster_flinkpy.checkpoint.operator_program import OperatorProgram
 from dagster_flinkpy.json_records import Json, JsonRecord
+from dagster_flinkpy.state.files.state_files import files_of
 from dagster_flinkpy.state.handles import KeyedSnapshot, OperatorStateHandle
-from dagster_flinkpy.state.state_files import files_of
 from dagster_flinkpy.storage.object_store import check_relative
 
 __all__ = ["EXCHANGE_FOLDER", "OperatorState", "SubtaskState"]

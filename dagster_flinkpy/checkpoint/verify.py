@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.restore import RestoreTarget, assign
 from dagster_flinkpy.errors import CheckpointError, FlinkPyError, StorageError
+from dagster_flinkpy.state.files.state_files import sha256_of
 from dagster_flinkpy.state.handles import KeyedSnapshot
 from dagster_flinkpy.state.reader import read_table
-from dagster_flinkpy.state.state_files import sha256_of
 from dagster_flinkpy.storage import ObjectStore
 
 __all__ = ["DrillResult", "VerifyResult", "restore_drill", "verify_checkpoint"]

@@ -23,10 +23,11 @@ from dagster_flinkpy.errors import (
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.key_hashes import key_groups_of_hashes
 from dagster_flinkpy.state.backend_statistics import BackendStatistics
-from dagster_flinkpy.state.cache import RunCache
 from dagster_flinkpy.state.cell_numbers import NamespacedCells
 from dagster_flinkpy.state.cell_table import CellTable
-from dagster_flinkpy.state.column_timers import ColumnTimers
+from dagster_flinkpy.state.files.cache import RunCache
+from dagster_flinkpy.state.files.operator_state import INLINE_BELOW
+from dagster_flinkpy.state.files.runs import RunFiles
 from dagster_flinkpy.state.handles import KeyedSnapshot, RunHandle, describe_schema
 from dagster_flinkpy.state.keys import KeySlots, TouchedKeys, hash_keys
 from dagster_flinkpy.state.layout import (
@@ -40,14 +41,13 @@ from dagster_flinkpy.state.layout import (
     merge_runs,
 )
 from dagster_flinkpy.state.list_table import ListTable
-from dagster_flinkpy.state.operator_state import INLINE_BELOW
-from dagster_flinkpy.state.runs import RunFiles
 from dagster_flinkpy.state.schema_evolution import describe_evolution, stored_key_type
 from dagster_flinkpy.state.session_table import SessionTable
-from dagster_flinkpy.state.session_timers import SessionTimers
 from dagster_flinkpy.state.state_errors import foreign_key, schema_mismatch, used_twice
 from dagster_flinkpy.state.tables import OverlayTable
-from dagster_flinkpy.state.timers import TimerQueue
+from dagster_flinkpy.state.timers.column_timers import ColumnTimers
+from dagster_flinkpy.state.timers.session_timers import SessionTimers
+from dagster_flinkpy.state.timers.timer_queue import TimerQueue
 from dagster_flinkpy.state.views import InternalState, kind_of, make_state
 from dagster_flinkpy.storage import ObjectStore
 
@@ -85,7 +85,7 @@ class ColumnarKeyedStateBackend:
         written_by: Part of the names of its files; see `state_files.state_file`.
         inline_below: Runs with fewer bytes are part of the metadata (Flink: ``state.storage.fs.memory-threshold``).
             Default: 20,000.
-        phase: Whose turn it is to merge early; see `state.compaction.has_turn`. Default: nobody's.
+        phase: Whose turn it is to merge early; see `state.files.compaction.has_turn`. Default: nobody's.
     """
 
     def __init__(
@@ -435,7 +435,7 @@ class ColumnarKeyedStateBackend:
 
         Args:
             written_by: Part of the names of its files.
-            phase: Whose turn it is to merge early; see `state.compaction.has_turn`.
+            phase: Whose turn it is to merge early; see `state.files.compaction.has_turn`.
         """
         self._files.written_by, self._files.phase = written_by, phase
 

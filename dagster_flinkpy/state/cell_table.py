@@ -13,9 +13,9 @@ import pyarrow as pa
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.state.cell_numbers import CellNumbers, NamespacedCells, PairCells
 from dagster_flinkpy.state.columns import CellColumn, Cells, Mask, ObjectColumn, grown, make_column
+from dagster_flinkpy.state.files.runs import Match
 from dagster_flinkpy.state.keys import KeySlots
 from dagster_flinkpy.state.layout import distinct_rows
-from dagster_flinkpy.state.runs import Match
 from dagster_flinkpy.state.session_table import SessionTable
 from dagster_flinkpy.state.tables import OverlayTable
 

@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
-from dagster_flinkpy.state.cache import Run, make_time_order
+from dagster_flinkpy.state.files.cache import Run, make_time_order
+from dagster_flinkpy.state.files.runs import Openers, RunFiles, Runs, openers_of
+from dagster_flinkpy.state.files.time_order import MIN_TIME, TimedRun
 from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.state.layout import TableLayout, merge_runs
-from dagster_flinkpy.state.runs import Openers, RunFiles, Runs, openers_of
-from dagster_flinkpy.state.time_order import MIN_TIME, TimedRun
 
 __all__ = ["HeapKeyedStateBackend"]
 

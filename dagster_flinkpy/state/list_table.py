@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from dagster_flinkpy.state.cell_table import CellTable
 from dagster_flinkpy.state.columns import Cells, Mask, grown
+from dagster_flinkpy.state.files.runs import Match
 from dagster_flinkpy.state.keys import KeySlots
 from dagster_flinkpy.state.layout import APPEND
-from dagster_flinkpy.state.runs import Match
 
 __all__ = ["ListTable"]
 

@@ -12,14 +12,14 @@ import pyarrow as pa
 from dagster_flinkpy.datastream.state import MapStateDescriptor, StateDescriptor
 from dagster_flinkpy.errors import CorruptStateError, StateSchemaError, UserFunctionError
 from dagster_flinkpy.key_groups import KeyGroupRange
-from dagster_flinkpy.state.views import kind_of
+from dagster_flinkpy.state.files.operator_state import INLINE_BELOW
+from dagster_flinkpy.state.files.run_file import clip_rows, encode_run, inline, upload_run
 from dagster_flinkpy.state.handles import KeyedSnapshot, RunHandle, TableSnapshot
 from dagster_flinkpy.state.keys import hash_keys
 from dagster_flinkpy.state.layout import TableLayout, make_sort_keys
-from dagster_flinkpy.state.operator_state import INLINE_BELOW
 from dagster_flinkpy.state.placed_rows import in_key_groups
 from dagster_flinkpy.state.reader import read_table
-from dagster_flinkpy.state.run_file import clip_rows, encode_run, inline, upload_run
+from dagster_flinkpy.state.views import kind_of
 from dagster_flinkpy.storage import ObjectStore
 
 __all__ = ["MigrateState", "migrate_snapshot"]

@@ -24,10 +24,11 @@ from dagster_flinkpy.errors import (
     TypeMismatchError,
     UnsupportedKeyTypeError,
 )
+from dagster_flinkpy.state.files.operator_state import read_partitions, write_partitions
+from dagster_flinkpy.state.files.transfers import Uploads
 from dagster_flinkpy.state.handles import DistributionMode, OperatorStateHandle
 from dagster_flinkpy.state.keys import KeyCodec
 from dagster_flinkpy.state.layout import check_key_like
-from dagster_flinkpy.state.operator_state import read_partitions, write_partitions
 from dagster_flinkpy.state.schema_evolution import (
     ALLOWED,
     can_evolve,
@@ -35,7 +36,6 @@ from dagster_flinkpy.state.schema_evolution import (
     evolve,
     stored_key_type,
 )
-from dagster_flinkpy.state.transfers import Uploads
 from dagster_flinkpy.storage import ObjectStore
 
 __all__ = ["RAW_STATE", "OperatorStateBackend"]
@@ -250,7 +250,7 @@ class OperatorStateBackend(OperatorStateStore):
         store: The object store, rooted at the job's prefix.
         restored: The state that the subtask starts from.
         written_by: Returns a part of the names of the files that are written next; see
-            ``state.state_files.state_file``. Default: the empty text.
+            ``state.files.state_files.state_file``. Default: the empty text.
         uploads: Uploads files in the background. Default: they are there when the snapshot is taken.
     """
 

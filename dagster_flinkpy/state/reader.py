@@ -14,7 +14,10 @@ from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
 from dagster_flinkpy.errors import TypeMismatchError
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.key_hashes import key_groups_of_hashes
-from dagster_flinkpy.state.cache import Run, RunCache
+from dagster_flinkpy.state.files.cache import Run, RunCache
+from dagster_flinkpy.state.files.operator_state import read_partitions
+from dagster_flinkpy.state.files.run_file import clip_rows, read_columns, read_run
+from dagster_flinkpy.state.files.runs import in_layout
 from dagster_flinkpy.state.handles import Json, RunHandle, TableSnapshot
 from dagster_flinkpy.state.keys import hash_keys
 from dagster_flinkpy.state.layout import (
@@ -26,9 +29,6 @@ from dagster_flinkpy.state.layout import (
     make_sort_keys,
     merge_runs,
 )
-from dagster_flinkpy.state.operator_state import read_partitions
-from dagster_flinkpy.state.run_file import clip_rows, read_columns, read_run
-from dagster_flinkpy.state.runs import in_layout
 from dagster_flinkpy.storage import ObjectStore
 
 __all__ = ["KeySet", "operator_state_schema", "read_operator_state", "read_rows", "read_table", "table_schema"]

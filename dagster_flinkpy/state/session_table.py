@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.state.columns import Cells, grown
+from dagster_flinkpy.state.files.time_order import MAX_TIME, MIN_TIME
 from dagster_flinkpy.state.keys import KeySlots
 from dagster_flinkpy.state.layout import distinct_rows
 from dagster_flinkpy.state.tables import OverlayTable
-from dagster_flinkpy.state.time_order import MAX_TIME, MIN_TIME
 
 __all__ = ["SessionTable", "delta_of_sessions", "window_column"]
 

@@ -13,10 +13,10 @@ import pyarrow as pa
 from dagster_flinkpy.common.copies import copier, taker
 from dagster_flinkpy.common.typeinfo import ListTypeInfo, TypeInformation, type_from_json
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
+from dagster_flinkpy.state.files.runs import Match, RunFiles, Runs
 from dagster_flinkpy.state.handles import Json, RunHandle, StateKind, TableSnapshot
 from dagster_flinkpy.state.keys import KeySlots, TouchedKeys
 from dagster_flinkpy.state.layout import APPEND, TableLayout, check_key_like, to_json
-from dagster_flinkpy.state.runs import Match, RunFiles, Runs
 from dagster_flinkpy.state.schema_evolution import can_evolve
 
 __all__ = ["Indices", "OverlayTable"]

@@ -402,7 +402,7 @@ def kind_of(descriptor: StateDescriptor) -> StateKind:
     """
     kind = next((kind for known, kind in _KINDS.items() if isinstance(descriptor, known)), None)
     if kind is None:
-        raise ConfigurationError(f"state {descriptor.name!r}: {descriptor!r} is not a descriptor of keyed state")
+        raise ConfigurationError(f"state {descriptor.name!r}: a {type(descriptor).__name__} is not for keyed state")
     return kind
 
 

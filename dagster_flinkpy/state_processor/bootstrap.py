@@ -16,7 +16,6 @@ from dagster_flinkpy.datastream.state import (
     StateDescriptor,
 )
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
-from dagster_flinkpy.state.views import kind_of
 from dagster_flinkpy.state.keys import hash_keys
 from dagster_flinkpy.state.layout import (
     TableLayout,
@@ -26,6 +25,7 @@ from dagster_flinkpy.state.layout import (
 )
 from dagster_flinkpy.state.placed_rows import one_chunk, starts_of
 from dagster_flinkpy.state.ttl_rules import TtlRules
+from dagster_flinkpy.state.views import kind_of
 
 __all__ = ["Columns", "bootstrap_table", "to_arrow_table"]
 

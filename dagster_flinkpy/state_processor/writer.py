@@ -27,6 +27,8 @@ from dagster_flinkpy.key_groups import (
     check_whole_number,
     compute_key_group_range_for_operator_index,
 )
+from dagster_flinkpy.state.files.operator_state import write_partitions
+from dagster_flinkpy.state.files.run_file import clip_rows, encode_run, upload_run
 from dagster_flinkpy.state.handles import (
     DistributionMode,
     KeyedSnapshot,
@@ -36,10 +38,8 @@ from dagster_flinkpy.state.handles import (
     describe_schema,
 )
 from dagster_flinkpy.state.layout import TableLayout, check_key_like, make_sort_keys
-from dagster_flinkpy.state.operator_state import write_partitions
 from dagster_flinkpy.state.placed_rows import in_key_groups
 from dagster_flinkpy.state.reader import read_table
-from dagster_flinkpy.state.run_file import clip_rows, encode_run, upload_run
 from dagster_flinkpy.state_processor.bootstrap import Columns, bootstrap_table, to_arrow_table
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
 

@@ -28,7 +28,7 @@ from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.sweep import sweep
 from dagster_flinkpy.datastream import SavepointFormatType
 from dagster_flinkpy.errors import FlinkPyError
-from dagster_flinkpy.state.state_files import sha256_of
+from dagster_flinkpy.state.files.state_files import sha256_of
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.checkpoint.interruptions import Died, at_request, dies

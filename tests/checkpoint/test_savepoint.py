@@ -21,8 +21,8 @@ from dagster_flinkpy.checkpoint.savepoints.savepoint import (
 )
 from dagster_flinkpy.datastream import SavepointFormatType
 from dagster_flinkpy.errors import CorruptStateError, RestoreError
+from dagster_flinkpy.state.files.operator_state import write_partitions
 from dagster_flinkpy.state.handles import DistributionMode, OperatorStateHandle
-from dagster_flinkpy.state.operator_state import write_partitions
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.checkpoint.samples import content, metadata, operator

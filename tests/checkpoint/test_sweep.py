@@ -18,8 +18,8 @@ from dagster_flinkpy.checkpoint.savepoints.savepoint import write_savepoint
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.sweep import SweepResult, sweep
 from dagster_flinkpy.errors import ConfigurationError, CorruptMetadataError, HeadLostError
+from dagster_flinkpy.state.files.state_files import sha256_of, state_file
 from dagster_flinkpy.state.handles import KeyedSnapshot
-from dagster_flinkpy.state.state_files import sha256_of, state_file
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.checkpoint.samples import content, keyed, metadata
 from tests.examples import examples

@@ -26,7 +26,7 @@ from dagster_flinkpy.errors import RestoreError
 from dagster_flinkpy.key_groups import compute_key_group_range_for_operator_index
 from dagster_flinkpy.key_hashes import key_groups
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
-from dagster_flinkpy.state.cache import RunCache
+from dagster_flinkpy.state.files.cache import RunCache
 from dagster_flinkpy.state.keys import hash_keys
 from dagster_flinkpy.state.operator_state_backend import OperatorStateBackend
 from dagster_flinkpy.storage import ObjectStore, StorageLocation

@@ -30,8 +30,10 @@ from dagster_flinkpy.runtime.shuffle import batch as shuffle_batch
 from dagster_flinkpy.runtime.shuffle import key_dictionary
 from dagster_flinkpy.runtime.slot import pipelined_task
 from dagster_flinkpy.runtime.task.operator_task import OperatorTask
-from dagster_flinkpy.state import cell_table, columns, compaction, index, runs, session_table, timer_table
+from dagster_flinkpy.state import cell_table, columns, index, session_table
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
+from dagster_flinkpy.state.files import compaction, runs
+from dagster_flinkpy.state.timers import timer_table
 from dagster_flinkpy.state_processor import read_savepoint
 from tests.matrix.programs import Program, Sources, build
 from tests.runtime.harness import HarnessAttempt, random_order, spark_order

@@ -21,7 +21,7 @@ from dagster_flinkpy.runtime.slot.pipelined_task import PipelinedTask
 from dagster_flinkpy.runtime.slot.task_executor import TaskExecutor
 from dagster_flinkpy.runtime.task.barrier_handlers import SingleCheckpointBarrierHandler
 from dagster_flinkpy.runtime.task.operator_task import OperatorTask
-from dagster_flinkpy.state.transfers import Uploads
+from dagster_flinkpy.state.files.transfers import Uploads
 from tests.simulation.completion_mutations import MUTATIONS
 from tests.simulation.mutations import CALM, ONE_STREAM, Wrapped, mutation
 

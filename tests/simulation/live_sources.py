@@ -18,7 +18,7 @@ from dagster_flinkpy.datastream.connectors import source as flink
 from dagster_flinkpy.datastream.connectors.base import Source, SourceSplit, SplitEnumerator
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.datastream.connectors.source import InputStatus, JsonSerializer
-from dagster_flinkpy.state.operator_state import read_partitions
+from dagster_flinkpy.state.files.operator_state import read_partitions
 from dagster_flinkpy.storage import ObjectStore
 from tests.simulation.program import PARTITION_SPLITS, SPLITS, Numbers, SourceShape, here
 

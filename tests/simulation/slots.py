@@ -32,11 +32,11 @@ from dagster_flinkpy.runtime.slot.deployment import SlotDeployment
 from dagster_flinkpy.runtime.slot.pipelined_task import PipelinedTask
 from dagster_flinkpy.runtime.slot.task_executor import SlotDescriptor, TaskExecutor
 from dagster_flinkpy.runtime.task import operator_task, stream_task
-from dagster_flinkpy.state import operator_state, transfers
-from dagster_flinkpy.state.cache import Run, RunCache
+from dagster_flinkpy.state.files import operator_state, transfers
+from dagster_flinkpy.state.files.cache import Run, RunCache
+from dagster_flinkpy.state.files.run_file import read_run
+from dagster_flinkpy.state.files.runs import RunFiles
 from dagster_flinkpy.state.handles import RunHandle
-from dagster_flinkpy.state.run_file import read_run
-from dagster_flinkpy.state.runs import RunFiles
 from tests.simulation.network import Network, Server
 from tests.simulation.threads import (
     SimulatedFuture,

@@ -9,9 +9,9 @@ from typing import Any
 
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.key_groups import KeyGroupRange
+from dagster_flinkpy.state.files.operator_state import file_of, state_file
+from dagster_flinkpy.state.files.run_file import upload_run
 from dagster_flinkpy.state.handles import KeyedSnapshot, OperatorStateHandle, RunHandle, TableSnapshot
-from dagster_flinkpy.state.operator_state import file_of, state_file
-from dagster_flinkpy.state.run_file import upload_run
 from dagster_flinkpy.storage import ObjectStore
 
 __all__ = ["Rows", "merged", "read_counts", "read_held", "read_seen", "runs_of", "table_of", "to_rows", "write_run"]

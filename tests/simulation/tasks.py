@@ -21,8 +21,8 @@ from dagster_flinkpy.errors import (
 )
 from dagster_flinkpy.key_groups import compute_key_group_range_for_operator_index
 from dagster_flinkpy.runtime.epoch import EpochJob
+from dagster_flinkpy.state.files.operator_state import state_file
 from dagster_flinkpy.state.handles import DistributionMode, KeyedSnapshot, OperatorStateHandle, RunHandle
-from dagster_flinkpy.state.operator_state import state_file
 from dagster_flinkpy.storage import ObjectStore
 from tests.simulation.bucket import SimulatedStore
 from tests.simulation.edges import read_segment, slow_down

@@ -27,7 +27,7 @@ from dagster_flinkpy.errors import (
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.key_hashes import java_hash_codes
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
-from dagster_flinkpy.state.cache import RunCache
+from dagster_flinkpy.state.files.cache import RunCache
 from dagster_flinkpy.state.handles import KeyedSnapshot
 from dagster_flinkpy.state.reader import read_table
 from dagster_flinkpy.storage.local import LocalObjectStore
@@ -183,7 +183,7 @@ def test_state_without_a_current_key_is_refused(make_backend: MakeBackend) -> No
     for use in (state.value, lambda: state.update(1), state.clear):
         with pytest.raises(ConfigurationError, match="no current key"):
             use()
-    with pytest.raises(ConfigurationError, match="is not a descriptor of keyed state"):
+    with pytest.raises(ConfigurationError, match="is not for keyed state"):
         backend.get_state(StateDescriptor("x", LONG))
 
 

@@ -14,13 +14,13 @@ from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.errors import CorruptStateError, StorageError
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.key_hashes import key_groups_of_hashes
-from dagster_flinkpy.state import cache as cache_module
-from dagster_flinkpy.state import run_file
-from dagster_flinkpy.state.cache import RunCache
+from dagster_flinkpy.state.files import cache as cache_module
+from dagster_flinkpy.state.files import run_file
+from dagster_flinkpy.state.files.cache import RunCache
+from dagster_flinkpy.state.files.run_file import encode_run, upload_run
 from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.state.keys import hash_keys
 from dagster_flinkpy.state.layout import TableLayout, make_sort_keys, sort_order
-from dagster_flinkpy.state.run_file import encode_run, upload_run
 from dagster_flinkpy.storage.local import LocalObjectStore
 
 ALL = KeyGroupRange(0, 127)

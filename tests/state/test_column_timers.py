@@ -66,8 +66,8 @@ def test_against_a_timer_queue(make_backend, epochs, small):
     options = {"overlay_rows": 1} if small else {}
     with pytest.MonkeyPatch.context() as patch:
         if small:
-            patch.setattr("dagster_flinkpy.state.timer_table.LOAD_TIMERS", 1)
-            patch.setattr("dagster_flinkpy.state.column_timers._LOGGED", 1)
+            patch.setattr("dagster_flinkpy.state.timers.timer_table.LOAD_TIMERS", 1)
+            patch.setattr("dagster_flinkpy.state.timers.column_timers._LOGGED", 1)
         for steps, columns in epochs:
             form = in_columns if columns else per_record
             backend = make_backend(snapshot, key_type=KEY, **options)

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.key_groups import KeyGroupRange
-from dagster_flinkpy.state import compaction, runs
-from dagster_flinkpy.state.cache import RunCache
-from dagster_flinkpy.state.compaction import MAX_RUNS, TURNS, cut_key_groups, has_turn, sections_of
+from dagster_flinkpy.state.files import compaction, runs
+from dagster_flinkpy.state.files.cache import RunCache
+from dagster_flinkpy.state.files.compaction import MAX_RUNS, TURNS, cut_key_groups, has_turn, sections_of
+from dagster_flinkpy.state.files.runs import RunFiles, Runs
 from dagster_flinkpy.state.handles import RunHandle, count_key_groups
 from dagster_flinkpy.state.layout import TableLayout, make_sort_keys
-from dagster_flinkpy.state.runs import RunFiles, Runs
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.examples import examples
 

@@ -9,7 +9,7 @@ from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.datastream.state_ttl import StateTtlConfig
 from dagster_flinkpy.key_groups import KeyGroupRange
-from dagster_flinkpy.state.cache import RunCache
+from dagster_flinkpy.state.files.cache import RunCache
 from dagster_flinkpy.state.handles import KeyedSnapshot
 from dagster_flinkpy.state.heap_backend import HeapKeyedStateBackend
 from dagster_flinkpy.storage.local import LocalObjectStore

@@ -16,12 +16,12 @@ from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.datastream.state import ListStateDescriptor
 from dagster_flinkpy.errors import CorruptStateError, TypeMismatchError
 from dagster_flinkpy.key_groups import KeyGroupRange
-from dagster_flinkpy.state.cache import RunCache
-from dagster_flinkpy.state.compaction import MAX_RUNS, TURNS, merge_from
+from dagster_flinkpy.state.files.cache import RunCache
+from dagster_flinkpy.state.files.compaction import MAX_RUNS, TURNS, merge_from
+from dagster_flinkpy.state.files.runs import RunFiles, Runs
 from dagster_flinkpy.state.handles import KeyedSnapshot, RunHandle
 from dagster_flinkpy.state.layout import APPEND, TableLayout, make_sort_keys, merge_runs
 from dagster_flinkpy.state.reader import read_table
-from dagster_flinkpy.state.runs import RunFiles, Runs
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.examples import examples
 from tests.state.conftest import MakeBackend

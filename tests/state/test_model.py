@@ -27,7 +27,7 @@ from dagster_flinkpy.datastream.state import (
 from dagster_flinkpy.key_groups import compute_key_group_range_for_operator_index, compute_operator_index_for_key_group
 from dagster_flinkpy.key_hashes import key_groups_of_hashes
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
-from dagster_flinkpy.state.cache import RunCache
+from dagster_flinkpy.state.files.cache import RunCache
 from dagster_flinkpy.state.handles import KeyedSnapshot
 from dagster_flinkpy.state.heap_backend import HeapKeyedStateBackend
 from dagster_flinkpy.state.keys import hash_keys

@@ -22,7 +22,7 @@ from dagster_flinkpy.datastream.state import (
 from dagster_flinkpy.datastream.state_ttl import StateTtlConfig
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
-from dagster_flinkpy.state.cache import RunCache
+from dagster_flinkpy.state.files.cache import RunCache
 from dagster_flinkpy.state.heap_backend import HeapKeyedStateBackend
 from dagster_flinkpy.state.operator_state_backend import OperatorStateBackend
 from dagster_flinkpy.storage.local import LocalObjectStore

@@ -15,7 +15,7 @@ from dagster_flinkpy.datastream.state import ListStateDescriptor, MapStateDescri
 from dagster_flinkpy.errors import CorruptStateError
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
-from dagster_flinkpy.state.cache import RunCache
+from dagster_flinkpy.state.files.cache import RunCache
 from dagster_flinkpy.state.handles import KeyedSnapshot
 from dagster_flinkpy.state.reader import read_rows, read_table, table_schema
 from dagster_flinkpy.storage.local import LocalObjectStore

@@ -13,11 +13,11 @@ from dagster_flinkpy.common.typeinfo import TypeInformation, Types
 from dagster_flinkpy.errors import CorruptStateError
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.key_hashes import key_groups_of_hashes
-from dagster_flinkpy.state import run_file
+from dagster_flinkpy.state.files import run_file
+from dagster_flinkpy.state.files.run_file import clip_rows, encode_run, read_run, upload_run
 from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.state.keys import hash_keys
 from dagster_flinkpy.state.layout import TableLayout, key_groups_of, make_sort_keys, sort_order
-from dagster_flinkpy.state.run_file import clip_rows, encode_run, read_run, upload_run
 from dagster_flinkpy.storage.local import LocalObjectStore
 
 ALL = KeyGroupRange(0, 127)

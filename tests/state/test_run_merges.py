@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.key_groups import KeyGroupRange
-from dagster_flinkpy.state.cache import RunCache
+from dagster_flinkpy.state.files.cache import RunCache
+from dagster_flinkpy.state.files.runs import RunFiles, Runs
 from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.state.layout import APPEND, TableLayout, make_sort_keys, merge_runs, sorted_rows
-from dagster_flinkpy.state.runs import RunFiles, Runs
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.examples import examples
 
@@ -227,9 +227,9 @@ def test_runs_hold_what_a_dict_would(
 ) -> None:
     layout = LAYOUTS[name]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dagster_flinkpy.state.compaction.MAX_RUNS", runs)
-        patch.setattr("dagster_flinkpy.state.compaction.SECTION_ROWS", section_rows)
-        patch.setattr("dagster_flinkpy.state.runs.SECTION_ROWS", section_rows)
+        patch.setattr("dagster_flinkpy.state.files.compaction.MAX_RUNS", runs)
+        patch.setattr("dagster_flinkpy.state.files.compaction.SECTION_ROWS", section_rows)
+        patch.setattr("dagster_flinkpy.state.files.runs.SECTION_ROWS", section_rows)
         subtasks = Subtasks(layout, RunFiles(store, cache, KeyGroupRange(0, 5), inline_below=inline_below))
         subtasks.restore(1)
         model = Model(layout)

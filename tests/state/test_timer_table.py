@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.key_groups import compute_key_group_range_for_operator_index
-from dagster_flinkpy.state import cache, timer_table
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
-from dagster_flinkpy.state.cache import Run, RunCache
+from dagster_flinkpy.state.files import cache
+from dagster_flinkpy.state.files.cache import Run, RunCache
 from dagster_flinkpy.state.handles import KeyedSnapshot
 from dagster_flinkpy.state.heap_backend import HeapKeyedStateBackend
+from dagster_flinkpy.state.timers import timer_table
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.examples import examples
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.errors import ObjectNotFoundError, StorageError
-from dagster_flinkpy.state import transfers
-from dagster_flinkpy.state.transfers import Uploads, fetch
+from dagster_flinkpy.state.files import transfers
+from dagster_flinkpy.state.files.transfers import Uploads, fetch
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.state.conftest import MakeBackend
 

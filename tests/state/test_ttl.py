@@ -27,7 +27,7 @@ from dagster_flinkpy.datastream.state import (
 from dagster_flinkpy.errors import ConfigurationError, StateSchemaError
 from dagster_flinkpy.key_groups import compute_key_group_range_for_operator_index
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
-from dagster_flinkpy.state.cache import RunCache
+from dagster_flinkpy.state.files.cache import RunCache
 from dagster_flinkpy.state.handles import KeyedSnapshot, TableSnapshot
 from dagster_flinkpy.state.reader import read_table
 from dagster_flinkpy.storage.local import LocalObjectStore

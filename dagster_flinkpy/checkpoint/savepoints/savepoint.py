@@ -25,9 +25,9 @@ from dagster_flinkpy.errors import (
     StorageError,
 )
 from dagster_flinkpy.json_records import Json
+from dagster_flinkpy.state.files.run_file import as_file, upload_run
+from dagster_flinkpy.state.files.state_files import file_of, sha256_of, state_file
 from dagster_flinkpy.state.handles import RunHandle
-from dagster_flinkpy.state.run_file import as_file, upload_run
-from dagster_flinkpy.state.state_files import file_of, sha256_of, state_file
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
 from dagster_flinkpy.storage.conditional import put_if
 
@@ -182,7 +182,7 @@ def import_savepoint(
     Args:
         source: The object store, rooted at the savepoint's folder.
         job: The object store, rooted at the job's prefix.
-        written_by: Part of the names of the copies; see ``state.state_files.state_file``. Default: names are kept.
+        written_by: Part of the names of the copies; see ``state_file``. Default: names are kept.
         files: The store that the paths of its files are relative to; see :func:`files_location`. Default: ``source``.
 
     Returns:

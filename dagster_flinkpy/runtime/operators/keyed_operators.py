@@ -39,11 +39,11 @@ from dagster_flinkpy.runtime.operators.runtime_context import TaskRuntimeContext
 from dagster_flinkpy.runtime.operators.stream_operator import OperatorSnapshot, StreamOperator, called
 from dagster_flinkpy.runtime.shuffle.batch import KeyColumn, StreamBatch, each_int
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
-from dagster_flinkpy.state.cache import RunCache
-from dagster_flinkpy.state.compaction import TURNS
+from dagster_flinkpy.state.files.cache import RunCache
+from dagster_flinkpy.state.files.compaction import TURNS
 from dagster_flinkpy.state.heap_backend import HeapKeyedStateBackend
 from dagster_flinkpy.state.keys import TouchedKeys, hash_keys
-from dagster_flinkpy.state.timers import TimerQueue
+from dagster_flinkpy.state.timers.timer_queue import TimerQueue
 
 __all__ = [
     "EVENT_TIMERS",

@@ -27,10 +27,10 @@ from dagster_flinkpy.key_groups import compute_key_group_range_for_operator_inde
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS, user_error
 from dagster_flinkpy.runtime.operators.raw_state import RawKeyedStateOutput, RawOperatorStateOutput, RawPartition
+from dagster_flinkpy.state.files.operator_state import read_partitions, write_partitions
+from dagster_flinkpy.state.files.transfers import Uploads
 from dagster_flinkpy.state.handles import DistributionMode, OperatorStateHandle
-from dagster_flinkpy.state.operator_state import read_partitions, write_partitions
 from dagster_flinkpy.state.operator_state_backend import RAW_STATE, OperatorStateBackend
-from dagster_flinkpy.state.transfers import Uploads
 from dagster_flinkpy.storage import ObjectStore
 
 __all__ = ["OperatorStateHandler"]

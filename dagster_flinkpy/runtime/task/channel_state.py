@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from dagster_flinkpy.datastream.program.job_graph import JobEdge
 from dagster_flinkpy.errors import RestoreError
-from dagster_flinkpy.state.operator_state import read_partitions, write_partitions
-from dagster_flinkpy.state.transfers import Uploads
+from dagster_flinkpy.state.files.operator_state import read_partitions, write_partitions
+from dagster_flinkpy.state.files.transfers import Uploads
 from dagster_flinkpy.storage import ObjectStore
 
 __all__ = ["ChannelStateWriter", "InFlightRow", "read_channel_state"]
@@ -49,7 +49,7 @@ class ChannelStateWriter:
 
     Args:
         open_store: Opens the object store, rooted at the job's prefix; called when there is something to write.
-        written_by: Part of the names of its files; see ``state.state_files.state_file``.
+        written_by: Part of the names of its files; see ``state.files.state_files.state_file``.
     """
 
     def __init__(self, open_store: Callable[[], ObjectStore], written_by: str) -> None:

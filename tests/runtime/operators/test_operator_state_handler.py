@@ -44,10 +44,10 @@ from dagster_flinkpy.errors import (
     UnsupportedKeyTypeError,
     UserFunctionError,
 )
+from dagster_flinkpy.state.files.operator_state import read_partitions, write_partitions
+from dagster_flinkpy.state.files.state_files import file_of
 from dagster_flinkpy.state.handles import DistributionMode, OperatorStateHandle
-from dagster_flinkpy.state.operator_state import read_partitions, write_partitions
 from dagster_flinkpy.state.operator_state_backend import OperatorStateBackend
-from dagster_flinkpy.state.state_files import file_of
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt, collect_all, collect_graph, collected, run_job

@@ -20,8 +20,8 @@ from dagster_flinkpy.datastream.state import ListStateDescriptor
 from dagster_flinkpy.errors import StorageError
 from dagster_flinkpy.runtime.master import job_state
 from dagster_flinkpy.runtime.master.job import JobAttempt
-from dagster_flinkpy.state import operator_state
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
+from dagster_flinkpy.state.files import operator_state
 from dagster_flinkpy.state.heap_backend import HeapKeyedStateBackend
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.runtime.harness import HarnessAttempt

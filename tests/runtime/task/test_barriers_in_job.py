@@ -162,7 +162,7 @@ def test_in_flight_data_is_kept_with_the_checkpoint_and_comes_first(tmp_path: Pa
 def test_large_in_flight_data_is_a_file_that_savepoints_take_along(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dagster_flinkpy.state.operator_state.INLINE_BELOW", 100)
+    monkeypatch.setattr("dagster_flinkpy.state.files.operator_state.INLINE_BELOW", 100)
     graph = skewed()
     with HarnessAttempt(graph, tmp_path / "a", config={"checkpointing": UNALIGNED}) as attempt:
         epoch = attempt.run_epoch()

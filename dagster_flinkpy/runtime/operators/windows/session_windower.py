@@ -33,7 +33,7 @@ from dagster_flinkpy.runtime.operators.windows.window_operator import (
     WindowOperator,
 )
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
-from dagster_flinkpy.state.time_order import MAX_TIME
+from dagster_flinkpy.state.files.time_order import MAX_TIME
 
 __all__ = ["SessionWindower", "is_session"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dagster_flinkpy.state.cache import Run
+from dagster_flinkpy.state.files.cache import Run
 
 __all__ = ["MAX_TIME", "MIN_TIME", "Indices", "TimedRun"]
 

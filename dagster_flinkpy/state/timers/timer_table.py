@@ -11,11 +11,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
-from dagster_flinkpy.state.cache import Run
+from dagster_flinkpy.state.files.cache import Run
+from dagster_flinkpy.state.files.time_order import MAX_TIME, MIN_TIME, Indices, TimedRun
 from dagster_flinkpy.state.keys import KeyCodec, KeySlots
 from dagster_flinkpy.state.layout import merge_runs
 from dagster_flinkpy.state.tables import OverlayTable
-from dagster_flinkpy.state.time_order import MAX_TIME, MIN_TIME, Indices, TimedRun
 
 __all__ = ["LOAD_TIMERS", "TimerTable"]
 

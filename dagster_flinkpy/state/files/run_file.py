@@ -27,6 +27,8 @@ import pyarrow.parquet as pq
 from dagster_flinkpy.common.parquet_encodings import repeating
 from dagster_flinkpy.errors import CorruptStateError, ObjectNotFoundError, PreconditionFailedError
 from dagster_flinkpy.key_groups import KeyGroupRange
+from dagster_flinkpy.state.files.state_files import state_file
+from dagster_flinkpy.state.files.transfers import fetch
 from dagster_flinkpy.state.handles import Json, RunHandle, TableSnapshot, count_key_groups
 from dagster_flinkpy.state.layout import (
     APPEND,
@@ -38,8 +40,6 @@ from dagster_flinkpy.state.layout import (
     key_groups_of,
     make_sort_keys,
 )
-from dagster_flinkpy.state.state_files import state_file
-from dagster_flinkpy.state.transfers import fetch
 from dagster_flinkpy.storage import ObjectStore
 
 __all__ = ["as_file", "clip_rows", "encode_run", "inline", "read_columns", "read_run", "upload_run"]

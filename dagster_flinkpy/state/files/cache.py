@@ -25,11 +25,11 @@ import pyarrow as pa
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.errors import StorageError
 from dagster_flinkpy.key_groups import KeyGroupRange
+from dagster_flinkpy.state.files.run_file import clip_rows, read_run
+from dagster_flinkpy.state.files.transfers import write_aside
 from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.state.layout import SortKeys
-from dagster_flinkpy.state.run_file import clip_rows, read_run
 from dagster_flinkpy.state.schema_evolution import evolve
-from dagster_flinkpy.state.transfers import write_aside
 from dagster_flinkpy.storage import ObjectStore
 
 __all__ = ["Run", "RunCache", "make_time_order"]

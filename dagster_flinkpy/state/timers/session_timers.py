@@ -10,11 +10,11 @@ import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.state.columns import Cells
+from dagster_flinkpy.state.files.time_order import MAX_TIME, MIN_TIME
 from dagster_flinkpy.state.layout import hashes_of
 from dagster_flinkpy.state.session_table import SessionTable, delta_of_sessions, window_column
-from dagster_flinkpy.state.time_order import MAX_TIME, MIN_TIME
-from dagster_flinkpy.state.time_parts import TimeParts, Times, Values
-from dagster_flinkpy.state.timer_table import TimerTable
+from dagster_flinkpy.state.timers.time_parts import TimeParts, Times, Values
+from dagster_flinkpy.state.timers.timer_table import TimerTable
 
 __all__ = ["SessionTimers"]
 

@@ -14,7 +14,7 @@ from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.state.columns import Cells
 from dagster_flinkpy.state.keys import KeyCodec
 from dagster_flinkpy.state.layout import distinct_rows, hashes_of, sort_order
-from dagster_flinkpy.state.timer_table import TimerTable
+from dagster_flinkpy.state.timers.timer_table import TimerTable
 
 __all__ = ["ColumnTimers"]
 

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dagster_flinkpy.errors import CorruptStateError, ObjectNotFoundError, PreconditionFailedError
-from dagster_flinkpy.state.state_files import file_of, sha256_of, state_file
-from dagster_flinkpy.state.transfers import Uploads
+from dagster_flinkpy.state.files.state_files import file_of, sha256_of, state_file
+from dagster_flinkpy.state.files.transfers import Uploads
 from dagster_flinkpy.storage import ObjectStore
 
 __all__ = ["INLINE_BELOW", "read_partitions", "write_partitions"]

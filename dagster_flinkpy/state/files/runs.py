@@ -16,8 +16,19 @@ from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.typeinfo import type_from_json
 from dagster_flinkpy.errors import CorruptStateError
 from dagster_flinkpy.key_groups import KeyGroupRange
-from dagster_flinkpy.state.cache import Run, RunCache
-from dagster_flinkpy.state.compaction import SECTION_ROWS, Delta, cut_key_groups, first_to_merge, has_turn, sections_of
+from dagster_flinkpy.state.files.cache import Run, RunCache
+from dagster_flinkpy.state.files.compaction import (
+    SECTION_ROWS,
+    Delta,
+    cut_key_groups,
+    first_to_merge,
+    has_turn,
+    sections_of,
+)
+from dagster_flinkpy.state.files.operator_state import INLINE_BELOW
+from dagster_flinkpy.state.files.run_file import clip_rows, encode_run, inline, upload_run
+from dagster_flinkpy.state.files.time_order import MIN_TIME, TimedRun
+from dagster_flinkpy.state.files.transfers import Uploads
 from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.state.layout import (
     APPEND,
@@ -28,11 +39,7 @@ from dagster_flinkpy.state.layout import (
     merge_runs,
     sorted_rows,
 )
-from dagster_flinkpy.state.operator_state import INLINE_BELOW
-from dagster_flinkpy.state.run_file import clip_rows, encode_run, inline, upload_run
 from dagster_flinkpy.state.schema_evolution import can_evolve
-from dagster_flinkpy.state.time_order import MIN_TIME, TimedRun
-from dagster_flinkpy.state.transfers import Uploads
 from dagster_flinkpy.storage import ObjectStore
 
 __all__ = ["Match", "Openers", "RunFiles", "Runs", "in_layout", "openers_of"]
@@ -60,7 +67,7 @@ class RunFiles:
     inline_below: int = INLINE_BELOW
     """Runs with fewer bytes are part of the metadata."""
     phase: int | None = None
-    """Whose turn it is to merge early; see :func:`~dagster_flinkpy.state.compaction.has_turn`."""
+    """Whose turn it is to merge early; see :func:`~dagster_flinkpy.state.files.compaction.has_turn`."""
     make_runs: Callable[[TableLayout, Sequence[RunHandle], RunFiles], Runs] = field(default_factory=lambda: Runs)
     """Creates the runs of a table."""
     _uploads: Uploads = field(default_factory=Uploads, init=False)

@@ -12,10 +12,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.state.files.time_order import MAX_TIME, MIN_TIME
 from dagster_flinkpy.state.layout import distinct_rows, hashes_of
-from dagster_flinkpy.state.time_order import MAX_TIME, MIN_TIME
-from dagster_flinkpy.state.time_parts import TimeParts
-from dagster_flinkpy.state.timer_table import TimerTable
+from dagster_flinkpy.state.timers.time_parts import TimeParts
+from dagster_flinkpy.state.timers.timer_table import TimerTable
 
 __all__ = ["TimerQueue"]
 

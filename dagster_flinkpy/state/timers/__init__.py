@@ -1,0 +1,1 @@
+"""Timers: keyed state in order of time."""
