@@ -145,6 +145,7 @@ class NamespacedCells:
 
     def keep(self, cells: Cells) -> None:
         """Forgets all cells but some, which are numbered anew in this order."""
+        # slots, ids, codes: int64, one a cell. distinct: numbers of namespaces, ascending; codes are positions in it.
         slots, ids, names = self.slots(cells), self.ids(cells), self._names
         self.clear()
         distinct, codes = np.unique(ids, return_inverse=True)
@@ -152,6 +153,7 @@ class NamespacedCells:
 
     def of(self, slots: Cells, namespace_ids: Cells) -> tuple[Cells, Cells]:
         """Returns the cells of slots and namespaces, and the first position of each new cell, in order."""
+        # codes: int64, one a pair: the namespace above the slot; self._codes: by cell. first: positions, ascending.
         if not len(slots):
             return slots, slots
         codes = namespace_ids << _SLOT_BITS | slots
@@ -169,6 +171,7 @@ class NamespacedCells:
 
     def _find(self, slots: Cells, codes: Cells) -> tuple[Cells, Cells]:
         """Returns the cells of pairs if few of the possible pairs exist."""
+        # slots, codes, cells: int64, one a pair. unknown: positions in them, ascending; found goes with them.
         self._recent = grown(self._recent, int(slots.max()) + 1, 0)
         # Most records of a key have the same cell as the previous record.
         cells = self._recent[slots]

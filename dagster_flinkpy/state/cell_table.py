@@ -291,6 +291,7 @@ class CellTable(OverlayTable):
 
     def _without_former(self, sessions: SessionTable, cells: Cells) -> Cells:
         """Leaves out what has been dropped of sessions if later ones have the same key and state window."""
+        # put, gone: cells, ascending; ordered: both. first: positions in it, ascending; codes: int64, one a cell of it.
         present = self.column.has(cells)
         put, gone = cells[present], cells[~present]
         if not len(put) or not len(gone):

@@ -194,6 +194,7 @@ def _leaves(column: pa.Array[Any]) -> list[pa.Array[Any]]:
         children = [leaf for child in struct.flatten() for leaf in _leaves(child)]
         return [struct.is_null(), *children]
     if pa.types.is_floating(column.type):
+        # values: float64, bits, ordered: int64, one a row.
         # Like Double.compare: one NaN, above all numbers, and -0.0 below 0.0. Compares the bits as an ordered integer.
         values = column.fill_null(0).to_numpy(zero_copy_only=False).astype(np.float64)
         bits = np.where(np.isnan(values), np.float64("nan"), values).view(np.int64)

@@ -40,6 +40,7 @@ class BatchFold(ColumnFold):
         rows: Cells,
         new: Cells | None = None,
     ) -> None:
+        # held: bool, one a group. groups: int64, ascending in the end, one a value of column: those held, and the rows.
         segments = Segments.of(cells)
         held = table.contains(segments.groups)
         column = accumulators.take(pa.array(rows[segments.order]))

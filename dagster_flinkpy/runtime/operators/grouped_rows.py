@@ -51,6 +51,8 @@ class Segments:
         Args:
             groups: The group of each row, as numbers from 0. Group and row number together must fit into 64 bits.
         """
+        # packed: int64, a group above the row, ascending. order, ordered: int64, one a row, by group and row.
+        # begins: bool, likewise: whether a group begins there.
         bits = len(groups).bit_length()
         # Sorting integers once is faster than a stable sort of indices.
         packed = np.sort(groups << bits | np.arange(len(groups)))
@@ -98,6 +100,7 @@ def fits(values: Numbers, before: Numbers) -> bool:
 
 
 def _sum_of_integers(ordered: Numbers, segments: Segments, before: Numbers, fresh: npt.NDArray[np.bool_]) -> Numbers:
+    # ordered, running: one a row, in the order of the segments; total, wide: int64, likewise. offset: int64, by group.
     # Sums wrap around, so the difference of two of them is right even if a sum in between has overflowed.
     wide = ordered.astype(np.int64, copy=False)
     total = np.cumsum(wide)
@@ -121,6 +124,8 @@ def _by_rank(
     kind: FoldKind, ordered: Numbers, segments: Segments, before: Numbers, fresh: npt.NDArray[np.bool_]
 ) -> Numbers:
     """Processes the first rows of all groups, then the second rows, and so on; the last few groups one by one."""
+    # ordered, running: one a row, in the order of the segments. by_size: int64, groups of several rows, the largest
+    # first; starts, counts, current: one of each of them.
     step, rest = _STEPS[kind], _RESTS[kind]
     running = np.empty_like(ordered)
     first = ordered[segments.starts]
@@ -162,6 +167,7 @@ def _greatest(values: Numbers) -> Numbers:
 
 def _extreme(values: Numbers, better: npt.NDArray[np.bool_]) -> Numbers:
     """Returns the running extreme, as in a loop: NaN stays if it is first, and of 0.0 and -0.0 the first stays."""
+    # better: bool, one a value but the first: whether it is beyond all before it.
     if values[0] != values[0]:
         return np.full_like(values, values[0])
     improved = np.concatenate([[False], better])

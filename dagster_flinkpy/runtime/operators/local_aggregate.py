@@ -222,6 +222,8 @@ def _runs(codes: Ints, starts: Ints, lasts: Ints, gap: int) -> tuple[Ints, Ints,
     Returns:
         For each row the number of its run, and the times of its first and last record.
     """
+    # offsets: int64, by row: where the times of its code begin, so that codes do not overlap. order, reach, at, begins:
+    # one a row, by code and start. opens, stops: positions of the first and last row of each run, ascending.
     base = int(starts.min())
     span = int(lasts.max()) - base + 1
     if (int(codes.max()) + 1) * span >= 2**62:

@@ -124,6 +124,7 @@ class SessionTimers(TimerTable[tuple[Times, Cells]]):
 
     def _timers_of(self, cells: Cells, starts: Cells, ends: Cells, fired: npt.NDArray[np.bool_]) -> tuple[Cells, ...]:
         """Returns slots, starts, ends and times of the timers of sessions with some windows."""
+        # cells, starts, ends, over, fired: one a session. at_end, later: positions in them, ascending; rows: both.
         over = self._sessions.over(ends)
         at_end = np.flatnonzero(~fired)
         later = np.flatnonzero((over < MAX_TIME) & (fired | (over != ends - 1)))

@@ -90,6 +90,8 @@ class AlignedWindower(Windower):
 
     def _windows_of(self, times: Ints) -> tuple[Ints, Ints]:
         """Returns rows and the starts of their windows, the newest window of a row first."""
+        # newest, counts: int64, one a row: the start of its newest window, and how many windows it is in.
+        # before: int64, one a row and window: how many newer windows the row is in.
         first, last = (time - (time - self._offset) % self._slide for time in (int(times.min()), int(times.max())))
         newest = np.full(len(times), first) if first == last else times - (times - self._offset) % self._slide
         if self._slide == self._size:

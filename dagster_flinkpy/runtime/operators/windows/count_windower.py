@@ -71,6 +71,7 @@ class CountWindower(Windower):
 
     def _windows_of(self, positions: Ints) -> tuple[Ints, Ints]:
         """Returns rows and the numbers of their windows, the newest window of a row first."""
+        # newest, oldest, counts: int64, one a position: its windows, and how many they are.
         newest = positions // self._slide
         oldest = np.maximum(0, -((self._size - 1 - positions) // self._slide))
         counts = np.maximum(newest - oldest + 1, 0)
@@ -83,6 +84,8 @@ class CountWindower(Windower):
         Returns:
             Whether the window is full after each record, and whether it is empty after the last one.
         """
+        # before, counts: int64, one a group: its count before these records, and after them.
+        # full, left_empty: bool, one a record.
         cells = self._counts.find(slots, windows, codes)
         segments = Segments.of(cells)
         # A count from a job with larger windows fires with the next record.
