@@ -41,10 +41,10 @@ from dagster_flinkpy.state.layout import (
     merge_runs,
 )
 from dagster_flinkpy.state.list_table import ListTable
+from dagster_flinkpy.state.overlay_table import OverlayTable
 from dagster_flinkpy.state.schema_evolution import describe_evolution, stored_key_type
 from dagster_flinkpy.state.session_table import SessionTable
 from dagster_flinkpy.state.state_errors import foreign_key, schema_mismatch, used_twice
-from dagster_flinkpy.state.tables import OverlayTable
 from dagster_flinkpy.state.timers.column_timers import ColumnTimers
 from dagster_flinkpy.state.timers.session_timers import SessionTimers
 from dagster_flinkpy.state.timers.timer_queue import TimerQueue

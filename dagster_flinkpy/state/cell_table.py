@@ -16,8 +16,8 @@ from dagster_flinkpy.state.columns import CellColumn, Cells, Mask, ObjectColumn,
 from dagster_flinkpy.state.files.runs import Match
 from dagster_flinkpy.state.keys import KeySlots
 from dagster_flinkpy.state.layout import distinct_rows
+from dagster_flinkpy.state.overlay_table import OverlayTable
 from dagster_flinkpy.state.session_table import SessionTable
-from dagster_flinkpy.state.tables import OverlayTable
 
 __all__ = ["CellTable"]
 

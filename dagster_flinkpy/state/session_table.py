@@ -14,7 +14,7 @@ from dagster_flinkpy.state.columns import Cells, grown
 from dagster_flinkpy.state.files.time_order import MAX_TIME, MIN_TIME
 from dagster_flinkpy.state.keys import KeySlots
 from dagster_flinkpy.state.layout import distinct_rows
-from dagster_flinkpy.state.tables import OverlayTable
+from dagster_flinkpy.state.overlay_table import OverlayTable
 
 __all__ = ["SessionTable", "delta_of_sessions", "window_column"]
 

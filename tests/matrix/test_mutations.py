@@ -19,7 +19,7 @@ from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 from dagster_flinkpy.runtime.task import operator_task, watermark_valve
 from dagster_flinkpy.runtime.task.operator_task import OperatorTask
 from dagster_flinkpy.runtime.task.watermark_valve import WatermarkValve
-from dagster_flinkpy.state import tables
+from dagster_flinkpy.state import overlay_table
 from tests.matrix.cases import any_order, in_order
 from tests.matrix.noticed import NOTICED
 from tests.matrix.programs import Leg
@@ -103,7 +103,8 @@ def the_end_of_input_does_not_wait_for_idle_sources() -> Iterator[None]:
 @contextmanager
 def state_shares_its_values() -> Iterator[None]:
     """Functions read and write the values of state themselves, not copies."""
-    with mock.patch.object(tables, "copier", lambda kind: None), mock.patch.object(tables, "taker", lambda kind: None):
+    shared = {"copier": lambda kind: None, "taker": lambda kind: None}
+    with mock.patch.multiple(overlay_table, **shared):
         yield
 
 

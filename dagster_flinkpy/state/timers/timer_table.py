@@ -15,7 +15,7 @@ from dagster_flinkpy.state.files.cache import Run
 from dagster_flinkpy.state.files.time_order import MAX_TIME, MIN_TIME, Indices, TimedRun
 from dagster_flinkpy.state.keys import KeyCodec, KeySlots
 from dagster_flinkpy.state.layout import merge_runs
-from dagster_flinkpy.state.tables import OverlayTable
+from dagster_flinkpy.state.overlay_table import OverlayTable
 
 __all__ = ["LOAD_TIMERS", "TimerTable"]
 

@@ -10,8 +10,6 @@ import pyarrow as pa
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
 from dagster_flinkpy.datastream.operator_specs import WindowSpec
 from dagster_flinkpy.datastream.window import (
-    EventTimeTrigger,
-    ProcessingTimeTrigger,
     SlidingEventTimeWindows,
     SlidingProcessingTimeWindows,
     TumblingEventTimeWindows,
@@ -19,23 +17,27 @@ from dagster_flinkpy.datastream.window import (
 )
 from dagster_flinkpy.runtime.operators.keyed_operators import EVENT_TIMERS, PROCESSING_TIMERS
 from dagster_flinkpy.runtime.operators.windows.contents import Due, TimeWindows, make_contents
-from dagster_flinkpy.runtime.operators.windows.window_operator import Ints, Windower, WindowOperator
+from dagster_flinkpy.runtime.operators.windows.window_operator import (
+    Ints,
+    Windower,
+    WindowOperator,
+    has_default_trigger,
+)
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 
 __all__ = ["AlignedWindower", "is_aligned"]
 
-_ASSIGNERS: dict[type, type] = {
-    TumblingEventTimeWindows: EventTimeTrigger,
-    SlidingEventTimeWindows: EventTimeTrigger,
-    TumblingProcessingTimeWindows: ProcessingTimeTrigger,
-    SlidingProcessingTimeWindows: ProcessingTimeTrigger,
-}
-"""The assigners, and their default triggers."""
+_ASSIGNERS = (
+    TumblingEventTimeWindows,
+    SlidingEventTimeWindows,
+    TumblingProcessingTimeWindows,
+    SlidingProcessingTimeWindows,
+)
 
 
 def is_aligned(spec: WindowSpec) -> bool:
     """Returns whether windows are tumbling or sliding ones with the default trigger."""
-    return type(spec.trigger) is _ASSIGNERS.get(type(spec.assigner))
+    return type(spec.assigner) in _ASSIGNERS and has_default_trigger(spec)
 
 
 class AlignedWindower(Windower):

@@ -18,9 +18,7 @@ from dagster_flinkpy.datastream.window import (
     DynamicEventTimeSessionWindows,
     DynamicProcessingTimeSessionWindows,
     EventTimeSessionWindows,
-    EventTimeTrigger,
     ProcessingTimeSessionWindows,
-    ProcessingTimeTrigger,
 )
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.runtime.failure import UNKNOWN, USER_EXCEPTIONS
@@ -31,24 +29,24 @@ from dagster_flinkpy.runtime.operators.windows.window_operator import (
     Ints,
     Windower,
     WindowOperator,
+    has_default_trigger,
 )
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 from dagster_flinkpy.state.files.time_order import MAX_TIME
 
 __all__ = ["SessionWindower", "is_session"]
 
-_ASSIGNERS: dict[type, type] = {
-    EventTimeSessionWindows: EventTimeTrigger,
-    DynamicEventTimeSessionWindows: EventTimeTrigger,
-    ProcessingTimeSessionWindows: ProcessingTimeTrigger,
-    DynamicProcessingTimeSessionWindows: ProcessingTimeTrigger,
-}
-"""The assigners, and their default triggers."""
+_ASSIGNERS = (
+    EventTimeSessionWindows,
+    DynamicEventTimeSessionWindows,
+    ProcessingTimeSessionWindows,
+    DynamicProcessingTimeSessionWindows,
+)
 
 
 def is_session(spec: WindowSpec) -> bool:
     """Returns whether windows are sessions with the default trigger."""
-    return type(spec.trigger) is _ASSIGNERS.get(type(spec.assigner))
+    return type(spec.assigner) in _ASSIGNERS and has_default_trigger(spec)
 
 
 class SessionWindower(Windower):

@@ -27,7 +27,7 @@ from dagster_flinkpy.datastream.state import (
     ReducingStateDescriptor,
     StateDescriptor,
 )
-from dagster_flinkpy.datastream.window import MergingWindowAssigner
+from dagster_flinkpy.datastream.window import EventTimeTrigger, MergingWindowAssigner, ProcessingTimeTrigger
 from dagster_flinkpy.metrics import LATE_RECORDS_DROPPED
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
 from dagster_flinkpy.runtime.operators.batch_fold import BatchFold, RecordAggregate
@@ -45,7 +45,7 @@ from dagster_flinkpy.runtime.operators.windows.contexts import (
 )
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
 
-__all__ = ["MERGING_WINDOWS", "Ints", "WindowOperator", "Windower"]
+__all__ = ["MERGING_WINDOWS", "Ints", "WindowOperator", "Windower", "has_default_trigger"]
 
 MERGING_WINDOWS = "merging-window-set"
 """The name of the state in which windows that merge are stored."""
@@ -197,6 +197,11 @@ class WindowOperator(KeyedOperator):
         snapshot.metrics[LATE_RECORDS_DROPPED] = self._late
         self._late = 0
         return snapshot
+
+
+def has_default_trigger(spec: WindowSpec) -> bool:
+    """Returns whether windows in time fire when they end, and not otherwise."""
+    return type(spec.trigger) is (EventTimeTrigger if spec.assigner.is_event_time() else ProcessingTimeTrigger)
 
 
 def _aggregate_of(spec: WindowSpec, operator: str) -> AggregateFunction | None:
