@@ -142,13 +142,20 @@ class _Merging(_OneValue):
         """Moves the values of the current key from some namespaces to another one."""
         for source in sources:
             self.set_current_namespace(source)
-            value = self._values[self._cell()]
+            value = self._held(self._cell())
+            self.clear()
             if value is not None:
-                self.clear()
                 self.set_current_namespace(target)
                 cell = self._cell()
-                stored = self._values[cell]
+                stored = self._held(cell)
                 self._put(cell, value if stored is None else self._fold.merge(stored, value))
+
+    def _held(self, cell: int) -> Any:
+        """Returns what a cell holds to which something is added; None if it has expired and must not be read."""
+        held, expires, rules = self._values[cell], self._expires, self._rules
+        if held is None or expires is None or rules is None or rules.return_expired:
+            return held
+        return held if expires[cell] > rules.now() else None
 
 
 class KeyedFoldState(_Merging, ReducingState[Any], AggregatingState[Any, Any]):
@@ -165,12 +172,9 @@ class KeyedFoldState(_Merging, ReducingState[Any], AggregatingState[Any, Any]):
         return None if stored is None else self._fold.result(stored)
 
     def add(self, value: Any) -> None:
-        cell, rules, expires = self._cell(), self._rules, self._expires
-        held = self._values[cell]
+        cell = self._cell()
         self._changed[cell] = True  # If the function fails, what it has changed by then counts.
-        if rules is not None and expires is not None and held is not None and not rules.return_expired:
-            held = held if expires[cell] > rules.now() else None
-        self._put(cell, self._add(held, value))
+        self._put(cell, self._add(self._held(cell), value))
 
 
 class KeyedListState(_Merging, ListState[Any]):

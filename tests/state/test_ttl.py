@@ -348,6 +348,35 @@ def test_rows_get_their_names_as_without_ttl(make_backend: MakeBackend) -> None:
     assert entries.get(1).a == 2
 
 
+def test_namespaces_that_merge_leave_out_what_has_expired(make_backend: MakeBackend) -> None:
+    now = [0]
+    config = builder().build()
+    total = with_ttl(ReducingStateDescriptor("sum", lambda a, b: a + b, Types.LONG()), config)
+    values = with_ttl(ListStateDescriptor("list", Types.LONG()), config)
+
+    def open_states(snapshot: KeyedSnapshot | None) -> tuple[ColumnarKeyedStateBackend, list[Any]]:
+        backend = make_backend(snapshot, key_type=Types.STRING(), now=lambda: now[0])
+        states = [backend.get_state(each, Types.LONG()) for each in (total, values)]
+        backend.set_current_key("k")
+        return backend, states
+
+    backend, states = open_states(None)
+    for now[0], namespace in ((0, 1), (5, 2), (9, 3)):
+        for state in states:
+            state.set_current_namespace(namespace)
+            state.add(10**namespace)
+    now[0] = TTL
+    for state in states:
+        state.merge_namespaces(3, [1, 2])
+    _, states = open_states(backend.snapshot())
+    found = []
+    for namespace in (1, 2, 3):
+        for state in states:
+            state.set_current_namespace(namespace)
+            found.append(state.get())
+    assert found == [None, [], None, [], 1100, [1000, 100]]
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_ttl_cannot_be_turned_on_or_off_for_stored_state(make_backend: MakeBackend, first: bool) -> None:
     backend = make_backend(key_type=Types.STRING())
