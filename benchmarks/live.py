@@ -6,7 +6,9 @@
 - Latency to a commit: records arrive steadily, and go through the three stages of ``benchmarks continuous``. An epoch
   begins when the one before it has ended. A record's latency is the time from its arrival until its checkpoint is
   committed.
-- Checkpoints: epochs of 500,000 records, beside one of 5,000,000.
+- Checkpoints: epochs of 500,000 records, beside one of 5,000,000. And in a job that goes on, whose sources are faster
+  than its function: as many records from one checkpoint to the next, beside five seconds; and how long a checkpoint
+  takes there, whose barriers wait behind the records under way.
 - Subtasks: the sum with 16 of them, beside 2.
 
 A ratio compares both exchanges in the same round, and is the median over the rounds.
@@ -18,13 +20,18 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
 
 from benchmarks import continuous, keyed
 from benchmarks.report import line
+from benchmarks.steady import Flood
+from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.common import WatermarkStrategy
 from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
+from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.spark.sessions import SparkSettings, get_session
@@ -33,10 +40,12 @@ from dagster_flinkpy.storage import StorageLocation
 ROUNDS, EPOCHS, SMALL_EPOCHS = 3, 2, 20
 RATES, LATENCY_EPOCHS = (1_000.0, 50_000.0), 100
 SPARK, PIPELINED = ExchangeOptions(ExchangeMode.SPARK), ExchangeOptions(ExchangeMode.PIPELINED)
-OFTEN, MANY = 500_000, 16
-"""Records between checkpoints; subtasks."""
+WARM_UP, OFTEN, MANY = 2, 500_000, 16
+"""First checkpoints that do not count; records between checkpoints; subtasks."""
 ONE_SERVER = SparkSettings(master=f"local[{MANY + 4}]")
 """By default a server has four slots per core: too few for so many subtasks."""
+RARELY_SECONDS, FLOWING_SECONDS = 5.0, 10.0
+"""Between two checkpoints of the job that goes on; how long it is looked at."""
 TLS = ExchangeOptions(ExchangeMode.PIPELINED, tls=True)
 
 
@@ -70,6 +79,27 @@ def measured(
             with tempfile.TemporaryDirectory() as folder:
                 found[exchange].append(float(np.median(seconds_of(program(), exchange, folder, epochs))))
     return {exchange: np.array(seconds) for exchange, seconds in found.items()}
+
+
+def flowing(interval: float) -> tuple[float, float]:
+    """Returns records per second and the median seconds of a checkpoint of a job that goes on, after its first ones."""
+    env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(keyed.PARALLELISM)
+    events = env.from_source(Flood(), WatermarkStrategy.no_watermarks(), "events").uid("events")
+    events.key_by("key").process(keyed.Count(), keyed.EVENT).uid("count")
+    checkpointing = CoordinatorConfig(interval=timedelta(seconds=interval))
+    ends, records, seconds = list[float](), list[int](), list[float]()
+    with tempfile.TemporaryDirectory() as folder:
+        location = StorageLocation(folder)
+        config = JobConfig("flowing", location, ONE_SERVER, checkpointing=checkpointing, exchange=PIPELINED)
+        with JobAttempt(env.get_job_graph(), config, owner="benchmark") as attempt:
+            for epoch in attempt.run_epochs(periodic=True):
+                ends.append(time.perf_counter())
+                records.append(next(each.records_out for each in epoch.operators if each.uid == "events"))
+                seconds.append(epoch.duration_ms / 1000)
+                if len(ends) > WARM_UP + 1 and ends[-1] > ends[WARM_UP] + FLOWING_SECONDS:
+                    break
+    rate = sum(records[WARM_UP + 1 :]) / (ends[-1] - ends[WARM_UP])
+    return rate, float(np.median(seconds[WARM_UP:]))
 
 
 @contextmanager
@@ -152,6 +182,15 @@ def run(peers: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     lines.append(
         line("live.process_checkpoints_vs_none", ratio, "ratio of rate", peer="one epoch", bar=">= 0.95", settings=each)
     )
+    ratios, waits = list[float](), list[float]()
+    for _ in range(ROUNDS):
+        none, _ = flowing(RARELY_SECONDS)
+        rate, wait = flowing(OFTEN / none)
+        ratios.append(rate / none)
+        waits.append(wait * 1000)
+    beside, ratio = f"one every {RARELY_SECONDS:g} s", float(np.median(ratios))
+    lines.append(line("live.flowing_checkpoints_vs_none", ratio, "ratio of rate", peer=beside, settings=each))
+    lines.append(line("live.flowing_checkpoint_ms", float(np.median(waits)), "ms", settings=each))
     with _changed(EVENTS=20):
         seconds = measured(small_sum, SMALL_EPOCHS, ROUNDS, SPARK, PIPELINED)
     lines.append(

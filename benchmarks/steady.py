@@ -1,4 +1,4 @@
-"""Records that arrive steadily at readers, and a function that notes when each has come to it."""
+"""Records that arrive steadily at readers, or without end, and a function that notes when each has come to it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import continuous
+from benchmarks import continuous, keyed
 from dagster_flinkpy.datastream import MapFunction, RuntimeContext
 from dagster_flinkpy.datastream.connectors.source import (
     InputStatus,
@@ -23,7 +23,7 @@ from dagster_flinkpy.datastream.connectors.source import (
     SplitEnumeratorContext,
 )
 
-__all__ = ["Note", "Steady", "notes"]
+__all__ = ["Flood", "Note", "Steady", "notes"]
 
 
 class Steady(Source):
@@ -85,6 +85,46 @@ class _Reader(SourceReader):
 
     def close(self) -> None:
         self._clock.shutdown()
+
+
+class Flood(Source):
+    """Events of ``benchmarks keyed``, as fast as they are taken."""
+
+    produced_type = keyed.EVENT
+
+    def create_enumerator(self, context: SplitEnumeratorContext) -> SplitEnumerator:
+        return _NoSplits()
+
+    def restore_enumerator(self, context: SplitEnumeratorContext, checkpoint: Any) -> SplitEnumerator:
+        return _NoSplits()
+
+    def create_reader(self, context: SourceReaderContext) -> SourceReader:
+        return _FloodReader(context.get_index_of_subtask())
+
+
+class _FloodReader(SourceReader):
+    def __init__(self, subtask: int) -> None:
+        self._subtask, self._events = subtask, keyed.events(subtask)
+
+    def poll_next(self, output: ReaderOutput) -> InputStatus:
+        events = next(self._events, None)
+        if events is None:
+            self._events = keyed.events(self._subtask)
+            events = next(self._events)
+        output.collect_column(events)
+        return InputStatus.MORE_AVAILABLE
+
+    def is_available(self) -> Future[None]:
+        available = Future[None]()
+        available.set_result(None)
+        return available
+
+    def add_splits(self, splits: Sequence[Any]) -> None: ...
+
+    def snapshot_state(self, checkpoint_id: int) -> Sequence[Any]:
+        return []
+
+    def close(self) -> None: ...
 
 
 class Note(MapFunction):

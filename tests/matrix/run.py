@@ -22,13 +22,12 @@ from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import UserFunctionError
-from dagster_flinkpy.runtime.exchange import places
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
 from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Lane, Mailbox
 from dagster_flinkpy.runtime.operators import local_aggregate
 from dagster_flinkpy.runtime.shuffle import batch as shuffle_batch
 from dagster_flinkpy.runtime.shuffle import key_dictionary
-from dagster_flinkpy.runtime.slot import pipelined_task
+from dagster_flinkpy.runtime.slot import deployment, pipelined_task
 from dagster_flinkpy.runtime.task.operator_task import OperatorTask
 from dagster_flinkpy.state import cell_table, columns, index, session_table
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
@@ -117,7 +116,7 @@ def _small_limits() -> Iterator[None]:
     limits[compaction] = {"MAX_RUNS": 2, "SECTION_ROWS": 3}
     limits[runs] = {"SECTION_ROWS": 3}
     limits[shuffle_batch] = {"_AT_ONCE": 1}
-    limits[places] = {"_MIN_CREDIT": 1, "_MAX_CREDIT": 1}
+    limits[deployment] = {"CREDIT": 1}
     limits[pipelined_task] = {"_ROWS_AT_ONCE": 1}
     defaults = ColumnarKeyedStateBackend.__init__.__kwdefaults__
     with ExitStack() as stack:

@@ -17,7 +17,7 @@ from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOption
 from dagster_flinkpy.connectors.sources.source_coordinator import SourceCoordinator
 from dagster_flinkpy.errors import SlotLostError, StorageError
 from dagster_flinkpy.runtime import shipping
-from dagster_flinkpy.runtime.exchange import input_gate, places, reply_stream, slot_link
+from dagster_flinkpy.runtime.exchange import input_gate, reply_stream, slot_link
 from dagster_flinkpy.runtime.exchange.input_gate import InputGate
 from dagster_flinkpy.runtime.master.deployments import job_exchange, pipelined_region
 from dagster_flinkpy.runtime.master.deployments.pipelined_region import PipelinedRegion
@@ -190,8 +190,7 @@ def live_tasks(world: World) -> Iterator[Network]:
         # Programs are small, and are importable. Buffers and channels are small, too, so that they are full.
         patch(shipping, "user_modules_by_value", lambda pickler: nullcontext())
         patch(deployment, "_TIMER_SECONDS", 1.0)
-        patch(places, "_MIN_CREDIT", 1)
-        patch(places, "_MAX_CREDIT", rng.choice((1, 2, 3)))
+        patch(deployment, "CREDIT", rng.choice((1, 2, 3)))
         patch(pipelined_task, "_ROWS_AT_ONCE", rng.choice((1, 3, 8)))
         small = rng.choice((1, 1, 1 << 20))
         patch(record_writer, "BUFFER_SIZE", small)
@@ -226,7 +225,7 @@ def _counting(network: Network, real: Any) -> Any:
         real(gate, row)
         channel = gate._channels[row.edge, row.channel]
         held = sum(each.kind is Kind.BUFFER for each in channel.rows)
-        if held > places._MAX_CREDIT and gate not in network.cut:
+        if held > deployment.CREDIT and gate not in network.cut:
             network.world.report(f"channel {row.edge, row.channel} holds more than it has room for")
 
     return put

@@ -10,11 +10,11 @@ from typing import Any
 from dagster_flinkpy.datastream.program.job_graph import JobEdge, JobGraph, JobVertex
 from dagster_flinkpy.runtime.shuffle.channel_selectors import downstream_subtasks, upstream_subtasks
 
-__all__ = ["Places", "address_towards", "chains_of", "credit", "input_channels", "output_channels"]
+__all__ = ["CREDIT", "Places", "address_towards", "chains_of", "input_channels", "output_channels"]
 
-_BUFFERS_OF_A_TASK = 64
-"""For how many buffers of 1 MiB a task has room, if it has few channels."""
-_MIN_CREDIT, _MAX_CREDIT = 2, 8
+CREDIT = 2
+"""For how many buffers a channel has room (Flink: ``taskmanager.network.memory.buffers-per-channel``). One is filled
+while another one is read. With more of them, a barrier has to wait for longer behind records under back-pressure."""
 
 
 def chains_of(graph: JobGraph, stage: int) -> list[list[JobVertex]]:
@@ -54,12 +54,6 @@ def input_channels(graph: JobGraph, vertices: Iterable[JobVertex], index: int) -
                 sources = graph.vertex(edge.source).parallelism
                 for sender in upstream_subtasks(edge.partitioner.kind, index, sources, vertex.parallelism):
                     yield edge, sender
-
-
-def credit(graph: JobGraph, stage: int, index: int) -> int:
-    """Returns for how many buffers each channel into a task has room."""
-    channels = sum(1 for _ in input_channels(graph, graph.stage_vertices(stage), index))
-    return max(_MIN_CREDIT, min(_MAX_CREDIT, _BUFFERS_OF_A_TASK // max(channels, 1)))
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,10 @@ class ResultPartition:
         """Whether nothing waits for a credit, so that the task may go on."""
         return not self._full
 
+    def has_room(self, edge: int, target: int) -> bool:
+        """Returns whether a buffer for a subtask of an edge would leave at once."""
+        return self.subpartitions[edge, target].credit > 0
+
     def add(self, target: int, edge: int, channel: int, seq: int, kind: Kind, payload: Any = b"") -> None:
         """Takes a row; see :class:`~dagster_flinkpy.runtime.shuffle.wire.WireRow`.
 

@@ -233,6 +233,20 @@ class RecordWriter:
         for lane in self._lanes:
             self.flush_lane(lane)
 
+    def flush_to_room(self, has_room: Callable[[int, int], bool]) -> bool:
+        """Sends the pending records of subtasks that have room for a buffer. Those of others would only wait elsewhere.
+
+        Args:
+            has_room: Tells that by edge and subtask.
+
+        Returns:
+            Whether none are left.
+        """
+        for lane, targets in self._lanes.items():
+            if self._pending[lane] and all(has_room(self._edge.id, target) for target in targets):
+                self.flush_lane(lane)
+        return not any(self._pending.values())
+
     def flush_lane(self, lane: int) -> None:
         """Sends the pending records of one lane."""
         pending = self._pending[lane]

@@ -57,6 +57,8 @@ MAX_PAYLOAD = 1 << 30
 
 _OUTPUT_BATCH_BYTES = 8 << 20
 
+_OPTIONS = pa.ipc.IpcWriteOptions()  # without options, Arrow looks into the environment each time
+
 NO_EDGE = -1
 """The edge of rows for the driver."""
 
@@ -183,7 +185,7 @@ def check_size(payload: Any) -> None:
 
 
 def batch_of(rows: Sequence[tuple[int, int, int, int, int]], payloads: Sequence[Any]) -> pa.RecordBatch:
-    """Returns rows as a record batch. Payloads are copied once, into the buffer of the column.
+    """Returns rows as a record batch. If there are several, payloads are copied into the buffer of the column.
 
     Args:
         rows: Target, edge, channel, seq and kind of at least one row.
@@ -191,7 +193,7 @@ def batch_of(rows: Sequence[tuple[int, int, int, int, int]], payloads: Sequence[
     """
     offsets = np.zeros(len(rows) + 1, dtype=np.int32)
     np.cumsum([len(payload) for payload in payloads], out=offsets[1:])
-    data = pa.py_buffer(b"".join(payloads))
+    data = pa.py_buffer(payloads[0] if len(payloads) == 1 else b"".join(payloads))
     payload = pa.BinaryArray.from_buffers(pa.binary(), len(rows), [None, pa.py_buffer(offsets), data])
     types = [f.type for f in WIRE_SCHEMA][:5]
     columns = [pa.array(c, type=t) for c, t in zip(zip(*rows, strict=True), types, strict=True)]
@@ -208,7 +210,7 @@ def encode_buffer(batch: pa.RecordBatch) -> pa.Buffer:
 
 
 def _write(batch: pa.RecordBatch, sink: pa.NativeFile) -> None:
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
+    with pa.ipc.new_stream(sink, batch.schema, options=_OPTIONS) as writer:
         writer.write_batch(batch)
 
 

@@ -17,7 +17,7 @@ from dagster_flinkpy.datastream.program.job_graph import JobVertex
 from dagster_flinkpy.errors import CheckpointError, SlotLostError, SlotProtocolError
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.exchange.input_gate import InputGate
-from dagster_flinkpy.runtime.exchange.places import Places, chains_of, credit, input_channels, output_channels
+from dagster_flinkpy.runtime.exchange.places import CREDIT, Places, chains_of, input_channels, output_channels
 from dagster_flinkpy.runtime.exchange.result_partition import PipelinedSubpartition, ResultPartition
 from dagster_flinkpy.runtime.exchange.slot_link import SlotLink
 from dagster_flinkpy.runtime.failure import error_to_json, outside_error
@@ -69,8 +69,6 @@ class SlotDeployment:
         self.links: dict[str, SlotLink] = {}
         self.credits: dict[str, dict[tuple[int, int, int], int]] = {}
         """By slot of the senders, the credits that are to be sent."""
-        self._owed: dict[tuple[int, int, int], int] = {}
-        """The credits that are kept until a channel has more of them."""
         self.tasks: dict[tuple[str, int], PipelinedTask] = {}
         """By the first operator of the chain, and index."""
         self._heads: dict[str, str] = {}
@@ -100,23 +98,21 @@ class SlotDeployment:
                 if there not in self.links:
                     self.links[there] = self._link(there, self)
                 send = self.links[there].add
-            room = credit(graph, graph.stages[edge.target], target)
-            subpartitions[edge.id, target] = PipelinedSubpartition(send, room)
+            subpartitions[edge.id, target] = PipelinedSubpartition(send, CREDIT)
         grants: dict[tuple[int, int], Callable[[], None]] = {}
-        room = credit(graph, stage, index)
         for edge, sender in input_channels(graph, chain, index):
             there = self._places.slot_of(edge.source, sender)
             if there == self._slot:
                 grants[edge.id, sender] = partial(self._grant_here, (self._heads[edge.source], sender), edge.id, index)
             else:
-                grants[edge.id, sender] = partial(self._grant, there, (edge.id, sender, index), max(room // 2, 1))
+                grants[edge.id, sender] = partial(self._grant, there, (edge.id, sender, index))
         return PipelinedTask(
             self.job,
             stage,
             chain,
             index,
             ResultPartition(subpartitions, self._to_driver),
-            InputGate(grants, self._wake, room),
+            InputGate(grants, self._wake, CREDIT),
             later=self._later,
             on_error=self.fail,
         )
@@ -127,14 +123,9 @@ class SlotDeployment:
     def _grant_here(self, task: tuple[str, int], edge: int, target: int) -> None:
         self.tasks[task].partition.add_credit(edge, target, 1)
 
-    def _grant(self, slot: str, channel: tuple[int, int, int], at_once: int) -> None:
-        """Gives credits back for half of a channel at once: the other half is enough to go on, and messages cost."""
-        owed = self._owed.pop(channel, 0) + 1
-        if owed < at_once:
-            self._owed[channel] = owed
-            return
+    def _grant(self, slot: str, channel: tuple[int, int, int]) -> None:
         credits = self.credits.setdefault(slot, {})
-        credits[channel] = credits.get(channel, 0) + owed
+        credits[channel] = credits.get(channel, 0) + 1
 
     # --- life --------------------------------------------------------------------------------------------------------
 
@@ -232,8 +223,9 @@ class SlotDeployment:
         Returns:
             After how many seconds it is to be called again at the latest; None if only something from outside matters.
         """
-        if not worked:
-            self.in_all(PipelinedTask.process_held)
+        for task in self.tasks.values() if not worked else ():
+            if task.holds and not self.failed:
+                self._in(task, PipelinedTask.process_held)
         now, waits = time.monotonic(), list[float]()
         unsent = [task for task in self.tasks.values() if task.unsent]
         if not unsent:

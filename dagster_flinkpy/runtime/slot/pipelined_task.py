@@ -23,6 +23,7 @@ from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS, error_to_json, outs
 from dagster_flinkpy.runtime.operators.source_operator import SourceOperator
 from dagster_flinkpy.runtime.operators.source_reader_operator import SourceReaderOperator
 from dagster_flinkpy.runtime.shuffle.wire import NO_EDGE, Kind
+from dagster_flinkpy.runtime.task.outputs import RecordWriterOutput
 from dagster_flinkpy.runtime.task.stream_task import StreamTask
 
 __all__ = ["PipelinedTask"]
@@ -211,6 +212,11 @@ class PipelinedTask(StreamTask):
         if self._blocked or self._selects:
             self._block()
 
+    @property
+    def holds(self) -> bool:
+        """Whether small buffers wait for others."""
+        return any(task.holds for task in self._tasks.values())
+
     def process_held(self) -> None:
         """Processes small buffers that wait for others, because no others are there."""
         for task in self._entered(task for task in self._tasks.values() if task.holds):
@@ -230,11 +236,12 @@ class PipelinedTask(StreamTask):
         self._poll_again()
 
     def flush(self) -> None:
-        """Sends all records that wait for a full buffer."""
+        """Sends the records that wait for a full buffer, but for those whose receivers are full."""
         self.unsent = False
         for task in self._tasks.values():
             for output in task.outputs:
-                output.flush()
+                if isinstance(output, RecordWriterOutput) and not output.flush_to_room(self.partition.has_room):
+                    self.unsent = True
 
     def notify(self, news: str, checkpoint_id: int) -> None:
         """Tells functions how a checkpoint has ended."""

@@ -40,8 +40,9 @@ _END_SECONDS = 30.0
 process of its own then ends without them."""
 _BATCH_BYTES = 64 << 20
 """Rows for the driver are sent when they have this size. Arrow cannot address more than 2 GiB of payloads at once."""
-_SWITCH_SECONDS = 0.0005
-"""How long a thread may run Python while another one waits: what comes from the network must not wait for long."""
+_SWITCH_SECONDS = 0.002
+"""How long a thread may run Python while others wait: a record must not wait for long while a snapshot is uploaded. But
+each thread that waits wakes up as often, and there is one per slot that sends."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -50,6 +50,10 @@ class RecordWriterOutput:
     def flush(self) -> None:
         """Sends all buffered records."""
         self.writer.flush()
+
+    def flush_to_room(self, has_room: Callable[[int, int], bool]) -> bool:
+        """Sends the buffered records for which there is room, see :meth:`RecordWriter.flush_to_room`."""
+        return self.writer.flush_to_room(has_room)
 
     def barrier(self, checkpoint_id: int, digest: str) -> None:
         """Takes a barrier, and a digest of all output of the task before it."""
@@ -154,6 +158,10 @@ class CombiningOutput(RecordWriterOutput):
     def flush(self) -> None:
         self._send()
         super().flush()
+
+    def flush_to_room(self, has_room: Callable[[int, int], bool]) -> bool:
+        self._send()
+        return super().flush_to_room(has_room)
 
     def barrier(self, checkpoint_id: int, digest: str) -> None:
         super().barrier(checkpoint_id, digest)

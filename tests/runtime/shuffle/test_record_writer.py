@@ -282,6 +282,26 @@ def test_an_empty_batch_sends_nothing() -> None:
     assert shuffle.decoded() == []
 
 
+@given(values=st.lists(st.integers(0, 20), min_size=1), room=st.sets(st.integers(0, 2)))
+def test_records_wait_for_a_full_buffer_while_their_receiver_has_no_room(values: list[int], room: set[int]) -> None:
+    shuffle, whole = Shuffle(by_key()), Shuffle(by_key())
+    shuffle.emit(*values)
+    whole.emit(*values)
+    all_left = whole.received()
+    assert shuffle.writer.flush_to_room(lambda edge, target: edge == 5 and target in room) == (all_left.keys() <= room)
+    assert {row.target for row in shuffle.rows()} == all_left.keys() & room
+    assert shuffle.received() == {target: got for target, got in all_left.items() if target not in room}
+
+
+def test_a_broadcast_waits_for_the_receiver_that_has_no_room() -> None:
+    shuffle = Shuffle(StreamPartitioner(PartitionerKind.BROADCAST))
+    shuffle.emit("a")
+    assert not shuffle.writer.flush_to_room(lambda edge, target: target != 1)
+    assert shuffle.rows() == []
+    assert shuffle.writer.flush_to_room(lambda edge, target: True)
+    assert [row.target for row in shuffle.rows()] == [0, 1, 2]
+
+
 # --- keys -------------------------------------------------------------------------------------------------------------
 
 

@@ -201,8 +201,7 @@ def test_whoever_is_first_the_outcome_is_the_same(
     )
     with pytest.MonkeyPatch.context() as patch:
         if small:
-            patch.setattr("dagster_flinkpy.runtime.exchange.places._MIN_CREDIT", 1)
-            patch.setattr("dagster_flinkpy.runtime.exchange.places._MAX_CREDIT", 1)
+            patch.setattr("dagster_flinkpy.runtime.slot.deployment.CREDIT", 1)
             patch.setattr("dagster_flinkpy.runtime.slot.pipelined_task._ROWS_AT_ONCE", 1)
             patch.setattr("dagster_flinkpy.runtime.shuffle.record_writer.BUFFER_SIZE", 1)
         slots = Slots(job, epochs[1:])
@@ -226,8 +225,7 @@ def test_whoever_is_first_the_outcome_is_the_same(
 def test_credits_for_a_slot_that_is_gone_end_the_deployment_and_not_the_slot(
     cancelled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dagster_flinkpy.runtime.exchange.places._MIN_CREDIT", 1)
-    monkeypatch.setattr("dagster_flinkpy.runtime.exchange.places._MAX_CREDIT", 1)
+    monkeypatch.setattr("dagster_flinkpy.runtime.slot.deployment.CREDIT", 1)
     monkeypatch.setattr("dagster_flinkpy.runtime.shuffle.record_writer.BUFFER_SIZE", 1)
     graph = collect_graph(events(environment(2), RECORDS).key_by("key").process(CountPerKey(), COUNTED).uid("count"))
     (source,) = (v for v in graph.vertices if v.uid == "events")
@@ -256,8 +254,7 @@ def test_credits_for_a_slot_that_is_gone_end_the_deployment_and_not_the_slot(
 def test_a_source_that_waits_for_room_is_back_pressured_whatever_else_the_slot_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dagster_flinkpy.runtime.exchange.places._MIN_CREDIT", 1)
-    monkeypatch.setattr("dagster_flinkpy.runtime.exchange.places._MAX_CREDIT", 1)
+    monkeypatch.setattr("dagster_flinkpy.runtime.slot.deployment.CREDIT", 1)
     monkeypatch.setattr("dagster_flinkpy.runtime.shuffle.record_writer.BUFFER_SIZE", 1)
     graph = collect_graph(events(environment(2), RECORDS).key_by("key").process(CountPerKey(), COUNTED).uid("count"))
     (source,) = (v for v in graph.vertices if v.uid == "events")
