@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install lock dist demo test newest oldest compatibility soak soak-continuous chaos lint format docs screenshots bench simulate world \
-  pyflink-suite browser clean
+  pyflink-suite flink-halves browser clean
 
 install: $(STAMP)
 
@@ -69,11 +69,12 @@ compatibility: install
 	  FLINKPY_COMPATIBILITY=$$mode .ci/with-spark $$spark python -m pytest -q tests/pyflink/test_on_each_spark.py; \
 	done; .ci/with-spark $$spark python -m pytest -q tests/assets/demo $(JOBS); done
 
-# The property tests and the matrix of whole jobs, with $(SOAK) times the usual number of examples; `make test` runs
-# three in twenty of the usual number.
+# The property tests, the matrix of whole jobs and damaged savepoints of Flink, with $(SOAK) times the usual number of
+# examples; `make test` runs three in twenty of the usual number.
 SOAK ?= 20
 soak: install
 	SOAK=$(SOAK) $(BIN)/python -m pytest --timeout 0 -m hypothesis tests
+	SOAK=$(SOAK) $(BIN)/python -m pytest --timeout 0 tests/flink_savepoint/test_damaged.py
 
 # Processes of a Spark cluster are killed under a running job, and $(CHAOS) drivers; CI runs half of it. Then jobs into
 # each kind of sink are killed: at each step, and at $(KILLS) random times. It writes its table into docs/reliability.md.
@@ -135,6 +136,15 @@ pyflink-suite: install
 	@$(BIN)/python -c 'import site; print("import site;", "".join(f"site.addsitedir({p!r});" for p in site.getsitepackages()))' \
 	  > "$$($(PYFLINK)/bin/python -c 'import site; print(site.getsitepackages()[0])')/zz_project.pth"
 	$(PYFLINK)/bin/python -m tests.pyflink.suite $(if $(FLINK),--tests '$(FLINK)')
+
+# Real Flink, in a mini cluster: programs that run half there and half here. It makes the fixtures that are missing, and
+# resumes in Flink what was exported here. It takes about ten minutes.
+FLINK_REAL := .cache/flink-venv
+flink-halves: install
+	@test -x $(FLINK_REAL)/bin/pip || $(BIN)/python -m venv $(FLINK_REAL)
+	$(FLINK_REAL)/bin/pip install --quiet --disable-pip-version-check apache-flink==2.3.0
+	$(FLINK_REAL)/bin/python tests/flink_savepoint/make_fixtures.py
+	FLINKPY_PYFLINK=$(FLINK_REAL)/bin/python $(BIN)/python -m pytest --timeout 0 tests/flink_savepoint/test_halves.py
 
 # The browser tests skip themselves, and say why, where it cannot be installed.
 browser:

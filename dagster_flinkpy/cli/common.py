@@ -31,6 +31,20 @@ drain_option = click.option(
     "--drain", is_flag=True, help="Advance event time to its end first, so that all timers fire."
 )
 
+program_option = click.option(
+    "--program", metavar="MODULE:NAME", help="The program, or the function that builds it; FILE.py:NAME works too."
+)
+allow_all_option = click.option(
+    "--allow-non-restored-state", is_flag=True, help="Leave all state behind whose operator no longer exists."
+)
+allow_uids_option = click.option(
+    "--allow-non-restored-uid",
+    "allowed_uids",
+    metavar="UID",
+    multiple=True,
+    help="Leave the state of this operator behind, which no longer exists. Repeatable.",
+)
+
 
 def json_option(what: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Builds the option ``--json``."""

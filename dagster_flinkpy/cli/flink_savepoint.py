@@ -1,20 +1,41 @@
-"""``flinkpy savepoint describe`` of a savepoint of Flink."""
+"""``flinkpy savepoint`` and savepoints of Flink: ``describe``, ``import`` and ``export``."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import click
+from rich.console import Console
 from rich.markup import escape
 
+from dagster_flinkpy.cli.common import (
+    allow_all_option,
+    allow_uids_option,
+    endpoint_url_option,
+    json_option,
+    location_of,
+)
 from dagster_flinkpy.cli.terminal import console_of_width, plain_table
 from dagster_flinkpy.flink_savepoint.metadata import FlinkOperator
 from dagster_flinkpy.state_processor import FlinkSavepointReader
+from dagster_flinkpy.state_processor.flink_export import ExportedState, ExportReport
+from dagster_flinkpy.state_processor.flink_import import ImportedState, ImportReport
 from dagster_flinkpy.state_processor.flink_reader import FlinkKeyedRows
 from dagster_flinkpy.state_processor.stored_state import StoredState
 
-__all__ = ["describe_flink_savepoint"]
+__all__ = ["describe_flink_savepoint", "export_flink", "import_flink"]
+
+_needed_program = click.option(
+    "--program",
+    metavar="MODULE:NAME",
+    required=True,
+    help="The program that goes on, or the function that builds it; FILE.py:NAME works too.",
+)
+_to = click.option("--to", "target", metavar="FOLDER", required=True, help="Folder of the new savepoint.")
 
 
 def describe_flink_savepoint(savepoint: FlinkSavepointReader, uid: str | None, *, as_json: bool) -> None:
@@ -91,3 +112,105 @@ def _described(savepoint: FlinkSavepointReader, operator: FlinkOperator) -> dict
 def _state(state: StoredState) -> dict[str, Any]:
     columns = {name: str(kind).replace("Types.", "") for name, kind in state.types.items()}
     return {"name": state.name, "kind": state.kind, "columns": columns}
+
+
+@click.command("import")
+@click.argument("path", metavar="FLINK_SAVEPOINT")
+@_needed_program
+@_to
+@click.option(
+    "--declared",
+    metavar="MODULE:NAME",
+    help="Further descriptors of state: a dict of lists by uid, or a function that returns it.",
+)
+@allow_all_option
+@allow_uids_option
+@json_option("what was imported and left behind")
+@endpoint_url_option
+def import_flink(
+    path: str,
+    program: str,
+    target: str,
+    declared: str | None,
+    allow_non_restored_state: bool,
+    allowed_uids: tuple[str, ...],
+    endpoint_url: str | None,
+    as_json: bool,
+) -> None:
+    """Make a savepoint for the program from FLINK_SAVEPOINT, a canonical savepoint of Flink.
+
+    The operators must have the uids that they have in Flink. Functions with state are opened in this process, as tasks
+    would open them. State that cannot be imported is an error, unless it may be left behind.
+    """
+    from dagster_flinkpy.orchestration.flink_import import import_savepoint
+    from dagster_flinkpy.orchestration.program import load_descriptors, load_program
+
+    with _moving("import") as on_progress:
+        report = import_savepoint(
+            location_of(path, endpoint_url),
+            load_program(program),
+            location_of(target, endpoint_url),
+            declared=None if declared is None else load_descriptors(declared),
+            allow_non_restored_state=allow_non_restored_state or allowed_uids,
+            on_progress=on_progress,
+        )
+    _print_report(report, report.imported, as_json=as_json)
+
+
+@click.command("export")
+@click.argument("path", metavar="PATH")
+@_needed_program
+@_to
+@allow_all_option
+@allow_uids_option
+@json_option("what was exported and left behind")
+@endpoint_url_option
+def export_flink(
+    path: str,
+    program: str,
+    target: str,
+    allow_non_restored_state: bool,
+    allowed_uids: tuple[str, ...],
+    endpoint_url: str | None,
+    as_json: bool,
+) -> None:
+    """Make a canonical savepoint of Flink from PATH, on which the program goes on in PyFlink (process mode).
+
+    PATH is a savepoint, a chk-N folder, or the folder of a job. The operators must have uids. State that cannot be
+    exported is an error, unless it may be left behind.
+    """
+    from dagster_flinkpy.orchestration.flink_import import export_savepoint
+    from dagster_flinkpy.orchestration.program import load_program
+
+    with _moving("export") as on_progress:
+        report = export_savepoint(
+            location_of(path, endpoint_url),
+            load_program(program),
+            location_of(target, endpoint_url),
+            allow_non_restored_state=allow_non_restored_state or allowed_uids,
+            on_progress=on_progress,
+        )
+    _print_report(report, report.exported, as_json=as_json)
+
+
+@contextmanager
+def _moving(what: str) -> Iterator[Callable[[str], None]]:
+    """Shows progress, and yields what receives its lines."""
+    console = Console(stderr=True)
+    with console.status(f"savepoint {what} ..."):
+        yield lambda line: console.print(escape(line), soft_wrap=True)
+
+
+def _print_report(
+    report: ImportReport | ExportReport, states: Sequence[ImportedState | ExportedState], *, as_json: bool
+) -> None:
+    if as_json:
+        click.echo(json.dumps(asdict(report), indent=2))
+        return
+    console, table = Console(stderr=True), plain_table("uid", "state", "state in Flink", "#rows")
+    for each in states:
+        table.add_row(*map(escape, (each.uid, each.name, each.flink_name, f"{each.rows:,}")))
+    console.print(table)
+    for left in report.left_behind:
+        console.print(escape(f"left behind: {left.problem}"), soft_wrap=True)
+    click.echo(report.url)

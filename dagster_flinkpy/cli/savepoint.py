@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,15 +24,18 @@ from dagster_flinkpy.checkpoint.savepoints.dispose import dispose_savepoint
 from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import open_checkpoint
 from dagster_flinkpy.checkpoint.verify import restore_drill, verify_checkpoint
 from dagster_flinkpy.cli.common import (
+    allow_all_option,
+    allow_uids_option,
     drain_option,
     endpoint_url_option,
     json_option,
     location_of,
     owner_of,
+    program_option,
     savepoint_type_option,
     target_option,
 )
-from dagster_flinkpy.cli.flink_savepoint import describe_flink_savepoint
+from dagster_flinkpy.cli.flink_savepoint import describe_flink_savepoint, export_flink, import_flink
 from dagster_flinkpy.cli.job import ask_job
 from dagster_flinkpy.cli.terminal import bar, console_of_width, plain_table, progress, time_of, watermark_of
 from dagster_flinkpy.common.clock import current_millis, datetime_of_millis
@@ -58,19 +61,6 @@ def savepoint() -> None:
 _UNKNOWN = 3
 """Exit code of a plan that does not know whether a restore would work."""
 
-_program = click.option(
-    "--program", metavar="MODULE:NAME", help="The program, or the function that builds it; FILE.py:NAME works too."
-)
-_allow_all = click.option(
-    "--allow-non-restored-state", is_flag=True, help="Leave all state behind whose operator no longer exists."
-)
-_allow_uids = click.option(
-    "--allow-non-restored-uid",
-    "allowed_uids",
-    metavar="UID",
-    multiple=True,
-    help="Leave the state of this operator behind, which no longer exists. Repeatable.",
-)
 _remote = click.option("--remote", metavar="URL", help="Spark Connect server for the program. Default: a local one.")
 
 
@@ -117,7 +107,7 @@ def trigger(directory: str, target: str | None, format_type: SavepointFormatType
 @target_option
 @savepoint_type_option
 @drain_option
-@_program
+@program_option
 @_remote
 @endpoint_url_option
 def stop(
@@ -156,10 +146,10 @@ def stop(
 @click.option(
     "--allow-pickled-state", is_flag=True, help="Restore pickled state. Whoever wrote it can run code in the job."
 )
-@_program
+@program_option
 @click.option("--parallelism", type=click.IntRange(min=1), help="Subtasks per operator from now on. Needs --program.")
-@_allow_all
-@_allow_uids
+@allow_all_option
+@allow_uids_option
 @click.option(
     "--claim-mode",
     type=click.Choice([each.name.lower() for each in RecoveryClaimMode]),
@@ -214,8 +204,8 @@ def restore(
     help="The program, or the function that builds it; FILE.py:NAME works too.",
 )
 @click.option("--parallelism", type=click.IntRange(min=1), help="Subtasks per operator that the run would use.")
-@_allow_all
-@_allow_uids
+@allow_all_option
+@allow_uids_option
 @click.option(
     "--allow-pickled-state", is_flag=True, help="Let functions read pickled state. Whoever wrote it can run code here."
 )
@@ -343,55 +333,8 @@ def describe_savepoint(path: str, uid: str | None, endpoint_url: str | None, as_
         console.print(metrics)
 
 
-@savepoint.command("import")
-@click.argument("path", metavar="FLINK_SAVEPOINT")
-@click.option(
-    "--program",
-    metavar="MODULE:NAME",
-    required=True,
-    help="The program that goes on, or the function that builds it; FILE.py:NAME works too.",
-)
-@click.option("--to", "target", metavar="FOLDER", required=True, help="Folder of the new savepoint.")
-@_allow_all
-@_allow_uids
-@json_option("what was imported and left behind")
-@endpoint_url_option
-def import_flink(
-    path: str,
-    program: str,
-    target: str,
-    allow_non_restored_state: bool,
-    allowed_uids: tuple[str, ...],
-    endpoint_url: str | None,
-    as_json: bool,
-) -> None:
-    """Make a savepoint for the program from FLINK_SAVEPOINT, a canonical savepoint of Flink.
-
-    The operators must have the uids that they have in Flink. Functions with state are opened in this process, as tasks
-    would open them. State that cannot be imported is an error, unless it may be left behind.
-    """
-    from dagster_flinkpy.orchestration.flink_import import import_savepoint
-    from dagster_flinkpy.orchestration.program import load_program
-
-    console = Console(stderr=True)
-    with console.status("savepoint import ..."):
-        report = import_savepoint(
-            location_of(path, endpoint_url),
-            load_program(program),
-            location_of(target, endpoint_url),
-            allow_non_restored_state=allow_non_restored_state or allowed_uids,
-            on_progress=lambda line: console.print(escape(line), soft_wrap=True),
-        )
-    if as_json:
-        click.echo(json.dumps(asdict(report), indent=2))
-        return
-    table = plain_table("uid", "state", "state in Flink", "#rows")
-    for each in report.imported:
-        table.add_row(*map(escape, (each.uid, each.name, each.flink_name, f"{each.rows:,}")))
-    console.print(table)
-    for left in report.left_behind:
-        console.print(escape(f"left behind: {left.problem}"), soft_wrap=True)
-    click.echo(report.url)
+savepoint.add_command(import_flink)
+savepoint.add_command(export_flink)
 
 
 def _operator(metadata: CheckpointMetadata, uid: str) -> OperatorState:

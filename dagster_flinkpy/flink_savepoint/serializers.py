@@ -21,7 +21,16 @@ from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.errors import UnsupportedSavepointError
 from dagster_flinkpy.flink_savepoint.byte_reader import ByteReader
 
-__all__ = ["Decode", "Serializer", "decoder_of", "number", "read_serializer", "type_of"]
+__all__ = [
+    "Decode",
+    "Serializer",
+    "class_of",
+    "decoder_of",
+    "kind_of_type",
+    "number",
+    "read_serializer",
+    "type_of",
+]
 
 Decode = Callable[[bytes, int], tuple[Any, int]]
 """Decodes the value at a position of some bytes; returns it with the position after it. Of damaged bytes it raises a
@@ -157,6 +166,20 @@ _TYPES = {
     "TimeWindow": Types.TUPLE([Types.LONG(), Types.LONG()]),
     "CountWindow": Types.LONG(),
 }
+
+
+_KINDS = {kind: name for name, kind in _TYPES.items() if not name.endswith("Window")}
+_CLASSES = {kind: name for name, kind in reversed([*_SIMPLE.items(), *_COMPOSITE.items()])}
+
+
+def kind_of_type(kind: TypeInformation) -> str | None:
+    """Returns the class of the serializer of a basic type without ``Serializer``; None if there is none."""
+    return _KINDS.get(kind)
+
+
+def class_of(kind: str) -> str:
+    """Returns the class of the snapshot of a serializer. Of windows it is the one that PyFlink has."""
+    return _CLASSES[kind]
 
 
 def decoder_of(serializer: Serializer) -> Decode:

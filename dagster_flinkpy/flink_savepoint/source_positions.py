@@ -1,7 +1,8 @@
-"""What sources of Flink remember: which files they have found, and how far splits of numbers are read.
+"""What sources of Flink remember: which files they have found, and how far numbers and partitions of Kafka are read.
 
-Source: Flink's ``SourceCoordinatorSerdeUtils``, ``PendingSplitsCheckpointSerializer``, ``IteratorSourceSplit`` and
-``NumberSequenceSource.SplitSerializer``.
+Source: Flink's ``SourceCoordinatorSerdeUtils``, ``PendingSplitsCheckpointSerializer``,
+``FileSourceSplitSerializer``, ``IteratorSourceSplit``, ``NumberSequenceSource.SplitSerializer``,
+``KafkaPartitionSplitSerializer`` and ``KafkaSourceEnumStateSerializer``.
 """
 
 from __future__ import annotations
@@ -12,11 +13,37 @@ from typing import NamedTuple
 
 from dagster_flinkpy.errors import CorruptStateError, UnsupportedSavepointError
 from dagster_flinkpy.flink_savepoint.byte_reader import ByteReader
+from dagster_flinkpy.flink_savepoint.java_encoders import int32, int64, utf
+from dagster_flinkpy.flink_savepoint.serializers import Serializer, decoder_of
 
-__all__ = ["FoundFiles", "NumberSplit", "found_files", "number_splits"]
+__all__ = [
+    "FileSplit",
+    "FoundFiles",
+    "KafkaPartition",
+    "NumberSplit",
+    "file_split",
+    "files_coordinator",
+    "found_files",
+    "kafka_partitions",
+    "number_splits",
+    "numbers_coordinator",
+]
 
 _VERSION = 1
 _FILES_MAGIC = 0xDEADBEEF
+
+
+class FileSplit(NamedTuple):
+    """A part of a file that is not read to the end."""
+
+    path: str
+    """The file, as Flink writes paths."""
+    size: int
+    """The size of the file in bytes."""
+    is_whole: bool
+    """Whether the part is the file."""
+    records: int
+    """How many records of it were read; -1 if Flink has noted bytes instead."""
 
 
 class FoundFiles(NamedTuple):
@@ -24,8 +51,8 @@ class FoundFiles(NamedTuple):
 
     paths: tuple[str, ...]
     """All of them, as Flink writes paths: ``file:/folder/name``."""
-    pending: int
-    """How many splits of them no reader has got yet."""
+    pending: tuple[FileSplit, ...]
+    """Parts of them that no reader has got yet."""
 
 
 class NumberSplit(NamedTuple):
@@ -37,22 +64,33 @@ class NumberSplit(NamedTuple):
     """The last number, which belongs to it."""
 
 
-def _versioned(data: bytes, what: str) -> ByteReader:
-    """Returns a reader of what follows a version and a length."""
+class KafkaPartition(NamedTuple):
+    """A partition of Kafka that a reader has."""
+
+    topic: str
+    partition: int
+    offset: int
+    """The offset that is read next; negative if reading has not begun."""
+    stop: int | None
+    """The first offset that is not read; None without end."""
+
+
+def _versioned(data: bytes, what: str, known: Sequence[int] = (_VERSION,)) -> tuple[int, ByteReader]:
+    """Returns a version, and a reader of what follows it and a length."""
     reader = ByteReader(data, what)
-    if (version := reader.int32()) != _VERSION:
-        raise UnsupportedSavepointError(f"{what}: it has version {version}; 1 is the one that is known")
+    if (version := reader.int32()) not in known:
+        raise UnsupportedSavepointError(f"{what}: it has version {version}; known is {' and '.join(map(str, known))}")
     body = reader.take(reader.int32())
     if reader.left:
         raise reader.corrupt(f"{reader.left} bytes are left")
-    return ByteReader(body, what)
+    return version, ByteReader(body, what)
 
 
-def _enumerator(data: bytes, what: str) -> ByteReader:
+def _enumerator(data: bytes, what: str, known: Sequence[int] = (_VERSION,)) -> tuple[int, ByteReader]:
     reader = ByteReader(data, what)
     if (version := reader.int32()) != _VERSION:
         raise UnsupportedSavepointError(f"{what}: its coordinator has version {version}; 1 is the one that is known")
-    return _versioned(reader.take(reader.left), what)
+    return _versioned(reader.take(reader.left), what, known)
 
 
 def found_files(coordinator: bytes, what: str) -> FoundFiles:
@@ -66,20 +104,72 @@ def found_files(coordinator: bytes, what: str) -> FoundFiles:
         UnsupportedSavepointError: It is of another version, or of another source.
         CorruptStateError: It is damaged.
     """
-    reader = _enumerator(coordinator, what)
+    _, reader = _enumerator(coordinator, what)
     if reader.left < 16 or struct.unpack_from("<I", reader.data)[0] != _FILES_MAGIC:
         raise UnsupportedSavepointError(f"{what}: the state of its enumerator is not that of a FileSource")
     _, _, splits, paths = struct.unpack("<IiiI", reader.take(16))
-    found = []
-    for number in range(reader.check_count(splits, 4) + reader.check_count(paths, 4)):
-        text = reader.take(int.from_bytes(reader.take(4), "little"))
-        try:
-            found += [text.decode("utf-8")] if number >= splits else []
-        except UnicodeDecodeError as error:
-            raise reader.corrupt(f"a path is not text: {error}") from None
+    parts = [reader.take(int.from_bytes(reader.take(4), "little")) for _ in range(reader.check_count(splits, 4))]
+    found = [reader.take(int.from_bytes(reader.take(4), "little")) for _ in range(reader.check_count(paths, 4))]
     if reader.left:
         raise reader.corrupt(f"{reader.left} bytes are left")
-    return FoundFiles(tuple(found), splits)
+    try:
+        texts = tuple(path.decode("utf-8") for path in found)
+    except UnicodeDecodeError as error:
+        raise reader.corrupt(f"a path is not text: {error}") from None
+    return FoundFiles(texts, tuple(_file_split(ByteReader(part, what)) for part in parts))
+
+
+def file_split(element: bytes, what: str) -> FileSplit:
+    """Decodes a split that a reader of a ``FileSource`` has.
+
+    Args:
+        element: The split.
+        what: The operator, for messages.
+
+    Raises:
+        UnsupportedSavepointError: It is of another version, or of another source.
+        CorruptStateError: It is damaged.
+    """
+    return _file_split(_versioned(element, what)[1])
+
+
+def _file_split(reader: ByteReader) -> FileSplit:
+    reader.utf()
+    path = _path(reader)
+    offset, length, _, size = (reader.int64() for _ in range(4))
+    for _ in range(reader.count(2)):
+        reader.utf()  # a host
+    records = 0
+    if reader.flag():
+        position, records = reader.int64(), reader.int64()
+        records = records if position == _NO_OFFSET else -1
+    if reader.left or size < 0:
+        raise reader.corrupt("this is not a part of a file")
+    return FileSplit(path, size, offset == 0 and length == size, records)
+
+
+_NO_OFFSET = -1
+
+
+def _path(reader: ByteReader) -> str:
+    """Reads a ``Path``: the parts of a URI."""
+    if not reader.flag():
+        raise reader.corrupt("a path is missing")
+    scheme, _, host = (_text(reader) for _ in range(3))
+    reader.int32()  # the port
+    path, _, _ = (_text(reader) for _ in range(3))
+    return f"{scheme}://{host}{path}" if host else f"{scheme}:{path}"
+
+
+def _text(reader: ByteReader) -> str:
+    """Reads a text that may be null, for which it returns an empty one."""
+    if not reader.flag():
+        return ""
+    try:
+        text, reader.position = decoder_of(Serializer("String"))(reader.data, reader.position)
+    except (IndexError, ValueError) as error:
+        raise reader.corrupt(str(error)) from None
+    return text or ""
 
 
 def number_splits(coordinator: bytes, elements: Sequence[bytes], what: str) -> list[NumberSplit]:
@@ -94,8 +184,8 @@ def number_splits(coordinator: bytes, elements: Sequence[bytes], what: str) -> l
         UnsupportedSavepointError: It is of another version.
         CorruptStateError: It is damaged.
     """
-    found = [_number_split(_versioned(each, what)) for each in elements]
-    reader = _enumerator(coordinator, what)
+    found = [_number_split(_versioned(each, what)[1]) for each in elements]
+    _, reader = _enumerator(coordinator, what)
     found += [_number_split(reader) for _ in range(reader.count(18))]
     if reader.left:
         raise reader.corrupt(f"{reader.left} bytes are left")
@@ -109,3 +199,79 @@ def _number_split(reader: ByteReader) -> NumberSplit:
     if split.next > split.last + 1:
         raise CorruptStateError(f"{reader.what}: a split goes from {split.next} to {split.last}")
     return split
+
+
+_NO_STOP = -(1 << 63)
+
+
+def kafka_partitions(
+    coordinator: bytes, elements: Sequence[bytes], what: str
+) -> tuple[list[KafkaPartition], set[tuple[str, int]]]:
+    """Decodes the partitions of a ``KafkaSource``.
+
+    Args:
+        coordinator: The coordinator's state.
+        elements: The partitions of the readers.
+        what: The operator, for messages.
+
+    Returns:
+        The partitions of the readers, sorted; and topic and partition of those that no reader has.
+
+    Raises:
+        UnsupportedSavepointError: It is of another version, or of another source.
+        CorruptStateError: It is damaged.
+    """
+    found = [_kafka_partition(_versioned(each, what, (0,))[1]) for each in elements]
+    version, reader = _enumerator(coordinator, what, (1, 2, 3))
+    known = set()
+    count = reader.int32()
+    if version == 3 and (split_version := reader.int32()) != 0:
+        raise UnsupportedSavepointError(f"{what}: a partition has version {split_version}; known is 0")
+    for _ in range(reader.check_count(count, 6)):
+        if version == 3:
+            each = _kafka_partition(ByteReader(reader.take(reader.int32()), what))
+            known.add((each.topic, each.partition))
+        else:
+            known.add((reader.utf(), reader.int32()))
+        if version > 1:
+            reader.int32()  # whether a reader has it
+    if version > 1:
+        reader.flag()
+    if reader.left:
+        raise reader.corrupt(f"{reader.left} bytes are left")
+    return sorted(found), known - {(each.topic, each.partition) for each in found}
+
+
+def _kafka_partition(reader: ByteReader) -> KafkaPartition:
+    topic, partition, offset, stop = reader.utf(), reader.int32(), reader.int64(), reader.int64()
+    if reader.left or partition < 0:
+        raise reader.corrupt(f"this is not partition {partition} of a topic")
+    return KafkaPartition(topic, partition, offset, None if stop == _NO_STOP else stop)
+
+
+def files_coordinator(paths: Sequence[str]) -> bytes:
+    """Returns the state of the coordinator of a ``FileSource`` that has read some files to the end.
+
+    Args:
+        paths: The files, as Flink writes paths: ``file:/folder/name``.
+    """
+    body = struct.pack("<IiiI", _FILES_MAGIC, _VERSION, 0, len(paths))
+    for path in paths:
+        text = path.encode("utf-8")
+        body += len(text).to_bytes(4, "little") + text
+    return _coordinator(body)
+
+
+def numbers_coordinator(first: int, last: int) -> bytes:
+    """Returns the state of the coordinator of a ``NumberSequenceSource`` that no reader has got a part of.
+
+    Args:
+        first: The number that is read next.
+        last: The last number. If it is less than ``first``, all are read.
+    """
+    splits = [utf("rest") + int64(first) + int64(last)] if first <= last else []
+    return _coordinator(int32(len(splits)) + b"".join(splits))
+
+
+def _coordinator(body: bytes) -> bytes:
+    return int32(_VERSION) + int32(_VERSION) + int32(len(body)) + body

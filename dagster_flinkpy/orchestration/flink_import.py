@@ -1,4 +1,4 @@
-"""Brings a savepoint of Flink along: reads it with the types of a program, and imports it."""
+"""Brings a savepoint of Flink along: reads it with the types of a program, and imports it; and back again."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ from collections.abc import Callable, Iterable, Mapping
 
 from dagster_flinkpy.datastream.checkpointing.state_recovery import NonRestoredState
 from dagster_flinkpy.datastream.operator_specs import SourceSpec
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import StateDescriptor
+from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.flink_job import Environment, flink_job
 from dagster_flinkpy.runtime.declared_state import DeclaredOperator, declared_state
 from dagster_flinkpy.state.layout import TableLayout
 from dagster_flinkpy.state_processor.flink_columns import DeclaredState
+from dagster_flinkpy.state_processor.flink_export import ExportReport, ExportTarget, export_to_flink
 from dagster_flinkpy.state_processor.flink_import import ImportReport, ImportTarget, import_flink_savepoint
-from dagster_flinkpy.state_processor.flink_reader import Declarations, declarations_of
+from dagster_flinkpy.state_processor.flink_reader import Declarations, FlinkSavepointReader, declarations_of
+from dagster_flinkpy.state_processor.reader import read_savepoint
 from dagster_flinkpy.storage import StorageLocation
 
-__all__ = ["declarations_of_program", "import_savepoint"]
+__all__ = ["declarations_of_program", "export_savepoint", "import_for_graph", "import_savepoint"]
 
 
 def declarations_of_program(program: Environment) -> Declarations:
@@ -66,11 +70,74 @@ def import_savepoint(
         JobGraphError: The program is not valid.
         UserFunctionError: A function cannot be opened here.
     """
-    found = declared_state(flink_job(program, "import").graph)
+    return import_for_graph(
+        source,
+        flink_job(program, "import").graph,
+        target,
+        declared=declared,
+        allow_non_restored_state=allow_non_restored_state,
+        on_progress=on_progress,
+    )
+
+
+def import_for_graph(
+    source: StorageLocation,
+    graph: JobGraph,
+    target: StorageLocation,
+    *,
+    declared: Mapping[str, Iterable[StateDescriptor]] | None = None,
+    allow_non_restored_state: NonRestoredState = False,
+    on_progress: Callable[[str], None] = lambda line: None,
+) -> ImportReport:
+    """Does what :func:`import_savepoint` does, for the graph of a program."""
+    found = declared_state(graph)
     more = declarations_of(declared or {})
     targets = [_target(each, more) for each in found.values()]
     return import_flink_savepoint(
         source, target, targets, allow_non_restored_state=allow_non_restored_state, on_progress=on_progress
+    )
+
+
+def export_savepoint(
+    source: StorageLocation,
+    program: Environment,
+    target: StorageLocation,
+    *,
+    allow_non_restored_state: NonRestoredState = False,
+    on_progress: Callable[[str], None] = lambda line: None,
+) -> ExportReport:
+    """Writes a canonical savepoint of Flink, on which the same program goes on in PyFlink's process mode.
+
+    The functions of the program are opened in this process, as tasks would open them, and closed again.
+
+    Args:
+        source: A savepoint, checkpoint or job of this library.
+        program: The program, whose operators have the uids that they have in Flink.
+        target: The folder of Flink's savepoint.
+        allow_non_restored_state: Whether to leave behind state that cannot be exported: True for any, or the uids of
+            the operators whose state may be. Default: it is an error.
+        on_progress: Receives one-line messages.
+
+    Raises:
+        UnsupportedSavepointError: There is state that cannot be exported. The message names each, and says why.
+        CorruptStateError: A file is missing or damaged.
+        ConfigurationError: The target has a savepoint already, or ``source`` is one of Flink.
+        JobGraphError: The program is not valid.
+        UserFunctionError: A function cannot be opened here.
+    """
+    reader = read_savepoint(source)
+    if isinstance(reader, FlinkSavepointReader):
+        raise ConfigurationError(f"{source.url} is a savepoint of Flink already")
+    targets = [
+        ExportTarget(
+            uid,
+            {layout.name: ttl for layout, ttl in each.tables},
+            each.vertex.spec.source if isinstance(each.vertex.spec, SourceSpec) else None,
+        )
+        for uid, each in declared_state(flink_job(program, "export").graph).items()
+    ]
+    return export_to_flink(
+        reader, target, targets, allow_non_restored_state=allow_non_restored_state, on_progress=on_progress
     )
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from dagster_flinkpy.common.clock import current_millis
+from dagster_flinkpy.datastream.state import StateDescriptor
 from dagster_flinkpy.datastream.stream_execution_environment import StreamExecutionEnvironment
 from dagster_flinkpy.errors import (
     ConfigurationError,
@@ -37,6 +38,7 @@ __all__ = [
     "RestoreForecast",
     "find_program",
     "forecast",
+    "load_descriptors",
     "load_program",
     "plan_restore",
     "program_attempt",
@@ -65,13 +67,31 @@ def load_program(path: str) -> Environment:
     Raises:
         ConfigurationError: There is no such program.
     """
+    return find_program(*_module_and_name("program", path))
+
+
+def load_descriptors(path: str) -> Mapping[str, Iterable[StateDescriptor]]:
+    """Imports descriptors of state by uid, from where :func:`load_program` imports a program.
+
+    Raises:
+        ConfigurationError: There are no such descriptors.
+    """
+    module, name = _module_and_name("descriptors", path)
+    found = getattr(module, name, None)
+    found = found() if callable(found) else found
+    if not isinstance(found, Mapping):
+        raise ConfigurationError(f"descriptors {path!r}: there is no dict of lists of descriptors by uid")
+    return found
+
+
+def _module_and_name(what: str, path: str) -> tuple[ModuleType, str]:
     source, colon, name = path.rpartition(":")
     if not colon or not source or not name:
-        raise ConfigurationError(f"program {path!r}: write 'package.module:function', or 'folder/file.py:function'")
+        raise ConfigurationError(f"{what} {path!r}: write 'package.module:function', or 'folder/file.py:function'")
     try:
-        return find_program(_module(source), name)
+        return _module(source), name
     except (ImportError, FileNotFoundError) as error:
-        raise ConfigurationError(f"program {path!r} cannot be imported from {Path.cwd()}: {error}") from error
+        raise ConfigurationError(f"{what} {path!r} cannot be imported from {Path.cwd()}: {error}") from error
 
 
 def _module(source: str) -> ModuleType:

@@ -14,6 +14,7 @@ __all__ = [
     "DisposeConfig",
     "FlinkRunConfig",
     "ForkConfig",
+    "ImportConfig",
     "InspectConfig",
     "RescaleConfig",
     "ResetConfig",
@@ -37,16 +38,13 @@ class _RangedConfig(Config):
             raise as_failure(ConfigurationError(f"{'; '.join(wrong)}. Launch the run again with another value.")) from e
 
 
-class _StartConfig(_RangedConfig):
-    """Config of a run that starts from older state."""
+class _LeavingConfig(_RangedConfig):
+    """Config of a run that may leave state behind."""
 
     allow_non_restored_state: Any = Field(  # Dagster has no type for this; see the validator
         default=False,
         description="Leave state behind whose operator is no longer in the program: true for all such state, or a list "
         "of uids.",
-    )
-    allow_pickled_state: bool = Field(
-        default=False, description="Restore pickled state of a foreign savepoint. Whoever wrote it can run code here."
     )
 
     @field_validator("allow_non_restored_state")
@@ -55,6 +53,14 @@ class _StartConfig(_RangedConfig):
         if isinstance(value, bool) or (isinstance(value, list) and all(isinstance(uid, str) for uid in value)):
             return value
         raise ValueError("give true, false or a list of uids")
+
+
+class _StartConfig(_LeavingConfig):
+    """Config of a run that starts from older state."""
+
+    allow_pickled_state: bool = Field(
+        default=False, description="Restore pickled state of a foreign savepoint. Whoever wrote it can run code here."
+    )
 
 
 class FlinkRunConfig(_StartConfig):
@@ -161,6 +167,18 @@ class RestoreConfig(_StartConfig):
         default=RecoveryClaimMode.NO_CLAIM,
         description="Who owns the savepoint from now on. CLAIM: the job, which deletes it when it is no longer needed. "
         "NO_CLAIM: still you.",
+    )
+
+
+class ImportConfig(_LeavingConfig):
+    """Config of a job that imports a savepoint of Flink."""
+
+    flink_savepoint: str = Field(description="Folder of a canonical savepoint of Flink.")
+    target: str = Field(description="Folder of the new savepoint, outside of the job's checkpoints.")
+    declared: str | None = Field(
+        default=None,
+        description="MODULE:NAME of descriptors of state that functions do not ask for in open(): a dict of lists by "
+        "uid, or a function that returns it.",
     )
 
 

@@ -30,7 +30,7 @@ from dagster_flinkpy.key_hashes import key_groups_of_hashes
 from dagster_flinkpy.state.handles import StateKind
 from dagster_flinkpy.state.keys import hash_keys
 
-__all__ = ["PYTHON_PREFIX", "DeclaredState", "FlinkColumns", "stored_name", "whole"]
+__all__ = ["PYTHON_PREFIX", "DeclaredState", "FlinkColumns", "name_in_flink", "row_hashes", "stored_name", "whole"]
 
 PYTHON_PREFIX = "python-state-"
 """What process mode puts before the names of states."""
@@ -45,6 +45,19 @@ _NAMESPACES = ("TimeWindow", "CountWindow")
 def stored_name(name: str) -> str:
     """Returns what a state of Flink is called here."""
     return _TIMERS.get(name, name.removeprefix(PYTHON_PREFIX))
+
+
+def name_in_flink(name: str) -> str:
+    """Returns what a state is called in PyFlink's process mode."""
+    return {ours: flinks for flinks, ours in _TIMERS.items()}.get(name, PYTHON_PREFIX + name)
+
+
+def row_hashes(kind: TypeInformation, column: pa.Array[Any]) -> npt.NDArray[np.int32]:
+    """Returns the hashes of rows of one field, by which PyFlink keys a stream."""
+    if kind == _BYTES:
+        return hash_keys(Types.ROW([kind]), pa.StructArray.from_arrays([column], names=["f0"]))
+    # Inside of a row, a tuple is hashed as a tuple, not as a row.
+    return hash_keys(kind, column) + np.int32(62)
 
 
 @dataclass(frozen=True)
@@ -242,13 +255,7 @@ class FlinkColumns:
             )
 
     def _hashes(self, column: pa.Array[Any]) -> npt.NDArray[np.int32]:
-        kind = self._stored_key
-        if not self._wrapped:
-            return hash_keys(kind, column)
-        if kind == _BYTES:
-            return hash_keys(Types.ROW([kind]), pa.StructArray.from_arrays([column], names=["f0"]))
-        # The hash of a row of one field. Inside of it, a tuple is hashed as a tuple, not as a row.
-        return hash_keys(kind, column) + np.int32(62)
+        return (row_hashes if self._wrapped else hash_keys)(self._stored_key, column)
 
     def _decoded(self, values: list[Any]) -> tuple[list[Any], list[Any]]:
         """Returns the values, and with a time to live the times of last access."""

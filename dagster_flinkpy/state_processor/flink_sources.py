@@ -1,4 +1,4 @@
-"""The positions of sources of Flink as those of sources here."""
+"""The positions of sources of Flink as those of sources here, and the other way round."""
 
 from __future__ import annotations
 
@@ -7,13 +7,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dagster_flinkpy.datastream.connectors.file_system import FileSource
+from dagster_flinkpy.connectors.files.file_source import FileEnumerator
+from dagster_flinkpy.datastream.connectors.base import SourceSplit, position_field
+from dagster_flinkpy.datastream.connectors.file_system import FileSource, StreamFormat
+from dagster_flinkpy.datastream.connectors.kafka_source import KafkaSource
 from dagster_flinkpy.datastream.connectors.number_seq import NumberSequenceSource
 from dagster_flinkpy.errors import UnsupportedSavepointError
-from dagster_flinkpy.flink_savepoint.source_positions import found_files, number_splits
+from dagster_flinkpy.flink_savepoint.source_positions import (
+    file_split,
+    files_coordinator,
+    found_files,
+    kafka_partitions,
+    number_splits,
+    numbers_coordinator,
+)
 from dagster_flinkpy.storage import StorageLocation
 
-__all__ = ["position_of"]
+__all__ = ["coordinator_of", "position_of"]
 
 
 def position_of(source: Any, coordinator: bytes, splits: Sequence[bytes], what: str) -> dict[str, Any]:
@@ -33,26 +43,64 @@ def position_of(source: Any, coordinator: bytes, splits: Sequence[bytes], what: 
         return _of_files(source, coordinator, splits, what)
     if isinstance(source, NumberSequenceSource):
         return _of_numbers(source, coordinator, splits, what)
+    if isinstance(source, KafkaSource):
+        return _of_kafka(source, coordinator, splits, what)
     raise UnsupportedSavepointError(
-        f"{what} is a {type(source).__name__}; positions of a FileSource and a NumberSequenceSource are imported"
+        f"{what} is a {type(source).__name__}; positions of a FileSource, a NumberSequenceSource and a KafkaSource are "
+        "imported"
+    )
+
+
+def coordinator_of(source: Any, position: dict[str, Any], what: str) -> bytes:
+    """Returns the state of the coordinator of a source of Flink that goes on at a position of a source here.
+
+    Args:
+        source: The source of the program.
+        position: Its position.
+        what: The operator, for messages.
+
+    Raises:
+        UnsupportedSavepointError: The position cannot be expressed in Flink. The message says why.
+        SourceReadError: The files of the source cannot be listed.
+    """
+    if isinstance(source, FileSource):
+        enumerator = FileEnumerator(source, position)
+        if unread := position_field(position, "open", list):
+            raise UnsupportedSavepointError(
+                f"{what} is about to read, or reads, {len(unread)} parts of files. Take the savepoint when it has read "
+                "all files"
+            )
+        return files_coordinator([re.sub(r"^file:/+", "file:/", name) for name in enumerator.finished()])
+    if isinstance(source, NumberSequenceSource):
+        first, last = source.bounds
+        return numbers_coordinator(first + position_field(position, "next", int), last)
+    raise UnsupportedSavepointError(
+        f"{what} is a {type(source).__name__}; positions of a FileSource and a NumberSequenceSource are exported"
     )
 
 
 def _of_files(source: FileSource, coordinator: bytes, splits: Sequence[bytes], what: str) -> dict[str, Any]:
     found = found_files(coordinator, what)
-    if found.pending or splits:
+    unread = [*found.pending, *(file_split(each, what) for each in splits)]
+    is_text = type(source.stream_format) is StreamFormat
+    if any(each.records and not (is_text and each.is_whole and each.records > 0) for each in unread):
         raise UnsupportedSavepointError(
-            f"{what} is about to read, or reads, {found.pending + len(splits)} parts of files, and only files that are "
-            "read to the end are known. Take the savepoint when it has read all files, and before it finds new ones"
+            f"{what} reads parts of files, and only of files of plain lines it is known which of them were read. Take "
+            "the savepoint when it has read all files, and before it finds new ones"
         )
     roots = [StorageLocation(each if isinstance(each, str) else each.url) for each in source.paths]
-    names = [_name(path, roots, what) for path in found.paths]
     # Flink does not keep versions of files, so they are known by name only.
-    return {"found": names, "open": [], "listed": True, "ended": False}
+    names = ["/".join(_place(path, roots, what)) for path in found.paths]
+    rest = []
+    for split in unread:
+        root, key = _place(split.path, roots, what)
+        properties = {"root": root, "key": key, "size": split.size, "lines": split.records}
+        rest.append(SourceSplit(f"{root}/{key}", properties).to_json())
+    return {"found": names, "open": rest, "listed": True, "ended": False}
 
 
-def _name(path: str, roots: Sequence[StorageLocation], what: str) -> str:
-    """Returns what a file is called in the position of a source here."""
+def _place(path: str, roots: Sequence[StorageLocation], what: str) -> tuple[str, str]:
+    """Returns the folder of a source here that has a file, and the file's name in it."""
     local = re.sub(r"^file:/+", "/", path)
     url = re.sub(r"^s3[an]://", "s3://", path)
     for root in roots:
@@ -61,14 +109,42 @@ def _name(path: str, roots: Sequence[StorageLocation], what: str) -> str:
             if file.is_relative_to(root.local_path):
                 parent = root if file != root.local_path else StorageLocation(str(file.parent))
                 assert parent.local_path is not None
-                return f"{parent.url}/{file.relative_to(parent.local_path).as_posix()}"
-        elif url.startswith(f"{root.url}/") or url == root.url:
-            return url
+                return parent.url, file.relative_to(parent.local_path).as_posix()
+        elif url.startswith(f"{root.url}/"):
+            return root.url, url.removeprefix(f"{root.url}/")
+        elif url == root.url:
+            folder, _, name = url.rpartition("/")
+            return folder, name
     raise UnsupportedSavepointError(
         f"{what} has read {path}, which is in none of the paths of the program's source: "
         f"{', '.join(root.url for root in roots)}. If files were moved they would be read again; let the source read "
         "them where they were"
     )
+
+
+def _of_kafka(source: KafkaSource, coordinator: bytes, splits: Sequence[bytes], what: str) -> dict[str, Any]:
+    found, waiting = kafka_partitions(coordinator, splits, what)
+    waiting |= {(each.topic, each.partition) for each in found if each.offset < 0}
+    if waiting:
+        names = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(waiting))
+        raise UnsupportedSavepointError(
+            f"{what} has partitions that are not being read: {names}. Take the savepoint when it has begun with all, "
+            "and before it ends one"
+        )
+    if any(each.stop is not None for each in found) != source.bounded:
+        raise UnsupportedSavepointError(
+            f"{what} {'does not end' if source.bounded else 'ends'} in Flink, but the program's source "
+            f"{'ends' if source.bounded else 'does not'}"
+        )
+    stops = [each for each in found if each.stop is not None]
+    if any(each.stop is None or each.stop < 0 for each in stops):
+        raise UnsupportedSavepointError(f"{what} ends at an offset that Flink has not looked up yet")
+    return {
+        "next": [[each.topic, each.partition, each.offset] for each in found],
+        "stops": [[each.topic, each.partition, each.stop] for each in stops],
+        "open": [],
+        "ended": False,
+    }
 
 
 def _of_numbers(source: NumberSequenceSource, coordinator: bytes, splits: Sequence[bytes], what: str) -> dict[str, Any]:

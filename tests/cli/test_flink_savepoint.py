@@ -92,3 +92,37 @@ def test_a_savepoint_of_flink_is_imported_and_its_path_is_printed(tmp_path: Path
     assert "values.total: 7 rows" in result.stderr
     found = json.loads(run("savepoint", "describe", str(tmp_path / "to"), "--json").output)
     assert [operator["uid"] for operator in found["operators"]] == ["values"]
+
+
+def test_state_that_the_program_does_not_ask_for_in_open_is_declared_by_name(tmp_path: Path) -> None:
+    name, target = "windows-hashmap-canonical", str(tmp_path / "to")
+    arguments = ("--program", program_of(name, tmp_path), "--to", target, "--allow-non-restored-uid", "lines")
+    refused = run("savepoint", "import", path(name), *arguments)
+    assert "state 'fired': the program does not declare it" in refused.output.replace("\n", " ")
+    module = "tests.flink_savepoint.test_import"
+    result = run("savepoint", "import", path(name), *arguments, "--declared", f"{module}:FIRED")
+    assert result.exit_code == 0, result.output
+    wrong = run(
+        "savepoint", "import", path(name), *arguments, "--declared", "tests.flink_savepoint.test_import:IMPORTED"
+    )
+    assert wrong.exit_code == 1
+    assert "there is no dict of lists of descriptors by uid" in wrong.output
+
+
+def test_a_savepoint_is_exported_to_flink_and_its_path_is_printed(tmp_path: Path) -> None:
+    name, ours, flinks = "values-hashmap-canonical", str(tmp_path / "ours"), str(tmp_path / "flinks")
+    program = ("--program", program_of(name, tmp_path))
+    assert (
+        run("savepoint", "import", path(name), *program, "--to", ours, "--allow-non-restored-uid", "lines").exit_code
+        == 0
+    )
+    result = run("savepoint", "export", ours, *program, "--to", flinks, "--json")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert {"uid": "values", "name": "total", "flink_name": "python-state-total", "rows": 7} in report["exported"]
+    (operator,) = json.loads(run("savepoint", "describe", flinks, "--json").output)["operators"]
+    assert operator["format"] == "canonical"
+    again = run("savepoint", "export", ours, *program, "--to", flinks)
+    assert again.exit_code == 1
+    assert "already has a savepoint" in again.output
+    assert "is a savepoint of Flink already" in run("savepoint", "export", flinks, *program, "--to", ours + "2").output

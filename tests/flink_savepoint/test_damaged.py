@@ -19,7 +19,7 @@ from dagster_flinkpy.flink_savepoint.snappy_frames import decompress
 from dagster_flinkpy.state_processor import read_savepoint
 from tests.flink_savepoint.corpus import DECLARED, READABLE, SAVEPOINTS
 
-MUTATIONS = 400 * int(os.environ.get("SOAK", "1"))
+MUTATIONS = 500 * int(os.environ.get("SOAK", "1"))
 """Mutation n is always the same."""
 FAR_LENGTHS = (b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff", b"\x80\x00\x00\x00", b"\x00\xff\xff\xff")
 

@@ -14,8 +14,9 @@ import pytest
 from dagster_flinkpy.common import Types
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.file_system import FileSource, StreamFormat
+from dagster_flinkpy.datastream.formats.csv import CsvReaderFormat
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
-from dagster_flinkpy.errors import ConfigurationError, UnsupportedSavepointError
+from dagster_flinkpy.errors import ConfigurationError, CorruptStateError, UnsupportedSavepointError
 from dagster_flinkpy.flink_savepoint.metadata import read_metadata
 from dagster_flinkpy.key_hashes import assign_to_key_group
 from dagster_flinkpy.orchestration.flink_import import import_savepoint
@@ -135,8 +136,50 @@ def test_files_that_were_read_in_flink_are_not_read_again() -> None:
     moved = FileSource.for_record_stream_format(StreamFormat.text_line_format(), "/moved").build()
     with pytest.raises(UnsupportedSavepointError, match=r"has read file:/flink/job0.*is in none of the paths"):
         position_of(moved, coordinator, [], "operator 'lines'")
-    with pytest.raises(UnsupportedSavepointError, match="is about to read, or reads, 1 parts of files"):
+    with pytest.raises(UnsupportedSavepointError, match="operator 'lines': it has version"):
         position_of(source, coordinator, [b"split"], "operator 'lines'")
+
+
+HALF_READ = bytes.fromhex(
+    "000000010000006e000a3030303030303030303201010566696c650000ffffffff011d2f746d702f666c696e6b7265616c2f"
+    "68616c662f696e2f612e7478740000000000000000000000000000007a6b6a000001a21b0715e700000000007a6b6a000000"
+    "0001ffffffffffffffff000000000000063d"
+)
+"""A split as Flink 2.3.0 wrote it: 1,597 lines of the file of 8,022,890 bytes are read."""
+WAITING = bytes.fromhex(
+    "0000000100000001000000bcefbeadde0100000001000000020000005e000000000a3030303030303030303101010566696c"
+    "650000ffffffff011d2f746d702f666c696e6b7265616c2f68616c662f696e2f622e74787400000000000000000000000000"
+    "00007a6b6a000001a21b0716ad00000000007a6b6a00000000002100000066696c653a2f746d702f666c696e6b7265616c2f"
+    "68616c662f696e2f622e7478742100000066696c653a2f746d702f666c696e6b7265616c2f68616c662f696e2f612e747874"
+)
+"""The enumerator beside it: another file is found, and no reader has it yet."""
+
+
+def test_of_a_file_that_was_half_read_only_the_other_lines_are_read(tmp_path: Path) -> None:
+    root = "/tmp/flinkreal/half/in"
+    source = FileSource.for_record_stream_format(StreamFormat.text_line_format(), root).build()
+    position = position_of(source, WAITING, [HALF_READ], "operator 'lines'")
+    url = f"file://{root}"
+    assert sorted(position["found"]) == [f"{url}/a.txt", f"{url}/b.txt"]
+    assert {each["properties"]["key"]: each["properties"]["lines"] for each in position["open"]} == {
+        "b.txt": 0,
+        "a.txt": 1597,
+    }
+    lines = CsvReaderFormat.for_row_type(Types.ROW_NAMED(["line"], [Types.STRING()]))
+    with pytest.raises(UnsupportedSavepointError, match="only of files of plain lines"):
+        csv = FileSource.for_record_stream_format(lines, root).build()
+        position_of(csv, WAITING, [HALF_READ], "operator 'lines'")
+    for end in range(len(HALF_READ)):
+        with pytest.raises((CorruptStateError, UnsupportedSavepointError)):
+            position_of(source, WAITING, [HALF_READ[:end]], "operator 'lines'")
+
+    (tmp_path / "a.txt").write_bytes(b"".join(b"%d\n" % n for n in range(1600)))
+    (split,) = [each for each in position["open"] if each["properties"]["lines"]]
+    split["properties"] |= {"root": tmp_path.as_uri(), "size": (tmp_path / "a.txt").stat().st_size}
+    here = FileSource.for_record_stream_format(StreamFormat.text_line_format(), str(tmp_path)).build()
+    enumerator = here.create_enumerator({**position, "found": [f"{tmp_path.as_uri()}/a.txt"], "open": [split]})
+    ((planned,),) = enumerator.plan_epoch(1)
+    assert [line for column, _ in here.read(planned) for line in column.to_pylist()] == ["1597", "1598", "1599"]
 
 
 ASKED = {

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 import pytest
 
 from dagster_flinkpy.common import Configuration
+from dagster_flinkpy.common.former_names import missing
 from dagster_flinkpy.common.text import to_text
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.common.watermark_strategy import TimestampAssigner
@@ -79,6 +80,8 @@ def why_absent(name: str, owner: str | None = None) -> str | None:
         return NO_JVM
     if name in ("_from_proto", "_to_proto"):
         return "absent: internal to PyFlink"
+    if isinstance(former := missing("pyflink", name), ImportError):
+        return f"absent: {former.msg.partition(': ')[2]}"
     end = f".{owner}.{name}" if owner else f".{name}"
     why = next((why for path, why in _ABSENT.items() if path.endswith(end)), None)
     return why and f"absent: {why[0].lower()}{why[1:]}"

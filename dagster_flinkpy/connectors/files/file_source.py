@@ -136,6 +136,17 @@ class FileEnumerator(SplitEnumerator):
         new = [n for n, (_, i) in files.items() if n not in self._names and not self._known.has_read(n, i)]
         return [*self._open.unread(), *new]
 
+    def finished(self) -> list[str]:
+        """Returns the files that are there and were read to the end, as URLs.
+
+        Raises:
+            SourceReadError: The files cannot be listed.
+        """
+        open_files = {f"{split.properties['root']}/{split.properties['key']}" for split in self._open.left()}
+        found = self._files(needed=False, gone=True)
+        read = [n for n, (_, info) in found.items() if n in self._names or self._known.has_read(n, info)]
+        return [name for name in read if name not in open_files]
+
     def snapshot_state(self) -> Json:
         position: Json = {
             "open": self._open.to_json(),

@@ -14,6 +14,7 @@ from dagster_flinkpy.orchestration.job_assets import JobAssets, asset_job, is_in
 from dagster_flinkpy.orchestration.run_config import (
     DisposeConfig,
     ForkConfig,
+    ImportConfig,
     InspectConfig,
     RescaleConfig,
     ResetConfig,
@@ -47,6 +48,7 @@ def build_flink_jobs(
     ``{name}_checkpoint`` Takes checkpoints: it materializes the assets, and evaluates their checks.
     ``{name}_savepoint``  Keeps the last completed checkpoint, or the next one of a running job, as a savepoint.
     ``{name}_restore``    Makes a savepoint the job's latest checkpoint, optionally at another parallelism.
+    ``{name}_import``     Makes a savepoint of a savepoint of Flink, to be restored.
     ``{name}_rescale``    Spreads the latest checkpoint over another parallelism. A stopped job stays stopped.
     ``{name}_reset``      Goes back to an older checkpoint that is still kept.
     ``{name}_stop``       Takes a last checkpoint and keeps it as a savepoint. The job then stays stopped, and its
@@ -191,6 +193,15 @@ def _jobs_beside(operations: JobOperations, savepoint_of_job: Mapping[str, str])
     job_id, name, graph = operations.job.job_id, operations.job.dagster_name, operations.job.graph
     with_state = (v.uid for v in graph.vertices if v.spec.keeps_state and graph.inputs(v.uid) and not is_internal(v))
     return [
+        build(
+            "import",
+            f"import_for_{name}",
+            ImportConfig,
+            operations.import_flink,
+            f"Makes a savepoint for job {job_id} of a savepoint of Flink. Then restore it with {name}_restore.",
+            attempt=False,
+            example={"flink_savepoint": "", "target": ""},
+        ),
         build(
             "dispose",
             f"dispose_savepoint_of_{name}",

@@ -1,4 +1,4 @@
-"""What the runs of a job's savepoint, restore, rescale, reset, stop, dispose, fork, sweep and inspect do."""
+"""What the runs of a job's savepoint, restore, import, rescale, reset, stop, dispose, fork, sweep and inspect do."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from dagster_flinkpy.orchestration.metadata_set import FlinkCheckpointMetadataSe
 from dagster_flinkpy.orchestration.run_config import (
     DisposeConfig,
     ForkConfig,
+    ImportConfig,
     InspectConfig,
     RescaleConfig,
     ResetConfig,
@@ -198,6 +199,27 @@ class JobOperations:
                 **{f"state/{name}": state_table(table) for name, table in found.states.items()},
             }
         )
+
+    def import_flink(self, context: OpExecutionContext, config: ImportConfig) -> str:
+        """Makes a savepoint of one of Flink, and returns its URL."""
+        from dagster_flinkpy.orchestration.flink_import import import_for_graph
+        from dagster_flinkpy.orchestration.program import load_descriptors
+
+        location = self._location(context)
+        with flink_failures(context.log):
+            report = import_for_graph(
+                replace(location, url=config.flink_savepoint),
+                self.job.graph,
+                replace(location, url=config.target),
+                declared=None if config.declared is None else load_descriptors(config.declared),
+                allow_non_restored_state=config.allow_non_restored_state,
+                on_progress=context.log.info,
+            )
+        for left in report.left_behind:
+            context.log.warning(f"left behind: {left.problem}")
+        rows = {f"rows/{each.uid}/{each.name}": each.rows for each in report.imported}
+        context.add_output_metadata({**dict(FlinkCheckpointMetadataSet(savepoint=place(report.url))), **rows})
+        return report.url
 
     # --- what they share ---------------------------------------------------------------------------------------------
 

@@ -23,8 +23,10 @@ from dagster_flinkpy.errors import RestoreError
 from dagster_flinkpy.orchestration import build_flink_jobs
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
 from dagster_flinkpy.runtime.master import job as runtime_job
+from dagster_flinkpy.state_processor import read_savepoint
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.checkpoint.samples import metadata, operator
+from tests.flink_savepoint.corpus import SAVEPOINTS, program
 from tests.orchestration.programs import FakeAttempt, parts, word_count
 
 SAVEPOINT = "s3://bucket/flights/savepoint-words-1"
@@ -75,7 +77,19 @@ def test_fork(run: Any, tmp_path: Path) -> None:
 
 
 def test_names(jobs: dict[str, JobDefinition], tmp_path: Path) -> None:
-    verbs = ("checkpoint", "savepoint", "restore", "rescale", "reset", "stop", "dispose", "fork", "sweep", "inspect")
+    verbs = [
+        "checkpoint",
+        "savepoint",
+        "restore",
+        "rescale",
+        "reset",
+        "stop",
+        "import",
+        "dispose",
+        "fork",
+        "sweep",
+        "inspect",
+    ]
     assert list(jobs) == [f"words_{verb}" for verb in verbs]
     names = [job.name for job in build_flink_jobs(parts(tmp_path, "a", "b"), name="both")]
     assert names == [f"both_{verb}" for verb in verbs]
@@ -174,6 +188,26 @@ def test_rescale_of_a_stopped_job_says_what_starts_it(run: Any, monkeypatch: pyt
 def test_reset(run: Any) -> None:
     assert run("words_reset", "reset_words", {"checkpoint_id": 4}).output_for_node("reset_words") == 50
     assert FakeAttempt.made[0].options["restore_from"] == "chk-4"
+
+
+def test_a_savepoint_of_flink_is_imported_by_a_run(
+    tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any]
+) -> None:
+    name = "windows-hashmap-canonical"
+    (tmp_path / "in").mkdir()
+    jobs = {job.name: job for job in build_flink_jobs(program(name, tmp_path), name="windows")}
+    config = {
+        "flink_savepoint": str(SAVEPOINTS / name / "savepoint"),
+        "target": str(tmp_path / "to"),
+        "declared": "tests.flink_savepoint.test_import:FIRED",
+        "allow_non_restored_state": ["lines"],
+    }
+    run_config = {"ops": {"import_for_windows": {"config": config}}}
+    result = jobs["windows_import"].execute_in_process(run_config, instance, resources=resources)
+    assert result.output_for_node("import_for_windows") == (tmp_path / "to").as_uri()
+    (output,) = result.filter_events(lambda e: e.event_type is DagsterEventType.STEP_OUTPUT)
+    assert output.step_output_data.metadata["rows/session/window-contents"].value == 3
+    assert [row["value"] for row in read_savepoint(str(tmp_path / "to")).state("session", "fired").to_pylist()]
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
