@@ -86,6 +86,11 @@ def shorten(text: str, characters: int) -> str:
     return f"{text[:half]} ... ({len(text) - 2 * half} characters) ... {text[len(text) - half :]}"
 
 
+def add_note(error: BaseException, note: str) -> None:
+    """Adds a note to an error, as Python does from 3.11 on, whose tracebacks show it."""
+    error.__dict__.setdefault("__notes__", []).append(note)
+
+
 def message_of(error: BaseException) -> str:
     """Returns what an error says, whatever its class does: without the traceback of a user function, and never empty.
 

@@ -15,9 +15,12 @@ from dataclasses import MISSING, dataclass, fields
 from enum import Enum
 from operator import attrgetter
 from types import NoneType
-from typing import Annotated, Any, ClassVar, Self, TypeAlias, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, get_args, get_origin, get_type_hints
 
 import msgspec
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = [
     "MAX_LONG",

@@ -14,13 +14,16 @@ import re
 import zlib
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Self
+from typing import TYPE_CHECKING
 
 from dagster_flinkpy.checkpoint.operator_states import OperatorState
 from dagster_flinkpy.checkpoint.validation import INVENTORY, check_inventory, inventory_of, validate
 from dagster_flinkpy.errors import CheckpointError, CorruptMetadataError, FlinkPyError
 from dagster_flinkpy.json_records import Json, JsonRecord, without_collector
 from dagster_flinkpy.storage import ObjectStore
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = [
     "METADATA_NAME",

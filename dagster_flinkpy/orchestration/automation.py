@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import Any
 
 from dagster import (
@@ -245,7 +245,7 @@ def _passed(partitions: TimeWindowPartitionsDefinition, watermark_ms: float | No
     until = min((watermark_ms + 1) / 1000, last.end.timestamp())
     if until <= partitions.start.timestamp():
         return None
-    window = partitions.get_prev_partition_window(datetime.fromtimestamp(until, UTC))
+    window = partitions.get_prev_partition_window(datetime.fromtimestamp(until, timezone.utc))
     return None if window is None else window.end.timestamp()
 
 
@@ -265,6 +265,6 @@ def _keys(partitions: TimeWindowPartitionsDefinition, start: float, end: float) 
     """Returns the partitions that begin at a time or later, and before another one."""
     if start >= end:
         return ()
-    window = TimeWindow(datetime.fromtimestamp(start, UTC), datetime.fromtimestamp(end, UTC))
+    window = TimeWindow(datetime.fromtimestamp(start, timezone.utc), datetime.fromtimestamp(end, timezone.utc))
     keys: Sequence[str] = partitions.get_partition_keys_in_time_window(window)
     return keys

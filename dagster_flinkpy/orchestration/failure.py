@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from dagster import DagsterInvariantViolationError, Failure, MetadataValue, OpExecutionContext
 
 from dagster_flinkpy import errors
-from dagster_flinkpy.errors import FlinkPyError, PythonWorkerLostError, UserFunctionError, message_of, shorten
+from dagster_flinkpy.errors import FlinkPyError, PythonWorkerLostError, UserFunctionError, add_note, message_of, shorten
 from dagster_flinkpy.orchestration.execution_tables import execution_metadata
 from dagster_flinkpy.runtime.throwables import ThrowableType, throwable_type
 
@@ -71,7 +71,7 @@ def as_failure(error: FlinkPyError, advice: str = "", *, execution: ExecutionRep
     first_line = shorten(message_of(error).partition("\n")[0], _MESSAGE_CHARACTERS)
     said = f"{first_line} {advice}".rstrip()
     if error.__traceback__ is not None and (file := _write_traceback(error)) is not None:
-        error.with_traceback(None).add_note(f"{said} (traceback: {file})")
+        add_note(error.with_traceback(None), f"{said} (traceback: {file})")
         error.__cause__, error.__suppress_context__ = None, True
     return Failure(said, metadata, allow_retries=retry)
 

@@ -1,6 +1,6 @@
 """Daily assets behind a job: their partitions run when event time has passed them, and again after late rows."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +42,12 @@ from tests.runtime.harness import run_rows
 
 DAYS = DailyPartitionsDefinition("2024-01-01")
 TABLE, OTHER, DAILY = AssetKey(["job", "table"]), AssetKey(["job", "other"]), AssetKey("daily")
-NOW = datetime(2024, 1, 20, 12, tzinfo=UTC)
+NOW = datetime(2024, 1, 20, 12, tzinfo=timezone.utc)
 
 
 def at(text: str) -> int:
     """Returns a time in milliseconds since 1970."""
-    return int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp() * 1000)
+    return int(datetime.fromisoformat(text).replace(tzinfo=timezone.utc).timestamp() * 1000)
 
 
 class Automation:
@@ -175,7 +175,7 @@ def test_a_table_of_another_code_location_is_known_by_its_events(instance: Dagst
 
 def test_partitions_begin_to_exist_by_the_clock(automation: Automation) -> None:
     """Event time may be ahead of it."""
-    automation.now = datetime(2024, 1, 3, 12, tzinfo=UTC)
+    automation.now = datetime(2024, 1, 3, 12, tzinfo=timezone.utc)
     automation.watermark(MetadataValue.text("end of input"))
     assert automation.requested() == {"2024-01-01", "2024-01-02"}
     automation.now += timedelta(days=1)
@@ -299,7 +299,7 @@ class Deployment:
         """Writes a file with rows: the time, such as ``d02h05``, and the number."""
         self.files.mkdir(exist_ok=True)
         self._number += 1
-        times = [datetime.strptime(f"2024-01 {name}", "%Y-%m d%dh%H").replace(tzinfo=UTC) for name in rows]
+        times = [datetime.strptime(f"2024-01 {name}", "%Y-%m d%dh%H").replace(tzinfo=timezone.utc) for name in rows]
         column = pa.array(times, pa.timestamp("us", "UTC"))
         pq.write_table(pa.table({"at": column, "n": list(rows.values())}), self.files / f"{self._number:02}.parquet")
 

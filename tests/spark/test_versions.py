@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,7 +32,7 @@ TABLE = pa.table(
         "text": ["a", None],
         "bytes": [b"\x00", b""],
         "number": pa.array([1, 2], pa.int32()),
-        "at": pa.array([datetime(2024, 1, 2, tzinfo=UTC)] * 2, pa.timestamp("us", "UTC")),
+        "at": pa.array([datetime(2024, 1, 2, tzinfo=timezone.utc)] * 2, pa.timestamp("us", "UTC")),
         "list": [[1.5], []],
     }
 )

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 from dagster_flinkpy.connectors.commit.signals import signal_failure
@@ -33,6 +33,9 @@ from dagster_flinkpy.errors import (
 )
 from dagster_flinkpy.json_records import JsonRecord
 from dagster_flinkpy.storage import ObjectStore, UploadedPart, UploadInfo, check_relative
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = [
     "PART_BYTES",

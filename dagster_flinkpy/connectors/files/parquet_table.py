@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,6 +21,9 @@ from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.spark.versions import data_frame
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.ranged_file import RangedFile
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["ParquetTable", "TableRows", "table_schema"]
 

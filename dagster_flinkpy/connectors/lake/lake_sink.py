@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar
 
 from dagster_flinkpy.common.arguments import check_name
 from dagster_flinkpy.common.typeinfo import TypeInformation
@@ -21,6 +21,9 @@ from dagster_flinkpy.datastream.connectors.base import (
 from dagster_flinkpy.datastream.connectors.tables import RowCount
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.registry import resolve
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["LakeSink"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar
 
 from dagster_flinkpy.datastream.connectors.base import Json, Source, SourceSplit, SplitEnumerator
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
@@ -13,6 +13,7 @@ from dagster_flinkpy.registry import resolve
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from typing_extensions import Self
 
 __all__ = ["DeclaredSource", "names_of_partition"]
 

@@ -8,7 +8,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from enum import StrEnum
+from enum import Enum
 from typing import Any
 
 from dagster_flinkpy.datastream.connectors import base
@@ -30,7 +30,7 @@ _MOST_SPLITS = 1000
 """How many splits a reader gets at most for an epoch that is not open, in case an enumerator always has another one."""
 
 
-class Tell(StrEnum):
+class Tell(str, Enum):
     """What a reader is told, in the splits of an epoch."""
 
     SPLIT = "split"

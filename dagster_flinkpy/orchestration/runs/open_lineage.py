@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
@@ -83,7 +83,7 @@ def _send(run: JobRun, state: State, error: BaseException | None) -> None:
     kind = job_type_job.JobTypeJobFacet(processingType="STREAMING", integration="DAGSTER", jobType="FLINKPY_JOB")
     inputs, outputs = _inputs(job.graph), _outputs(job.graph)
     event = RunEvent(
-        eventTime=datetime.now(UTC).isoformat(),
+        eventTime=datetime.now(timezone.utc).isoformat(),
         producer=_PRODUCER,
         run=Run(runId=run.context.run.run_id, facets=facets),
         job=Job(namespace=os.environ.get(_NAMESPACE, "dagster"), name=job.job_id, facets={"jobType": kind}),

@@ -11,6 +11,8 @@ from types import FrameType
 
 from dagster import AssetExecutionContext, DagsterEventType
 
+from dagster_flinkpy.errors import add_note
+
 __all__ = ["Termination", "clean_termination", "interrupts_passed_to"]
 
 _CLEAN = "The job has ended after its last checkpoint, from which the next run continues."
@@ -74,7 +76,7 @@ def interrupts_passed_to(terminate: Callable[[BaseException], object]) -> Iterat
         try:
             raising[signal.Signals(number)](number, frame)
         except BaseException as error:
-            error.add_note(_CLEAN)
+            add_note(error, _CLEAN)
             terminate(error)
 
     def restore() -> None:

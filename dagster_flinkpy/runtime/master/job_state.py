@@ -63,6 +63,7 @@ from dagster_flinkpy.errors import (
     FencedError,
     FlinkPyError,
     JobCancelledError,
+    add_note,
 )
 from dagster_flinkpy.runtime.master.checkpoint_contents import CheckpointContents
 from dagster_flinkpy.runtime.master.commits.checkpoint_steps import Outcome
@@ -210,8 +211,7 @@ class JobState:
         """Makes the transitions for one stimulus, and all that can follow.
 
         Raises:
-            CheckpointError: The stimulus is impossible in this state.
-            IllegalStateTransitionError: The same, of a region or an execution. Each has the last stimuli as a note.
+            CheckpointError, IllegalStateTransitionError: It is impossible in this state. The last stimuli are a note.
         """
         self._story.append(describe(stimulus))
         self._turn.now_ms, self._turn.instructions = stimulus.now_ms, []
@@ -221,7 +221,7 @@ class JobState:
                 self._on_restart(self.regions[number])
             self._advance()
         except Exception as error:
-            error.add_note("\n    ".join(("Last stimuli of the job:", *self._story)))
+            add_note(error, "\n    ".join(("Last stimuli of the job:", *self._story)))
             raise
         return self._turn.instructions
 

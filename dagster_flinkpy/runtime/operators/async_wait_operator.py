@@ -77,23 +77,33 @@ class AsyncWaitOperator(FunctionOperator):
         """Takes one record after the other, and calls the function."""
         seconds = self._spec.timeout_ms / 1000 or None
         for i, value in left:
+            outcome = asyncio.create_task(self._outcome(value))
+            try:
+                in_time, _ = await asyncio.wait([outcome], timeout=seconds)
+                if not in_time:
+                    outcome.cancel()
+                    await asyncio.wait([outcome])
+            except asyncio.CancelledError:
+                await _cancelled([outcome])
+                raise
+            returned, error = (None, None) if outcome.cancelled() else outcome.result()
             method = "async_invoke()"
             try:
-                try:
-                    async with asyncio.timeout(seconds) as limit:
-                        returned = await self._attempts(value)
-                except TimeoutError:
-                    if not limit.expired():
-                        raise
+                if not in_time and (error is None or isinstance(error, asyncio.CancelledError)):
                     method = "timeout()"
                     returned = self.function.timeout(value)
+                elif error is not None:
+                    raise error
                 results.append((i, self._records(returned, method)))
-            except asyncio.CancelledError as e:
-                if (task := asyncio.current_task()) is not None and task.cancelling():
-                    raise
-                raise self.user_error(e, method, value=value) from e
             except USER_EXCEPTIONS as e:
                 raise self.user_error(e, method, value=value) from e
+
+    async def _outcome(self, value: Any) -> tuple[Any, BaseException | None]:
+        """Returns what the function returned or raised, so that no error of its can end the loop."""
+        try:
+            return await self._attempts(value), None
+        except USER_EXCEPTIONS as e:
+            return None, e
 
     async def _attempts(self, value: Any) -> Any:
         strategy, attempts = self._spec.retry_strategy, 0
