@@ -16,6 +16,7 @@ _PARQUET = "use ParquetSource and ParquetSink of dagster_flinkpy.connectors"
 _JSON = "import it from dagster_flinkpy.datastream.formats.json"
 _OWN_SOURCE = "write a Source of dagster_flinkpy.datastream.connectors.base, and pass it to from_source()"
 _OWN_SINK = "write a Sink of dagster_flinkpy.datastream.connectors.base, and pass it to sink_to()"
+_SINK = "use sink_to(), such as stream.sink_to(ParquetSink(...))"
 _NO_EFFECT = "leave it out: here it would have no effect"
 
 _INSTEAD = {
@@ -85,13 +86,16 @@ _INSTEAD = {
     "StreamingFileSink": "use FileSink",
 }
 _INSTEAD_OF_METHODS = {
+    "add_sink": _SINK,
     "add_source": _OWN_SOURCE,
+    "cache": "write the records into a table, and read that",
     "get_restart_strategy": _RESTART,
     "get_state_backend": _BACKEND,
     "get_stream_time_characteristic": _EVENT_TIME,
     "set_restart_strategy": _RESTART,
     "set_state_backend": _BACKEND,
     "set_stream_time_characteristic": _EVENT_TIME,
+    "set_uid_hash": "use uid()",
 }
 
 
@@ -110,12 +114,14 @@ def missing(module: str, name: str) -> Exception:
     return AttributeError(f"module {module!r} has no attribute {name!r}")
 
 
-def missing_method(owner: object, name: str) -> AttributeError:
+def missing_method(owner: object, name: str, instead: str | None = None) -> AttributeError:
     """Returns the error for a method that an object does not have, with what replaces a method of PyFlink.
 
     Args:
         owner: The object.
         name: The method.
+        instead: What to do instead. Default: what is known of PyFlink's method.
     """
-    instead = f": {_INSTEAD_OF_METHODS[name]}" if name in _INSTEAD_OF_METHODS else ""
-    return AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}{instead}", name=name, obj=owner)
+    advice = instead or _INSTEAD_OF_METHODS.get(name)
+    said = f"{type(owner).__name__!r} object has no attribute {name!r}{f': {advice}' if advice else ''}"
+    return AttributeError(said, name=name, obj=owner)

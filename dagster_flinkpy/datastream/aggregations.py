@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from dagster_flinkpy.common.arguments import check_argument
 from dagster_flinkpy.common.typeinfo import (
     BasicTypeInfo,
     DecimalTypeInfo,
@@ -281,11 +282,8 @@ def aggregate_of(
     """
     if function is None:
         return Aggregations(each, record_type)
-    if not isinstance(function, BatchAggregateFunction):
-        raise ConfigurationError(
-            "agg() needs names, such as agg(total=Aggregation.sum('price')), or a BatchAggregateFunction, not "
-            f"{function!r}"
-        )
+    wanted = "names, such as agg(total=Aggregation.sum('price')), or a BatchAggregateFunction"
+    check_argument("agg()", function, BatchAggregateFunction, wanted)
     if each:
         raise ConfigurationError(
             f"agg() takes either a BatchAggregateFunction or names, not both: let {type(function).__name__} compute "

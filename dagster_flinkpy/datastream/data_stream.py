@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from dagster_flinkpy.common.arguments import check_argument, check_number
 from dagster_flinkpy.common.execution_config import ExecutionConfig
+from dagster_flinkpy.common.former_names import missing_method
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, RowTypeInfo, TypeInformation
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.datastream.adapters import (
@@ -119,10 +120,9 @@ class DataStream(StreamSettings):
     if not TYPE_CHECKING:  # type checkers report a missing attribute themselves
 
         def __getattr__(self, name: str) -> Any:
-            hint = ""
-            if hasattr(KeyedStream, name) and not name.startswith("_"):
-                hint = f": call key_by() first, such as stream.key_by(lambda record: ...).{name}(...)"
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{hint}", name=name, obj=self)
+            keyed = hasattr(KeyedStream, name) and not name.startswith("_")
+            first = f"call key_by() first, such as stream.key_by(lambda record: ...).{name}(...)" if keyed else None
+            raise missing_method(self, name, first)
 
     def get_name(self) -> str:
         """Returns the operator's name."""

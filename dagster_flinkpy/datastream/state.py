@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
+from dagster_flinkpy.common.arguments import check_argument
 from dagster_flinkpy.common.typeinfo import ListTypeInfo, MapTypeInfo, TypeInformation
 from dagster_flinkpy.datastream.base_functions import BaseAggregateFunction, BaseReduceFunction
 from dagster_flinkpy.datastream.state_ttl import StateTtlConfig
@@ -351,10 +352,9 @@ class ReducingStateDescriptor(StateDescriptor):
     ) -> None:
         super().__init__(name, type_info)
         if not isinstance(reduce_function, BaseReduceFunction):
-            if not callable(reduce_function):
-                raise ConfigurationError(
-                    f"state {name!r} needs a ReduceFunction or a callable, not {reduce_function!r}"
-                )
+            if not callable(reduce_function) or isinstance(reduce_function, type):
+                wanted = "a ReduceFunction or a callable"
+                check_argument(f"state {name!r}", reduce_function, BaseReduceFunction, wanted)
             reduce_function = _ReduceCallable(reduce_function)
         self.reduce_function = reduce_function
 
@@ -374,8 +374,7 @@ class AggregatingStateDescriptor(StateDescriptor):
 
     def __init__(self, name: str, agg_function: BaseAggregateFunction, state_type_info: TypeInformation) -> None:
         super().__init__(name, state_type_info)
-        if not isinstance(agg_function, BaseAggregateFunction):
-            raise ConfigurationError(f"state {name!r} needs an AggregateFunction, not {agg_function!r}")
+        check_argument(f"state {name!r}", agg_function, BaseAggregateFunction, "an AggregateFunction")
         self.agg_function = agg_function
 
     def get_agg_function(self) -> BaseAggregateFunction:

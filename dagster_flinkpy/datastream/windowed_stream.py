@@ -57,8 +57,7 @@ class _Windowed(Generic[S]):
     _parallelism: int | None = None
 
     def __init__(self, upstream: Upstream[S], window_assigner: WindowAssigner[Any, Any]) -> None:
-        if not isinstance(window_assigner, WindowAssigner):
-            raise ConfigurationError(f"windows need a WindowAssigner, not {window_assigner!r}")
+        check_argument("window()", window_assigner, WindowAssigner, "a WindowAssigner")
         self._upstream, self._assigner = upstream, window_assigner
         self._trigger: Trigger[Any, Any] | None = None
         self._lateness = 0
@@ -74,8 +73,7 @@ class _Windowed(Generic[S]):
 
     def trigger(self: W, trigger: Trigger[Any, Any]) -> W:
         """Sets when windows fire. Default: the trigger of the assigner."""
-        if not isinstance(trigger, Trigger):
-            raise ConfigurationError(f"trigger() needs a Trigger, not {trigger!r}")
+        check_argument("trigger()", trigger, Trigger, "a Trigger")
         self._trigger = trigger
         return self
 
@@ -131,8 +129,7 @@ class _Windowed(Generic[S]):
                 window_function=window_function,
                 accumulator_type=aggregate.accumulator_type,
             )
-        if not isinstance(aggregate_function, AggregateFunction):
-            raise ConfigurationError(f"aggregate() needs an AggregateFunction, not {aggregate_function!r}")
+        check_argument("aggregate()", aggregate_function, AggregateFunction, "an AggregateFunction")
         if isinstance(accumulator_type, list):
             accumulator_type = RowTypeInfo(accumulator_type)
         return self._window(
@@ -150,9 +147,7 @@ class _Windowed(Generic[S]):
 
     @staticmethod
     def _check(function: Any, classes: tuple[type[Function], ...], what: str) -> None:
-        if not isinstance(function, classes):
-            names = " or ".join(c.__name__ for c in classes)
-            raise ConfigurationError(f"{what} needs a {names}, not {function!r}")
+        check_argument(what, function, classes, f"a {' or '.join(c.__name__ for c in classes)}")
 
     def _window(self, output_type: TypeInformation | None, **how: Any) -> S:
         trigger = self._trigger or self._assigner.get_default_trigger(self.get_execution_environment())

@@ -12,8 +12,10 @@ import pytest
 from dagster_flinkpy.common import Duration, Time, Types, WatermarkStrategy
 from dagster_flinkpy.connectors import ParquetSink, ParquetSource
 from dagster_flinkpy.datastream import DataStream, OutputTag, StreamExecutionEnvironment
+from dagster_flinkpy.datastream.batch_function import BatchAggregateFunction
 from dagster_flinkpy.datastream.data_stream import KeyedStream
-from dagster_flinkpy.datastream.functions import MapFunction
+from dagster_flinkpy.datastream.functions import AggregateFunction, MapFunction
+from dagster_flinkpy.datastream.state import AggregatingStateDescriptor
 from dagster_flinkpy.datastream.window import (
     ContinuousEventTimeTrigger,
     CountSlidingWindowAssigner,
@@ -26,6 +28,12 @@ from dagster_flinkpy.errors import FlinkPyError
 
 PAIRS = Types.TUPLE([Types.LONG(), Types.LONG()])
 SECOND = Time.seconds(1)
+
+
+class Total(AggregateFunction): ...  # type: ignore[type-arg]
+
+
+class Columns(BatchAggregateFunction): ...
 
 
 def env() -> Any:
@@ -76,7 +84,14 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "watermarks": (lambda: stream().assign_timestamps_and_watermarks(5), "needs a WatermarkStrategy, such as"),
     "reduce": (lambda: keyed().reduce(5), "need a ReduceFunction or a callable, not 5"),
     "sum": (lambda: keyed().sum(1.5), "sum() needs the index or the name of a field, not 1.5"),
-    "window": (lambda: keyed().window(5), "windows need a WindowAssigner, not 5"),
+    "window": (lambda: keyed().window(5), "window() needs a WindowAssigner, not 5"),
+    "aggregate a class": (lambda: windowed().aggregate(Total), "not the class Total: pass an instance, Total(...)"),
+    "agg a class": (lambda: keyed().agg(Columns), "not the class Columns: pass an instance, Columns(...)"),
+    "window a class": (lambda: keyed().window(TumblingEventTimeWindows), "pass an instance, TumblingEventTimeWindows("),
+    "state a class": (
+        lambda: AggregatingStateDescriptor("total", Total, Types.LONG()),
+        "state 'total' needs an AggregateFunction, not the class Total: pass an instance, Total(...)",
+    ),
     "count_window": (lambda: keyed().count_window("5"), "a count window needs a whole number of records, not '5'"),
     "slide": (lambda: CountSlidingWindowAssigner(5, 1.5), "a count window needs a whole number of records, not 1.5"),
     "trigger": (lambda: windowed().trigger(5), "trigger() needs a Trigger, not 5"),
@@ -157,7 +172,7 @@ KEYED_ONLY = [
 @pytest.mark.parametrize("name", KEYED_ONLY)
 def test_calls_of_keyed_streams_ask_for_key_by(name: str) -> None:
     assert hasattr(KeyedStream, name)
-    with pytest.raises(AttributeError, match=rf"DataStream has no attribute '{name}': call key_by\(\) first, such as"):
+    with pytest.raises(AttributeError, match=rf"DataStream' object has no attribute '{name}': call key_by\(\) first"):
         getattr(stream(), name)
     assert not hasattr(stream(), name)
 
@@ -165,6 +180,12 @@ def test_calls_of_keyed_streams_ask_for_key_by(name: str) -> None:
 def test_the_calls_that_ask_for_key_by_are_all_there_are() -> None:
     public = {name for name in vars(KeyedStream) if not name.startswith("_")}
     assert {name for name in public if not hasattr(DataStream, name)} == set(KEYED_ONLY)
+
+
+def test_methods_of_pyflink_that_are_absent_say_what_replaces_them() -> None:
+    for made in (stream(), keyed()):
+        with pytest.raises(AttributeError, match=r"has no attribute 'add_sink': use sink_to\(\)"):
+            made.add_sink(print)
 
 
 def test_other_missing_attributes_are_plain_errors() -> None:

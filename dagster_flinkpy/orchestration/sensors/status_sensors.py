@@ -24,6 +24,7 @@ __all__ = ["build_job_status_sensors"]
 
 _ON = DagsterRunStatus.STARTED
 _OFF = (DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED)
+_HAPPENED = {_ON: "starts", DagsterRunStatus.FAILURE: "fails", DagsterRunStatus.CANCELED: "is canceled"}
 
 
 def build_job_status_sensors(
@@ -68,7 +69,7 @@ def build_job_status_sensors(
         @run_status_sensor(
             run_status=status,
             name=f"{checkpoint_sensor.name}_{verb}_when_{status.value.lower()}",
-            description=f"Switches {checkpoint_sensor.name} {verb} when a run of the job is {status.value.lower()}.",
+            description=f"Switches {checkpoint_sensor.name} {verb} when a run of the job {_HAPPENED[status]}.",
             minimum_interval_seconds=minimum_interval_seconds,
             default_status=default_status,
         )

@@ -141,7 +141,8 @@ class UnkeyedTimerService(TimerService):
 
     def register_event_time_timer(self, timestamp: int) -> None:
         raise ConfigurationError(
-            f"operator {self._context.vertex.uid!r} registers a timer, but its stream has no keys; call key_by() first"
+            f"operator {self._context.vertex.uid!r} registers a timer, but its stream has no keys: "
+            "call key_by() first, or pass key_by=... to the test harness"
         )
 
     def delete_processing_time_timer(self, timestamp: int) -> None:

@@ -78,7 +78,7 @@ class TaskRuntimeContext(RuntimeContext):
         if self._get_state is None:
             raise ConfigurationError(
                 f"operator {self._context.vertex.uid!r} asks for keyed state {descriptor.name!r}, "
-                "but its stream has no keys; call key_by() first"
+                "but its stream has no keys: call key_by() first, or pass key_by=... to the test harness"
             )
         return self._get_state(descriptor)
 

@@ -421,7 +421,7 @@ class Gap(SessionWindowTimeGapExtractor):
 @pytest.mark.parametrize(
     ("program", "message"),
     [
-        (lambda: keyed().window(10), "windows need a WindowAssigner"),
+        (lambda: keyed().window(10), "needs a WindowAssigner"),
         (lambda: keyed().window(TumblingEventTimeWindows(10)).trigger(CountTrigger), "needs a Trigger"),
         (lambda: keyed().window(TumblingEventTimeWindows(10)).allowed_lateness(-1), "lateness is negative: -1 ms"),
         (lambda: keyed().window(TumblingEventTimeWindows(10)).apply(Describe()), "apply.. needs a WindowFunction"),
