@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from dagster import DagsterInstance, materialize
 
-from dagster_flinkpy.common import Types
+from dagster_flinkpy.common import Configuration, Types
 from dagster_flinkpy.connectors import ParquetSink
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext
@@ -30,7 +30,9 @@ def double(value: int) -> int:
 
 
 @pytest.mark.spark
+@pytest.mark.parametrize("exchange", ["pipelined", "spark"])
 def test_logs_and_prints_of_workers_reach_the_run(
+    exchange: str,
     tmp_path: Path,
     instance: DagsterInstance,
     resources: dict[str, Any],
@@ -39,7 +41,8 @@ def test_logs_and_prints_of_workers_reach_the_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(job_session, "get_session", lambda settings: get_session(spark_settings))
-    env = StreamExecutionEnvironment.get_execution_environment()
+    options = Configuration.from_dict({"execution.exchange": exchange})
+    env = StreamExecutionEnvironment.get_execution_environment(options)
     numbers = env.from_collection([21], Types.LONG()).uid("numbers")
     numbers.rebalance().map(double, Types.LONG()).uid("double").sink_to(ParquetSink(str(tmp_path / "out"))).uid("out")
     result = materialize(
