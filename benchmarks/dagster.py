@@ -259,7 +259,7 @@ def _record_runs() -> None:
     from dagster._core.storage.runs.sql_run_storage import SqlRunStorage
 
     from dagster_flinkpy.orchestration.flink_job import JOB_TAG
-    from dagster_flinkpy.orchestration.sensors.checkpoint_sensor import CHECKPOINT_TAG
+    from dagster_flinkpy.orchestration.runs.runs_of_job import CHECKPOINT_TAG
 
     runs = [
         DagsterRun(

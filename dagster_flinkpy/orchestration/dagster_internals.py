@@ -6,6 +6,7 @@ No other module imports ``dagster._...``; ruff checks it. A new release of Dagst
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 from dagster import (
     AssetExecutionContext,
@@ -78,12 +79,32 @@ __all__ = [
     "TableMetadataSet",
     "UnresolvedAssetJobDefinition",
     "UriMetadataSet",
+    "delete_run",
     "extract_data_version_from_entry",
     "get_input_data_version_tag",
     "get_input_event_pointer_tag",
     "record_at_once",
     "switch_sensor",
 ]
+
+
+def delete_run(instance: DagsterInstance, run_id: str) -> None:
+    """Deletes a run that has ended, with its events and captured logs, and its file if events are in SQLite.
+
+    Dagster empties that file, which has more bytes than the events of a short run, and leaves it.
+
+    Args:
+        instance: Where the run is recorded.
+        run_id: The run.
+    """
+    from dagster._core.storage.event_log import SqliteEventLogStorage
+
+    instance.delete_run(run_id)
+    instance.compute_log_manager.delete_logs(prefix=[run_id, "compute_logs"])
+    if isinstance(instance.event_log_storage, SqliteEventLogStorage):
+        file = Path(instance.event_log_storage.path_for_shard(run_id))
+        for name in (file.name, f"{file.name}-wal", f"{file.name}-shm"):
+            file.with_name(name).unlink(missing_ok=True)
 
 
 def record_at_once(context: AssetExecutionContext, event: AssetMaterialization | AssetObservation) -> None:

@@ -212,6 +212,12 @@ class SweepConfig(_RangedConfig):
     keep_savepoints: int = Field(
         default=1, ge=0, description="Number of newest savepoints to keep, whatever their age."
     )
+    keep_runs: int | None = Field(
+        default=None,
+        ge=200,
+        description="Number of newest runs of this job that Dagster keeps. Older ones that have ended are deleted with "
+        "their logs and events, but not the newest event of an asset or partition. Default: all.",
+    )
     dry_run: bool = Field(default=False, description="Delete nothing; only report what would be deleted.")
 
 

@@ -247,6 +247,9 @@ class _RetentionSensor(_SensorModel):
         default=None, ge=0, description="Age in days at which savepoints are deleted. Default: never."
     )
     keep_savepoints: int = Field(default=1, ge=0, description="Number of newest savepoints to keep.")
+    keep_runs: int | None = Field(
+        default=None, ge=200, description="Number of newest runs of the job that Dagster keeps. Default: all."
+    )
 
 
 class SensorsModel(Resolvable, Model):
@@ -270,7 +273,7 @@ class SensorsModel(Resolvable, Model):
         ),
     ] = None
     retention: Annotated[
-        _RetentionSensor | None, switched(_RetentionSensor, "Deletes unreferenced files and old savepoints.")
+        _RetentionSensor | None, switched(_RetentionSensor, "Deletes unreferenced files, old savepoints and old runs.")
     ] = None
 
 

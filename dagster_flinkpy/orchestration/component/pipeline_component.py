@@ -294,6 +294,7 @@ class FlinkPipelineComponent(Component, Resolvable, Model):
                 grace_hours=on.retention.grace_hours,
                 savepoint_days=on.retention.savepoint_days,
                 keep_savepoints=on.retention.keep_savepoints,
+                keep_runs=on.retention.keep_runs,
             )
             built.append(
                 build_retention_sensor(

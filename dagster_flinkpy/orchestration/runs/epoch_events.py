@@ -122,7 +122,7 @@ class EpochEvents:
             elif run.is_selected(spec):
                 # Dagster would say that the step has read what was there when it began.
                 tags = {**run.outside_tags(spec), **run.input_tags(spec, version)}
-                yield MaterializeResult(asset_key=spec.key, data_version=version, metadata=facts, tags=tags)
+                yield run.result(spec, version, facts, tags)
             else:
                 run.record(spec, facts, run.tags(spec, version), partition=None)
         if observed:

@@ -11,6 +11,7 @@ from dagster import AssetObservation, MetadataValue, OpExecutionContext
 
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.errors import ObjectNotFoundError, RestoreError
+from dagster_flinkpy.orchestration.dagster_internals import delete_run
 from dagster_flinkpy.orchestration.failure import flink_failures
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
 from dagster_flinkpy.orchestration.job_assets import JobAssets
@@ -27,6 +28,7 @@ from dagster_flinkpy.orchestration.run_config import (
     StopConfig,
     SweepConfig,
 )
+from dagster_flinkpy.orchestration.runs.old_runs import old_runs
 from dagster_flinkpy.orchestration.runs.report import asset_metadata, place
 from dagster_flinkpy.orchestration.runs.running_job import ask_running_job, refuse_beside_others
 from dagster_flinkpy.orchestration.runs.worker_logs import to_run
@@ -155,7 +157,7 @@ class JobOperations:
         context.add_output_metadata({"fork": config.name, **FlinkCheckpointMetadataSet(checkpoint_id=checkpoint_id)})
 
     def sweep(self, context: OpExecutionContext, config: SweepConfig) -> None:
-        """Deletes files that failed epochs left behind, and old savepoints."""
+        """Deletes files that failed epochs left behind, old savepoints, and old runs."""
         from dagster_flinkpy.checkpoint.sweep import old_savepoints, sweep
 
         location = self._location(context).child(self.job.job_id)
@@ -167,16 +169,21 @@ class JobOperations:
             for folder in () if config.dry_run else old:
                 self._dispose(context, location.child(folder))
             swept = sweep(location.open(), timedelta(hours=config.grace_hours), dry_run=config.dry_run)
+            runs = self._old_runs(context, location, config)
+            for run_id in () if config.dry_run else runs:
+                delete_run(context.instance, run_id)
         context.add_output_metadata(
             {
                 "files": swept.files,
                 "bytes": swept.bytes,
                 "savepoints": MetadataValue.json(old),
+                "runs": len(runs),
                 "dry_run": config.dry_run,
             }
         )
         did = "Would delete" if config.dry_run else "Deleted"
-        context.log.info(f"{did} {swept.files} unreferenced files ({swept.bytes:,} bytes) and {len(old)} savepoints")
+        files = f"{swept.files} unreferenced files ({swept.bytes:,} bytes)"
+        context.log.info(f"{did} {files}, {len(old)} savepoints and {len(runs)} runs")
 
     def inspect(self, context: OpExecutionContext, config: InspectConfig) -> None:
         """Shows the state of one key as metadata of the step."""
@@ -226,6 +233,15 @@ class JobOperations:
     def _location(self, context: OpExecutionContext) -> StorageLocation:
         location: StorageLocation = getattr(context.resources, self.storage_key).location()
         return location
+
+    def _old_runs(self, context: OpExecutionContext, location: StorageLocation, config: SweepConfig) -> list[str]:
+        from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
+
+        latest = CompletedCheckpointStore(location.open()).latest()
+        if config.keep_runs is None or latest is None:
+            return []
+        last = latest.checkpoint_id
+        return old_runs(context.instance, self.job.job_id, self.assets.keys, keep=config.keep_runs, checkpoint_id=last)
 
     def _ask(self, context: OpExecutionContext, order: Order) -> Answer | None:
         return ask_running_job(context, self.assets, self._location(context), order)

@@ -103,11 +103,24 @@ class JobRun:
             partition: Partition of the event, for assets that are not selected. Dagster knows it for the others.
         """
         if self.is_selected(spec):
-            yield MaterializeResult(
-                asset_key=spec.key, data_version=version, metadata=metadata, tags=self.input_tags(spec, version)
-            )
+            yield self.result(spec, version, metadata, self.input_tags(spec, version))
         else:
             self.record(spec, metadata, self.tags(spec, version), partition=partition)
+
+    def result(
+        self, spec: AssetSpec, version: DataVersion, metadata: Mapping[str, Any], tags: Mapping[str, str]
+    ) -> MaterializeResult[Any]:
+        """Returns the result of the step for a selected asset, which Dagster makes a materialization.
+
+        Args:
+            spec: The asset.
+            version: Its data version.
+            metadata: Metadata of the materialization. Metadata of the result would be in the event of the step's output
+                as well.
+            tags: Tags of the materialization.
+        """
+        self.context.add_asset_metadata(metadata, spec.key)
+        return MaterializeResult(asset_key=spec.key, data_version=version, tags=tags)
 
     def record(
         self, spec: AssetSpec, metadata: Mapping[str, Any], tags: Mapping[str, str], *, partition: str | None

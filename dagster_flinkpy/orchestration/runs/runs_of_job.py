@@ -21,8 +21,10 @@ from dagster_flinkpy.orchestration.dagster_internals import NOT_FINISHED_STATUSE
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
 
 __all__ = [
+    "CHECKPOINT_TAG",
     "FIRST_TRY_TAG",
     "RESTART_TAG",
+    "SAVEPOINT_TAG",
     "active_runs",
     "first_try",
     "recent_runs",
@@ -32,6 +34,10 @@ __all__ = [
     "works_on",
 ]
 
+CHECKPOINT_TAG = "flink/checkpoint"
+"""Run tag: the id of the checkpoint that a run is to complete."""
+SAVEPOINT_TAG = "flink/savepoint_of"
+"""Run tag: the id of the checkpoint that a run is to keep as a savepoint."""
 RESTART_TAG = "flink/restart_of"
 """Run tag: the id of the failed run that a run replaces."""
 FIRST_TRY_TAG = "flink/first_try"

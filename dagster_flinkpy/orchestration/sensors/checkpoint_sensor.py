@@ -19,15 +19,12 @@ from dagster import (
 from dagster_flinkpy.common.clock import current_millis, epoch_millis, to_millis
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
-from dagster_flinkpy.orchestration.runs.runs_of_job import active_runs, runs_on
+from dagster_flinkpy.orchestration.runs.runs_of_job import CHECKPOINT_TAG, active_runs, runs_on
 from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget, flink_targets
 from dagster_flinkpy.orchestration.sensors.waiting_look import WaitingLook
 from dagster_flinkpy.storage import StorageLocation
 
-__all__ = ["CHECKPOINT_TAG", "CheckpointPolicy", "JobAtTick", "build_checkpoint_sensor", "reason_to_wait"]
-
-CHECKPOINT_TAG = "flink/checkpoint"
-"""Run tag: the id of the checkpoint that a run is to complete."""
+__all__ = ["CheckpointPolicy", "JobAtTick", "build_checkpoint_sensor", "reason_to_wait"]
 
 
 @dataclass(frozen=True)

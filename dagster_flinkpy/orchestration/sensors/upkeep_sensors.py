@@ -28,16 +28,13 @@ from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.dagster_internals import WILL_RETRY_TAG, UnresolvedAssetJobDefinition
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
 from dagster_flinkpy.orchestration.run_config import SavepointConfig, SweepConfig
-from dagster_flinkpy.orchestration.runs.runs_of_job import active_runs, runs_on
+from dagster_flinkpy.orchestration.runs.runs_of_job import SAVEPOINT_TAG, active_runs, runs_on
 from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget, flink_targets
 
 if TYPE_CHECKING:
     from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 
-__all__ = ["SAVEPOINT_TAG", "build_retention_sensor", "build_savepoint_sensor"]
-
-SAVEPOINT_TAG = "flink/savepoint_of"
-"""Run tag: the id of the checkpoint that a run is to keep as a savepoint."""
+__all__ = ["build_retention_sensor", "build_savepoint_sensor"]
 
 _CURSOR_VERSION = 1
 _TRIES = 3
@@ -142,7 +139,7 @@ def build_retention_sensor(
     minimum_interval_seconds: int = 300,
     default_status: DefaultSensorStatus = DefaultSensorStatus.STOPPED,
 ) -> SensorDefinition:
-    """Builds a sensor that runs each job's sweep, which deletes unreferenced files and old savepoints.
+    """Builds a sensor that runs each job's sweep, which deletes unreferenced files, old savepoints and old runs.
 
     A tick only requests the run, since deleting may take longer than a tick may last. Subsumed checkpoints do not need
     the sweep: each run deletes them itself.
@@ -151,7 +148,8 @@ def build_retention_sensor(
         assets: What `flink_assets` returned.
         jobs: What `build_flink_jobs` returned for the same program.
         interval: Time from one sweep to the next. Default: 1 day.
-        config: Config of the sweep runs. Default: deletes unreferenced files after 24 h, and no savepoints.
+        config: Config of the sweep runs. Default: deletes unreferenced files after 24 h, and neither
+            savepoints nor runs.
         name: Name of the sensor. Default: ``{job}_retention_sensor``.
         minimum_interval_seconds: Time between ticks.
         default_status: Whether the sensor is on before anybody switches it.
@@ -160,7 +158,7 @@ def build_retention_sensor(
         ConfigurationError: The jobs belong to another program, or the interval is not positive.
 
     Examples:
-        Also delete savepoints that are older than 30 days:
+        Also delete savepoints that are older than 30 days, and all but the newest 500 runs:
 
         .. code-block:: python
 
@@ -168,7 +166,7 @@ def build_retention_sensor(
 
             # `words_env` builds the program, and `words` is what flink_assets returned for it
             jobs = build_flink_jobs(words_env, name="words")
-            sweeps = build_retention_sensor(words, jobs, config=SweepConfig(savepoint_days=30))
+            sweeps = build_retention_sensor(words, jobs, config=SweepConfig(savepoint_days=30, keep_runs=500))
     """
     if interval <= timedelta(0):
         raise ConfigurationError(f"interval of the retention sensor must be positive, not {interval}")
@@ -180,7 +178,7 @@ def build_retention_sensor(
         jobs=list(by_name.values()),
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
-        description="Deletes unreferenced files and old savepoints.",
+        description="Deletes unreferenced files, old savepoints and old runs.",
     )
     def retention_sensor(context: SensorEvaluationContext) -> SensorResult:
         cursor, now_ms = _Cursor.parse(context.cursor), current_millis()

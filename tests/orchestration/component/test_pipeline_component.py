@@ -24,6 +24,7 @@ from dagster import (
     FreshnessPolicy,
     MonthlyPartitionsDefinition,
     RetryPolicy,
+    build_sensor_context,
     load_from_defs_folder,
     with_source_code_references,
 )
@@ -162,7 +163,7 @@ def test_sensors_jobs_and_checks_take_their_settings(load: Any) -> None:
                 "job_status": True,
                 "restart": {"strategy": {"type": "fixed-delay", "attempts": 3, "delay": "10 s"}},
                 "savepoint": {"interval": "1 d", "format_type": "NATIVE"},
-                "retention": {"savepoint_days": 30},
+                "retention": {"savepoint_days": 30, "keep_runs": 500},
             },
             "checks": {"max_lag": "1 h"},
         }
@@ -180,6 +181,10 @@ def test_sensors_jobs_and_checks_take_their_settings(load: Any) -> None:
         "words_savepoint_sensor",
         "words_retention_sensor",
     }
+    sweeps = defs.resolve_sensor_def("words_retention_sensor").evaluate_tick(build_sensor_context()).run_requests
+    assert sweeps is not None
+    swept = sweeps[0].run_config["ops"]["sweep_words"]["config"]
+    assert (swept["savepoint_days"], swept["keep_runs"]) == (30, 500)
     assert "words_savepoint" in names(defs.jobs)
     [spec] = [s for s in defs.resolve_all_asset_specs() if s.key.path[-1] == "counts"]
     assert spec.metadata["flink/checkpoint_interval_ms"] == 90_000

@@ -297,6 +297,7 @@ def test_restore_config_is_checked(run: Any) -> None:
         ("words_rescale", "rescale_words", {"parallelism": 0}, "parallelism is 0"),
         ("words_reset", "reset_words", {"checkpoint_id": 0}, "checkpoint_id is 0"),
         ("words_sweep", "sweep_words", {"keep_savepoints": -1}, "keep_savepoints is -1"),
+        ("words_sweep", "sweep_words", {"keep_runs": 199}, "keep_runs is 199"),
     ],
 )
 def test_a_number_out_of_range_is_named(run: Any, job: str, op: str, config: dict[str, Any], says: str) -> None:

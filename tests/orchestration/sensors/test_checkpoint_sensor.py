@@ -28,9 +28,9 @@ from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.errors import ConfigurationError, CorruptMetadataError
 from dagster_flinkpy.orchestration import CheckpointStorageResource, build_checkpoint_sensor, flink_assets
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
+from dagster_flinkpy.orchestration.runs.runs_of_job import CHECKPOINT_TAG
 from dagster_flinkpy.orchestration.sensors import checkpoint_sensor
 from dagster_flinkpy.orchestration.sensors.checkpoint_sensor import (
-    CHECKPOINT_TAG,
     CheckpointPolicy,
     JobAtTick,
     reason_to_wait,
