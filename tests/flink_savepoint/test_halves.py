@@ -22,7 +22,7 @@ from tests.runtime.harness import HarnessAttempt
 HERE = Path(__file__).parent
 FIXTURES = HERE.parent / "fixtures" / "flink-halves"
 NAMES = sorted(path.name for path in FIXTURES.iterdir() if path.is_dir())
-BACK = ("lists", "maps", "plain-rules", "timers", "values", "wide")
+BACK = ("lists", "maps", "plain-rules", "rules", "timers", "tumbling", "values", "wide")
 """Programs whose first half runs here."""
 FLINK = os.environ.get("FLINKPY_PYFLINK", "")
 """The Python of an environment with PyFlink and its jars; ``make flink-halves`` makes one."""

@@ -12,6 +12,7 @@ import unittest
 
 from pyflink.common import Configuration, Row, Types
 from pyflink.datastream import HashMapStateBackend, MapFunction
+from pyflink.datastream.connectors.kafka import FlinkKafkaConsumer
 from pyflink.datastream.connectors.pulsar import PulsarSource
 from pyflink.datastream.formats.avro import AvroRowDeserializationSchema
 from pyflink.datastream.tests.test_util import DataStreamTestSinkFunction
@@ -48,6 +49,9 @@ class Tests(PyFlinkStreamingTestCase):
 
     def test_connector(self):
         PulsarSource.builder()
+
+    def test_former_name(self):
+        FlinkKafkaConsumer("topic")
 
     def test_format(self):
         AvroRowDeserializationSchema.builder()
@@ -97,6 +101,7 @@ def test_what_became_of_each_test_is_told(tmp_path: Path) -> None:
         "test_typed": "passed",
         "test_float": "passed",
         "test_connector": "left out",
+        "test_former_name": "left out",
         "test_format": "left out",
         "test_home": "left out",
         "test_misspelt_class": "failed",
@@ -110,6 +115,7 @@ def test_what_became_of_each_test_is_told(tmp_path: Path) -> None:
         "test_missing_method": "failed",
     }
     assert results["test_java"][1] == results["test_java_object"][1] == "needs a JVM"
+    assert "use KafkaSource.builder()" in results["test_former_name"][1]
     assert "Dagster asset" in results["test_absent_method"][1]
     assert "no_such_method" in results["test_missing_method"][1]
 
