@@ -22,6 +22,7 @@ __all__ = [
     "SavepointConfig",
     "StopConfig",
     "SweepConfig",
+    "UpgradeConfig",
 ]
 
 
@@ -147,6 +148,21 @@ class ForkConfig(Config):
     at: str | None = Field(
         default=None,
         description="Checkpoint (chk-7) or savepoint of the job to continue from. Default: the latest checkpoint.",
+    )
+
+
+class UpgradeConfig(_RangedConfig):
+    """Config of an upgrade job."""
+
+    from_program: str = Field(
+        description="The program as the job runs it: package.module:name, or folder/file.py:name of another checkout."
+    )
+    at: str | None = Field(
+        default=None,
+        description="Checkpoint (chk-7) or savepoint from which both versions start. Default: the oldest one kept.",
+    )
+    epochs: int | None = Field(
+        default=None, ge=1, description="Epochs that both versions run. Default: those completed since."
     )
 
 

@@ -17,8 +17,8 @@ from dagster_flinkpy.connectors import ParquetSink
 from dagster_flinkpy.datastream import KeyedProcessFunction, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.errors import CheckpointError, JobNotFoundError
+from dagster_flinkpy.orchestration import CheckpointStorageResource, SparkResource, build_flink_jobs
 from dagster_flinkpy.orchestration.program import program_attempt
-from dagster_flinkpy.orchestration.resources import SparkResource
 from dagster_flinkpy.orchestration.upgrade import (
     RowDifference,
     UpgradeVerdict,
@@ -180,6 +180,25 @@ def test_there_is_no_way_back_without_a_fork_or_beyond_what_was_read(tmp_path: P
     run(old, tmp_path, 1)
     with pytest.raises(JobNotFoundError, match="no fork"):
         roll_back(old, job, spark=SPARK)
+
+
+def test_dagster_shows_the_verdict_as_a_check_of_each_table(tmp_path: Path) -> None:
+    programs = tmp_path / "programs_before.py"
+    programs.write_text(
+        "from pathlib import Path\n"
+        "from tests.orchestration.test_upgrade import Totals, program\n"
+        "before = program(Path(__file__).parent, Totals())\n"
+    )
+    run(program(tmp_path, Totals()), tmp_path, 3)
+    for wrong in (None, 23):
+        jobs = {each.name: each for each in build_flink_jobs(program(tmp_path, Totals(wrong)), name="job")}
+        config = {"ops": {"prove_upgrade_of_job": {"config": {"from_program": f"{programs}:before"}}}}
+        resources = {"spark": SPARK, "checkpoint_storage": CheckpointStorageResource(url=str(tmp_path / "jobs"))}
+        result = jobs["job_upgrade"].execute_in_process(config, resources=resources)
+        assert result.output_for_node("prove_upgrade_of_job") == ("same rows" if wrong is None else "rows differ")
+        [check] = result.get_asset_check_evaluations()
+        assert (check.check_name, check.passed) == ("same_rows", wrong is None)
+    assert "1 of 16 rows only before, 1 of 16 only after" in str(check.description)
 
 
 TABLES = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3) | st.none()), max_size=12)

@@ -22,6 +22,7 @@ from dagster_flinkpy.orchestration.run_config import (
     SavepointConfig,
     StopConfig,
     SweepConfig,
+    UpgradeConfig,
 )
 from dagster_flinkpy.orchestration.runs.job_operations import JobOperations
 
@@ -55,6 +56,7 @@ def build_flink_jobs(
                           sensor starts no runs, until a savepoint is restored.
     ``{name}_dispose``    Deletes a savepoint.
     ``{name}_fork``       Creates another job that continues from the state of this one; nothing is copied.
+    ``{name}_upgrade``    Compares the rows of this version of the program with those of another one, on forks.
     ``{name}_sweep``      Deletes files that failed epochs have left behind, and old savepoints.
     ``{name}_inspect``    Shows the state of one key.
     ===================== ===========================================================================================
@@ -112,6 +114,7 @@ class _Jobs:
         description: str,
         *,
         attempt: bool = True,
+        spark: bool = False,
         example: Mapping[str, Any] | None = None,
     ) -> JobDefinition:
         """Builds a job.
@@ -123,6 +126,7 @@ class _Jobs:
             perform: What its step does.
             description: What it is for.
             attempt: Whether its run works on the job. No other run waits for one that does not. Default: True.
+            spark: Whether its step needs Spark although its run does not work on the job. Default: False.
             example: The config with which the launchpad opens. Default: none.
         """
 
@@ -132,7 +136,7 @@ class _Jobs:
         # Dagster reads the config and the output of a step from the annotations of its function.
         output = get_type_hints(perform)["return"]
         function.__annotations__.update({"config": config, "return": output})
-        keys = {self._operations.storage_key, *([self._operations.spark_key] if attempt else [])}
+        keys = {self._operations.storage_key, *([self._operations.spark_key] if attempt or spark else [])}
         tags = {JOB_TAG: self._operations.job.job_id} if attempt else {}
         step = op(name=step_name, required_resource_keys=keys, tags=tags)(function)
         shown = {"ops": {step_name: {"config": dict(example or {})}}}
@@ -220,6 +224,16 @@ def _jobs_beside(operations: JobOperations, savepoint_of_job: Mapping[str, str])
             "elsewhere.",
             attempt=False,
             example={"name": f"{job_id}_fork"},
+        ),
+        build(
+            "upgrade",
+            f"prove_upgrade_of_{name}",
+            UpgradeConfig,
+            operations.upgrade,
+            f"Runs this version of job {job_id} and another one on the last input, on forks, and compares their rows.",
+            attempt=False,
+            spark=True,
+            example={"from_program": ""},
         ),
         build(
             "sweep",

@@ -1,4 +1,4 @@
-"""What the runs of a job's savepoint, restore, import, rescale, reset, stop, dispose, fork, sweep and inspect do."""
+"""What the runs of a job's jobs for savepoints, forks, upgrades, and changes of its state do."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from dagster_flinkpy.orchestration.failure import flink_failures
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
 from dagster_flinkpy.orchestration.job_assets import JobAssets
 from dagster_flinkpy.orchestration.metadata_set import FlinkCheckpointMetadataSet
+from dagster_flinkpy.orchestration.program import load_program
 from dagster_flinkpy.orchestration.run_config import (
     DisposeConfig,
     ForkConfig,
@@ -27,6 +28,7 @@ from dagster_flinkpy.orchestration.run_config import (
     SavepointConfig,
     StopConfig,
     SweepConfig,
+    UpgradeConfig,
 )
 from dagster_flinkpy.orchestration.runs.old_runs import old_runs
 from dagster_flinkpy.orchestration.runs.report import asset_metadata, place
@@ -155,6 +157,27 @@ class JobOperations:
             checkpoint_id = fork_job(job, config.name, at=config.at, owner=owner)
         context.log.info(f"Job {config.name} continues from checkpoint {checkpoint_id} with the state of {job.url}")
         context.add_output_metadata({"fork": config.name, **FlinkCheckpointMetadataSet(checkpoint_id=checkpoint_id)})
+
+    def upgrade(self, context: OpExecutionContext, config: UpgradeConfig) -> str:
+        """Compares the rows of the program with those of another version, and returns the verdict."""
+        from dagster_flinkpy.orchestration.upgrade import prove_upgrade
+        from dagster_flinkpy.orchestration.upgrade.findings import record_findings
+
+        with flink_failures(context.log):
+            report = prove_upgrade(
+                load_program(config.from_program),
+                self.job,
+                self._location(context).child(self.job.job_id),
+                spark=getattr(context.resources, self.spark_key),
+                owner=f"Dagster run {context.run.run_id} (upgrade)",
+                on_progress=context.log.info,
+                at=config.at,
+                epochs=config.epochs,
+            )
+            if report.plan.problem is not None:
+                raise RestoreError(report.plan.problem)
+        record_findings(context, self.assets.specs, report)
+        return report.verdict.value
 
     def sweep(self, context: OpExecutionContext, config: SweepConfig) -> None:
         """Deletes files that failed epochs left behind, old savepoints, and old runs."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSinkSpec, OperatorSpec, SinkSpec, SourceSpec
-from dagster_flinkpy.orchestration.flink_job import Environment, flink_job
+from dagster_flinkpy.orchestration.flink_job import FlinkJob
 from dagster_flinkpy.orchestration.resources import CheckpointStorageResource, SparkResource
 from dagster_flinkpy.storage import StorageLocation
 
@@ -24,7 +24,8 @@ __all__ = ["Shadow", "positions_of", "sinks_of", "sources_of"]
 class Shadow:
     """A program that runs on a fork."""
 
-    program: Environment
+    job: FlinkJob
+    """The program, as a job of any name."""
     fork: StorageLocation
     """The folder of the fork."""
     rows: StorageLocation
@@ -38,17 +39,15 @@ class Shadow:
 
         Raises:
             ConfigurationError: The records of a sink have no type, so they cannot be compared.
-            JobGraphError: The program is not valid, or a stateful operator has no uid.
         """
         from dagster_flinkpy.connectors.files.parquet_sink import ParquetSink
 
-        job = flink_job(self.program, self.fork.name)
-        specs: dict[str, OperatorSpec] = {}
-        for uid, spec in sinks_of(job.graph).items():
+        graph, specs = self.job.graph, dict[str, OperatorSpec]()
+        for uid, spec in sinks_of(graph).items():
             sink = ParquetSink(self.rows.child(uid))
-            sink.validate(job.graph.inputs(uid)[0].type_info)
+            sink.validate(graph.inputs(uid)[0].type_info)
             specs[uid] = replace(spec, sink=sink)
-        job = replace(job, graph=job.graph.with_specs(specs))
+        job = replace(self.job, job_id=self.fork.name, graph=graph.with_specs(specs))
         parent = self.fork.parent
         storage = CheckpointStorageResource(url=parent.url, endpoint_url=parent.endpoint_url, num_retained=1)
         return job.attempt(storage, self.spark, owner=self.owner, on_progress=self.on_progress)

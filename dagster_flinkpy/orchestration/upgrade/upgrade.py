@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from dagster_flinkpy.errors import CheckpointError, ConfigurationError, JobNotFoundError
-from dagster_flinkpy.orchestration.flink_job import Environment, flink_job
+from dagster_flinkpy.orchestration.flink_job import Environment, FlinkJob, flink_job
 from dagster_flinkpy.orchestration.program import RestoreForecast, forecast, program_attempt
 from dagster_flinkpy.orchestration.resources import SparkResource
 from dagster_flinkpy.orchestration.upgrade.row_difference import RowDifference, compare_rows
@@ -61,8 +61,8 @@ class UpgradeReport:
 
 
 def prove_upgrade(
-    old: Environment,
-    new: Environment,
+    old: Environment | FlinkJob,
+    new: Environment | FlinkJob,
     job: StorageLocation,
     *,
     spark: SparkResource,
@@ -110,7 +110,8 @@ def prove_upgrade(
             f"job {job.name!r} is partitioned by time. Fork it, and run the new program on the same partitions"
         )
     epochs = epochs or max(1, sum(each > since for each in kept))
-    graph = flink_job(new, job.name).graph
+    programs = {"old": _job_of(old, job.name), "new": _job_of(new, job.name)}
+    graph = programs["new"].graph
     plan = forecast(graph, stored)
     if plan.problem is not None:
         return UpgradeReport(since, epochs, plan)
@@ -119,7 +120,7 @@ def prove_upgrade(
     _clear(rows, *forks.values())
     try:
         ends: dict[str, CheckpointMetadata | None] = {}
-        for side, program in (("old", old), ("new", new)):
+        for side, program in programs.items():
             fork_job(job, forks[side].name, at=at, owner=owner)
             on_progress(f"running the {side} program on {forks[side].name}")
             shadow = Shadow(program, forks[side], rows.child(side), spark, owner, on_progress)
@@ -220,13 +221,14 @@ def roll_back(
 
     refuse_beside_run(job, current_millis())
     fork, rows = job.parent.child(kept or f"{job.name}_before"), job.parent.child(f"{job.name}_proof_rows")
+    program = flink_job(old, job.name)
     if CompletedCheckpointStore(fork.open()).latest() is None:
         raise JobNotFoundError(f"there is no fork {fork.url} to go back to")
-    sources = sources_of(flink_job(old, job.name).graph)
+    sources = sources_of(program.graph)
     goal = positions_of(CompletedCheckpointStore(job.open()).latest(), sources)
     _clear(rows)
     try:
-        _read_up_to(goal, sources, Shadow(old, fork, rows, spark, owner, on_progress), job)
+        _read_up_to(goal, sources, Shadow(program, fork, rows, spark, owner, on_progress), job)
         savepoint = StorageLocation(trigger_savepoint(fork), fork.endpoint_url)
         # Whoever can write the fork can write the job: its pickled state is the job's own.
         how = {"restore_from": savepoint.url, "allow_pickled_state": True}
@@ -236,6 +238,10 @@ def roll_back(
         return checkpoint_id
     finally:
         _clear(rows)
+
+
+def _job_of(program: Environment | FlinkJob, name: str) -> FlinkJob:
+    return program if isinstance(program, FlinkJob) else flink_job(program, name)
 
 
 def _read_up_to(goal: dict[str, Any], sources: list[str], shadow: Shadow, job: StorageLocation) -> None:

@@ -87,6 +87,7 @@ def test_names(jobs: dict[str, JobDefinition], tmp_path: Path) -> None:
         "import",
         "dispose",
         "fork",
+        "upgrade",
         "sweep",
         "inspect",
     ]
