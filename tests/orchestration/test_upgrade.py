@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dagster_flinkpy.checkpoint.offline import release_leadership
 from dagster_flinkpy.common import Types
+from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.connectors import ParquetSink
 from dagster_flinkpy.datastream import KeyedProcessFunction, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
@@ -31,6 +34,7 @@ from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.storage import StorageLocation
+from tests.checkpoint.interruptions import Died, at_request, dies
 from tests.examples import examples
 from tests.runtime.harness import run_rows
 from tests.runtime.programs import environment, events
@@ -132,6 +136,37 @@ def test_a_change_that_changes_no_row_is_proved_switched_to_and_taken_back(tmp_p
     assert roll_back(old, job, spark=SPARK) > 4
     run(old, tmp_path, 2)
     assert table(tmp_path) == expected(6)
+
+
+@given(st.sampled_from(["prove", "switch", "back"]), st.integers(1, 300), st.integers(1, 3), st.integers(0, 2))
+@settings(max_examples=examples(20), deadline=None)
+def test_no_row_is_lost_or_doubled_by_an_upgrade_that_dies_and_is_repeated(
+    tmp_path_factory: pytest.TempPathFactory, dying: str, at: int, before: int, between: int
+) -> None:
+    folder = tmp_path_factory.mktemp("upgrade")
+    old, new, job = program(folder, Totals()), program(folder, Sums(), renamed), job_of(folder)
+    steps: dict[str, Callable[[], object]] = {
+        "prove": lambda: prove_upgrade(old, new, job, spark=SPARK),
+        "switch": lambda: switch_program(new, job, spark=SPARK),
+        "back": lambda: roll_back(old, job, spark=SPARK),
+    }
+
+    def repeated(step: str) -> None:
+        if step == dying:
+            with suppress(Died), at_request(at, dies):
+                steps[step]()
+                return
+            for name in ("job", "job_before", "job_proof_old", "job_proof_new"):  # whose runs are dead
+                release_leadership(job.parent.child(name), owner="test", now_ms=current_millis())
+        steps[step]()
+
+    run(old, folder, before)
+    repeated("prove")
+    repeated("switch")
+    run(new, folder, between)
+    repeated("back")
+    run(old, folder, 1)
+    assert table(folder) == expected(before + between + 1)
 
 
 def test_the_rows_that_differ_are_named(tmp_path: Path) -> None:

@@ -163,7 +163,8 @@ def switch_program(
         spark: The Spark of the job.
         owner: Names the caller, for messages of other runs.
         on_progress: Receives one-line progress messages.
-        keep: Name of the fork. Default: ``{job}_before``; an older one is disposed of.
+        keep: Name of the fork. Default: ``{job}_before``. One that is there is disposed of, unless the job has read
+            nothing since: then it is of a switch that died, or of another one just now, and is kept.
 
     Returns:
         The id of the checkpoint from which the new program continues.
@@ -174,12 +175,17 @@ def switch_program(
     """
     from dagster_flinkpy.checkpoint.forks.fork import fork_job
     from dagster_flinkpy.checkpoint.offline import refuse_beside_run
+    from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
     from dagster_flinkpy.common.clock import current_millis
 
     refuse_beside_run(job, current_millis())
-    name = keep or f"{job.name}_before"
-    _clear(None, job.parent.child(name))
-    fork_job(job, name, owner=owner)
+    fork = job.parent.child(keep or f"{job.name}_before")
+    sources = sources_of(flink_job(new, job.name).graph)
+    kept, latest = (CompletedCheckpointStore(each.open()).latest() for each in (fork, job))
+    # A switch that died has kept the old state already, and may have got as far as to change the job.
+    if kept is None or positions_of(kept, sources) != positions_of(latest, sources):
+        _clear(None, fork)
+        fork_job(job, fork.name, owner=owner)
     with program_attempt(new, job, spark=spark, owner=owner, on_progress=on_progress) as attempt:
         return attempt.commit_restored().checkpoint_id
 
