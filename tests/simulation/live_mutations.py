@@ -53,7 +53,7 @@ def live_mutation(
 
 
 @live_mutation("a buffer that is read gives no credit back", SlotDeployment, "_grant", _WAIT, ALIGNED)
-def _(real: Wrapped, deployment: SlotDeployment, slot: str, channel: Any, at_once: int) -> None:
+def _(real: Wrapped, deployment: SlotDeployment, slot: str, channel: Any) -> None:
     pass
 
 
