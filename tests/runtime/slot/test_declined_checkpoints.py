@@ -22,7 +22,6 @@ from dagster_flinkpy.runtime.master import job_state
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
 from dagster_flinkpy.state.files import operator_state
-from dagster_flinkpy.state.heap_backend import HeapKeyedStateBackend
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.runtime.harness import HarnessAttempt
 from tests.runtime.master.test_open_epochs import Run, World, counts
@@ -37,8 +36,7 @@ Fails = Callable[[str, int], bool]
 
 @pytest.fixture(autouse=True)
 def all_state_in_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    for backend in (ColumnarKeyedStateBackend, HeapKeyedStateBackend):
-        monkeypatch.setitem(backend.__init__.__kwdefaults__, "inline_below", 0)
+    monkeypatch.setitem(ColumnarKeyedStateBackend.__init__.__kwdefaults__, "inline_below", 0)  # the other one asks it
     monkeypatch.setattr(operator_state, "INLINE_BELOW", 0)
     monkeypatch.setattr(job_state, "_RETRY_AFTER_MS", 0)
 
