@@ -261,6 +261,7 @@ class JobRequests:
     ) -> None:
         self._store = job.open()
         self._owner, self._now, self._sleep = owner, now, sleep
+        self._last = 0
 
     def running(self) -> lease.LeaderRecord | None:
         """Returns the attempt that is at work, or None."""
@@ -301,7 +302,7 @@ class JobRequests:
         there = sum(1 for info in self._store.list(REQUESTS_FOLDER) if info.key.endswith("/request"))
         if there >= MAX_REQUESTS:
             raise RequestFailedError(f"{there} requests to {self._store.url} have not been answered or fetched yet")
-        now = self._now()
+        self._last = now = max(self._now(), self._last + 1)  # requests are carried out in the order of their ids
         request_id = f"{now:013d}-{secrets.token_hex(6)}"
         request = Request(request_id, order, self._owner, now + to_millis(timeout))
         put_if(self._store, request_key(request_id), request.to_bytes(), None)

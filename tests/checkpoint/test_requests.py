@@ -163,6 +163,13 @@ def test_two_askers_get_their_own_answers(job: Job) -> None:
     assert job.objects == []
 
 
+def test_requests_of_an_asker_are_taken_in_their_order_also_within_a_millisecond(local: Job) -> None:
+    local.begin()
+    asker = local.asker
+    asked = [asker.submit(CHECKPOINT) for _ in range(8)]
+    assert [request.request_id for request in asker.waiting()] == asked
+
+
 def test_an_idle_poll_is_one_listing(local: Job) -> None:
     store = Watched(local)
     inbox = local.begin(store=store)
