@@ -55,6 +55,7 @@ class SubtaskAssignment:
     watermark: int | None = None
     """The lowest watermark of all old subtasks; None if one of them had none."""
     channel_state: tuple[Any, ...] = ()
+    """In-flight data; that of all subtasks if the parallelism changed."""
 
 
 @dataclass(frozen=True)
@@ -217,6 +218,18 @@ def reassign_operator_state(
     return _merged(repartition_operator_state(old, new_parallelism))
 
 
+def _rescaled_channels(old: Sequence[SubtaskState]) -> tuple[Any, ...]:
+    """Returns the in-flight data of all old subtasks, each part with whose it was: a subtask takes its share of them.
+
+    Flink: ``StateAssignmentOperation.reDistributeInputChannelStates``, ``RescaleMappings``.
+    """
+    return tuple(
+        {**part, "rescaled": [*part.get("rescaled", ()), [subtask.index, len(old)]]}
+        for subtask in old
+        for part in subtask.channel_state
+    )
+
+
 def _reassign_raw(old: Sequence[SubtaskState], max_parallelism: int, parallelism: int) -> list[tuple[Any, ...]]:
     parts = [part for subtask in old for part in subtask.raw_keyed]
     groups = [compute_key_group_range_for_operator_index(max_parallelism, parallelism, i) for i in range(parallelism)]
@@ -297,17 +310,10 @@ def _restored(spec: RestoreTarget, stored: OperatorState, what: str) -> Operator
         splits = [subtask.splits for subtask in old]
         channels = [subtask.channel_state for subtask in old]
     else:
-        if any(subtask.channel_state for subtask in old):
-            raise RestoreError(
-                f"operator {spec.uid!r} has in-flight data in {what}, so it can only be restored with "
-                f"parallelism {stored.parallelism}, not {spec.parallelism}. First run the job up to another "
-                "checkpoint, with unaligned=False, and at which its function has read all if it selects its inputs "
-                "(next_selection); then change the parallelism."
-            )
         keyed = _reshard([subtask.keyed for subtask in old], max_parallelism, spec.parallelism)
         all_splits = [split for subtask in old for split in subtask.splits]
         splits = [tuple(all_splits[index :: spec.parallelism]) for index in range(spec.parallelism)]
-        channels = [()] * spec.parallelism
+        channels = [_rescaled_channels(old)] * spec.parallelism
     operator_state = reassign_operator_state([s.operator_state for s in old], spec.parallelism)
     raw_keyed = _reassign_raw(old, max_parallelism, spec.parallelism)
     watermark = _least(subtask.watermark for subtask in old)

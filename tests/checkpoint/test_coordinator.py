@@ -409,7 +409,8 @@ def test_a_timeout_or_shutdown_while_master_hooks_run_cancels_no_spark_job() -> 
     ):
         coordinator = running(HOOKED)
         trigger(coordinator, 1, 1)
-        assert coordinator.handle(stimulus) == [notify_aborted(1, reason)]
+        tolerated = reason is REASON.CHECKPOINT_EXPIRED
+        assert coordinator.handle(stimulus) == [notify_aborted(1, reason, tolerated=tolerated)]
 
 
 def test_nothing_is_triggered_while_master_hooks_run() -> None:

@@ -15,6 +15,7 @@ from dagster_flinkpy.checkpoint.coordinator.instructions import (
     CancelSparkJob,
     DiscardState,
     FailJob,
+    HandOver,
     Instruction,
     Rejected,
     ReplaceHead,
@@ -36,6 +37,7 @@ from dagster_flinkpy.checkpoint.coordinator.stimuli import (
     MetadataWriteFailed,
     MetadataWritten,
     Shutdown,
+    TasksRestarted,
     TimerFired,
     TriggerRequested,
 )
@@ -237,17 +239,98 @@ def test_a_late_or_foreign_decline_does_nothing() -> None:
 # --- failing ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_timeout_cancels_the_spark_job_and_frees_the_slot() -> None:
+def test_a_timeout_that_is_not_tolerated_cancels_the_tasks_and_fails_the_job() -> None:
+    coordinator = running(timeout=timedelta(seconds=30), tolerable_failed=0)
+    trigger(coordinator, 1000, 1)
+    coordinator.handle(ack(3000, 1, SOURCE))
+    assert coordinator.handle(TimerFired(31_000, 1)) == [
+        CancelSparkJob(1),
+        notify_aborted(1, REASON.CHECKPOINT_EXPIRED),
+        FailJob(1, REASON.CHECKPOINT_EXPIRED, "checkpoint 1 failed: 1 of 3 tasks answered in 0:00:30"),
+    ]
+
+
+def test_after_a_timeout_that_is_tolerated_the_tasks_go_on_and_the_next_request_follows() -> None:
     coordinator = running(timeout=timedelta(seconds=30))
     assert ArmTimeout(1, 31_000) in trigger(coordinator, 1000, 1)
     coordinator.handle(TriggerRequested(2000, request_id="queued"))
     coordinator.handle(ack(3000, 1, SOURCE))
     assert coordinator.handle(TimerFired(31_000, 1)) == [
-        CancelSparkJob(1),
-        notify_aborted(1, REASON.CHECKPOINT_EXPIRED),
+        notify_aborted(1, REASON.CHECKPOINT_EXPIRED, tolerated=True),
         AssignCheckpointId("queued"),
     ]
-    assert coordinator.handle(TimerFired(31_001, 1)) == []
+    assert (coordinator.pending, coordinator.incomplete, coordinator.collecting) == ((), (), (1,))
+
+
+def expired(**config: Any) -> CheckpointCoordinator:
+    """Checkpoint 1 has expired after one of three tasks has acknowledged it."""
+    coordinator = running(**config)
+    trigger(coordinator, 1, 1)
+    coordinator.handle(ack(2, 1, SOURCE, "first"))
+    assert coordinator.handle(TimerFired(3, 1)) == [notify_aborted(1, REASON.CHECKPOINT_EXPIRED, tolerated=True)]
+    return coordinator
+
+
+def test_the_next_checkpoint_takes_over_when_all_have_acknowledged_one_that_has_expired() -> None:
+    coordinator = expired()
+    assert coordinator.handle(ack(4, 1, COUNTS[0], "late")) == []
+    (handed_over,) = coordinator.handle(ack(5, 1, COUNTS[1]))
+    assert isinstance(handed_over, HandOver)
+    assert {uid: len(states) for uid, states in handed_over.states.items()} == {"flights": 1, "count": 2}
+    assert coordinator.collecting == ()
+    assert coordinator.handle(ack(6, 1, COUNTS[1], "again")) == [DiscardState(files("again", index=1))]
+    trigger(coordinator, 7, 2)
+    coordinator.handle(ack(8, 2, SOURCE))
+    coordinator.handle(ack(8, 2, COUNTS[0], "late"))
+    coordinator.handle(ack(8, 2, COUNTS[1]))
+    coordinator.handle(MetadataWritten(9, 2))
+    discarded = only(coordinator.handle(HeadReplaced(10, 2)), DiscardState)
+    assert discarded.files == files("first"), "checkpoint 2 names the others"
+
+
+def test_what_was_acknowledged_of_an_expired_checkpoint_is_kept_while_one_before_it_completes() -> None:
+    coordinator = running(max_concurrent=2)
+    trigger(coordinator, 1, 1)
+    trigger(coordinator, 1, 2)
+    acknowledge_all(coordinator, 2, 1)
+    coordinator.handle(MetadataWritten(2, 1))
+    coordinator.handle(TimerFired(3, 2))
+    acknowledge_all(coordinator, 4, 2, "n")
+    assert coordinator.handle(HeadReplaced(5, 1)) == [notify_complete(1)]
+    assert coordinator.handle(CommitFinished(6, 1)) == []
+
+
+def test_tasks_that_hang_behind_an_expired_checkpoint_fail_the_job_after_more_timeouts() -> None:
+    coordinator = expired(tolerable_failed=2)
+    assert coordinator.handle(TimerFired(4, 1)) == []
+    assert coordinator.statistics.counts.failed == 2, "none could be triggered, either"
+    cancelled, failed = coordinator.handle(TimerFired(5, 1))
+    assert cancelled == CancelSparkJob(1)
+    assert isinstance(failed, FailJob)
+    assert failed.message == (
+        "no checkpoint is possible: 1 of 3 tasks answered checkpoint 1, which has expired (more than 2 in a row)"
+    )
+
+
+def test_a_later_checkpoint_that_is_pending_expires_by_itself() -> None:
+    coordinator = expired(tolerable_failed=1)
+    trigger(coordinator, 4, 2)
+    assert coordinator.handle(TimerFired(5, 1)) == []
+    assert isinstance(coordinator.handle(TimerFired(6, 2))[-1], FailJob)
+
+
+def test_tasks_that_start_again_acknowledge_an_expired_checkpoint_again() -> None:
+    coordinator = expired()
+    coordinator.handle(TasksRestarted(4, (1,), (SOURCE,)))
+    assert coordinator.handle(ack(5, 1, COUNTS[0])) == coordinator.handle(ack(5, 1, COUNTS[1])) == []
+    assert isinstance(coordinator.handle(ack(6, 1, SOURCE))[0], HandOver)
+
+
+def test_nothing_takes_over_from_an_expired_checkpoint_once_the_job_fails() -> None:
+    coordinator = expired()
+    cancelled, discarded = coordinator.handle(JobStatusChanged(4, running=False))
+    assert cancelled == CancelSparkJob(1)
+    assert discarded == DiscardState(files("first"))
 
 
 def test_the_timeout_does_not_touch_a_checkpoint_that_is_being_written() -> None:

@@ -15,6 +15,7 @@ from dagster_flinkpy.checkpoint.coordinator.instructions import (
     DiscardState,
     DropSubsumed,
     EmitBarriers,
+    HandOver,
     Instruction,
     NotifyAborted,
     NotifyComplete,
@@ -70,6 +71,8 @@ class CoordinatorWalk(RuleBasedStateMachine):
         self.ids_wanted = 0
         self.hooked: dict[int, set[str]] = {}
         self.collecting: dict[int, set[Subtask]] = {}
+        self.late: dict[int, set[Subtask]] = {}
+        """The tasks that have not acknowledged those that have expired."""
         self.writing: list[int] = []
         self.replacing: list[int] = []
         self.committing: list[int] = []
@@ -93,6 +96,8 @@ class CoordinatorWalk(RuleBasedStateMachine):
         elif isinstance(instruction, EmitBarriers):
             assert not self.hooked.pop(instruction.checkpoint_id)
             self.collecting[instruction.checkpoint_id] = set(TASKS)
+        elif isinstance(instruction, HandOver):
+            assert not self.late.pop(instruction.checkpoint_id)
         elif isinstance(instruction, WriteMetadata):
             assert not self.collecting.pop(instruction.checkpoint_id)
             self.writing.append(instruction.checkpoint_id)
@@ -112,7 +117,10 @@ class CoordinatorWalk(RuleBasedStateMachine):
             if instruction.tolerated:
                 self.taken_over |= self.files.get(instruction.checkpoint_id, set())
             self.hooked.pop(instruction.checkpoint_id, None)
-            self.collecting.pop(instruction.checkpoint_id, None)
+            missing = self.collecting.pop(instruction.checkpoint_id, None)
+            expired = instruction.reason is CheckpointFailureReason.CHECKPOINT_EXPIRED
+            if missing and expired and instruction.tolerated:
+                self.late[instruction.checkpoint_id] = missing
         elif isinstance(instruction, DiscardState):
             self.deleted |= instruction.files
         elif isinstance(instruction, DropSubsumed):
@@ -150,17 +158,20 @@ class CoordinatorWalk(RuleBasedStateMachine):
             self.hooked[checkpoint_id].discard(identifier)
             self.send(MasterStateCollected(self.tick(), checkpoint_id, identifier, 1))
 
-    @precondition(lambda self: self.collecting)
+    @precondition(lambda self: self.collecting or self.late)
     @rule(data=st.data(), everyone=st.booleans())
     def tasks_acknowledge(self, data: st.DataObject, everyone: bool) -> None:
-        checkpoint_id = data.draw(st.sampled_from(sorted(self.collecting)))
-        missing = self.collecting[checkpoint_id]
+        awaited = self.collecting | self.late
+        checkpoint_id = data.draw(st.sampled_from(sorted(awaited)))
+        missing = awaited[checkpoint_id]
         for task in sorted(missing) if everyone else [data.draw(st.sampled_from(sorted(missing)))]:
             missing.remove(task)
             # There are few contents, so that checkpoints often name the same files.
             snapshot = keyed(f"content-{data.draw(st.integers(0, 3))}", index=task.subtask)
             self.files.setdefault(checkpoint_id, set()).update(snapshot.files())
             self.deleted -= snapshot.files()  # written (again) before it is acknowledged
+            if checkpoint_id in self.late:
+                self.taken_over |= snapshot.files()
             state = SubtaskState(task.subtask, keyed=snapshot)
             message = AcknowledgeCheckpoint("j", checkpoint_id, 1, task.uid, task.subtask, state)
             self.send(Acknowledge(self.tick(), message))
@@ -183,6 +194,7 @@ class CoordinatorWalk(RuleBasedStateMachine):
             self.send(TimerFired(self.tick(), data.draw(st.integers(1, self.next_id - 1))))
         else:
             self.taken_over.clear()  # all tasks start again from the latest checkpoint
+            self.late.clear()
             self.send(JobStatusChanged(self.tick(), False))
             self.send(JobStatusChanged(self.tick(), True))
 

@@ -149,12 +149,16 @@ def test_committables_and_splits_do_not_make_an_operator_stateful() -> None:
     assert assign(metadata(5, sink), [spec("sink", 1, stateful=False)]).operators["sink"].restored
 
 
-def test_in_flight_data_cannot_be_rescaled() -> None:
+def test_each_subtask_gets_all_in_flight_data_with_whose_it_was_if_the_parallelism_changes() -> None:
     unaligned = replace(operator(), subtasks=(SubtaskState(0, channel_state=({"buffer": 1},)),))
     kept = assign(metadata(5, unaligned), [spec()]).operators["count"].subtasks[0]
     assert kept.channel_state == ({"buffer": 1},)
-    with pytest.raises(RestoreError, match="in-flight data"):
-        assign(metadata(5, unaligned), [spec(parallelism=3)])
+    rescaled = assign(metadata(5, unaligned), [spec(parallelism=3)]).operators["count"].subtasks
+    assert [each.channel_state for each in rescaled] == [({"buffer": 1, "rescaled": [[0, 1]]},)] * 3
+    again = [SubtaskState(each.index, channel_state=each.channel_state) for each in rescaled]
+    twice = assign(metadata(6, replace(operator(parallelism=3), subtasks=tuple(again))), [spec(parallelism=2)])
+    owners = [part["rescaled"] for part in twice.operators["count"].subtasks[0].channel_state]
+    assert owners == [[[0, 1], [0, 3]], [[0, 1], [1, 3]], [[0, 1], [2, 3]]]
 
 
 # --- the rest ---------------------------------------------------------------------------------------------------------

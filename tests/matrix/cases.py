@@ -87,7 +87,7 @@ def any_order(draw: st.DrawFn) -> tuple[Program, Settings]:
     order = st.none() | st.integers(0, 999)
     common = {"order": order, "savepoints": _savepoints, "live": st.booleans(), "sources": st.sampled_from(Sources)}
     settings = draw(
-        _settings(unaligned=st.just(True), lags=st.booleans(), **common)
+        _settings(unaligned=st.just(True), lags=st.booleans(), rescale=_rescale, **common)
         | _settings(at_least_once=st.booleans(), rescale=_rescale, **common)
     )
     return program, settings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dagster_flinkpy.checkpoint.coordinator.instructions import Instruction
+from dagster_flinkpy.checkpoint.coordinator.instructions import HandOver, Instruction
 from dagster_flinkpy.checkpoint.coordinator.stimuli import Stimulus
 from dagster_flinkpy.runtime.master.job_state import JobState
 from dagster_flinkpy.runtime.master.regions.region_epochs import Phase, RegionStage
@@ -17,10 +17,11 @@ def check_state(state: JobState) -> None:
         check_region(region)
     if state.failure is None:
         open_ids = {*state.coordinator.pending, *state.coordinator.incomplete}
-        assert state._timeouts.keys() <= open_ids, f"{state._timeouts} are armed, but {open_ids} are open"
+        timed = open_ids | {*state.coordinator.collecting}
+        assert state._timeouts.keys() <= timed, f"{state._timeouts} are armed, but {timed} are open"
         current = state.chain.current
         assert current is None or current.checkpoint_id in open_ids, f"{current} is completed, but not open"
-        waiting = {write.checkpoint_id for write in state.chain.waiting}
+        waiting = {write.checkpoint_id for write in state.chain.waiting if not isinstance(write, HandOver)}
         assert waiting <= open_ids, f"{waiting} wait to be completed, but {open_ids} are open"
     restarting = state._failover.graph.waiting
     assert not state._failover.restarting or restarting, "regions are due that do not wait for a restart"

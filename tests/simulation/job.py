@@ -136,8 +136,6 @@ class SimulatedAttempt(JobAttempt):
         )
         graph = program(width, scenario.regions)
         if scenario.live:
-            width = scenario.width or width
-            attempt |= {"parallelism": width} if "parallelism" in attempt else {}
             config = replace(config, exchange=exchange_options(world))
             graph = live_program(width, scenario.regions, scenario.source, one_reader=scenario.one_reader)
         self._world = world

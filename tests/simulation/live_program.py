@@ -31,7 +31,7 @@ from dagster_flinkpy.datastream.connectors.base import (
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.runtime.shuffle.wire import Kind, decode_buffer
-from dagster_flinkpy.runtime.task.channel_state import read_channel_state
+from dagster_flinkpy.runtime.task.channel_state import own_records, read_channel_state
 from dagster_flinkpy.storage import ObjectStore
 from tests.simulation.bucket import SimulatedStore
 from tests.simulation.live_sources import live_source
@@ -117,8 +117,9 @@ def in_flight_of(metadata: CheckpointMetadata, store: ObjectStore) -> list[int]:
         edges = graph.inputs(operator.uid)
         for subtask in operator.subtasks:
             for row in read_channel_state(subtask.channel_state, edges, store, operator=operator.uid):
-                if row.kind == Kind.BUFFER:
-                    values = decode_buffer(row.payload, row.edge.type_info).values
+                payload = own_records(row, subtask.index, operator.parallelism, operator.max_parallelism)
+                if row.kind == Kind.BUFFER and payload is not None:
+                    values = decode_buffer(payload, row.edge.type_info).values
                     found += [n for n in map(_record_of, values) if keep(n)]
     return found
 

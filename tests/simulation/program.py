@@ -131,8 +131,6 @@ class Scenario:
     """Whether its tasks are the library's own, and live in slots."""
     one_reader: bool = False
     """Whether only one live task reads the source."""
-    width: int | None = None
-    """The only parallelism, if what is in flight between tasks cannot go to others."""
     source: SourceShape = SourceShape.WHOLE
     """How the source of live tasks gives out its records."""
 
@@ -163,9 +161,8 @@ class Scenario:
         regions = min(self.regions, 2)
         source = SourceShape.WHOLE if self.partitioned else SourceShape(rng.choice(chaos.sources or (*SourceShape,)))
         unaligned = regions == 1 and rng.random() < chaos.unaligned
-        width = rng.randint(2, 3) if unaligned else None
         one_reader = regions == 1 and rng.random() < 0.3
-        changes = {"unaligned": unaligned, "one_reader": one_reader, "width": width, "source": source}
+        changes = {"unaligned": unaligned, "one_reader": one_reader, "source": source}
         return replace(self, live=True, regions=regions, **changes)
 
 

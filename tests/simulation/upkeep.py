@@ -185,7 +185,7 @@ class Upkeep:
                 world.note("terminates the attempt")
                 self.attempt.terminate(JobCancelledError("terminated"))
             return
-        width = self._invariants.scenario.width or rng.randint(1, 3) if kind is RequestKind.RESCALE else None
+        width = rng.randint(1, 3) if kind is RequestKind.RESCALE else None
         order = Order(kind, parallelism=width)
         if kind in (RequestKind.SAVEPOINT, RequestKind.STOP):
             target, format_type = self.draw_savepoint()

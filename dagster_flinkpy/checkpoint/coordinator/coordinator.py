@@ -19,10 +19,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import singledispatchmethod
-from zlib import crc32
 
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.checkpoint.coordinator.decider import CheckpointRequestDecider, Dropped
+from dagster_flinkpy.checkpoint.coordinator.discarded_files import DiscardedFiles
 from dagster_flinkpy.checkpoint.coordinator.failure_manager import LOSES_NOTHING, CheckpointFailureManager
 from dagster_flinkpy.checkpoint.coordinator.instructions import (
     ArmPeriodic,
@@ -33,6 +33,7 @@ from dagster_flinkpy.checkpoint.coordinator.instructions import (
     DropSubsumed,
     EmitBarriers,
     FailJob,
+    HandOver,
     Instruction,
     NotifyAborted,
     NotifyComplete,
@@ -121,14 +122,13 @@ class CheckpointCoordinator:
         self._triggering: TriggerRequested | None = None
         self._ids_asked_for = 0
         self._pending: dict[int, PendingCheckpoint] = {}
+        self._late: dict[int, PendingCheckpoint] = {}
+        """Those that have expired, which the job tolerates. The next one takes over when all have acknowledged them."""
         self._committing: int | None = None
         self._completed = deque(retained)
-        self._named_by_latest = frozenset(restored.files()) if restored else frozenset()
+        self._files = DiscardedFiles(restored.files() if restored else ())
         self._last_id = restored.checkpoint_id if restored else 0
         self._last_completion_ms: int | None = None
-        self._garbage: set[str] = set()
-        self._handed_over: set[str] = set()
-        """Files of failed checkpoints that the next one may name, too."""
         self._recent: deque[int] = deque(maxlen=_RECENT_IDS)
         self._story: deque[str] = deque(maxlen=_STORY_LENGTH)
         # Flink: the interval is at least the pause.
@@ -145,8 +145,9 @@ class CheckpointCoordinator:
 
     @property
     def collecting(self) -> tuple[int, ...]:
-        """Ids of the pending checkpoints that lack acknowledgements."""
-        return tuple(number for number, pending in self._pending.items() if pending.stage is Stage.COLLECTING)
+        """Ids of the checkpoints that lack acknowledgements: pending ones, and those that have expired."""
+        collecting = (number for number, pending in self._pending.items() if pending.stage is Stage.COLLECTING)
+        return (*self._late, *collecting)
 
     @property
     def incomplete(self) -> tuple[int, ...]:
@@ -177,13 +178,8 @@ class CheckpointCoordinator:
         """
         self._story.append(describe(stimulus))
         instructions = self._handle(stimulus)
-        if self._garbage and not self._pending and self._triggering is None:
-            # State files are named by content, so a task of a pending checkpoint may write a file of the same name
-            # again. So the files of aborted checkpoints are deleted when no checkpoint is pending.
-            files = frozenset(self._garbage) - self._named_by_latest - self._handed_over
-            self._garbage.clear()
-            if files:
-                instructions.append(DiscardState(files))
+        if not self._pending and not self._late and self._triggering is None and (files := self._files.take()):
+            instructions.append(DiscardState(files))
         return instructions
 
     @singledispatchmethod
@@ -319,16 +315,9 @@ class CheckpointCoordinator:
         if stimulus.running:
             if was_running or self._interval_ms is None:
                 return []
-            return [ArmPeriodic(stimulus.now_ms + self._initial_delay_ms(self._interval_ms))]
+            delay_ms = self._config.initial_delay_ms(self._interval_ms, f"{self._job_id}/{self._fencing_token}")
+            return [ArmPeriodic(stimulus.now_ms + delay_ms)]
         return self._abort_all(stimulus.now_ms, CheckpointFailureReason.CHECKPOINT_COORDINATOR_SUSPEND)
-
-    def _initial_delay_ms(self, interval_ms: int) -> int:
-        """Returns a delay between pause and interval, so that jobs that start together do not trigger together.
-
-        Flink: ``CheckpointCoordinator.getRandomInitDelay``; here it is derived from the job and the attempt.
-        """
-        pause_ms = to_millis(self._config.min_pause)
-        return pause_ms + crc32(f"{self._job_id}/{self._fencing_token}".encode()) % (interval_ms - pause_ms + 1)
 
     @_handle.register
     def _(self, stimulus: Shutdown) -> list[Instruction]:
@@ -345,8 +334,11 @@ class CheckpointCoordinator:
             # A checkpoint that is being written may still complete, so it is not aborted, and its files are kept.
             if pending.can_abort:
                 instructions += self._abort(pending, now_ms, reason, promote=False)
-        self._garbage |= self._handed_over  # nothing takes them over any more, except what is being written
-        self._handed_over.clear()
+        self._files.give_up()
+        for late in self._late.values():
+            self._files.discard(late.files())
+            instructions.append(CancelSparkJob(late.checkpoint_id))
+        self._late.clear()
         return instructions
 
     # --- acknowledging ------------------------------------------------------------------------------------------------
@@ -359,23 +351,24 @@ class CheckpointCoordinator:
             return []
         if message.subtask != message.state.index:
             raise self._error(f"{_task(message)} sent the state of subtask {message.state.index}")
-        pending = self._pending.get(message.checkpoint_id)
+        pending = self._awaited(message.checkpoint_id)
         if pending is None:
-            late = message.checkpoint_id in self._recent
-            result = AcknowledgeResult.DISCARDED if late else AcknowledgeResult.UNKNOWN
+            known = message.checkpoint_id in self._recent
+            result = AcknowledgeResult.DISCARDED if known else AcknowledgeResult.UNKNOWN
         else:
             result = pending.acknowledge(Subtask(message.uid, message.subtask), message.state)
         self._story.append(f"  {result.value}")
         if result in (AcknowledgeResult.DISCARDED, AcknowledgeResult.UNKNOWN):
-            self._garbage.update(message.state.files())
+            self._files.discard(message.state.files())
         if pending is None or result is not AcknowledgeResult.SUCCESS:
             return []
-        self.statistics.record(pending.stats(stimulus.now_ms, CheckpointStatus.IN_PROGRESS))
+        if pending.checkpoint_id in self._pending:
+            self.statistics.record(pending.stats(stimulus.now_ms, CheckpointStatus.IN_PROGRESS))
         return self._write_if_acknowledged(pending)
 
     @_handle.register
     def _(self, stimulus: CoordinatorSnapshotted) -> list[Instruction]:
-        pending = self._pending.get(stimulus.checkpoint_id)
+        pending = self._awaited(stimulus.checkpoint_id)
         if pending is None:
             return []
         result = pending.acknowledge_coordinator(stimulus.uid, stimulus.state)
@@ -385,17 +378,13 @@ class CheckpointCoordinator:
     def _write_if_acknowledged(self, pending: PendingCheckpoint) -> list[Instruction]:
         if not pending.fully_acknowledged:
             return []
+        follows: type[WriteMetadata] = WriteMetadata
+        if self._late.pop(pending.checkpoint_id, None) is not None:
+            follows = HandOver
+            self._files.hand_over(pending.checkpoint_id, pending.files())
         pending.stage = Stage.WRITING_METADATA
-        return [
-            WriteMetadata(
-                pending.checkpoint_id,
-                pending.request.kind,
-                pending.trigger_ms,
-                pending.states(),
-                pending.coordinator_states(),
-                pending.master_states(),
-            )
-        ]
+        states = pending.states(), pending.coordinator_states(), pending.master_states()
+        return [follows(pending.checkpoint_id, pending.request.kind, pending.trigger_ms, *states)]
 
     @_handle.register
     def _(self, stimulus: Decline) -> list[Instruction]:
@@ -416,26 +405,39 @@ class CheckpointCoordinator:
 
     @_handle.register
     def _(self, stimulus: AcknowledgedLate) -> list[Instruction]:
-        self._garbage |= stimulus.files
+        self._files.discard(stimulus.files)
         return []
 
     @_handle.register
     def _(self, stimulus: TasksRestarted) -> list[Instruction]:
         for checkpoint_id in stimulus.checkpoint_ids:
-            self._in_stage(checkpoint_id, Stage.COLLECTING).withdraw(stimulus.tasks)
+            late = self._late.get(checkpoint_id)
+            (late or self._in_stage(checkpoint_id, Stage.COLLECTING)).withdraw(stimulus.tasks)
         return []
 
     @_handle.register
     def _(self, stimulus: TimerFired) -> list[Instruction]:
+        if stimulus.checkpoint_id in self._late:
+            return self._count_missed(self._late[stimulus.checkpoint_id])
         pending = self._pending.get(stimulus.checkpoint_id)
         if pending is None or not pending.can_abort:
             return []
-        return self._abort(
-            pending,
-            stimulus.now_ms,
-            CheckpointFailureReason.CHECKPOINT_EXPIRED,
-            f"{pending.acknowledged} of {len(self._plan.tasks_to_wait_for)} tasks answered in {self._config.timeout}",
-        )
+        detail = f"{pending.answers} in {self._config.timeout}"
+        return self._abort(pending, stimulus.now_ms, CheckpointFailureReason.CHECKPOINT_EXPIRED, detail)
+
+    def _count_missed(self, late: PendingCheckpoint) -> list[Instruction]:
+        """Counts another failure, because none could be triggered behind a checkpoint that has expired.
+
+        Tasks acknowledge in order. If they hang, no later checkpoint would ever expire.
+        """
+        if self._pending:
+            return []  # it has a timeout of its own
+        number, reason = late.checkpoint_id, CheckpointFailureReason.CHECKPOINT_EXPIRED
+        self.statistics.record_failure()
+        if not self._failures.failed(None, late.request, reason):
+            return []
+        message = f"no checkpoint is possible: {late.answers} checkpoint {number}, which has expired{self._tolerance}"
+        return [CancelSparkJob(number), FailJob(number, reason, message)]
 
     # --- completing ---------------------------------------------------------------------------------------------------
 
@@ -459,7 +461,7 @@ class CheckpointCoordinator:
         if pending.stage is Stage.REPLACING_HEAD and stimulus.unknown_outcome:
             # It may be complete, so nothing that its tasks prepared may be aborted. The next attempt finds out.
             self._remove(pending)
-            self._named_by_latest |= frozenset(pending.files())
+            self._files.keep(pending.files())
             self.statistics.record(pending.stats(stimulus.now_ms, CheckpointStatus.FAILED, reason))
             message = f"it is unknown whether checkpoint {pending.checkpoint_id} is complete: {stimulus.cause}"
             return [FailJob(pending.checkpoint_id, reason, message)]
@@ -472,9 +474,7 @@ class CheckpointCoordinator:
     def _(self, stimulus: HeadReplaced) -> list[Instruction]:
         pending = self._in_stage(stimulus.checkpoint_id, Stage.REPLACING_HEAD)
         self._succeeded(pending, stimulus.now_ms)
-        self._named_by_latest = frozenset(pending.files())
-        self._garbage |= self._handed_over
-        self._handed_over.clear()
+        self._files.completed(pending.checkpoint_id, pending.files())
         self._completed.append(pending.checkpoint_id)
         self._committing = pending.checkpoint_id
         instructions: list[Instruction] = []
@@ -502,18 +502,15 @@ class CheckpointCoordinator:
         instructions: list[Instruction] = []
         dropped = [self._completed.popleft() for _ in range(len(self._completed) - self._config.num_retained)]
         if dropped:
-            instructions.append(
-                NotifySubsumed(self._job_id, dropped[-1], self._fencing_token, self._plan.tasks_to_commit)
-            )
-            instructions.append(DropSubsumed(tuple(dropped)))
+            subsumed = NotifySubsumed(self._job_id, dropped[-1], self._fencing_token, self._plan.tasks_to_commit)
+            instructions += [subsumed, DropSubsumed(tuple(dropped))]
         return instructions + self._move_head()
 
     def _move_head(self) -> list[Instruction]:
         """Completes the oldest written checkpoint, unless another one is being completed or committed."""
         if self._committing is not None or any(p.stage is Stage.REPLACING_HEAD for p in self._pending.values()):
             return []
-        waiting = [p for p in self._pending.values() if p.stage is Stage.AWAITING_HEAD]
-        if not waiting:
+        if not (waiting := [p for p in self._pending.values() if p.stage is Stage.AWAITING_HEAD]):
             return []
         oldest = min(waiting, key=lambda pending: pending.checkpoint_id)
         oldest.stage = Stage.REPLACING_HEAD
@@ -542,15 +539,18 @@ class CheckpointCoordinator:
         self._remove(pending)
         failed = self._failures.failed(pending.checkpoint_id, pending.request, reason, by_task=by_task)
         tolerated = not failed and reason in LOSES_NOTHING and pending.request.kind is CheckpointKind.CHECKPOINT
-        if tolerated and not discard:
-            self._named_by_latest |= frozenset(pending.files())
-        elif tolerated:  # tasks continue from this state: the next checkpoint names some files, and older ones others
-            self._handed_over |= frozenset(pending.files()) - self._named_by_latest
+        collecting = pending.stage is Stage.COLLECTING
+        if goes_on := tolerated and collecting and reason is CheckpointFailureReason.CHECKPOINT_EXPIRED:
+            self._late[pending.checkpoint_id] = pending
+        elif tolerated and not discard:
+            self._files.keep(pending.files())
+        elif tolerated:
+            self._files.hand_over(pending.checkpoint_id, pending.files())
         elif discard:
-            self._garbage.update(pending.files())
+            self._files.discard(pending.files())
         self.statistics.record(pending.stats(now_ms, CheckpointStatus.FAILED, reason))
         instructions: list[Instruction] = []
-        if pending.stage is Stage.COLLECTING and reason is not CheckpointFailureReason.CHECKPOINT_SUBSUMED:
+        if collecting and not goes_on and reason is not CheckpointFailureReason.CHECKPOINT_SUBSUMED:
             instructions.append(CancelSparkJob(pending.checkpoint_id))
         instructions.append(NotifyAborted(self._job_id, pending.checkpoint_id, self._fencing_token, reason, tolerated))
         if failed:
@@ -568,6 +568,10 @@ class CheckpointCoordinator:
     @property
     def _tolerance(self) -> str:
         return f" (more than {n} in a row)" if (n := self._config.tolerable_failed) else ""
+
+    def _awaited(self, checkpoint_id: int) -> PendingCheckpoint | None:
+        """Returns a checkpoint for which acknowledgements count, or None."""
+        return self._pending.get(checkpoint_id) or self._late.get(checkpoint_id)
 
     def _remove(self, pending: PendingCheckpoint) -> None:
         del self._pending[pending.checkpoint_id]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from zlib import crc32
 
+from dagster_flinkpy.common.clock import to_millis
 from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
 from dagster_flinkpy.datastream.checkpointing.master_hook import MasterTriggerRestoreHook
 from dagster_flinkpy.datastream.checkpointing.state_backend_type import StateBackendType
@@ -37,8 +39,7 @@ class CoordinatorConfig:
     """How many checkpoints in a row may fail before the job fails. Default: 0, so the first failure fails the job."""
     unaligned: bool = False
     """Whether an input gate that aligns for too long takes its snapshot without the missing barriers. The input before
-    those barriers is stored with the checkpoint, which then cannot be restored at another parallelism. Needs
-    EXACTLY_ONCE. Default: False."""
+    those barriers is stored with the checkpoint. Needs EXACTLY_ONCE. Default: False."""
     aligned_timeout: timedelta = timedelta(0)
     """How long a gate aligns if checkpoints may be unaligned. Default: 0, so gates do not align at all."""
     num_retained: int = 1
@@ -51,6 +52,14 @@ class CoordinatorConfig:
     """How a task holds keyed state while it runs. Default: in columnar runs."""
     master_hooks: tuple[MasterTriggerRestoreHook, ...] = ()
     """Hooks that are called on the driver at each checkpoint and restore. Default: none."""
+
+    def initial_delay_ms(self, interval_ms: int, seed: str) -> int:
+        """Returns a delay between pause and interval, so that jobs that start together do not trigger together.
+
+        Flink: ``CheckpointCoordinator.getRandomInitDelay``; here it follows from the seed.
+        """
+        pause_ms = to_millis(self.min_pause)
+        return pause_ms + crc32(seed.encode()) % (interval_ms - pause_ms + 1)
 
     @staticmethod
     def of_program(declared: CheckpointConfig, *, num_retained: int = DEFAULT_NUM_RETAINED) -> CoordinatorConfig:

@@ -24,10 +24,11 @@ LOSES_NOTHING = frozenset(
     {
         CheckpointFailureReason.TRIGGER_CHECKPOINT_FAILURE,
         CheckpointFailureReason.CHECKPOINT_ASYNC_EXCEPTION,
+        CheckpointFailureReason.CHECKPOINT_EXPIRED,
         CheckpointFailureReason.FINALIZE_CHECKPOINT_FAILURE,
     }
 )
-"""Failures before an epoch begins, and after all tasks have taken their snapshots."""
+"""Failures before an epoch begins, and those after which all tasks take their snapshots, though perhaps late."""
 
 
 class CheckpointFailureManager:

@@ -19,6 +19,7 @@ __all__ = [
     "DropSubsumed",
     "EmitBarriers",
     "FailJob",
+    "HandOver",
     "Instruction",
     "NotifyAborted",
     "NotifyComplete",
@@ -118,6 +119,11 @@ class WriteMetadata(Instruction):
     """JSON values, by uid."""
     master_states: Mapping[str, Any] = field(default_factory=dict)
     """JSON values, by identifier of the master hook."""
+
+
+@dataclass(frozen=True)
+class HandOver(WriteMetadata):
+    """All have acknowledged a checkpoint that had expired: let the next one take over. There is no answer."""
 
 
 @dataclass(frozen=True)

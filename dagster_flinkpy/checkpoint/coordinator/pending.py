@@ -111,6 +111,11 @@ class PendingCheckpoint:
         return not self._missing_tasks and not self._missing_coordinators and not self._missing_hooks
 
     @property
+    def answers(self) -> str:
+        """How many tasks have answered, in words for people."""
+        return f"{self.acknowledged} of {self._number_of_tasks} tasks answered"
+
+    @property
     def acknowledged(self) -> int:
         """How many tasks have answered."""
         return len(self._states)

@@ -157,7 +157,8 @@ class JobState:
         self._read_up_to = 0
         """The last checkpoint for which all sources have been read."""
         self._timeouts: dict[int, int] = {}
-        """When each pending checkpoint expires, in milliseconds since 1970."""
+        """When each checkpoint expires that lacks acknowledgements, in milliseconds since 1970."""
+        self._timeout_ms = to_millis(regions[0].planner.config.checkpointing.timeout)
         # After failures.
         self._outcome_unknown = False
         """Whether HEAD may name a checkpoint without this attempt knowing it."""
@@ -220,6 +221,8 @@ class JobState:
             for number in self._failover.restart_due(stimulus.now_ms):
                 self._on_restart(self.regions[number])
             self._advance()
+            for checkpoint_id in () if self._failover.restarting else self.coordinator.collecting:
+                self._timeouts.setdefault(checkpoint_id, stimulus.now_ms + self._timeout_ms)
         except Exception as error:
             add_note(error, "\n    ".join(("Last stimuli of the job:", *self._story)))
             raise
@@ -320,7 +323,7 @@ class JobState:
             overtaken = self._overtake()
         if (trigger := self.schedule.close_next(failed=self.failure is not None)) is not None:
             self._drive(trigger)
-        if self._complete_next():
+        if self.chain.hand_over_expired() or self._complete_next():
             self._advance()
             return
         if not self.chain.idle:
@@ -494,9 +497,6 @@ class JobState:
 
     def _on_restart(self, region: RegionState) -> None:
         """A region runs again."""
-        timeout_ms = to_millis(region.planner.config.checkpointing.timeout)
-        for checkpoint_id in self.coordinator.collecting:
-            self._timeouts.setdefault(checkpoint_id, self._turn.now_ms + timeout_ms)
         if len(self.regions) == 1 and not region.idle and self.chain.idle and not self.takes_over:
             # Nothing else has anything open. Otherwise the attempt tidies up when it ends.
             self._tell(AbortLingering(region.number))
@@ -540,6 +540,7 @@ class JobState:
             if not aborted.tolerated or not self._tolerate(number, cause):
                 self._abort_due = True
                 self.fail(cause, number)
+                self._follow(CancelSparkJob(number))
 
     def _follow(self, instruction: Instruction) -> None:
         match instruction:
@@ -557,7 +558,8 @@ class JobState:
                 for region in self.regions:
                     if checkpoint_id in region.working_for:
                         self._tell(InterruptRegion(region.number))
-            case WriteMetadata():
+            case WriteMetadata(checkpoint_id=checkpoint_id):
+                self._timeouts.pop(checkpoint_id, None)
                 self.chain.add(instruction)
             case ReplaceHead(checkpoint_id=checkpoint_id):
                 self.requests.completing = checkpoint_id
@@ -588,9 +590,7 @@ class JobState:
     def _finish(self) -> None:
         """A checkpoint is committed."""
         handed_out = self.chain.finish()
-        metadata, number = handed_out.metadata, handed_out.metadata.checkpoint_id
-        self._timeouts.pop(number, None)
-        self._failover.completed(number)
+        self._failover.completed((metadata := handed_out.metadata).checkpoint_id)
         self._tell(handed_out)
         for each in handed_out.checkpoint_ids:
             written = {uid: ids for region in self.regions for uid, ids in region.on_completed(each).items()}

@@ -213,14 +213,24 @@ class StreamBatch:
             combined=self.combined,
         )
 
-    def filter(self, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> StreamBatch:
-        """Returns the records where ``mask`` is true."""
+    def filter(self, mask: np.ndarray[Any, np.dtype[np.bool_]], *, keys: bool = False) -> StreamBatch:
+        """Returns the records where ``mask`` is true.
+
+        Args:
+            mask: Whether to keep each record.
+            keys: Whether they keep their keys, too. Default: False.
+        """
         keep = np.flatnonzero(mask)
+        kept = None
+        if keys and self.keys is not None:
+            column = self.keys.column.take(pa.array(keep))
+            kept = KeyColumn(self.keys.type_info, column, self.keys.hashes[keep])
         batch = StreamBatch(
             self.type_info,
             self.timestamps[keep],
             column=None if self._column is None else self._column.take(pa.array(keep)),
             values=None if self._values is None else [self._values[i] for i in keep.tolist()],
+            keys=kept,
             producer=self.producer,
         )
         batch._checked = self._checked

@@ -188,11 +188,16 @@ class SingleCheckpointBarrierHandler(BarrierHandler):
         channels: All channels of all inputs.
         unaligned: Whether to take the snapshot at the first barrier. Otherwise :class:`AlignmentTimeout` makes a
             checkpoint unaligned. Default: False.
+        aligned: Channels whose barriers are awaited all the same: none of their elements becomes channel state (Flink:
+            ``AlignmentType.FORCED_ALIGNED``). Default: none.
     """
 
-    def __init__(self, channels: Iterable[Channel], *, unaligned: bool = False) -> None:
+    def __init__(
+        self, channels: Iterable[Channel], *, unaligned: bool = False, aligned: Set[Channel] = frozenset()
+    ) -> None:
         super().__init__(channels)
-        self._unaligned = unaligned
+        self._unaligned, self._aligned = unaligned, aligned
+        self._timed_out = False
         self._current = 0
         self._finished = 0
         """The last checkpoint that was completed or aborted."""
@@ -242,8 +247,10 @@ class SingleCheckpointBarrierHandler(BarrierHandler):
                     self._on_cancel(event, actions)
             case AlignmentTimeout(checkpoint_id=checkpoint_id):
                 if checkpoint_id == self.aligning:
-                    self._snapshot(actions)
-                    self._unblock(actions)
+                    self._timed_out = True
+                    if self._may_overtake:
+                        self._snapshot(actions)
+                        self._unblock(actions)
             case _:
                 raise AssertionError(f"unknown event {event!r}")
 
@@ -276,8 +283,10 @@ class SingleCheckpointBarrierHandler(BarrierHandler):
         self._arrived.add(channel)
         last = self._arrived == self._channels
         if not self._taken:
-            if last or self._unaligned:
+            if last or self._may_overtake:
                 self._snapshot(actions)
+                if not last:
+                    self._unblock(actions)
             else:
                 self._blocked.add(channel)
                 actions.append(Block(channel))
@@ -296,6 +305,11 @@ class SingleCheckpointBarrierHandler(BarrierHandler):
         self._abort(checkpoint_id, CheckpointFailureReason.CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER, actions)
         self._unblock(actions)
 
+    @property
+    def _may_overtake(self) -> bool:
+        """Whether the snapshot need not wait for the missing barriers."""
+        return (self._unaligned or self._timed_out) and self._aligned <= self._arrived
+
     def _snapshot(self, actions: list[Action]) -> None:
         self._taken = True
         actions.append(Snapshot(self._current))
@@ -307,7 +321,7 @@ class SingleCheckpointBarrierHandler(BarrierHandler):
     def _end(self) -> None:
         self._finished = self._current
         self._arrived.clear()
-        self._taken = False
+        self._taken = self._timed_out = False
 
     def _unblock(self, actions: list[Action], first: Event | None = None) -> None:
         """Unblocks all channels and handles the kept events in order, which may block channels again."""

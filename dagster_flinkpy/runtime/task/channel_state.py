@@ -1,21 +1,31 @@
-"""In-flight data of unaligned checkpoints (Flink: ``ChannelStateWriter``)."""
+"""In-flight data of unaligned checkpoints, and records that no function has selected (Flink: ``ChannelStateWriter``).
+
+At another parallelism, the records of a keyed edge go to the subtasks that have their keys now, and those of
+``partition_custom`` where the partitioner sends them. Of a broadcast edge, a subtask has what the one has had whose
+broadcast state it gets. Of other edges, all that a subtask has had goes to one (Flink: ``SubtaskStateMapper``).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from dagster_flinkpy.datastream.program.job_graph import JobEdge
+from dagster_flinkpy.datastream.program.job_graph import JobEdge, PartitionerKind
 from dagster_flinkpy.errors import RestoreError
+from dagster_flinkpy.key_hashes import key_groups_of_hashes, operator_indexes
+from dagster_flinkpy.runtime.shuffle.channel_selectors import CustomSelector
+from dagster_flinkpy.runtime.shuffle.wire import decode_buffer, encode_batch
 from dagster_flinkpy.state.files.operator_state import read_partitions, write_partitions
 from dagster_flinkpy.state.files.transfers import Uploads
 from dagster_flinkpy.storage import ObjectStore
 
-__all__ = ["ChannelStateWriter", "InFlightRow", "read_channel_state"]
+__all__ = ["ChannelStateWriter", "InFlightRow", "own_records", "read_channel_state"]
 
 Json = Any
 
@@ -42,6 +52,8 @@ class InFlightRow:
     kind: int
     payload: Any
     """Bytes, or a buffer of bytes."""
+    rescaled: Sequence[tuple[int, int]] = ()
+    """Whose it was whenever the parallelism has changed since: a subtask, and how many there were."""
 
 
 class ChannelStateWriter:
@@ -113,4 +125,37 @@ def read_channel_state(
                     f"the checkpoint contains in-flight data from operator {source!r} to {operator!r}, but the program "
                     "no longer connects them. First run the old program up to a checkpoint with unaligned=False."
                 )
-            yield InFlightRow(edge, channel, kind, payloads[i].as_buffer())
+            yield InFlightRow(edge, channel, kind, payloads[i].as_buffer(), part.get("rescaled", ()))
+
+
+def own_records(row: InFlightRow, subtask: int, parallelism: int, max_parallelism: int) -> pa.Buffer | None:
+    """Returns the records of a row that are for a subtask, or None if none are.
+
+    Args:
+        row: A row with records.
+        subtask: The subtask, to which all of the row was given.
+        parallelism: How many subtasks there are now.
+        max_parallelism: Number of key groups.
+    """
+    if not row.rescaled:
+        return row.payload
+    edge, owners = row.edge, [*row.rescaled, (subtask, parallelism)]
+    batch = decode_buffer(row.payload, edge.type_info)
+    keep = np.ones(len(batch), dtype=np.bool_)
+    for before, (index, width) in pairwise(owners):
+        match edge.partitioner.kind:
+            case PartitionerKind.HASH:
+                assert batch.keys is not None
+                groups = key_groups_of_hashes(batch.keys.hashes, max_parallelism)
+                keep &= operator_indexes(groups, max_parallelism, width) == index
+            case PartitionerKind.CUSTOM:
+                keep &= CustomSelector(edge.partitioner, width).select(batch) == index
+            case PartitionerKind.GLOBAL:
+                keep &= index == 0
+            case PartitionerKind.BROADCAST:
+                keep &= index % before[1] == before[0]
+            case _:
+                keep &= before[0] * width // before[1] == index
+    if keep.all():
+        return row.payload
+    return encode_batch(batch.filter(keep, keys=True)) if keep.any() else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -22,7 +22,7 @@ from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
 from dagster_flinkpy.datastream.functions import function_of
 from dagster_flinkpy.datastream.input_selection import InputSelectable
 from dagster_flinkpy.datastream.operator_specs import SourceSpec, TimestampsSpec
-from dagster_flinkpy.datastream.program.job_graph import JobEdge, JobVertex
+from dagster_flinkpy.datastream.program.job_graph import JobEdge, JobVertex, PartitionerKind
 from dagster_flinkpy.errors import CheckpointError
 from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
@@ -51,7 +51,7 @@ from dagster_flinkpy.runtime.task.barrier_handlers import (
     Unblock,
 )
 from dagster_flinkpy.runtime.task.chaining_output import ChainingOutput
-from dagster_flinkpy.runtime.task.channel_state import ChannelStateWriter, InFlightRow, read_channel_state
+from dagster_flinkpy.runtime.task.channel_state import ChannelStateWriter, InFlightRow, own_records, read_channel_state
 from dagster_flinkpy.runtime.task.event_gateway import OperatorEventGateway
 from dagster_flinkpy.runtime.task.io_metrics import OperatorIOMetrics
 from dagster_flinkpy.runtime.task.latency import LatencyMarker
@@ -123,7 +123,7 @@ class OperatorTask:
         self._first = StaticFirst(channels.keys(), {each for each in channels if each[0] in static})
         self._is_source = isinstance(vertex.spec, SourceSpec)
         self._makes_watermarks = isinstance(vertex.spec, SourceSpec | TimestampsSpec)
-        self._barriers = _create_handler(channels, job)
+        self._barriers = _create_handler(channels, self._edges, job)
         self._aligning_since: tuple[int, int] | None = None
         self._first_barrier: dict[int, int] = {}
         """The processing time at which the first barrier arrived, by checkpoint."""
@@ -405,9 +405,13 @@ class OperatorTask:
         if not handles:
             return
         store = self._job.job_storage.open()
-        for row in read_channel_state(handles, list(self._edges.values()), store, operator=self.vertex.uid):
-            if row.kind == Kind.BUFFER:  # earlier releases have stored others, too
-                self._deliver((row.edge.id, row.channel), Kind.BUFFER, row.payload, BEFORE)
+        vertex = self.vertex
+        for row in read_channel_state(handles, list(self._edges.values()), store, operator=vertex.uid):
+            if row.kind != Kind.BUFFER:  # earlier releases have stored others, too
+                continue
+            payload = own_records(row, self._subtask, vertex.parallelism, vertex.max_parallelism)
+            if payload is not None:
+                self._deliver((row.edge.id, row.channel), Kind.BUFFER, payload, BEFORE)
         self.process_held()
 
     # --- time --------------------------------------------------------------------------------------------------------
@@ -583,7 +587,10 @@ class OperatorTask:
         )
 
 
-def _create_handler(channels: Iterable[Channel], job: EpochJob) -> BarrierHandler:
+def _create_handler(channels: Iterable[Channel], edges: Mapping[int, JobEdge], job: EpochJob) -> BarrierHandler:
     if job.mode is CheckpointingMode.AT_LEAST_ONCE:
         return CheckpointBarrierTracker(channels)
-    return SingleCheckpointBarrierHandler(channels, unaligned=job.alignment_timeout == timedelta(0))
+    # What a subtask has not read of a broadcast belongs to its broadcast state, and at another parallelism others get
+    # that (Flink: StreamEdge.supportsUnalignedCheckpoints).
+    aligned = frozenset(each for each in channels if edges[each[0]].partitioner.kind is PartitionerKind.BROADCAST)
+    return SingleCheckpointBarrierHandler(channels, unaligned=job.alignment_timeout == timedelta(0), aligned=aligned)

@@ -44,6 +44,7 @@ from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.runtime.master.job_failover import JobFailover
 from dagster_flinkpy.runtime.master.job_messages import (
     EpochsAsked,
+    HandOut,
     JobStarted,
     PlanEpoch,
     RequestsTaken,
@@ -328,6 +329,44 @@ def test_what_tasks_store_for_a_checkpoint_that_has_expired_is_deleted(tmp_path:
     job.does(late)
     (discarded,) = (each for each in job.told if isinstance(each, DiscardState))
     assert discarded.files == frozenset(keyed("late").files())
+
+
+def test_the_next_checkpoint_takes_over_from_one_that_has_expired(tmp_path: Path) -> None:
+    job = Job(tmp_path, timeout=timedelta(seconds=5), tolerable_failed=2)
+    job.does(EpochsAsked(0, EpochRequest(limit=1)))
+    job.step(CheckpointIdAssigned(0, 1))
+    job.planned()
+    assert job.ran().count("PlanEpoch") == 1, "the region behind it follows"
+    job.planned()
+    (run,) = (each for each in job.told if isinstance(each, RunEpochs))
+    job.now = 5000
+    assert "InterruptRegion" not in job.does(TimePassed(job.now)), "its tasks go on"
+    assert job.state.next_timer == 6000
+    job.now = 6000
+    assert job.does(TimePassed(job.now)) == [], "tasks have not acknowledged it"
+    assert job.does(job.ended(run.region, 1)) == ["AssignCheckpointId"], "no input is left, and one takes over"
+    assert "RepeatState" in job.step(CheckpointIdAssigned(job.now, 2))
+    for number, planner in enumerate(job.made.planners):
+        ended = job.ended(number, 2)
+        planner.repeat(2)
+        job.does(ended)
+    job.step(MetadataWritten(job.now, 2))
+    job.step(HeadReplaced(job.now, 2))
+    job.step(CommitFinished(job.now, 2))
+    (handed_out,) = (each for each in job.told if isinstance(each, HandOut))
+    assert handed_out.checkpoint_ids == (1, 2)
+
+
+def test_an_expired_checkpoint_whose_tasks_hang_fails_the_job_after_more_timeouts(tmp_path: Path) -> None:
+    job = Job(tmp_path, timeout=timedelta(seconds=5), tolerable_failed=1)
+    job.does(EpochsAsked(0, EpochRequest(limit=1)))
+    job.step(CheckpointIdAssigned(0, 1))
+    job.planned()
+    job.now = 5000
+    assert "InterruptRegion" not in job.does(TimePassed(job.now))
+    job.now = 10_000
+    assert "InterruptRegion" in job.does(TimePassed(job.now))
+    assert "no checkpoint is possible: 0 of" in str(job.state.error)
 
 
 @pytest.mark.parametrize(("before", "after"), list(itertools.product(Phase, Phase)))

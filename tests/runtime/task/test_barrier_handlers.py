@@ -144,17 +144,22 @@ def test_exactly_once_the_snapshot_holds_exactly_the_records_before_the_barrier(
     check_all_delivered(run, gate)
 
 
-@given(run=runs(), unaligned=st.booleans(), timeouts=st.sets(st.integers(0, 30)))
+@given(
+    run=runs(), unaligned=st.booleans(), timeouts=st.sets(st.integers(0, 30)), aligned=st.sets(st.sampled_from("abc"))
+)
 def test_unaligned_the_snapshot_and_its_channel_state_hold_exactly_the_records_before_the_barrier(
-    run: Run, unaligned: bool, timeouts: set[int]
+    run: Run, unaligned: bool, timeouts: set[int], aligned: set[str]
 ) -> None:
-    gate = Gate(SingleCheckpointBarrierHandler(run.channels, unaligned=unaligned))
+    aligned &= run.channels.keys()
+    gate = Gate(SingleCheckpointBarrierHandler(run.channels, unaligned=unaligned, aligned=aligned))
     for i, event in enumerate(run.events()):
         gate.handle(event)
         if i in timeouts and gate.handler.aligning is not None:
             waiting = gate.handler.aligning
-            assert Snapshot(waiting) in gate.handle(AlignmentTimeout(waiting))
-            assert gate.handler.aligning != waiting
+            waits = bool(aligned & gate.handler.missing(waiting))
+            assert (Snapshot(waiting) in gate.handle(AlignmentTimeout(waiting))) != waits
+            assert (gate.handler.aligning != waiting) != waits
+    assert not any(channel in aligned for each in gate.in_flight.values() for channel, _ in each)
     for checkpoint_id in gate.complete:
         assert gate.snapshots[checkpoint_id] + gate.in_flight[checkpoint_id] == run.before(checkpoint_id)
     assert gate.complete == sorted(gate.snapshots)
@@ -261,6 +266,17 @@ def test_unaligned_takes_the_snapshot_at_the_first_barrier() -> None:
     assert handler.handle(Barrier(A, 1)) == [Snapshot(1)]
     assert handler.handle(Barrier(A, 2)) == [Block(A)]
     assert handler.handle(Barrier(B, 1)) == [Complete(1), Unblock(A), Snapshot(2)]
+
+
+def test_a_snapshot_waits_for_the_channels_that_must_align() -> None:
+    handler = SingleCheckpointBarrierHandler([A, B, C], unaligned=True, aligned={B})
+    assert handler.handle(Barrier(A, 1)) == [Block(A)]
+    assert handler.handle(Element(A, "behind")) == []
+    assert handler.handle(Element(B, "before")) == [Deliver(B, "before")]
+    assert handler.handle(Barrier(B, 1)) == [Snapshot(1), Unblock(A), Deliver(A, "behind")]
+    assert handler.handle(Element(C, "before")) == [AddToChannelState(1, C, "before"), Deliver(C, "before")]
+    assert handler.handle(Barrier(C, 1)) == [Complete(1)]
+    assert handler.handle(Barrier(B, 2)) == [Snapshot(2)]
 
 
 def test_at_least_once_a_later_checkpoint_subsumes_the_ones_before() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Container
 
-from dagster_flinkpy.checkpoint.coordinator.instructions import Instruction, WriteMetadata
+from dagster_flinkpy.checkpoint.coordinator.instructions import HandOver, Instruction, WriteMetadata
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.runtime.master.commits.epoch_outputs import EpochOutputs
 from dagster_flinkpy.runtime.master.job_messages import CommitCheckpoint, CompleteCheckpoint, HandOut, WriteCheckpoint
@@ -64,11 +64,14 @@ class CompletionChain:
         """
         if self.current is not None or not self.waiting:
             return None
-        self.current = metadata = self.outputs.taken_over(self._create_metadata(self.waiting.popleft()))
+        self.current = metadata = self._next()
         if metadata.checkpoint_id in unwritten:
             return metadata.checkpoint_id
         self._tell(WriteCheckpoint(metadata))
         return None
+
+    def _next(self) -> CheckpointMetadata:
+        return self.outputs.taken_over(self._create_metadata(self.waiting.popleft()))
 
     def replace_head(self, checkpoint_id: int) -> None:
         """3. Its metadata is written: HEAD is to name it, and then it is complete."""
@@ -88,6 +91,13 @@ class CompletionChain:
         return self.outputs.publish(metadata)
 
     # --- if it fails -------------------------------------------------------------------------------------------------
+
+    def hand_over_expired(self) -> bool:
+        """Lets the next checkpoint take over from one that has expired, if it is that one's turn. Returns whether."""
+        if self.current is not None or not self.waiting or not isinstance(self.waiting[0], HandOver):
+            return False
+        self.outputs.hand_over(self._next())
+        return True
 
     def hand_over(self, checkpoint_id: int | None) -> bool:
         """Lets the next checkpoint take over from the current one, which has failed.
