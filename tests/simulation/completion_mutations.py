@@ -8,7 +8,8 @@ from typing import Any
 from unittest import mock
 
 from dagster_flinkpy.checkpoint.attempt import Attempt
-from dagster_flinkpy.checkpoint.coordinator.instructions import NotifyAborted
+from dagster_flinkpy.checkpoint.coordinator.discarded_files import DiscardedFiles
+from dagster_flinkpy.checkpoint.coordinator.instructions import HandOver, NotifyAborted
 from dagster_flinkpy.checkpoint.coordinator.stimuli import CoordinatorSnapshotted
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.runtime.master.commits.completion_chain import CompletionChain
@@ -32,6 +33,8 @@ _IN_FLIGHT = {
     **{"speculation": 0.08, "stray_messages": 0.466},
 }
 """As in a world in which it was noticed, because few worlds notice it."""
+_EXPIRING = {**ONE_STREAM, "regions": 1, "tolerates": 1, "stray_messages": 0.4}
+"""Stray messages say that the timeout has passed while regions have not acknowledged."""
 _LOSING = {**ONE_STREAM, "regions": 1, "unaligned": 0, "segment_loss": 0.05, "restarts": 1}
 
 
@@ -65,9 +68,34 @@ def _(real: Wrapped, store: CompletedCheckpointStore, attempt: Attempt) -> int:
 def _(real: Wrapped, master: JobMaster, instruction: Any) -> None:
     real(master, instruction)
     if isinstance(instruction, NotifyAborted) and instruction.tolerated:
-        coordinator = master.state.coordinator
-        files = coordinator._handed_over | coordinator._named_by_latest
+        known = master.state.coordinator._files
+        files = known._named_by_latest.union(*known._handed_over.values())
         master._mailbox.submit(Lane.STORE, partial(master._steps.store.store.delete_many, sorted(files)))
+
+
+@mutation(
+    "nobody takes over from a checkpoint that has expired",
+    CompletionChain,
+    "hand_over_expired",
+    "but the files have|nobody has committed|is lost",
+    **_EXPIRING,
+)
+def _(real: Wrapped, chain: CompletionChain) -> bool:
+    if chain.current is not None or not chain.waiting or not isinstance(chain.waiting[0], HandOver):
+        return False
+    chain.waiting.popleft()
+    return True
+
+
+@mutation(
+    "files of an expired checkpoint go before the next one names them",
+    DiscardedFiles,
+    "hand_over",
+    "was deleted, but retained|which does not exist|CorruptStateError",
+    **_EXPIRING,
+)
+def _(real: Wrapped, files: DiscardedFiles, checkpoint_id: int, names: Any) -> None:
+    files.discard(names)
 
 
 @mutation(

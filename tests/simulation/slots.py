@@ -139,7 +139,7 @@ class Background:
         def run() -> None:
             try:
                 if world.rng.random() < world.chaos.slow:
-                    world.sleep(world.rng.choice((0.05, 1, 10)))
+                    world.sleep(world.rng.choice((0.05, 1, 10, 90)))  # longer than a checkpoint may take
                 fails = world.chaos.upload_fails if self._name == "upload" else 0.0
                 if fails and world.rng.random() < fails:
                     world.note("an upload fails")

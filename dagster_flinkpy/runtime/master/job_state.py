@@ -451,7 +451,9 @@ class JobState:
 
         found = False
         for region in self.regions:
-            for each in region.overtake(passes):
+            for each in (
+                e for e in region.overtake(passes) if self._may_complete(e.checkpoint_id)
+            ):  # or has just expired
                 jobs = [] if each.job is None else [each.job.results]
                 self.chain.outputs.add(region.number, [each.checkpoint_id], *jobs)
                 self._acknowledge(region, each.checkpoint_id, each.states)
