@@ -275,9 +275,10 @@ class ExecutionGraph:
         return any(execution.state is ExecutionState.CANCELING for execution in self.executions(region))
 
     @property
-    def all_running(self) -> bool:
-        """Whether each task is running or has finished; only then checkpoints are triggered, as in Flink."""
-        return all(e.state in (ExecutionState.RUNNING, ExecutionState.FINISHED) for e in self.executions())
+    def not_running(self) -> frozenset[Subtask]:
+        """The tasks that are neither running nor have finished: no checkpoint can be triggered, as in Flink."""
+        runs = (ExecutionState.RUNNING, ExecutionState.FINISHED)
+        return frozenset(each.task for each in self.executions() if each.state not in runs)
 
     @property
     def waiting(self) -> frozenset[int]:
@@ -297,7 +298,7 @@ class ExecutionGraph:
         self._move(region, ExecutionState.SCHEDULED, ExecutionState.DEPLOYING)
 
     def switch_to_running(self, region: int) -> None:
-        """Notes that the Spark job of a region runs."""
+        """Notes that the Spark job of a region runs, or that its tasks do in their slots."""
         self._move(region, ExecutionState.DEPLOYING, ExecutionState.RUNNING)
 
     def finish(self, region: int) -> None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from dagster_flinkpy.checkpoint.coordinator.messages import CheckpointFailureReason, DeclineCheckpoint, Subtask
@@ -49,7 +49,7 @@ from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.runtime.master.regions.region_runner import RegionEnded
 from dagster_flinkpy.runtime.master.regions.region_state import RegionState
 
-__all__ = ["JobFailover", "declined", "diagnosed"]
+__all__ = ["AttemptFailure", "JobFailover", "declined", "diagnosed"]
 
 _log = logging.getLogger(__name__)
 
@@ -79,6 +79,16 @@ def diagnosed(error: E, latest: CheckpointMetadata | None) -> E | NamedSegmentLo
     )
     named.__cause__ = error
     return named
+
+
+@dataclass(frozen=True)
+class AttemptFailure:
+    """Why an attempt ends."""
+
+    error: BaseException
+    """The first error."""
+    since: int
+    """The first checkpoint that cannot complete because of it; 0 stands for all."""
 
 
 class JobFailover:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import singledispatchmethod
 
 from dagster_flinkpy.checkpoint.coordinator.coordinator import CheckpointCoordinator
@@ -70,7 +69,7 @@ from dagster_flinkpy.runtime.master.commits.checkpoint_steps import Outcome
 from dagster_flinkpy.runtime.master.commits.completion_chain import CompletionChain
 from dagster_flinkpy.runtime.master.epoch_request import EpochBatch
 from dagster_flinkpy.runtime.master.epoch_schedule import EpochSchedule
-from dagster_flinkpy.runtime.master.job_failover import JobFailover, declined, diagnosed
+from dagster_flinkpy.runtime.master.job_failover import AttemptFailure, JobFailover, declined, diagnosed
 from dagster_flinkpy.runtime.master.job_messages import (
     AbortLingering,
     CheckpointIdsReserved,
@@ -96,11 +95,16 @@ from dagster_flinkpy.runtime.master.job_messages import (
     WriteCheckpoint,
     describe,
 )
-from dagster_flinkpy.runtime.master.regions.region_epochs import Acknowledged, Turn
-from dagster_flinkpy.runtime.master.regions.region_runner import EpochPlanned, InputEnded, InputLooked, RegionEnded
+from dagster_flinkpy.runtime.master.regions.region_epochs import Turn
+from dagster_flinkpy.runtime.master.regions.region_runner import (
+    EpochPlanned,
+    InputEnded,
+    InputLooked,
+    RegionEnded,
+    TasksRunning,
+)
 from dagster_flinkpy.runtime.master.regions.region_state import RegionState
 from dagster_flinkpy.runtime.master.requests.taken_requests import TakenRequests
-from dagster_flinkpy.runtime.master.results import TaskFailure
 
 __all__ = ["JobState"]
 
@@ -108,16 +112,6 @@ _RETRY_AFTER_MS = 1000
 """How long a job waits after a tolerated failure, so that a store that is down is not asked all the time."""
 _STORY_LENGTH = 50
 _COMPLETING = (WriteCheckpoint, CompleteCheckpoint, CommitCheckpoint)
-
-
-@dataclass(frozen=True)
-class _Failure:
-    """Why an attempt ends."""
-
-    error: BaseException
-    """The first error."""
-    since: int
-    """The first checkpoint that cannot complete because of it; 0 stands for all."""
 
 
 class JobState:
@@ -147,7 +141,7 @@ class JobState:
         create_metadata: Callable[[WriteMetadata], CheckpointMetadata],
     ) -> None:
         self.coordinator, self.regions, self.contents = coordinator, tuple(regions), contents
-        self.failure: _Failure | None = None
+        self.failure: AttemptFailure | None = None
         self.terminated = False
         """Whether somebody outside has ended the run."""
         self.schedule, self.epochs = schedule, schedule.epochs
@@ -166,8 +160,6 @@ class JobState:
         """Whether transactions are to be aborted when nothing is running."""
         self._causes: dict[int | None, FlinkPyError] = {}
         """Why steps of checkpoints have failed."""
-        self._unwritten: dict[int, TaskFailure] = {}
-        """Why a task could not store its snapshot, by checkpoint."""
         self._subsumed: list[int] = []
 
     # --- what is known -----------------------------------------------------------------------------------------------
@@ -292,7 +284,9 @@ class JobState:
     def fail(self, error: BaseException, since: int = 0) -> None:
         """Ends the attempt. Checkpoints before ``since`` may still complete."""
         known = self.failure
-        self.failure = _Failure(error, since) if known is None else _Failure(known.error, min(since, known.since))
+        self.failure = (
+            AttemptFailure(error, since) if known is None else AttemptFailure(known.error, min(since, known.since))
+        )
         self.epochs.enough = True
         self.requests.given_up = True
         self._tell(GiveUpSavepoints())
@@ -322,6 +316,7 @@ class JobState:
                 region.proceed()
             overtaken = self._overtake()
         if (trigger := self.schedule.close_next(failed=self.failure is not None)) is not None:
+            self._drive(JobStatusChanged(self._turn.now_ms, True, self._failover.graph.not_running))
             self._drive(trigger)
         if self.chain.hand_over_expired() or self._complete_next():
             self._advance()
@@ -341,12 +336,9 @@ class JobState:
 
     def _complete_next(self) -> bool:
         """Writes the next checkpoint that all have acknowledged. Gives it up and returns True if a task declined it."""
-        if (number := self.chain.proceed(self._unwritten)) is None:
+        if (declined := self.chain.proceed()) is None:
             return False
-        task, error = (failure := self._unwritten.pop(number)).task, failure.error
-        cause, reason = f"{task.uid}[{task.subtask}]: {error}", CheckpointFailureReason.CHECKPOINT_ASYNC_EXCEPTION
-        declined = MetadataWriteFailed(self._turn.now_ms, number, unknown_outcome=False, cause=cause, reason=reason)
-        self._on(Outcome(self._turn.now_ms, declined, error))
+        self._on(declined)
         return True
 
     def _end_if_failed(self) -> None:
@@ -357,13 +349,17 @@ class JobState:
         if any(each.has_before(failure.since) for each in self.regions):
             return
         error = diagnosed(failure.error, self.contents.parent)
-        self.failure = _Failure(error, failure.since)
+        self.failure = AttemptFailure(error, failure.since)
         self._failover.job_failed(error, canceled=self.terminated or isinstance(error, JobCancelledError))
         self._drive(JobStatusChanged(self._turn.now_ms, running=False))
 
     @_on.register
     def _(self, stimulus: CheckpointIdsReserved) -> None:
         self.schedule.on_reserved(stimulus.checkpoint_ids)
+
+    @_on.register
+    def _(self, stimulus: TasksRunning) -> None:
+        self._failover.graph.switch_to_running(stimulus.region)
 
     @_on.register
     def _(self, stimulus: InputEnded) -> None:
@@ -433,7 +429,7 @@ class JobState:
         for each in acknowledged:
             if self._may_complete(each.checkpoint_id):  # it may have expired just now
                 self._acknowledge(region, each.checkpoint_id, each.states)
-                self._note_declined(each)
+                self.chain.note_declined(each)
         for reader in self.regions:
             for checkpoint_id, uid, in_flight in reader.settle():
                 if self._may_complete(checkpoint_id):
@@ -457,7 +453,7 @@ class JobState:
                 jobs = [] if each.job is None else [each.job.results]
                 self.chain.outputs.add(region.number, [each.checkpoint_id], *jobs)
                 self._acknowledge(region, each.checkpoint_id, each.states)
-                self._note_declined(each)
+                self.chain.note_declined(each)
                 for uid, in_flight in each.in_flight:
                     self._drive(CoordinatorSnapshotted(self._turn.now_ms, each.checkpoint_id, uid, in_flight))
                 found = True
@@ -472,10 +468,6 @@ class JobState:
             self._drive(Acknowledge(now, message))
         for uid, position in planner.coordinator_states(checkpoint_id).items():
             self._drive(CoordinatorSnapshotted(now, checkpoint_id, uid, position))
-
-    def _note_declined(self, acknowledged: Acknowledged) -> None:
-        if acknowledged.failure is not None:
-            self._unwritten.setdefault(acknowledged.checkpoint_id, acknowledged.failure)
 
     # --- failures and restarts ---------------------------------------------------------------------------------------
 
@@ -578,6 +570,11 @@ class JobState:
                 self.fail(self._causes.get(checkpoint_id) or CheckpointError(message), checkpoint_id or 0)
             case ArmPeriodic(at_ms=at_ms):
                 self.schedule.due_ms = at_ms
+            case Rejected(reason=CheckpointFailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING, message=message) if (
+                self.coordinator.running
+            ):
+                self.schedule.retry_ms = self._turn.now_ms + _RETRY_AFTER_MS
+                self._tell(Say(f"no checkpoint is triggered yet: {message}"))
             case Rejected(reason=CheckpointFailureReason.MINIMUM_TIME_BETWEEN_CHECKPOINTS, message=message):
                 self._tell(Say(message))  # it is due again when the pause is over
             case Rejected(reason=CheckpointFailureReason.TOO_MANY_CHECKPOINT_REQUESTS):

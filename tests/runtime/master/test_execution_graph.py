@@ -132,7 +132,7 @@ def test_a_job_runs_once_a_region_is_scheduled_and_its_next_epoch_changes_nothin
     it.switch_to_running(0)
     assert states(it, 0) == ["RUNNING"] * 4
     assert [execution.timestamps for execution in it.executions(0)] == before
-    assert not it.all_running
+    assert {task.uid for task in it.not_running} == {"c"}
     assert changes == [JobStatus.RUNNING]
 
 
@@ -140,7 +140,7 @@ def test_a_job_has_finished_when_all_regions_have() -> None:
     it = running(("a",), ("b",))
     it.finish(0)
     assert it.status is JobStatus.RUNNING
-    assert it.all_running, "a checkpoint covers finished tasks, too"
+    assert not it.not_running, "a checkpoint covers finished tasks, too"
     it.finish(1)
     assert it.status is JobStatus.FINISHED
 

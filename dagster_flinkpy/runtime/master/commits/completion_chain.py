@@ -9,13 +9,17 @@ A part of :class:`~dagster_flinkpy.runtime.master.job_state.JobState`. The way o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container
+from collections.abc import Callable
 
 from dagster_flinkpy.checkpoint.coordinator.instructions import HandOver, Instruction, WriteMetadata
+from dagster_flinkpy.checkpoint.coordinator.messages import CheckpointFailureReason
+from dagster_flinkpy.checkpoint.coordinator.stimuli import MetadataWriteFailed
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.runtime.master.commits.checkpoint_steps import Outcome
 from dagster_flinkpy.runtime.master.commits.epoch_outputs import EpochOutputs
 from dagster_flinkpy.runtime.master.job_messages import CommitCheckpoint, CompleteCheckpoint, HandOut, WriteCheckpoint
-from dagster_flinkpy.runtime.master.regions.region_epochs import Turn
+from dagster_flinkpy.runtime.master.regions.region_epochs import Acknowledged, Turn
+from dagster_flinkpy.runtime.master.results import TaskFailure
 
 __all__ = ["CompletionChain"]
 
@@ -34,6 +38,8 @@ class CompletionChain:
         """What becomes visible with the checkpoints."""
         self.waiting: deque[WriteMetadata] = deque()
         """The checkpoints behind the current one."""
+        self._declined: dict[int, TaskFailure] = {}
+        """Why a task could not store its snapshot, by checkpoint."""
         self.current: CheckpointMetadata | None = None
         """The checkpoint that is being completed."""
         self.replacing_head = False
@@ -53,22 +59,31 @@ class CompletionChain:
         if not self.broken:
             self.waiting.append(write)
 
-    def proceed(self, unwritten: Container[int]) -> int | None:
+    def note_declined(self, acknowledged: Acknowledged) -> None:
+        """Takes note if a part of what the tasks of a region have acknowledged is not in the store."""
+        if acknowledged.failure is not None:
+            self._declined.setdefault(acknowledged.checkpoint_id, acknowledged.failure)
+
+    def proceed(self) -> Outcome | None:
         """2. It is its turn: its metadata is written, with what failed checkpoints have handed over.
 
-        Args:
-            unwritten: The checkpoints whose snapshots a task could not store.
-
         Returns:
-            The checkpoint if it is one of these, so that its metadata is not written; otherwise None.
+            How it has failed if a task has declined it, so that its metadata is not written; otherwise None.
         """
         if self.current is not None or not self.waiting:
             return None
         self.current = metadata = self._next()
-        if metadata.checkpoint_id in unwritten:
-            return metadata.checkpoint_id
-        self._tell(WriteCheckpoint(metadata))
-        return None
+        if (failure := self._declined.pop(metadata.checkpoint_id, None)) is None:
+            self._tell(WriteCheckpoint(metadata))
+            return None
+        failed = MetadataWriteFailed(
+            self._turn.now_ms,
+            metadata.checkpoint_id,
+            unknown_outcome=False,
+            cause=f"{failure.task.uid}[{failure.task.subtask}]: {failure.error}",
+            reason=CheckpointFailureReason.CHECKPOINT_ASYNC_EXCEPTION,
+        )
+        return Outcome(self._turn.now_ms, failed, failure.error)
 
     def _next(self) -> CheckpointMetadata:
         return self.outputs.taken_over(self._create_metadata(self.waiting.popleft()))
@@ -96,7 +111,8 @@ class CompletionChain:
         """Lets the next checkpoint take over from one that has expired, if it is that one's turn. Returns whether."""
         if self.current is not None or not self.waiting or not isinstance(self.waiting[0], HandOver):
             return False
-        self.outputs.hand_over(self._next())
+        self.outputs.hand_over(metadata := self._next())
+        self._declined.pop(metadata.checkpoint_id, None)
         return True
 
     def hand_over(self, checkpoint_id: int | None) -> bool:

@@ -37,6 +37,7 @@ class OpenEpoch:
         splits: Asks the enumerators.
         watchdog: Ends a look for input that hangs.
         now: Tells milliseconds since 1970.
+        on_begin: Called when the tasks of a try run, and begin to read.
         on_end: Called when no more input follows before the checkpoint is triggered, because all has ended and is read.
     """
 
@@ -47,6 +48,7 @@ class OpenEpoch:
         splits: SplitPlanner,
         watchdog: Watchdog,
         now: Callable[[], int],
+        on_begin: Callable[[], object],
         on_end: Callable[[], object],
     ) -> None:
         self.checkpoint_id = checkpoint_id
@@ -60,7 +62,8 @@ class OpenEpoch:
         """What an enumerator raised. What it would assign next is unclear."""
         self.following: OpenEpoch | None = None
         """The epoch that the sources read behind the barrier, once that follows."""
-        self._splits, self._watchdog, self._now, self._on_end = splits, watchdog, now, on_end
+        self._splits, self._watchdog, self._now = splits, watchdog, now
+        self._on_begin, self._on_end = on_begin, on_end
         self._asked = self._finished = False
         self._taken = EpochInput(checkpoint_id, {}, ended_sources, open=True)
         """What the enumerators have got back."""
@@ -117,6 +120,7 @@ class OpenEpoch:
         """
         parts = [self.read] if self._unread is None or not self._unread.open else [self._taken, self._unread]
         self._to_give = deque(parts)
+        self._on_begin()
         return self._to_give.popleft()
 
     def notify_complete(self, checkpoint_id: int) -> None:

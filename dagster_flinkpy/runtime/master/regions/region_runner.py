@@ -31,7 +31,7 @@ from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.runtime.throwables import ThrowableType, throwable_type
 
-__all__ = ["EpochPlanned", "InputEnded", "InputLooked", "JobRunner", "RegionEnded"]
+__all__ = ["EpochPlanned", "InputEnded", "InputLooked", "JobRunner", "RegionEnded", "TasksRunning"]
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,13 @@ class RegionEnded(Stimulus):
     """What was written to blocking edges, by checkpoint and by uid of the sink."""
     given: EpochInput | None = None
     """What the sources were given of an epoch that was open; None if it was planned before."""
+
+
+@dataclass(frozen=True)
+class TasksRunning(Stimulus):
+    """All tasks of a region have said that they run, and begin to read an epoch that is open."""
+
+    region: int
 
 
 @dataclass(frozen=True)
@@ -144,10 +151,13 @@ class JobRunner:
         return self._open
 
     def _create(self, checkpoint_id: int, ended_sources: frozenset[str]) -> OpenEpoch:
+        def on_begin() -> None:
+            self.tell(TasksRunning(self.now(), self.planner.number))
+
         def on_end() -> None:
             self.tell(InputEnded(self.now(), self.planner.number))
 
-        return OpenEpoch(checkpoint_id, ended_sources, self.planner.splits, self.watchdog, self.now, on_end)
+        return OpenEpoch(checkpoint_id, ended_sources, self.planner.splits, self.watchdog, self.now, on_begin, on_end)
 
     def close(self, following: int | None) -> None:
         """Closes the epoch that was opened last: the barrier follows.

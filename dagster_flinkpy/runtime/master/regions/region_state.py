@@ -223,9 +223,10 @@ class RegionState:
 
     def _run(self) -> None:
         epochs, numbers, live = self._at_hand, self._at_hand.batch.checkpoint_ids, self._at_hand.batch.live
-        if live and not epochs.planned:
+        if not live:  # otherwise they say when they run
+            self._graph.switch_to_running(self.number)
+        elif not epochs.planned:
             epochs.planned.append(EpochInput(epochs.first, {}))
-        self._graph.switch_to_running(self.number)
         if epochs.batch.kind is EpochKind.REPEAT:
             self._tell(RepeatState(self.number, epochs.first, self.restarts))
             return
