@@ -7,10 +7,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tests.matrix.programs import BOUND, ORDERED, SEVERAL_INPUTS, Input, Leg, Path_, Program, Sources
+from tests.matrix.programs import BOUND, LIVE, ORDERED, SEVERAL_INPUTS, Input, Leg, Path_, Program, Sources
 from tests.matrix.run import Settings
 
-__all__ = ["any_order", "in_order", "three_inputs"]
+__all__ = ["any_order", "in_order", "live_only", "three_inputs"]
 
 _EPOCH = 2 * BOUND
 """Milliseconds from one epoch to the next in programs without late records."""
@@ -52,7 +52,7 @@ def in_order(draw: st.DrawFn) -> tuple[Program, Settings]:
     """
     split = _records(st.integers(0, 120), 7)
     epochs = draw(st.lists(st.lists(split, max_size=1).map(tuple), min_size=1, max_size=5))
-    legs = [leg for leg in Leg if leg not in SEVERAL_INPUTS and leg is not Leg.SIDES]
+    legs = [leg for leg in Leg if leg not in SEVERAL_INPUTS | LIVE and leg is not Leg.SIDES]
     program = Program(
         (Input(tuple(epochs), draw(st.booleans())),),
         draw(st.sampled_from([Path_.DIRECT, Path_.MAP, Path_.STAMPED])),
@@ -90,9 +90,20 @@ def any_order(draw: st.DrawFn) -> tuple[Program, Settings]:
         _settings(unaligned=st.just(True), lags=st.booleans(), rescale=_rescale, **common)
         | _settings(at_least_once=st.booleans(), rescale=_rescale, **common)
     )
+    if LIVE & {*program.legs}:
+        settings = replace(settings, live=True, at_least_once=False)
     return program, settings
 
 
 def three_inputs() -> st.SearchStrategy[tuple[Program, Settings]]:
     """As `any_order`, of an operator with three inputs; with fewer sources some of them read the same one."""
     return any_order().map(lambda case: (replace(case[0], legs=(Leg.JOIN_THREE,)), case[1]))
+
+
+def live_only() -> st.SearchStrategy[tuple[Program, Settings]]:
+    """As `any_order`, of an operator whose tasks must live."""
+
+    def with_leg(case: tuple[Program, Settings], leg: Leg) -> tuple[Program, Settings]:
+        return replace(case[0], legs=(leg,)), replace(case[1], live=True, at_least_once=False)
+
+    return st.builds(with_leg, any_order(), st.sampled_from(sorted(LIVE, key=lambda leg: leg.value)))

@@ -12,12 +12,16 @@ from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.datastream import (
     AggregateFunction,
     BatchAggregateFunction,
+    CoordinatedFunction,
     FilterFunction,
+    InputSelectable,
+    InputSelection,
     KeyedBroadcastProcessFunction,
     KeyedCoProcessFunction,
     KeyedMultipleInputProcessFunction,
     KeyedProcessFunction,
     MapFunction,
+    OperatorCoordinator,
     OutputTag,
     ProcessFunction,
     ProcessWindowFunction,
@@ -263,6 +267,60 @@ class JoinThree(KeyedMultipleInputProcessFunction):
         yield "three", ctx.get_current_key(), timestamp, [each.get(timestamp + 1) or 0 for each in self._sums]
         for each in self._sums:
             each.remove(timestamp + 1)
+
+
+class SelectThree(JoinThree, InputSelectable):
+    """As `JoinThree`. It reads two of its inputs at a time, others after each record."""
+
+    _read = 0
+
+    def next_selection(self) -> InputSelection:
+        return InputSelection(*(i + 1 for i in range(3) if i != self._read % 3))
+
+    def _add(self, number: int, time: int, value: int, ctx: KeyedMultipleInputProcessFunction.Context) -> None:
+        self._read += 1
+        super()._add(number, time, value, ctx)
+
+
+class Answers(OperatorCoordinator):
+    """Keeps what it hears, and answers."""
+
+    def __init__(self) -> None:
+        self._heard: list[Any] = []
+        self._gateways: dict[int, Any] = {}
+
+    def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
+        self._heard.append(event)
+        self._gateways[subtask].send_event(event)
+
+    def handle_undelivered_event(self, subtask: int, event: Any) -> None:
+        """Of a subtask that is not there any more."""
+
+    def checkpoint_coordinator(self, checkpoint_id: int) -> Any:
+        return sorted(self._heard)
+
+    def reset_to_checkpoint(self, checkpoint_id: int, state: Any) -> None:
+        self._heard = [*(state or ())]
+
+    def execution_attempt_ready(self, subtask: int, attempt: int, gateway: Any) -> None:
+        self._gateways[subtask] = gateway
+
+
+class Tells(ProcessFunction, CoordinatedFunction):
+    """Tells its coordinator each record."""
+
+    def create_coordinator(self) -> OperatorCoordinator:
+        return Answers()
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        self._tell = runtime_context.send_event_to_coordinator
+
+    def process_element(self, value: Any, ctx: ProcessFunction.Context) -> Iterable[Any]:
+        self._tell([value.key, value.time, value.value])
+        yield "told", value.key, value.time, [value.value]
+
+    def handle_operator_event(self, event: Any) -> None:
+        pass
 
 
 class ByRules(KeyedBroadcastProcessFunction):

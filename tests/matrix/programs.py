@@ -54,12 +54,14 @@ from tests.matrix.functions import (
     OddAside,
     OddWindow,
     Pass,
+    SelectThree,
+    Tells,
     Values,
     Window,
 )
 from tests.runtime.programs import COUNTED, EVENT, FolderSink, environment
 
-__all__ = ["BOUND", "Input", "Leg", "Path_", "Program", "Sources", "build"]
+__all__ = ["BOUND", "LIVE", "Input", "Leg", "Path_", "Program", "Sources", "build"]
 
 BOUND = 20
 """Allowed out-of-orderness of every source, in milliseconds."""
@@ -114,6 +116,8 @@ class Leg(Enum):
     SIDES = "side output, united again"
     JOIN = "join"
     JOIN_THREE = "join of three"
+    SELECT_THREE = "join of three that selects its inputs"
+    TOLD = "events for a coordinator"
     RULES = "broadcast"
     COLUMNS_OWN = "sessions, aggregated in columns"
 
@@ -123,7 +127,9 @@ class Leg(Enum):
 
 ORDERED = {Leg.COUNT, Leg.COUNT_WINDOWS, Leg.EDITS, Leg.CHANGEABLE, Leg.TUMBLING_LATENESS, Leg.SESSIONS_LATENESS}
 """Legs whose output depends on the order of a key's records, or of records and watermarks."""
-SEVERAL_INPUTS = {Leg.JOIN, Leg.JOIN_THREE, Leg.RULES}
+SEVERAL_INPUTS = {Leg.JOIN, Leg.JOIN_THREE, Leg.SELECT_THREE, Leg.RULES}
+LIVE = {Leg.SELECT_THREE, Leg.TOLD}
+"""Legs whose tasks must live."""
 
 
 @dataclass(frozen=True)
@@ -449,9 +455,12 @@ def _compute(leg: Leg, spoils: bool, left: DataStream, middle: DataStream, right
             return even.union(odd).key_by("key").process(EveryKindOfState(), OUT).uid(f"{uid}-state")
         case Leg.JOIN:
             return left.connect(right).key_by("key", "key").process(Join(), OUT).uid(uid)
-        case Leg.JOIN_THREE:
+        case Leg.JOIN_THREE | Leg.SELECT_THREE:
             tuples = middle.map(tuple, COUNTED).uid(f"{uid}-map").key_by(lambda v: v[0], Types.STRING())
-            return keyed.connect(tuples, right.key_by("key")).process(JoinThree(), OUT).uid(uid)
+            join = JoinThree() if leg is Leg.JOIN_THREE else SelectThree()
+            return keyed.connect(tuples, right.key_by("key")).process(join, OUT).uid(uid)
+        case Leg.TOLD:
+            return left.process(Tells(), OUT).uid(uid)
         case Leg.RULES:
             return keyed.connect(right.broadcast(RULES)).process(ByRules(), OUT).uid(uid)
         case Leg.COLUMNS_OWN:

@@ -34,7 +34,7 @@ from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
 from dagster_flinkpy.state.files import compaction, runs
 from dagster_flinkpy.state.timers import timer_table
 from dagster_flinkpy.state_processor import read_savepoint
-from tests.matrix.programs import Program, Sources, build
+from tests.matrix.programs import LIVE, Leg, Program, Sources, build
 from tests.runtime.harness import HarnessAttempt, random_order, spark_order
 from tests.runtime.programs import FolderSink
 
@@ -245,7 +245,10 @@ def _run_job(
         for subtask in operator.subtasks
     )
     named = {path for checkpoint in metadata for operator in checkpoint.operators for path in operator.segments()}
-    return late, _state(folder / "job" / f"chk-{metadata[-1].checkpoint_id}"), named
+    state = _state(folder / "job" / f"chk-{metadata[-1].checkpoint_id}")
+    if Leg.TOLD in program.legs:
+        state["heard"] = list(map(repr, metadata[-1].operator(Leg.TOLD.name).coordinator_state["state"]))
+    return late, state, named
 
 
 def _partition(ordinal: int) -> TimePartition:
@@ -296,7 +299,8 @@ def check(program: Program, settings: Settings) -> None:
     again = ["", "To run it again:", "", script(program, settings)]
     with tempfile.TemporaryDirectory(dir=_MEMORY if os.path.isdir(_MEMORY) else None) as folder:
         try:
-            expected = run(replace(program, spoils=False), STRAIGHT, Path(folder) / "straight")
+            straight = replace(STRAIGHT, live=bool(LIVE & {*program.legs}))
+            expected = run(replace(program, spoils=False), straight, Path(folder) / "straight")
             found = run(program, settings, Path(folder) / "run")
         except Exception as e:
             raise AssertionError("\n".join([repr(e), *again])) from e

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, example, given, settings
 
 from tests.examples import examples
-from tests.matrix.cases import any_order, in_order, three_inputs
+from tests.matrix.cases import any_order, in_order, live_only, three_inputs
 from tests.matrix.programs import Input, Leg, Path_, Program, Sources
 from tests.matrix.run import Settings, check
 
@@ -65,6 +65,12 @@ def test_how_a_job_is_run_changes_neither_what_comes_out_nor_what_is_late(case: 
 @example(case=(_UNITED, Settings(live=True, sources=Sources.STOPPED)))
 @example(case=(_UNITED, Settings(live=True, sources=Sources.READERS)))
 def test_the_order_in_which_channels_are_read_changes_nothing(case: tuple[Program, Settings]) -> None:
+    check(*case)
+
+
+@settings(properties, max_examples=examples(10))
+@given(case=live_only())
+def test_how_a_job_with_a_coordinator_or_selected_inputs_is_run_changes_nothing(case: tuple[Program, Settings]) -> None:
     check(*case)
 
 

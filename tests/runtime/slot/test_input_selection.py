@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
@@ -30,7 +31,7 @@ from dagster_flinkpy.datastream import (
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import ListStateDescriptor, ValueStateDescriptor
 from dagster_flinkpy.datastream.window import CountTumblingWindowAssigner
-from dagster_flinkpy.errors import ConfigurationError, RestoreError, TypeMismatchError
+from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 from dagster_flinkpy.runtime.shuffle.wire import Kind
@@ -170,10 +171,11 @@ def by_key() -> JobGraph:
     return collect_graph(joined)
 
 
-def test_records_that_wait_keep_their_keys(tmp_path: Path) -> None:
-    graph, found, finished = by_key(), list[int](), False
+@pytest.mark.parametrize("widths", [(2,), (2, 3, 1, 4)], ids=str)
+def test_records_that_wait_keep_their_keys_at_any_parallelism(tmp_path: Path, widths: tuple[int, ...]) -> None:
+    graph, found, finished, parallelism = by_key(), list[int](), False, itertools.cycle(widths)
     while not finished:
-        with HarnessAttempt(graph, tmp_path, live=True) as attempt:
+        with HarnessAttempt(graph, tmp_path, live=True, parallelism=next(parallelism)) as attempt:
             attempt.run_epoch()
             found += collected(attempt.graph, attempt.collected)
             finished = attempt.finished
@@ -181,13 +183,6 @@ def test_records_that_wait_keep_their_keys(tmp_path: Path) -> None:
     counts = sorted(value % 1000 for value in found)
     keys = [len([1 for key, _, _ in (*LEFT, *RIGHT) if key == f"k{i}"]) for i in range(4)]
     assert counts == sorted(number for most in keys for number in range(1, most + 1))
-
-
-def test_what_was_not_selected_cannot_change_its_parallelism(tmp_path: Path) -> None:
-    with HarnessAttempt(by_key(), tmp_path, live=True) as attempt:
-        attempt.run_epoch()
-    with pytest.raises(RestoreError, match=r"operator 'selects' has in-flight data .*next_selection"):
-        HarnessAttempt(by_key(), tmp_path, live=True, parallelism=3).__enter__()
 
 
 @settings(max_examples=examples(100), deadline=None)
