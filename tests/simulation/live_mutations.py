@@ -184,6 +184,17 @@ def _(real: Wrapped, planner: EpochPlanner, *args: Any) -> Any:
     return replace(job, alignment_timeout=checkpointing.aligned_timeout if checkpointing.unaligned else None)
 
 
+@live_mutation(
+    "barriers overtake records behind which all input ends",
+    OperatorTask,
+    "trigger",
+    "but the files have|in flight",
+    {**_SLOW, "unaligned": 1.0, "sources": ("late",)},
+)
+def _(real: Wrapped, task: OperatorTask, checkpoint_id: int, *, aligned: bool) -> None:
+    real(task, checkpoint_id, aligned=False)
+
+
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 

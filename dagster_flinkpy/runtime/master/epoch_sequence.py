@@ -151,9 +151,8 @@ class EpochSequence:
     def may_be_open(self) -> bool:
         """Whether sources can read before the next checkpoint is triggered."""
         sources = self.sources
-        aligned = not any(region.planner.config.checkpointing.unaligned for region in sources)
         assigns_late = any(region.planner.splits.assigns_late for region in sources)
-        return aligned and assigns_late and len(sources) == self._number_of_regions
+        return assigns_late and len(sources) == self._number_of_regions
 
     def begin_open(self, checkpoint_id: int) -> EpochBatch:
         """Adds an epoch whose checkpoint is not triggered yet."""

@@ -59,6 +59,8 @@ class Barrier(Event):
 
     channel: Channel
     checkpoint_id: int
+    aligned: bool = False
+    """Whether it overtakes nothing, because all input ends with it, and nobody would process what it overtakes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +199,7 @@ class SingleCheckpointBarrierHandler(BarrierHandler):
     ) -> None:
         super().__init__(channels)
         self._unaligned, self._aligned = unaligned, aligned
-        self._timed_out = False
+        self._timed_out = self._all_align = False
         self._current = 0
         self._finished = 0
         """The last checkpoint that was completed or aborted."""
@@ -281,6 +283,7 @@ class SingleCheckpointBarrierHandler(BarrierHandler):
         if channel in self._arrived:
             raise CheckpointError(f"channel {channel} delivered barrier {checkpoint_id} twice")
         self._arrived.add(channel)
+        self._all_align |= event.aligned
         last = self._arrived == self._channels
         if not self._taken:
             if last or self._may_overtake:
@@ -308,7 +311,7 @@ class SingleCheckpointBarrierHandler(BarrierHandler):
     @property
     def _may_overtake(self) -> bool:
         """Whether the snapshot need not wait for the missing barriers."""
-        return (self._unaligned or self._timed_out) and self._aligned <= self._arrived
+        return (self._unaligned or self._timed_out) and not self._all_align and self._aligned <= self._arrived
 
     def _snapshot(self, actions: list[Action]) -> None:
         self._taken = True
@@ -321,7 +324,7 @@ class SingleCheckpointBarrierHandler(BarrierHandler):
     def _end(self) -> None:
         self._finished = self._current
         self._arrived.clear()
-        self._taken = self._timed_out = False
+        self._taken = self._timed_out = self._all_align = False
 
     def _unblock(self, actions: list[Action], first: Event | None = None) -> None:
         """Unblocks all channels and handles the kept events in order, which may block channels again."""

@@ -45,9 +45,9 @@ class ChainingOutput:
     def flush(self) -> None:
         """Does nothing, because records are not buffered inside a task."""
 
-    def barrier(self, checkpoint_id: int, digest: str) -> None:
+    def barrier(self, checkpoint_id: int, digest: str, aligned: bool) -> None:
         self._epoch += 1
-        self.target.handle(Barrier(self.channel, checkpoint_id))
+        self.target.handle(Barrier(self.channel, checkpoint_id, aligned))
 
     def _send(self, kind: Kind, value: Any) -> None:
         self.target.receive(self.channel, kind, value, self._epoch)

@@ -125,6 +125,8 @@ class OperatorTask:
         self._makes_watermarks = isinstance(vertex.spec, SourceSpec | TimestampsSpec)
         self._barriers = _create_handler(channels, self._edges, job)
         self._aligning_since: tuple[int, int] | None = None
+        self._last_aligned = 0
+        """The last checkpoint whose barrier overtakes nothing."""
         self._first_barrier: dict[int, int] = {}
         """The processing time at which the first barrier arrived, by checkpoint."""
         self._sent: dict[str, int] = {}
@@ -204,7 +206,7 @@ class OperatorTask:
         barrier = json.loads(payload.to_pybytes())
         name = f"{self._edges[channel[0]].source}/{channel[1]}"
         self._consumed.setdefault(barrier["checkpoint_id"], {})[name] = barrier["digest"]
-        self.handle(Barrier(channel, barrier["checkpoint_id"]))
+        self.handle(Barrier(channel, barrier["checkpoint_id"], barrier["aligned"]))
 
     def cancel(self, channel: Channel) -> None:
         """Takes the message that an upstream task has failed.
@@ -226,6 +228,7 @@ class OperatorTask:
         self._task.enter(self.vertex.uid)
         if isinstance(event, Barrier):
             self._first_barrier.setdefault(event.checkpoint_id, self._job.clock.now())
+            self._last_aligned = event.checkpoint_id if event.aligned else self._last_aligned
         for action in self._barriers.handle(event):
             match action:
                 case Deliver(channel=channel, element=(kind, value, epoch)):
@@ -483,8 +486,9 @@ class OperatorTask:
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
-    def trigger(self, checkpoint_id: int) -> None:
+    def trigger(self, checkpoint_id: int, *, aligned: bool) -> None:
         """Takes the snapshot of a source, whose barriers come from the driver."""
+        self._last_aligned = checkpoint_id if aligned else 0
         self._snapshot(checkpoint_id)
         self._acknowledge(checkpoint_id)
 
@@ -534,7 +538,7 @@ class OperatorTask:
         self._taken[checkpoint_id] = _Taken(state, digest, channel_state, marked_ms, uploads)
         self.events.snapshot(checkpoint_id)
         for output in self.outputs:
-            output.barrier(checkpoint_id, digest)
+            output.barrier(checkpoint_id, digest, checkpoint_id == self._last_aligned)
         self._position += 1
         self._between = not self._next_epochs
         if not self._between:
@@ -590,7 +594,6 @@ class OperatorTask:
 def _create_handler(channels: Iterable[Channel], edges: Mapping[int, JobEdge], job: EpochJob) -> BarrierHandler:
     if job.mode is CheckpointingMode.AT_LEAST_ONCE:
         return CheckpointBarrierTracker(channels)
-    # What a subtask has not read of a broadcast belongs to its broadcast state, and at another parallelism others get
-    # that (Flink: StreamEdge.supportsUnalignedCheckpoints).
+    # At another parallelism subtasks get broadcast state of others (Flink: StreamEdge.supportsUnalignedCheckpoints).
     aligned = frozenset(each for each in channels if edges[each[0]].partitioner.kind is PartitionerKind.BROADCAST)
     return SingleCheckpointBarrierHandler(channels, unaligned=job.alignment_timeout == timedelta(0), aligned=aligned)

@@ -55,9 +55,10 @@ class RecordWriterOutput:
         """Sends the buffered records for which there is room, see :meth:`RecordWriter.flush_to_room`."""
         return self.writer.flush_to_room(has_room)
 
-    def barrier(self, checkpoint_id: int, digest: str) -> None:
-        """Takes a barrier, and a digest of all output of the task before it."""
-        self.writer.barrier(json.dumps({"checkpoint_id": checkpoint_id, "digest": digest}).encode())
+    def barrier(self, checkpoint_id: int, digest: str, aligned: bool) -> None:
+        """Takes a barrier, a digest of all output of the task before it, and whether it overtakes nothing."""
+        barrier = {"checkpoint_id": checkpoint_id, "digest": digest, "aligned": aligned}
+        self.writer.barrier(json.dumps(barrier).encode())
 
 
 def encode_element(kind: Kind, value: Any) -> Any:
@@ -163,8 +164,8 @@ class CombiningOutput(RecordWriterOutput):
         self._send()
         return super().flush_to_room(has_room)
 
-    def barrier(self, checkpoint_id: int, digest: str) -> None:
-        super().barrier(checkpoint_id, digest)
+    def barrier(self, checkpoint_id: int, digest: str, aligned: bool) -> None:
+        super().barrier(checkpoint_id, digest, aligned)
         self._local.pays = True
 
     @property

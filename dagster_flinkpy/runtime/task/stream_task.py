@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from dagster_flinkpy.datastream.operator_specs import SourceSpec
 from dagster_flinkpy.datastream.program.job_graph import JobVertex
 from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
@@ -182,8 +183,9 @@ class StreamTask:
             yield
         if epoch.open:
             return
+        ends = all(v.uid in epoch.ended_sources for v in self.job.graph.vertices if isinstance(v.spec, SourceSpec))
         for task in self._entered(task for task, _ in sources):
-            task.trigger(epoch.checkpoint_id)
+            task.trigger(epoch.checkpoint_id, aligned=ends)
 
     def _read_source(self, task: OperatorTask, source: SourceOperator, epoch: EpochInput) -> Iterator[None]:
         uid = task.vertex.uid

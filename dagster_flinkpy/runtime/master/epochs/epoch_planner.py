@@ -117,7 +117,7 @@ class EpochPlanner:
         """
         config, checkpointing = self.config, self.config.checkpointing
         # After the end of input no Spark job follows that could process in-flight records, and one of another time
-        # partition would write them as its own.
+        # partition would write them as its own. Of an epoch that is open, the barriers say whether its input ends.
         unaligned = checkpointing.unaligned and self.partition is None and not self.splits.ends(epochs[-1])
         return EpochJob(
             graph=self._program,
