@@ -77,7 +77,7 @@ class Recorder:
     def flush(self) -> None:
         """Does nothing: a recorder buffers nothing."""
 
-    def barrier(self, checkpoint_id: int, digest: str) -> None:
+    def barrier(self, checkpoint_id: int, digest: str, aligned: bool) -> None:
         """Ignores barriers."""
 
 
@@ -167,7 +167,8 @@ class LiveRegion:
         Returns:
             The states that the subtasks of each operator acknowledged, by uid.
         """
-        payload = json.dumps({"checkpoint_id": self._job.checkpoint_id, "digest": ""}).encode()
+        barrier = {"checkpoint_id": self._job.checkpoint_id, "digest": "", "aligned": False}
+        payload = json.dumps(barrier).encode()
         for writers in self._inputs.values():
             for writer in writers:
                 writer.barrier(payload)

@@ -154,11 +154,11 @@ def test_each_subtask_gets_all_in_flight_data_with_whose_it_was_if_the_paralleli
     kept = assign(metadata(5, unaligned), [spec()]).operators["count"].subtasks[0]
     assert kept.channel_state == ({"buffer": 1},)
     rescaled = assign(metadata(5, unaligned), [spec(parallelism=3)]).operators["count"].subtasks
-    assert [each.channel_state for each in rescaled] == [({"buffer": 1, "rescaled": [[0, 1]]},)] * 3
+    assert [each.channel_state for each in rescaled] == [({"buffer": 1, "rescaled": [[0, 2]]},)] * 3
     again = [SubtaskState(each.index, channel_state=each.channel_state) for each in rescaled]
     twice = assign(metadata(6, replace(operator(parallelism=3), subtasks=tuple(again))), [spec(parallelism=2)])
     owners = [part["rescaled"] for part in twice.operators["count"].subtasks[0].channel_state]
-    assert owners == [[[0, 1], [0, 3]], [[0, 1], [1, 3]], [[0, 1], [2, 3]]]
+    assert owners == [[[0, 2], [0, 3]], [[0, 2], [1, 3]], [[0, 2], [2, 3]]]
 
 
 # --- the rest ---------------------------------------------------------------------------------------------------------

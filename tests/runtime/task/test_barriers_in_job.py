@@ -173,13 +173,12 @@ def test_large_in_flight_data_is_a_file_that_savepoints_take_along(
         )
     files = epoch.metadata.files()
     assert any((tmp_path / "a" / "job" / file).stat().st_size for file in files)
-    for name in (savepoint, again):
-        with HarnessAttempt(graph, tmp_path / f"of-{len(name)}", restore_from=name) as attempt:
+    for number, (name, parallelism) in enumerate(((savepoint, None), (again, None), (savepoint, 2), (savepoint, 3))):
+        folder = tmp_path / f"of-{number}"
+        with HarnessAttempt(graph, folder, restore_from=name, parallelism=parallelism) as attempt:
             attempt.run_epoch()
             after = collected(attempt.graph, attempt.collected)
         assert sorted(count for key, count, _ in before + after if key == "k0") == COUNTS
-    with pytest.raises(RestoreError, match="in-flight data"):
-        HarnessAttempt(graph, tmp_path / "a", parallelism=2).__enter__()
     (channel_file,) = epoch.metadata.operator("count").subtasks[0].operator_state_files()
     (tmp_path / "a" / "job" / channel_file).write_bytes(b"damaged")
     with HarnessAttempt(graph, tmp_path / "a") as attempt, pytest.raises(CorruptStateError, match="damaged"):
