@@ -87,9 +87,9 @@ def test_secrets_are_nowhere(
         looked.sink_to(PostgresSink(conninfo, table, with_keys.child("staging"))).uid("rows")
         return env
 
-    def run(items: list[int]) -> bool:
+    def run(name: str, items: list[int]) -> bool:
         env = program(items)
-        assets = flink_assets(env, name="shop", checks=FlinkAssetChecks())
+        assets = flink_assets(env, name=name, checks=FlinkAssetChecks())
         storage = CheckpointStorageResource(
             url=at.child("jobs").url,
             endpoint_url=at.endpoint_url,
@@ -103,12 +103,12 @@ def test_secrets_are_nowhere(
         job = defs.resolve_implicit_global_asset_job_def()
         return job.execute_in_process(instance=instance, raise_on_error=False).success
 
-    assert run([1, 2])
+    assert run(f"shop_{exchange}", [1, 2])
     with psycopg.connect(postgres) as connection:
         assert sorted(connection.execute(f"SELECT id, seen FROM {table}")) == [(1, 0), (2, 0)]
-    assert not run([1, 2, -1])
+    assert not run(f"bad_{exchange}", [-1])
 
-    job = at.child("jobs").child("shop").url
+    job = at.child("jobs").child(f"shop_{exchange}").url
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "user")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", KEY)
     said = io.StringIO()
