@@ -206,7 +206,9 @@ def test_tasks_of_a_group_have_the_cores_of_its_slots(cluster: Cluster, tmp_path
     with slots_attempt(with_cores(1.5), tmp_path, cluster, said) as running:
         running.run_epoch()
         assert collected(running.graph, running.collected) == [2] * 4
-    assert any(line.startswith("job 'slots' needs 7 slots, has ") for line in said), "one, and six of the group"
+    assert any(line.startswith("job 'slots' needs 7 slots, and Spark has ") for line in said), (
+        "one, and six of the group"
+    )
 
 
 def test_slots_of_live_tasks_have_the_cores_of_their_group(cluster: Cluster, tmp_path: Path) -> None:

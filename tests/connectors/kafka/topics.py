@@ -26,7 +26,7 @@ class Topic:
         self.brokers, self.name = brokers, name or f"t{uuid.uuid4().hex[:10]}"
         self._producer = Producer({"bootstrap.servers": brokers, "log_level": 2})
         admin = AdminClient({"bootstrap.servers": brokers})
-        admin.create_topics([NewTopic(self.name, PARTITIONS, 1)])[self.name].result()
+        admin.create_topics([NewTopic(self.name, PARTITIONS, 1, config={"retention.ms": "-1"})])[self.name].result()
         while len(self._producer.list_topics(self.name, timeout=LIMIT).topics[self.name].partitions) < PARTITIONS:
             pass
 
