@@ -31,6 +31,9 @@ class CountedStore(ObjectStore):
     def child(self, prefix: str) -> CountedStore:
         return CountedStore(resolve_key(self._prefix, prefix.rstrip("/")), self)
 
+    def beside(self, path: str) -> CountedStore:
+        return CountedStore(resolve_key(self._prefix.rpartition("/")[0], path), self)
+
     def add(self, key: str, size: int) -> None:
         """Has a task write a state file."""
         key = resolve_key(self._prefix, key)
