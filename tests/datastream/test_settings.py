@@ -118,7 +118,7 @@ ACTS = {
     "StreamSettings.set_description": f"{HERE}::test_a_description_is_that_of_the_asset",
     "StreamSettings.set_max_parallelism": f"{HERE}::test_parallelism_and_names_are_those_of_the_graph",
     "StreamSettings.set_parallelism": f"{HERE}::test_parallelism_and_names_are_those_of_the_graph",
-    "StreamSettings.slot_sharing_group": "runtime/master/test_slot_plan.py::test_a_group_needs_its_highest_parallelism",
+    "StreamSettings.slot_sharing_group": "runtime/master/test_job_slots.py::test_a_group_needs_its_highest_parallelism",
     "StreamSettings.uid": f"{HERE}::test_parallelism_and_names_are_those_of_the_graph",
     "StateTtlConfig.Builder.cleanup_full_snapshot": f"{TTL}::test_a_full_snapshot_leaves_out_what_has_expired",
     "StateTtlConfig.Builder.set_state_visibility": f"{TTL}::test_expired_state_can_be_read_once_where_that_is_wanted",
