@@ -117,7 +117,7 @@ bench: install
 	$(BIN)/python -m benchmarks
 
 # Crashes, zombies and a store that fails, from 10,000 seeds: 8,000 with stand-ins for tasks, and 2,000 with live tasks, slots
-# and a network between them. `make test` runs 40 and 12 of them. Then each rule is broken, of which `make test` breaks a third.
+# and a network between them. `make test` runs 40 and 12 of them. Then each rule is broken; `make test` breaks those of which a seed is known.
 simulate: install
 	$(BIN)/python -m tests.simulation --seeds 8000
 	$(BIN)/python -m tests.simulation --live --seeds 2000

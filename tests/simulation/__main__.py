@@ -31,14 +31,16 @@ def main() -> int:
     parser.add_argument(
         "--mutations", action="store_true", help="break each rule in turn; the simulation must notice all of them"
     )
-    parser.add_argument("--every", type=int, default=1, help="of the rules, break only one in so many (default: 1)")
+    parser.add_argument("--known", action="store_true", help="only rules of which a seed is known that notices them")
     parser.add_argument("--write", action="store_true", help="note the seeds that notice them, for the next time")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes (default: one per core)")
     args = parser.parse_args()
     logging.getLogger("dagster_flinkpy").addHandler(logging.NullHandler())  # a store that fails is meant to
     seeds = range(args.first, args.first + args.seeds)
     if args.mutations:
-        return _break_rules(list(MUTATIONS)[:: args.every], args.seeds, args.workers, write=args.write)
+        known = json.loads(_NOTICED.read_text())
+        names = [name for name in MUTATIONS if name in known or not args.known]
+        return _break_rules(names, args.seeds, args.workers, write=args.write)
     if args.seed is not None:
         outcome = simulate(args.seed, args.mutation, live=args.live)
         print("\n".join(outcome.trace))

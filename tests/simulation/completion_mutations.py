@@ -155,10 +155,10 @@ def _(real: Wrapped, outputs: EpochOutputs, checkpoint_id: int) -> Any:
 @mutation(
     "the newest acknowledged checkpoint completes first", CompletionChain, "proceed", "but the files have", **ONE_STREAM
 )
-def _(real: Wrapped, chain: CompletionChain, unwritten: Any) -> Any:
+def _(real: Wrapped, chain: CompletionChain) -> Any:
     if chain.current is None and len(chain.waiting) > 1:
         chain.waiting.rotate(1)
-    return real(chain, unwritten)
+    return real(chain)
 
 
 # --- restarts ---------------------------------------------------------------------------------------------------------

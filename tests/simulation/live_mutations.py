@@ -139,8 +139,9 @@ def _(real: Wrapped, task: PipelinedTask, ack: Any, uploads: Any) -> None:
 @live_mutation(
     "a checkpoint that a task has declined is completed", CompletionChain, "proceed", "does not exist", _DECLINING
 )
-def _(real: Wrapped, chain: CompletionChain, unwritten: Any) -> int | None:
-    return real(chain, ())
+def _(real: Wrapped, chain: CompletionChain) -> Any:
+    chain._declined.clear()
+    return real(chain)
 
 
 @live_mutation(

@@ -82,9 +82,9 @@ def _(real: Wrapped, failover: JobFailover, *args: Any) -> str:
 
 
 @mutation("checkpoints complete side by side", CompletionChain, "proceed", "complete in their order", **_TWO_REGIONS)
-def _(real: Wrapped, chain: CompletionChain, unwritten: Any) -> Any:
+def _(real: Wrapped, chain: CompletionChain) -> Any:
     current, chain.current = chain.current, None
-    declined = real(chain, unwritten)
+    declined = real(chain)
     chain.current = chain.current or current
     return declined
 

@@ -65,7 +65,7 @@ def _(real: Wrapped, epoch: OpenEpoch) -> EpochInput:
     return part
 
 
-@live_mutation("a barrier passes the last records of an open epoch", StreamTask, "_read", _WRONG, _OPEN)
+@live_mutation("a barrier passes the last records of an open epoch", StreamTask, "_read", f"{_WRONG}|IndexError", _OPEN)
 def _(real: Wrapped, task: StreamTask, epoch: EpochInput) -> Iterator[None]:
     if not epoch.open:
         sources = [each for each in task._tasks.values() if isinstance(each.operator, SourceOperator)]

@@ -193,9 +193,11 @@ def _jobs_of(operations: JobOperations) -> list[JobDefinition]:
 
 def _jobs_beside(operations: JobOperations, savepoint_of_job: Mapping[str, str]) -> list[JobDefinition]:
     """Builds the jobs whose runs do not work on the job."""
-    build = _Jobs(operations).build
-    job_id, name, graph = operations.job.job_id, operations.job.dagster_name, operations.job.graph
-    with_state = (v.uid for v in graph.vertices if v.spec.keeps_state and graph.inputs(v.uid) and not is_internal(v))
+    return [*_jobs_on_savepoints(operations, savepoint_of_job), *_jobs_on_forks(operations), *_upkeep_jobs(operations)]
+
+
+def _jobs_on_savepoints(operations: JobOperations, savepoint_of_job: Mapping[str, str]) -> list[JobDefinition]:
+    build, job_id, name = _Jobs(operations).build, operations.job.job_id, operations.job.dagster_name
     return [
         build(
             "import",
@@ -215,6 +217,12 @@ def _jobs_beside(operations: JobOperations, savepoint_of_job: Mapping[str, str])
             attempt=False,
             example=savepoint_of_job,
         ),
+    ]
+
+
+def _jobs_on_forks(operations: JobOperations) -> list[JobDefinition]:
+    build, job_id, name = _Jobs(operations).build, operations.job.job_id, operations.job.dagster_name
+    return [
         build(
             "fork",
             f"fork_{name}",
@@ -235,6 +243,14 @@ def _jobs_beside(operations: JobOperations, savepoint_of_job: Mapping[str, str])
             spark=True,
             example={"from_program": ""},
         ),
+    ]
+
+
+def _upkeep_jobs(operations: JobOperations) -> list[JobDefinition]:
+    build = _Jobs(operations).build
+    job_id, name, graph = operations.job.job_id, operations.job.dagster_name, operations.job.graph
+    with_state = (v.uid for v in graph.vertices if v.spec.keeps_state and graph.inputs(v.uid) and not is_internal(v))
+    return [
         build(
             "sweep",
             f"sweep_{name}",
