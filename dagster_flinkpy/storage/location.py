@@ -35,8 +35,10 @@ class StorageLocation:
     """S3 only. Default: boto3's usual chain (environment, profile, instance role)."""
     secret_access_key: str | None = field(default=None, repr=False)
     """S3 only. Required with ``access_key_id``, and not allowed without it."""
-    path_on_workers: str | None = None
+    path_on_workers: str | None = field(default=None, compare=False)
     """Local directories only: the absolute path where Spark's workers have the directory mounted. Default: the same."""
+    mounted: str | None = field(default=None, compare=False, repr=False)
+    """The URL that ``path_on_workers`` stands for, also in locations that are made of this one. Default: ``url``."""
 
     def __post_init__(self) -> None:
         """Normalises ``url``.
@@ -67,7 +69,8 @@ class StorageLocation:
             check_endpoint(self.endpoint_url)
         if (self.access_key_id is None) != (self.secret_access_key is None):
             raise ConfigurationError("give both access_key_id and secret_access_key, or neither")
-        if self.path_on_workers is not None:
+        if self.path_on_workers is not None and self.mounted is None:
+            object.__setattr__(self, "mounted", url)
             _check_characters(self.path_on_workers, self.path_on_workers)
             if not self.url.startswith("file:"):
                 raise ConfigurationError(
@@ -82,7 +85,14 @@ class StorageLocation:
         """The path of a local directory, as this process sees it; None on S3."""
         if not self.url.startswith("file:"):
             return None
-        return Path(self.path_on_workers) if self.path_on_workers and on_worker() else Path(_path_of(self.url))
+        path = Path(_path_of(self.url))
+        if self.path_on_workers is None or self.mounted is None or not on_worker():
+            return path
+        root, there = Path(_path_of(self.mounted)), Path(self.path_on_workers)
+        if path.is_relative_to(root):
+            return there / path.relative_to(root)
+        above = len(root.parts) - len(path.parts)  # a folder that contains the directory, or one elsewhere
+        return there.parents[above - 1] if root.is_relative_to(path) and above <= len(there.parents) else path
 
     def open(self) -> ObjectStore:
         """Returns the store. This is cheap: all stores of a process share one S3 client. A fork creates its own."""
@@ -114,8 +124,7 @@ class StorageLocation:
         """
         prefix = check_relative(prefix.rstrip("/"))
         if self.url.startswith("file:"):
-            mounted = self.path_on_workers and str(Path(self.path_on_workers) / prefix)
-            return replace(self, url=(Path(_path_of(self.url)) / prefix).as_uri(), path_on_workers=mounted)
+            return replace(self, url=(Path(_path_of(self.url)) / prefix).as_uri())
         return replace(self, url=f"{self.url}/{prefix}")
 
 

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import pickle
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,22 @@ def test_workers_find_the_directory_at_their_path(tmp_path: Path, monkeypatch: p
     assert location.url == (tmp_path / "driver" / "job").as_uri()
     assert location.child("x").url == (tmp_path / "driver" / "job" / "x").as_uri()
     assert location.open().head("a") is None
+
+
+def test_locations_that_are_made_of_one_with_a_path_on_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = StorageLocation("/data/jobs/a", path_on_workers="/mnt/volume/a")
+    assert job.child("b") == StorageLocation("/data/jobs/a/b")
+    monkeypatch.setattr("dagster_flinkpy.storage.location.on_worker", lambda: True)
+    for url, path in {
+        "/data/jobs/a/savepoint-1": "/mnt/volume/a/savepoint-1",
+        "/data/jobs": "/mnt/volume",
+        "/data": "/mnt",
+        "/data/jobs/ab": "/data/jobs/ab",
+        "/elsewhere/savepoint-1": "/elsewhere/savepoint-1",
+    }.items():
+        assert replace(job, url=url).local_path == Path(path)
+    assert pickle.loads(pickle.dumps(job.parent.child("a/b"))).local_path == Path("/mnt/volume/a/b")
+    assert replace(job, url="s3://bucket/savepoint-1").local_path is None
 
 
 @pytest.mark.parametrize(("url", "path"), [("s3://bucket/a", "/mnt/a"), ("/data/a", "mnt/a"), ("/data/a", "/mnt\n")])
