@@ -64,6 +64,20 @@ def test_how_a_job_is_run_changes_neither_what_comes_out_nor_what_is_late(case: 
 # Both sources are in one task: each may stop amid a split, and no reader waits for that of the other one.
 @example(case=(_UNITED, Settings(live=True, sources=Sources.STOPPED)))
 @example(case=(_UNITED, Settings(live=True, sources=Sources.READERS)))
+# One source sends to two inputs. The one that is not selected must not hold up the other one.
+@example(
+    case=(
+        Program(
+            (
+                Input((((("c", 15, 5),), (), (("c", 15, 5),)),), idleness=True),
+                Input((((),), ((), (), ()), ()), idleness=True),
+            ),
+            Path_.STAMPED,
+            (Leg.RULES, Leg.SELECT_THREE),
+        ),
+        Settings(parallelism=2, order=487, small=True, attempts=True, live=True, sources=Sources.READERS),
+    )
+)
 def test_the_order_in_which_channels_are_read_changes_nothing(case: tuple[Program, Settings]) -> None:
     check(*case)
 

@@ -158,7 +158,7 @@ class OperatorTask:
         self._selected: SelectedInputs | None = None
         if (function := function_of(vertex.spec, InputSelectable)) is not None:
             inputs = {channel: self._edges[channel[0]].input_index for channel in channels}
-            self._selected = SelectedInputs(self.operator, function, inputs, channels)
+            self._selected = SelectedInputs(self.operator, function, inputs, channels, job.graph)
 
     def _create_context(self, execution: str, watermark: int) -> OperatorContext:
         return OperatorContext(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
 from dagster_flinkpy.datastream.input_selection import InputSelectable, InputSelection
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 from dagster_flinkpy.runtime.operators.stream_operator import StreamOperator
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
@@ -38,6 +39,7 @@ class SelectedInputs:
         function: Selects its inputs.
         inputs: The input of each channel, from 0.
         origins: The origins of event time that send through each channel.
+        graph: The program.
     """
 
     def __init__(
@@ -46,18 +48,22 @@ class SelectedInputs:
         function: InputSelectable,
         inputs: Mapping[Channel, int],
         origins: Mapping[Channel, tuple[str, ...]],
+        graph: JobGraph,
     ) -> None:
         self._operator, self._function, self._inputs = operator, function, inputs
         self._queues: dict[int, deque[Waiting]] = {i: deque() for i in sorted({*inputs.values()})}
         self._turns = deque(self._queues)
         self._open = {channel: {*each} for channel, each in origins.items()}
         """The origins that have not ended, by channel."""
+        self._are_apart = _are_apart(graph, operator.context.vertex.uid)
         self._selected: Set[int] = frozenset()
         self._busy = False
 
     @property
     def blocked(self) -> frozenset[Channel]:
-        """The channels of inputs that are not selected."""
+        """The channels that wait until their inputs are selected."""
+        if not self._are_apart:
+            return frozenset()
         return frozenset(channel for channel, i in self._inputs.items() if i not in self._selected)
 
     def put(self, number: int, waiting: Waiting) -> None:
@@ -111,6 +117,26 @@ class SelectedInputs:
     def left(self) -> Iterator[Waiting]:
         """Returns the records that have not been read, in the order of each input."""
         return (each for queue in self._queues.values() for each in queue if each.kind is Kind.BUFFER)
+
+
+def _are_apart(graph: JobGraph, uid: str) -> bool:
+    """Returns whether nothing else connects the inputs of an operator.
+
+    Otherwise one that waits could hold up, by way of what they have in common, the one that is selected.
+    """
+    neighbours = defaultdict[str, list[str]](list)
+    for edge in graph.edges:
+        if uid not in (edge.source, edge.target):
+            neighbours[edge.source].append(edge.target)
+            neighbours[edge.target].append(edge.source)
+    input_of = dict[str, int]()
+    for edge in graph.inputs(uid):
+        reached = [edge.source]
+        for each in reached:
+            if input_of.setdefault(each, edge.input_index) != edge.input_index:
+                return False
+            reached += [other for other in neighbours.pop(each, []) if other in neighbours]
+    return True
 
 
 def _first_of(queue: deque[Waiting]) -> Waiting:

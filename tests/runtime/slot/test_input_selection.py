@@ -201,7 +201,7 @@ def test_records_come_as_they_are_selected_in_the_order_of_their_input(
         call=lambda what, call: call(), context=SimpleNamespace(vertex=SimpleNamespace(uid="f"))
     )
     channels = {(i, 0): i for i in range(3)}
-    inputs = SelectedInputs(operator, Draws(), channels, dict.fromkeys(channels, ("source",)))
+    inputs = SelectedInputs(operator, Draws(), channels, dict.fromkeys(channels, ("source",)), JobGraph((), ()))
     put: dict[int, list[int]] = {0: [], 1: [], 2: []}
     got: dict[int, list[int]] = {0: [], 1: [], 2: []}
 
@@ -219,6 +219,38 @@ def test_records_come_as_they_are_selected_in_the_order_of_their_input(
     for each in inputs.left():
         got[each.channel[0]] += each.value.rest(each.read).values
     assert got == put
+
+
+@pytest.mark.parametrize(
+    ("common", "hold_up"),
+    [
+        ("nothing", True),
+        ("a source", False),
+        ("a source far before", False),
+        ("a join", False),
+        ("a sink", False),
+    ],
+)
+def test_inputs_that_are_not_selected_hold_up_others_only_if_they_have_nothing_in_common(
+    common: str, hold_up: bool
+) -> None:
+    env = environment()
+    left = events(env, LEFT, uid="left")
+    right = left if common == "a source" else events(env, RIGHT, uid="right")
+    if common == "a source far before":
+        right = right.union(left.map(lambda each: each, left.get_type()).uid("again"))
+    if common == "a join":
+        left.connect(right).map(lambda each: each, lambda each: each).uid("join")
+    if common == "a sink":
+        left.union(right).print().uid("all")
+    graph = collect_graph(left.connect(right).process(Alternates(), Types.LONG()).uid("selects"))
+    operator: Any = SimpleNamespace(
+        call=lambda what, call: call(), context=SimpleNamespace(vertex=SimpleNamespace(uid="selects"))
+    )
+    channels = {(edge.id, 0): edge.input_index for edge in graph.inputs("selects")}
+    inputs = SelectedInputs(operator, Wrong(InputSelection.FIRST), channels, dict.fromkeys(channels, ("left",)), graph)
+    inputs.work_off(lambda each: None)
+    assert inputs.blocked == {channel for channel, i in channels.items() if hold_up and i == 1}
 
 
 class OneOfThree(KeyedMultipleInputProcessFunction, InputSelectable):
