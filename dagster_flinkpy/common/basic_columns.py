@@ -72,7 +72,7 @@ class BasicColumn:
         column = pa.array(values, from_pandas=False)
         if not self._fits(column.type) and column.null_count < len(column):
             raise TypeError(f"{column.type} values")
-        return column.cast(self.arrow_type)
+        return column if column.type == self.arrow_type else column.cast(self.arrow_type)
 
     def _first_misfit(self, values: Sequence[Any]) -> str:
         for value in values:

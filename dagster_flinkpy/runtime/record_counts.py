@@ -6,6 +6,7 @@ messages, so files that cannot be written or read are ignored.
 
 from __future__ import annotations
 
+import mmap
 import os
 import shutil
 import tempfile
@@ -28,24 +29,28 @@ class TaskCount:
 
     def __init__(self, folder: str, stage: int, name: str) -> None:
         self._count = 0
-        self._file: int | None = None
+        self._note: mmap.mmap | None = None
         if folder:
             with suppress(OSError):
                 path = os.path.join(folder, f"{stage}-{name}")
-                self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                try:
+                    os.write(descriptor, bytes(_BYTES))  # a mapping of what the disk has no room for would kill
+                    self._note = mmap.mmap(descriptor, _BYTES)
+                finally:
+                    os.close(descriptor)
 
     def add(self, records: int) -> None:
-        """Adds to the count."""
-        if self._file is not None:
+        """Adds to the count, without a system call."""
+        if self._note is not None:
             self._count += records
-            with suppress(OSError):
-                os.pwrite(self._file, self._count.to_bytes(_BYTES, "little"), 0)
+            self._note[:] = self._count.to_bytes(_BYTES, "little")
 
     def close(self) -> None:
         """Ends counting. The count stays until the driver deletes it."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        if self._note is not None:
+            self._note.close()
+            self._note = None
 
 
 class RecordCounts:

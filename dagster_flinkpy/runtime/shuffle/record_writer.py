@@ -64,9 +64,11 @@ class BufferPool:
             largest, largest_lane = max(self._pending, key=lambda o: self._pending[o])
             largest.flush_lane(largest_lane)
 
-    def release(self, writer: RecordWriter, lane: int) -> None:
-        """Forgets the pending bytes of a lane, which were sent."""
-        self._total -= self._pending.pop((writer, lane), 0)
+    def release(self, writer: RecordWriter, lane: int) -> int:
+        """Forgets the pending bytes of a lane, which are sent, and returns their number."""
+        size = self._pending.pop((writer, lane), 0)
+        self._total -= size
+        return size
 
 
 class RecordWriter:
@@ -176,8 +178,8 @@ class RecordWriter:
         elif self._selector is not None:
             targets = self._select(self._selector, batch)
         records = pa.RecordBatch.from_pydict(columns, metadata=metadata)
-        if targets is None:
-            self._append(next(iter(self._lanes)), records, records.nbytes)
+        if targets is None or (targets == targets[0]).all():
+            self._append(next(iter(self._lanes)) if targets is None else int(targets[0]), records)
         else:
             self._split(records, targets)
 
@@ -212,8 +214,6 @@ class RecordWriter:
         sorted_records = records.take(pa.array(order))
         ends = np.cumsum(np.bincount(targets, minlength=self._width)).tolist()
         start, total = 0, len(order)
-        # Arrow takes 10 us to find out the size of a slice.
-        row = records.nbytes / total if all(_is_fixed_width(kind) for kind in records.schema.types) else None
         for target, end in enumerate(ends):
             if end > start:
                 if (end - start) * self._width * 2 < total:
@@ -221,12 +221,12 @@ class RecordWriter:
                     part = records.take(pa.array(order[start:end]))
                 else:
                     part = sorted_records.slice(start, end - start)
-                self._append(target, part, part.nbytes if row is None else round(row * (end - start)))
+                self._append(target, part)
             start = end
 
-    def _append(self, lane: int, records: pa.RecordBatch, size: int) -> None:
+    def _append(self, lane: int, records: pa.RecordBatch) -> None:
         self._pending[lane].append(records)
-        self._pool.add(self, lane, size)
+        self._pool.add(self, lane, _size_of(records))
 
     def flush(self) -> None:
         """Sends all pending records."""
@@ -252,18 +252,19 @@ class RecordWriter:
         pending = self._pending[lane]
         if not pending:
             return
-        self._pool.release(self, lane)
+        size = self._pool.release(self, lane)
         self._pending[lane] = []
         # Key types come from the records, so a change of type starts a new buffer.
         start = 0
         for i in range(1, len(pending) + 1):
             if i == len(pending) or not pending[i].schema.equals(pending[start].schema, check_metadata=True):
-                self._send(lane, pa.concat_batches(pending[start:i]))
+                records = pa.concat_batches(pending[start:i]) if i > start + 1 else pending[start]
+                self._send(lane, records, size if i - start == len(pending) else records.nbytes)
                 start = i
 
-    def _send(self, lane: int, records: pa.RecordBatch) -> None:
+    def _send(self, lane: int, records: pa.RecordBatch, size: int) -> None:
         """Sends buffers of about 1 MiB; a larger record gets its own buffer."""
-        rows = max(records.num_rows * BUFFER_SIZE // max(records.nbytes, 1), 1)
+        rows = max(records.num_rows * BUFFER_SIZE // max(size, 1), 1)
         # Records of a batch have similar sizes. Up to half a buffer too much is not split.
         rows = records.num_rows if records.num_rows * 2 <= rows * 3 else rows
         for start in range(0, records.num_rows, rows):
@@ -297,12 +298,20 @@ class RecordWriter:
         self._row(target, Kind.LATENCY_MARKER, payload)
 
 
+def _size_of(records: pa.RecordBatch) -> int:
+    """Returns how many bytes records have. Arrow takes 10 us to find that out, if they are a slice."""
+    widths = [_width(kind) for kind in records.schema.types]
+    return int(records.nbytes) if None in widths else round(sum(filter(None, widths)) * records.num_rows)
+
+
 @lru_cache(maxsize=256)
-def _is_fixed_width(kind: pa.DataType) -> bool:
-    """Returns whether all values of a type have the same size."""
+def _width(kind: pa.DataType) -> float | None:
+    """Returns how many bytes a value of a type has, or None if they have different sizes."""
     if pa.types.is_struct(kind):
-        return all(_is_fixed_width(field.type) for field in kind)
-    return bool(pa.types.is_primitive(kind) or pa.types.is_fixed_size_binary(kind))
+        widths = [_width(field.type) for field in kind]
+        return None if None in widths else sum(filter(None, widths))
+    fixed = pa.types.is_primitive(kind) or pa.types.is_fixed_size_binary(kind)
+    return kind.bit_width / 8 if fixed else None
 
 
 def _holds_times(batch: StreamBatch, field: int | None) -> bool:

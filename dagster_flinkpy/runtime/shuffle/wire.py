@@ -94,6 +94,14 @@ WIRE_SCHEMA = pa.schema(
         pa.field("payload", pa.binary(), nullable=False),
     ]
 )
+_FEW_ROWS = 64
+"""Buffers of at most so many rows are encoded in the way that is fast for few."""
+_PREFIX_BYTES = 8
+"""A message of Arrow begins with four bytes of ones and the size of its metadata."""
+_MOST_SCHEMA_BYTES = 1 << 16
+_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+
+_NUMBERS = [field.type for field in WIRE_SCHEMA][:5]
 SPARK_SCHEMA = "target int, edge int, channel int, seq long, kind byte, payload binary"
 
 
@@ -195,13 +203,17 @@ def batch_of(rows: Sequence[tuple[int, int, int, int, int]], payloads: Sequence[
     np.cumsum([len(payload) for payload in payloads], out=offsets[1:])
     data = pa.py_buffer(payloads[0] if len(payloads) == 1 else b"".join(payloads))
     payload = pa.BinaryArray.from_buffers(pa.binary(), len(rows), [None, pa.py_buffer(offsets), data])
-    types = [f.type for f in WIRE_SCHEMA][:5]
-    columns = [pa.array(c, type=t) for c, t in zip(zip(*rows, strict=True), types, strict=True)]
+    columns = [pa.array(c, type=t) for c, t in zip(zip(*rows, strict=True), _NUMBERS, strict=True)]
     return pa.RecordBatch.from_arrays([*columns, payload], schema=WIRE_SCHEMA)
 
 
 def encode_buffer(batch: pa.RecordBatch) -> pa.Buffer:
     """Encodes a record batch as an Arrow IPC stream."""
+    if batch.num_rows <= _FEW_ROWS:
+        # Arrow lets other threads run in each call, which costs a small buffer more than a copy.
+        schema = batch.schema.serialize().to_pybytes()
+        if _schema_of(schema) is not None:
+            return pa.py_buffer(b"".join((schema, batch.serialize(), _END_OF_STREAM)))
     size = pa.MockOutputStream()
     _write(batch, size)
     payload = pa.allocate_buffer(size.size())
@@ -239,8 +251,23 @@ def decode_buffers(payloads: Sequence[pa.Buffer], type_info: TypeInformation) ->
 
 
 def _read(payload: pa.Buffer) -> pa.RecordBatch:
+    size = _PREFIX_BYTES + int.from_bytes(payload[4:_PREFIX_BYTES], "little")
+    schema = _schema_of(payload[:size].to_pybytes()) if size <= _MOST_SCHEMA_BYTES else None
+    if schema is not None:
+        return pa.ipc.read_record_batch(payload.slice(size), schema)
     with pa.ipc.open_stream(payload) as reader:
         return reader.read_next_batch()
+
+
+@lru_cache(maxsize=256)
+def _schema_of(message: bytes) -> pa.Schema | None:
+    """Returns the schema that a stream begins with; None if dictionaries come before the records."""
+    schema = pa.ipc.read_schema(pa.py_buffer(message))
+    return None if any(map(_is_dictionary, schema.types)) else schema
+
+
+def _is_dictionary(kind: pa.DataType) -> bool:
+    return pa.types.is_dictionary(kind) or any(_is_dictionary(kind.field(i).type) for i in range(kind.num_fields))
 
 
 def _decode(batch: pa.RecordBatch, type_info: TypeInformation) -> StreamBatch:
