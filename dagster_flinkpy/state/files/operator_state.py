@@ -46,6 +46,8 @@ def write_partitions(
     """
     batch = _batch(table)
     slices = [batch.slice(i, 1) for i in range(len(batch))] if split else [batch]
+    if not slices:
+        return ()  # nothing would name the file
     if batch.nbytes < INLINE_BELOW:
         inline = [base64.b64encode(part.serialize().to_pybytes()).decode() for part in slices]
         if sum(map(len, inline)) < INLINE_BELOW:

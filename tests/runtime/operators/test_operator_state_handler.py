@@ -484,6 +484,13 @@ def test_the_writer_is_part_of_the_name(tmp_path: Path) -> None:
         file_of({**partition, "by": "../x"})
 
 
+def test_no_file_is_written_that_no_partition_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dagster_flinkpy.state.files.operator_state.INLINE_BELOW", 0)
+    table = pa.table({"value": pa.array([], pa.int64())})
+    assert write_partitions(table, LocalObjectStore(tmp_path), split=True) == ()
+    assert not list(tmp_path.rglob("*.parquet"))
+
+
 @given(
     values=st.lists(st.one_of(st.none(), st.text(max_size=50)), max_size=40),
     large=st.booleans(),

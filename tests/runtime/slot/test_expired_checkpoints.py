@@ -13,6 +13,7 @@ import pytest
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.checkpoint.coordinator.messages import CheckpointFailureReason
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
+from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.runtime.harness import HarnessAttempt
 from tests.runtime.slot.test_declined_checkpoints import all_state_in_files, done, program, uploads_fail
 from tests.runtime.slot.test_live_failures import assert_exact, restarts
@@ -110,3 +111,24 @@ def test_the_job_restarts_if_tasks_hang_for_more_timeouts_than_it_tolerates(
         assert done(attempt)[0] == 1
         assert attempt.token == 2
     assert_exact(sink)
+
+
+def test_no_file_of_an_expired_checkpoint_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, _ = program(tmp_path)
+    clock, expired, named = Clock(monkeypatch), threading.Event(), set[str]()
+
+    def wait() -> None:
+        clock.pass_timeout()
+        assert expired.wait(LIMIT), "it does not expire"
+
+    upload_waits(monkeypatch, 2, wait)
+
+    def note(line: str) -> None:
+        if line.startswith("checkpoint 2 was aborted"):
+            expired.set()
+
+    with running(graph, tmp_path, clock, note) as attempt:
+        for epoch in attempt.run_epochs():
+            named |= set(epoch.metadata.files())
+    assert expired.is_set()
+    assert {each.key for each in LocalObjectStore(tmp_path / "job").list("shared/")} <= named
