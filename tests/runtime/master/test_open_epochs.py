@@ -23,6 +23,7 @@ from dagster_flinkpy.common.exchange_options import ExchangeMode
 from dagster_flinkpy.common.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.datastream import KeyedProcessFunction, RuntimeContext, StreamExecutionEnvironment
+from dagster_flinkpy.datastream.checkpointing.master_hook import MasterTriggerRestoreHook
 from dagster_flinkpy.datastream.connectors.base import Source, SourceSplit, SplitEnumerator
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
@@ -230,9 +231,10 @@ class Run:
         restarts: bool = True,
         graph: JobGraph | None = None,
         tolerable: int = 0,
+        hooks: Sequence[MasterTriggerRestoreHook] = (),
     ) -> None:
         self.graph = graph or program(world, late=late)
-        checkpointing = CoordinatorConfig(interval=interval, tolerable_failed=tolerable)
+        checkpointing = CoordinatorConfig(interval=interval, tolerable_failed=tolerable, master_hooks=tuple(hooks))
         failover = FailoverConfig(FixedDelayRestart(attempts=100 if restarts else 0, delay=timedelta(0)))
         self.attempt: JobAttempt = HarnessAttempt(
             self.graph,
@@ -305,6 +307,41 @@ def test_a_request_for_a_checkpoint_ends_the_epoch_that_is_open(tmp_path: Path) 
         assert run.ask(RequestKind.CHECKPOINT).checkpoint_id == 2
     assert run.rows == [(0, 1), (3, 2)]
     assert run.checkpoints == [1, 2, 3]
+
+
+class Hook(MasterTriggerRestoreHook):
+    """Fails at the first checkpoint."""
+
+    def get_identifier(self) -> str:
+        return "hook"
+
+    def trigger_checkpoint(self, checkpoint_id: int, timestamp: int) -> Any:
+        if checkpoint_id == 1:
+            raise ValueError("not now")
+
+    def restore_checkpoint(self, checkpoint_id: int, checkpoint_data: Any) -> None:
+        pass
+
+
+def test_a_checkpoint_whose_master_hook_fails_is_taken_again(tmp_path: Path) -> None:
+    world = World()
+    with Run(world, tmp_path, tolerable=1, hooks=[Hook()]) as run:
+        world.records.append(0)
+        assert run.ask(RequestKind.CHECKPOINT).checkpoint_id == 2
+        run.ask(RequestKind.STOP)
+    assert run.error is None
+    assert sorted(run.rows) == [(0, 1)]
+
+
+@pytest.mark.parametrize(("tolerable", "hooks"), [(1, []), (0, [Hook()])])
+def test_hooks_or_tolerance_alone_keep_no_epoch_from_being_open(
+    tmp_path: Path, tolerable: int, hooks: list[Hook]
+) -> None:
+    world = World()
+    with Run(world, tmp_path, tolerable=tolerable, hooks=hooks) as run:
+        world.records.append(0)
+        world.wait_for(0)
+        assert run.checkpoints == []
 
 
 def test_a_stop_keeps_what_was_read(tmp_path: Path) -> None:

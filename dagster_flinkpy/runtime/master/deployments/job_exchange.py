@@ -119,6 +119,9 @@ class JobExchange:
 
     def can_open_epochs(self, slots: JobSlots) -> bool:
         """Returns whether an epoch can be open, because its tasks live, or because that is not decided."""
+        checkpointing = self._config.checkpointing
+        if checkpointing.master_hooks and checkpointing.tolerable_failed:
+            return False  # a hook that fails would use up the id of the epoch that the tasks read
         if self._mode is ExchangeMode.AUTO and self._decided_for is not slots:
             # Several regions without live tasks may have to take turns, and one would wait for the barrier of all.
             return len(slots.regions) == 1 and not self._is_little(slots)
