@@ -1,4 +1,4 @@
-"""``flinkpy savepoint`` and savepoints of Flink: ``describe``, ``import`` and ``export``."""
+"""``flinkpy savepoint`` and what is not ours: ``describe``, ``import``, ``import-spark`` and ``export``."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from dagster_flinkpy.cli.common import (
 from dagster_flinkpy.cli.terminal import console_of_width, plain_table
 from dagster_flinkpy.flink_savepoint.metadata import FlinkOperator
 from dagster_flinkpy.state_processor import FlinkSavepointReader
-from dagster_flinkpy.state_processor.flink_export import ExportedState, ExportReport
-from dagster_flinkpy.state_processor.flink_import import ImportedState, ImportReport
+from dagster_flinkpy.state_processor.flink_export import ExportReport
 from dagster_flinkpy.state_processor.flink_reader import FlinkKeyedRows
+from dagster_flinkpy.state_processor.import_report import ImportReport
 from dagster_flinkpy.state_processor.stored_state import StoredState
 
-__all__ = ["describe_flink_savepoint", "export_flink", "import_flink"]
+__all__ = ["describe_flink_savepoint", "export_flink", "import_flink", "import_spark"]
 
 _needed_program = click.option(
     "--program",
@@ -154,7 +154,56 @@ def import_flink(
             allow_non_restored_state=allow_non_restored_state or allowed_uids,
             on_progress=on_progress,
         )
-    _print_report(report, report.imported, as_json=as_json)
+    _print_import(report, "Flink", as_json=as_json)
+
+
+@click.command("import-spark")
+@click.argument("path", metavar="CHECKPOINT")
+@_needed_program
+@_to
+@click.option(
+    "--map",
+    "mapped",
+    metavar="STATE=UID[:STATE]",
+    multiple=True,
+    help="Where state of Spark goes, such as 0.total=totals:sum; or sources/0=orders. Default: by name. Repeatable.",
+)
+@allow_all_option
+@allow_uids_option
+@json_option("what was imported and left behind")
+@endpoint_url_option
+def import_spark(
+    path: str,
+    program: str,
+    target: str,
+    mapped: tuple[str, ...],
+    allow_non_restored_state: bool,
+    allowed_uids: tuple[str, ...],
+    endpoint_url: str | None,
+    as_json: bool,
+) -> None:
+    """Make a savepoint for the program from CHECKPOINT, the checkpointLocation of a stopped Spark streaming query.
+
+    A local Spark 4 reads the state. State that cannot be imported is an error, unless it may be left behind;
+    --allow-non-restored-uid takes the id of Spark's operator.
+    """
+    from dagster_flinkpy.orchestration.program import load_program
+    from dagster_flinkpy.orchestration.spark_import import import_spark_checkpoint
+    from dagster_flinkpy.spark import sessions
+
+    if wrong := [each for each in mapped if "=" not in each]:
+        raise click.BadParameter(f"{wrong[0]!r} is not STATE=UID or STATE=UID:STATE", param_hint="--map")
+    with _moving("import") as on_progress, sessions.open_session() as session:
+        report = import_spark_checkpoint(
+            session,
+            location_of(path, endpoint_url),
+            load_program(program),
+            location_of(target, endpoint_url),
+            mapping={name: to for name, _, to in (each.partition("=") for each in mapped)},
+            allow_non_restored_state=allow_non_restored_state or allowed_uids,
+            on_progress=on_progress,
+        )
+    _print_import(report, "Spark", as_json=as_json)
 
 
 @click.command("export")
@@ -190,7 +239,8 @@ def export_flink(
             allow_non_restored_state=allow_non_restored_state or allowed_uids,
             on_progress=on_progress,
         )
-    _print_report(report, report.exported, as_json=as_json)
+    rows = [(each.uid, each.name, each.flink_name, f"{each.rows:,}") for each in report.exported]
+    _print_report(report, "Flink", rows, as_json=as_json)
 
 
 @contextmanager
@@ -201,15 +251,20 @@ def _moving(what: str) -> Iterator[Callable[[str], None]]:
         yield lambda line: console.print(escape(line), soft_wrap=True)
 
 
+def _print_import(report: ImportReport, system: str, *, as_json: bool) -> None:
+    rows = [(each.uid, each.name, each.origin, f"{each.rows:,}") for each in report.imported]
+    _print_report(report, system, rows, as_json=as_json)
+
+
 def _print_report(
-    report: ImportReport | ExportReport, states: Sequence[ImportedState | ExportedState], *, as_json: bool
+    report: ImportReport | ExportReport, system: str, rows: Sequence[tuple[str, ...]], *, as_json: bool
 ) -> None:
     if as_json:
         click.echo(json.dumps(asdict(report), indent=2))
         return
-    console, table = Console(stderr=True), plain_table("uid", "state", "state in Flink", "#rows")
-    for each in states:
-        table.add_row(*map(escape, (each.uid, each.name, each.flink_name, f"{each.rows:,}")))
+    console, table = Console(stderr=True), plain_table("uid", "state", f"state in {system}", "#rows")
+    for each in rows:
+        table.add_row(*map(escape, each))
     console.print(table)
     for left in report.left_behind:
         console.print(escape(f"left behind: {left.problem}"), soft_wrap=True)

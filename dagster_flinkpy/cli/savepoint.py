@@ -35,7 +35,7 @@ from dagster_flinkpy.cli.common import (
     savepoint_type_option,
     target_option,
 )
-from dagster_flinkpy.cli.flink_savepoint import describe_flink_savepoint, export_flink, import_flink
+from dagster_flinkpy.cli.flink_savepoint import describe_flink_savepoint, export_flink, import_flink, import_spark
 from dagster_flinkpy.cli.job import ask_job
 from dagster_flinkpy.cli.terminal import bar, console_of_width, plain_table, progress, time_of, watermark_of
 from dagster_flinkpy.common.clock import current_millis, datetime_of_millis
@@ -334,6 +334,7 @@ def describe_savepoint(path: str, uid: str | None, endpoint_url: str | None, as_
 
 
 savepoint.add_command(import_flink)
+savepoint.add_command(import_spark)
 savepoint.add_command(export_flink)
 
 

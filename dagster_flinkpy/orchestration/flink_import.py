@@ -14,12 +14,13 @@ from dagster_flinkpy.runtime.declared_state import DeclaredOperator, declared_st
 from dagster_flinkpy.state.layout import TableLayout
 from dagster_flinkpy.state_processor.flink_columns import DeclaredState
 from dagster_flinkpy.state_processor.flink_export import ExportReport, ExportTarget, export_to_flink
-from dagster_flinkpy.state_processor.flink_import import ImportReport, ImportTarget, import_flink_savepoint
+from dagster_flinkpy.state_processor.flink_import import import_flink_savepoint
 from dagster_flinkpy.state_processor.flink_reader import Declarations, FlinkSavepointReader, declarations_of
+from dagster_flinkpy.state_processor.import_report import ImportReport, ImportTarget
 from dagster_flinkpy.state_processor.reader import read_savepoint
 from dagster_flinkpy.storage import StorageLocation
 
-__all__ = ["declarations_of_program", "export_savepoint", "import_for_graph", "import_savepoint"]
+__all__ = ["declarations_of_program", "export_savepoint", "import_for_graph", "import_savepoint", "import_targets"]
 
 
 def declarations_of_program(program: Environment) -> Declarations:
@@ -90,12 +91,29 @@ def import_for_graph(
     on_progress: Callable[[str], None] = lambda line: None,
 ) -> ImportReport:
     """Does what :func:`import_savepoint` does, for the graph of a program."""
-    found = declared_state(graph)
-    more = declarations_of(declared or {})
-    targets = [_target(each, more) for each in found.values()]
     return import_flink_savepoint(
-        source, target, targets, allow_non_restored_state=allow_non_restored_state, on_progress=on_progress
+        source,
+        target,
+        import_targets(graph, declared),
+        allow_non_restored_state=allow_non_restored_state,
+        on_progress=on_progress,
     )
+
+
+def import_targets(
+    graph: JobGraph, declared: Mapping[str, Iterable[StateDescriptor]] | None = None
+) -> list[ImportTarget]:
+    """Returns the operators of a program with the state that they declare. Functions are opened in this process.
+
+    Args:
+        graph: The program.
+        declared: Descriptors of further state by uid. Default: none.
+
+    Raises:
+        UserFunctionError: A function cannot be opened here.
+    """
+    more = declarations_of(declared or {})
+    return [_target(each, more) for each in declared_state(graph).values()]
 
 
 def export_savepoint(

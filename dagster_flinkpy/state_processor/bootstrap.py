@@ -27,7 +27,7 @@ from dagster_flinkpy.state.placed_rows import one_chunk, starts_of
 from dagster_flinkpy.state.ttl_rules import TtlRules
 from dagster_flinkpy.state.views import kind_of
 
-__all__ = ["Columns", "bootstrap_table", "to_arrow_table"]
+__all__ = ["Columns", "bootstrap_table", "keyed_rows", "to_arrow_table"]
 
 Columns = str | Sequence[str]
 """The name of a column, or several names: the fields of a row or tuple, in the order of its type."""
@@ -104,31 +104,46 @@ def bootstrap_table(
     ttl = config is not None and config.is_enabled()
     layout = TableLayout(descriptor.name, kind, key_type, None, map_key_type, value_type, ttl)
 
-    if kind in ("VALUE", "REDUCING", "AGGREGATING"):  # here, null means no value
+    return layout, keyed_rows(layout, columns, 0 if config is None else TtlRules(config, lambda: now).expiry())
+
+
+def keyed_rows(layout: TableLayout, columns: dict[str, pa.Array[Any]], expires: int = 0) -> pa.Table:
+    """Builds the rows of a keyed state or of timers, all in key group 0.
+
+    Args:
+        layout: The state.
+        columns: ``key``, and ``value``, ``map_key`` or ``time``, of these types; of list state one row per element, in
+            order.
+        expires: With a time to live, when all values expire, in milliseconds since 1970 (UTC). Default: not used.
+
+    Raises:
+        ConfigurationError: A key occurs twice.
+    """
+    if layout.kind in ("VALUE", "REDUCING", "AGGREGATING"):  # here, null means no value
         present = columns["value"].is_valid()
         columns = {name: column.filter(present) for name, column in columns.items()}
-    hashes = hash_keys(key_type, columns["key"])
+    hashes = hash_keys(layout.key_type, columns["key"])
     sort_keys = make_sort_keys(np.zeros(len(hashes), dtype=np.uint16), hashes)
     order = sort_order(sort_keys, [columns[name] for name in layout.identity])
     columns = {name: column.take(pa.array(order)) for name, column in columns.items()}
     columns["sort_key"] = pa.array(sort_keys[order])
     first = np.flatnonzero(starts_of(columns, layout.identity))
-    expires = 0 if config is None else TtlRules(config, lambda: now).expiry()
-    if kind == "LIST":
+    if layout.kind == "LIST":
         offsets = pa.array(np.append(first, len(order)).astype(np.int32))
         stamps = pa.array(np.full(len(order), expires, dtype=np.int64))
-        columns["value"] = pa.ListArray.from_arrays(offsets, columns["value"], type=value_type.arrow_type)
+        listed = layout.local_schema.field("value").type
+        columns["value"] = pa.ListArray.from_arrays(offsets, columns["value"], type=listed)
         columns["expires_at"] = pa.ListArray.from_arrays(offsets, stamps)
         taken = pa.array(first)
         columns |= {name: columns[name].take(taken) for name in ("sort_key", "key")}
     elif len(first) < len(order):
         again = int(np.setdiff1d(np.arange(len(order)), first)[0])
         shown = {name: columns[name][again].as_py() for name in layout.identity}
-        raise ConfigurationError(f"{what}: several rows have {shown}, but a key has only one value")
+        raise ConfigurationError(f"state {layout.name!r}: several rows have {shown}, but a key has only one value")
     else:
         columns["expires_at"] = pa.array(np.full(len(order), expires, dtype=np.int64))
     columns["deleted"] = pa.array(np.zeros(len(first), dtype=np.bool_))
-    return layout, pa.table([columns[name] for name in layout.local_schema.names], schema=layout.local_schema)
+    return pa.table([columns[name] for name in layout.local_schema.names], schema=layout.local_schema)
 
 
 def _key_type_of(data: pa.Table, key: Columns, what: str) -> TypeInformation:

@@ -28,8 +28,8 @@ from dagster_flinkpy.flink_savepoint.writer import (
 )
 from dagster_flinkpy.key_hashes import key_groups_of_hashes
 from dagster_flinkpy.state_processor.flink_columns import name_in_flink, row_hashes
-from dagster_flinkpy.state_processor.flink_import import LeftBehind
 from dagster_flinkpy.state_processor.flink_sources import coordinator_of
+from dagster_flinkpy.state_processor.import_report import LeftBehind
 from dagster_flinkpy.state_processor.reader import SavepointReader
 from dagster_flinkpy.state_processor.stored_state import KeyedStateRows, OperatorStateRows, StoredState
 from dagster_flinkpy.storage import StorageLocation

@@ -5,24 +5,19 @@ Keys are hashed anew: PyFlink keys a stream by a row of the key, so a key is in 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import open_checkpoint
-from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.datastream.checkpointing.state_recovery import NonRestoredState
 from dagster_flinkpy.datastream.state import MapStateDescriptor
-from dagster_flinkpy.errors import CorruptStateError, TypeMismatchError, UnsupportedSavepointError
+from dagster_flinkpy.errors import TypeMismatchError, UnsupportedSavepointError
 from dagster_flinkpy.flink_savepoint.metadata import FlinkOperator
 from dagster_flinkpy.flink_savepoint.savepoint import FlinkSavepoint, name_of
 from dagster_flinkpy.state.keys import hash_keys
 from dagster_flinkpy.state.layout import TableLayout, make_sort_keys
-from dagster_flinkpy.state_processor.flink_columns import DeclaredState
 from dagster_flinkpy.state_processor.flink_reader import (
     Declarations,
     FlinkKeyedRows,
@@ -30,64 +25,24 @@ from dagster_flinkpy.state_processor.flink_reader import (
     FlinkSavepointReader,
 )
 from dagster_flinkpy.state_processor.flink_sources import position_of
+from dagster_flinkpy.state_processor.import_report import (
+    ImportedState,
+    ImportReport,
+    ImportTarget,
+    LeftBehind,
+    check_rows,
+    left_behind,
+)
 from dagster_flinkpy.state_processor.stored_state import StoredState
 from dagster_flinkpy.state_processor.writer import SavepointWriter, write_savepoint
 from dagster_flinkpy.storage import StorageLocation
 
-__all__ = ["ImportReport", "ImportTarget", "ImportedState", "LeftBehind", "import_flink_savepoint"]
+__all__ = ["import_flink_savepoint"]
 
 _READER_STATE = "SourceReaderState"
 """What readers of Flink's sources call the state with their splits."""
 _ROWS = 200_000
 """Key groups are written together until they have this many rows."""
-
-
-@dataclass(frozen=True)
-class ImportTarget:
-    """An operator of the program that goes on."""
-
-    uid: str
-    max_parallelism: int | None = None
-    """The number of key groups that the program sets. Default: that of the savepoint."""
-    key_type: TypeInformation | None = None
-    """The type of its keys; None without keys."""
-    states: Sequence[DeclaredState] = ()
-    namespaces: Mapping[str, TypeInformation | None] = field(default_factory=dict)
-    """The type of the namespace of states and timers that are known, by name."""
-    broadcast: Sequence[MapStateDescriptor] = ()
-    source: Any = None
-    """The source, of an operator that reads one."""
-
-
-@dataclass(frozen=True)
-class ImportedState:
-    """State that was written."""
-
-    uid: str
-    name: str
-    flink_name: str
-    rows: int
-    """Of keyed state: its keys, or for maps its entries; timers; entries of broadcast state; 1 for a position."""
-    keyed: bool = False
-    """Whether it is keyed state or timers."""
-
-
-@dataclass(frozen=True)
-class LeftBehind:
-    """State that was not written, because that was allowed."""
-
-    operator: str
-    problem: str
-
-
-@dataclass(frozen=True)
-class ImportReport:
-    """What an import did."""
-
-    url: str
-    """The new savepoint."""
-    imported: tuple[ImportedState, ...]
-    left_behind: tuple[LeftBehind, ...]
 
 
 def import_flink_savepoint(
@@ -126,20 +81,18 @@ def import_flink_savepoint(
         plan = _Plan(reader, operator, targets.get(reader.uid_of(operator)))
         plans.append(plan)
         problems += plan.problems
-    left = tuple(each for each in problems if _may_stay(each, reader, allow_non_restored_state))
-    if len(left) < len(problems):
-        lines = "\n".join(f"- {each.problem}" for each in problems if each not in left)
-        raise UnsupportedSavepointError(
-            f"{reader.location.url} has state that cannot be imported:\n{lines}\n"
-            "To leave it behind, pass allow_non_restored_state (--allow-non-restored-state, or "
-            "--allow-non-restored-uid UID for one operator)"
-        )
+    left = left_behind(
+        problems,
+        lambda each: _may_stay(each, reader, allow_non_restored_state),
+        reader.location,
+        "UID for one operator",
+    )
     writer = write_savepoint()
     for plan in plans:
         plan.add_to(writer, on_progress)
     url = writer.write(target)
     imported = tuple(state for plan in plans for state in plan.imported())
-    _check(target, [each for each in imported if each.keyed])
+    check_rows(target, imported)
     return ImportReport(url, imported, left)
 
 
@@ -148,21 +101,6 @@ def _may_stay(problem: LeftBehind, reader: FlinkSavepointReader, allowed: NonRes
         return allowed
     operator = reader.metadata.operator(problem.operator)
     return problem.operator in allowed or (operator is not None and operator.id in allowed)
-
-
-def _check(target: StorageLocation, imported: Sequence[ImportedState]) -> None:
-    """Checks that the new savepoint has as many rows of each state as were read."""
-    found: Counter[tuple[str, str]] = Counter()
-    for operator in open_checkpoint(target).metadata.operators:
-        for subtask in operator.subtasks:
-            for table in subtask.keyed.tables if subtask.keyed else ():
-                found[operator.uid, table.name] += table.rows
-    for each in imported:
-        written = found[each.uid, each.name]
-        if written != each.rows:
-            raise CorruptStateError(
-                f"operator {each.uid!r}, state {each.name!r}: {each.rows:,} rows were read, and {written:,} written"
-            )
 
 
 class _Plan:

@@ -23,7 +23,7 @@ from dagster_flinkpy.flink_savepoint.source_positions import (
 )
 from dagster_flinkpy.storage import StorageLocation
 
-__all__ = ["coordinator_of", "position_of"]
+__all__ = ["coordinator_of", "file_place", "position_of"]
 
 
 def position_of(source: Any, coordinator: bytes, splits: Sequence[bytes], what: str) -> dict[str, Any]:
@@ -90,17 +90,26 @@ def _of_files(source: FileSource, coordinator: bytes, splits: Sequence[bytes], w
         )
     roots = [StorageLocation(each if isinstance(each, str) else each.url) for each in source.paths]
     # Flink does not keep versions of files, so they are known by name only.
-    names = ["/".join(_place(path, roots, what)) for path in found.paths]
+    names = ["/".join(file_place(path, roots, what)) for path in found.paths]
     rest = []
     for split in unread:
-        root, key = _place(split.path, roots, what)
+        root, key = file_place(split.path, roots, what)
         properties = {"root": root, "key": key, "size": split.size, "lines": split.records}
         rest.append(SourceSplit(f"{root}/{key}", properties).to_json())
     return {"found": names, "open": rest, "listed": True, "ended": False}
 
 
-def _place(path: str, roots: Sequence[StorageLocation], what: str) -> tuple[str, str]:
-    """Returns the folder of a source here that has a file, and the file's name in it."""
+def file_place(path: str, roots: Sequence[StorageLocation], what: str) -> tuple[str, str]:
+    """Returns the folder of a source here that has a file, and the file's name in it.
+
+    Args:
+        path: The file as another system names it.
+        roots: The paths of the source.
+        what: The operator, for messages.
+
+    Raises:
+        UnsupportedSavepointError: The file is in none of them.
+    """
     local = re.sub(r"^file:/+", "/", path)
     url = re.sub(r"^s3[an]://", "s3://", path)
     for root in roots:

@@ -38,6 +38,8 @@ TYPED = "tutorial"
 IN_DG = "## 11. In a `dg` project"
 """The section of it that is about another folder."""
 WITH_SNIPPETS = [name for name, path in PAGES.items() if "```python" in path.read_text() and name != TYPED]
+ON_SPARK = ("api/spark", "how-to/migrate-spark")
+"""Pages whose blocks use Spark itself."""
 _BLOCK = re.compile(
     r"^```python(?: title=\"(?P<file>[\w.]+)\")?\n(?P<code>.*?)^```\n(?:\n*```text\n(?P<output>.*?)^```\n)?",
     re.MULTILINE | re.DOTALL,
@@ -95,9 +97,7 @@ def without_spark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.spark] * (n == "api/spark")) for n in WITH_SNIPPETS]
-)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.spark] * (n in ON_SPARK)) for n in WITH_SNIPPETS])
 def test_the_snippets_of_a_page_print_what_it_says(
     name: str, monkeypatch: pytest.MonkeyPatch, without_spark: Path, request: pytest.FixtureRequest
 ) -> None:

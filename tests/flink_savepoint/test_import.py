@@ -22,8 +22,8 @@ from dagster_flinkpy.key_hashes import assign_to_key_group
 from dagster_flinkpy.orchestration.flink_import import import_savepoint
 from dagster_flinkpy.orchestration.flink_job import flink_job
 from dagster_flinkpy.state_processor import FlinkSavepointReader, SavepointReader, read_savepoint
-from dagster_flinkpy.state_processor.flink_import import ImportReport
 from dagster_flinkpy.state_processor.flink_sources import position_of
+from dagster_flinkpy.state_processor.import_report import ImportReport
 from dagster_flinkpy.storage import StorageLocation
 from tests.flink_savepoint.corpus import DECLARED, READABLE, SAVEPOINTS, expected, program, shown, shown_key
 from tests.runtime.harness import HarnessAttempt
@@ -267,7 +267,7 @@ def test_the_state_of_a_running_sum_is_found_whatever_its_name_in_flink(tmp_path
     target = StorageLocation(str(tmp_path / "to"))
     report = import_savepoint(StorageLocation(str(folder)), env, target, allow_non_restored_state=True)
     (state,) = report.imported
-    assert (state.name, state.flink_name) == ("_op_state", "python-state-_reduce_state9f86d0")
+    assert (state.name, state.origin) == ("_op_state", "python-state-_reduce_state9f86d0")
     found = {row["key"]: row["value"] for row in read_savepoint(report.url).state("values", "_op_state").to_pylist()}
     wanted = expected("values-hashmap-canonical")["values"]["keys"]
     assert found == {key: states["total"] for key, states in wanted.items()}

@@ -1,0 +1,321 @@
+"""A program goes on here from the checkpoint of a Spark streaming query that really ran."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagster_flinkpy.cli import main
+from dagster_flinkpy.common import Types
+from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
+from dagster_flinkpy.datastream import KeyedProcessFunction, StreamExecutionEnvironment
+from dagster_flinkpy.datastream.connectors.file_system import FileSource, StreamFormat
+from dagster_flinkpy.datastream.state import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
+from dagster_flinkpy.errors import (
+    ConfigurationError,
+    CorruptStateError,
+    RestoreError,
+    UnsupportedSavepointError,
+)
+from dagster_flinkpy.orchestration.flink_job import flink_job
+from dagster_flinkpy.orchestration.spark_import import import_spark_checkpoint
+from dagster_flinkpy.state_processor import SavepointReader, read_savepoint
+from dagster_flinkpy.state_processor.import_report import ImportReport
+from dagster_flinkpy.state_processor.spark_checkpoint import _together
+from dagster_flinkpy.storage import StorageLocation
+from tests.runtime.harness import HarnessAttempt
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+SCHEMA = "user string, amount long, time timestamp"
+BEFORE = [(f"u{n % 5}", n) for n in range(20)]
+AFTER = [(f"u{n % 7}", n) for n in range(20, 40)]
+Query = Callable[["DataFrame"], "DataFrame"]
+
+
+def write(folder: Path, name: str, rows: list[tuple[str, int]]) -> None:
+    folder.mkdir(exist_ok=True)
+    lines = [{"user": user, "amount": n, "time": f"2026-01-01T00:00:{n:02d}Z"} for user, n in rows]
+    (folder / name).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
+def run_in_spark(spark: SparkSession, folder: Path, query: Query, mode: str = "update") -> None:
+    """Runs a query over the files that are there, and stops it."""
+    frame = query(spark.readStream.schema(SCHEMA).json(str(folder / "in")))
+    writer = frame.writeStream.format("noop").outputMode(mode).trigger(availableNow=True)
+    running = writer.option("checkpointLocation", str(folder / "checkpoint")).start()
+    assert running.awaitTermination(120)
+
+
+@pytest.fixture
+def rocksdb(spark: SparkSession) -> Iterator[None]:
+    """Gives queries the provider that transformWithState needs."""
+    name = "spark.sql.streaming.stateStore.providerClass"
+    spark.conf.set(name, ROCKSDB)
+    yield
+    spark.conf.unset(name)
+
+
+class Totals(KeyedProcessFunction):
+    def open(self, context: Any) -> None:
+        self.count = context.get_state(ValueStateDescriptor("count", Types.LONG()))
+        self.sum = context.get_state(ValueStateDescriptor("sum", Types.LONG()))
+
+    def process_element(self, value: Any, context: Any) -> Iterator[Any]:
+        self.count.update((self.count.value() or 0) + 1)
+        self.sum.update((self.sum.value() or 0) + value[1])
+        yield value[0], self.count.value(), self.sum.value()
+
+
+class First(KeyedProcessFunction):
+    def open(self, context: Any) -> None:
+        self.seen = context.get_state(ValueStateDescriptor("seen", Types.BOOLEAN()))
+
+    def process_element(self, value: Any, context: Any) -> Iterator[Any]:
+        if not self.seen.value():
+            self.seen.update(True)
+            yield value[0]
+
+
+class Collected(KeyedProcessFunction):
+    def open(self, context: Any) -> None:
+        self.last = context.get_state(
+            ValueStateDescriptor("last", Types.ROW_NAMED(["n", "user"], [Types.LONG(), Types.STRING()]))
+        )
+        self.total = context.get_state(ValueStateDescriptor("total", Types.LONG()))
+        self.amounts = context.get_list_state(ListStateDescriptor("amounts", Types.LONG()))
+        self.parity = context.get_map_state(MapStateDescriptor("parity", Types.STRING(), Types.LONG()))
+
+    def process_element(self, value: Any, context: Any) -> Iterator[Any]:
+        n = value[1]
+        self.total.update((self.total.value() or 0) + n)
+        self.amounts.add(n)
+        self.parity.put(str(n % 2), n)
+        context.timer_service().register_event_time_timer(4_000_000_000_000 + n)
+        yield from ()
+
+    def on_timer(self, timestamp: int, context: Any) -> Iterator[Any]:
+        yield from ()
+
+
+def parsed(line: str) -> tuple[str, int]:
+    row = json.loads(line)
+    return row["user"], row["amount"]
+
+
+def program(folder: Path, function: KeyedProcessFunction) -> StreamExecutionEnvironment:
+    env = StreamExecutionEnvironment.get_execution_environment()
+    source = FileSource.for_record_stream_format(StreamFormat.text_line_format(), str(folder / "in")).build()
+    lines = env.from_source(source, WatermarkStrategy.no_watermarks(), "lines").uid("lines")
+    rows = lines.map(parsed, Types.TUPLE([Types.STRING(), Types.LONG()])).uid("parsed")
+    keyed = rows.key_by(lambda row: row[0], Types.STRING())
+    keyed.process(function, Types.PICKLED_BYTE_ARRAY()).uid("keyed").print().uid("printed")
+    return env
+
+
+def imported(
+    spark: SparkSession, folder: Path, function: KeyedProcessFunction, **options: Any
+) -> tuple[ImportReport, SavepointReader]:
+    source, target = (StorageLocation(str(folder / name)) for name in ("checkpoint", "savepoint"))
+    report = import_spark_checkpoint(spark, source, program(folder, function), target, **options)
+    found = read_savepoint(report.url)
+    assert isinstance(found, SavepointReader)
+    return report, found
+
+
+def went_on(folder: Path, function: KeyedProcessFunction, name: str, **options: Any) -> dict[str, list[Any]]:
+    """Runs the program here, and returns its keyed state and timers in the end."""
+    graph = flink_job(program(folder, function), "job").graph
+    with HarnessAttempt(graph, folder / name, live=True, config={"cache_dir": str(folder / "cache")}, **options) as job:
+        job.run_epoch()
+    found = read_savepoint(str(folder / name / "job"))
+    return {
+        state.name: sorted(
+            repr({column: value for column, value in row.items() if column != "key_group"})
+            for row in state.to_pylist(allow_pickled_state=True)
+        )
+        for state in found.states
+        if state.uid == "keyed"
+    }
+
+
+def check_goes_on(folder: Path, function: Callable[[], KeyedProcessFunction], url: str) -> None:
+    """Checks that a program that goes on has the state of one that read all input here."""
+    write(folder / "in", "b.json", AFTER)
+    found = went_on(folder, function(), "imported", restore_from=url)
+    assert found == went_on(folder, function(), "straight")
+    assert all(rows for name, rows in found.items() if not name.startswith("_timers"))
+
+
+def test_a_program_goes_on_with_the_counts_and_sums_of_a_streaming_aggregation(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "in", "a.json", BEFORE)
+    run_in_spark(spark, tmp_path, lambda rows: rows.groupBy("user").agg({"*": "count", "amount": "sum"}), "complete")
+    monkeypatch.setattr("dagster_flinkpy.state_processor.spark_checkpoint._BATCH_ROWS", 1)
+    lines: list[str] = []
+    report, _ = imported(spark, tmp_path, Totals(), on_progress=lines.append)
+    assert {(each.uid, each.name, each.origin, each.rows) for each in report.imported} == {
+        ("keyed", "count", "0.stateStoreSave", 5),
+        ("keyed", "sum", "0.stateStoreSave", 5),
+        ("lines", "position", "sources/0", 1),
+    }
+    assert report.left_behind == ()
+    progress = [line for line in lines if line.startswith("keyed.sum: ")]
+    assert len(progress) == 2  # one of each state partition
+    assert progress[-1] == "keyed.sum: 5 rows"
+    check_goes_on(tmp_path, Totals, report.url)
+
+
+def test_a_program_goes_on_with_the_keys_that_drop_duplicates_has_seen(spark: SparkSession, tmp_path: Path) -> None:
+    write(tmp_path / "in", "a.json", BEFORE)
+    run_in_spark(spark, tmp_path, lambda rows: rows.dropDuplicates(["user"]), "append")
+    with pytest.raises(UnsupportedSavepointError, match=r"0\.dedupe.*the program has the state keyed:seen \(VALUE\)"):
+        imported(spark, tmp_path, First())
+    report, _ = imported(spark, tmp_path, First(), mapping={"dedupe": "keyed"})
+    assert ("keyed", "seen", 5) in {(each.uid, each.name, each.rows) for each in report.imported}
+    check_goes_on(tmp_path, First, report.url)
+    with pytest.raises(UnsupportedSavepointError, match=r"state 0\.dedupe, value: declared Types.LONG\(\)"):
+        imported(spark, tmp_path, Totals(), mapping={"dedupe": "keyed:sum"})
+
+
+def collected(rows: DataFrame) -> DataFrame:
+    from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+    class Collect(StatefulProcessor):  # type: ignore[misc]
+        def init(self, handle: Any) -> None:
+            self.handle = handle
+            self.total = handle.getValueState("total", "n long")
+            self.last = handle.getValueState("last", "n long, user string")
+            self.amounts = handle.getListState("amounts", "amount long")
+            self.parity = handle.getMapState("parity", "parity string", "amount long")
+
+        def handleInputRows(self, key: Any, rows: Any, timers: Any) -> Iterator[Any]:
+            for n in sorted(row.amount for row in rows):
+                self.total.update(((self.total.get()[0] if self.total.exists() else 0) + n,))
+                self.amounts.appendValue((n,))
+                self.parity.updateValue((str(n % 2),), (n,))
+                self.handle.registerTimer(4_000_000_000_000 + n)
+            self.last.update((self.total.get()[0], key[0]))
+            yield from ()
+
+        def close(self) -> None:
+            pass
+
+    keyed = rows.withWatermark("time", "1 second").groupBy("user")
+    return keyed.transformWithState(Collect(), "user string", "Update", "EventTime")
+
+
+@pytest.mark.usefixtures("rocksdb")
+def test_a_program_goes_on_with_the_values_lists_maps_and_timers_of_transform_with_state(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    write(tmp_path / "in", "a.json", BEFORE)
+    run_in_spark(spark, tmp_path, collected)
+    spark.conf.unset("spark.sql.streaming.stateStore.providerClass")  # the checkpoint knows it
+    report, found = imported(spark, tmp_path, Collected())
+    assert {(each.name, each.origin, each.rows) for each in report.imported} == {
+        ("total", "0.total", 5),
+        ("last", "0.last", 5),
+        ("amounts", "0.amounts", 5),
+        ("parity", "0.parity", 10),
+        ("_timers/event_time", "0.timers", 20),
+        ("position", "sources/0", 1),
+    }
+    rows = {row["key"]: row["value"] for row in found.state("keyed", "last").to_pylist()}
+    assert rows["u1"]["user"] == "u1"
+    assert rows["u1"]["n"] == sum(n for user, n in BEFORE if user == "u1")
+    write(tmp_path / "in", "b.json", AFTER)
+    here = went_on(tmp_path, Collected(), "imported", restore_from=report.url)
+    straight = went_on(tmp_path, Collected(), "straight")
+    assert here.pop("last")  # only Spark wrote it
+    straight.pop("last", None)
+    assert here == straight
+    assert len(here["_timers/event_time"]) == len(BEFORE + AFTER)
+
+
+def test_what_cannot_be_imported_is_an_error_or_is_left_behind(spark: SparkSession, tmp_path: Path) -> None:
+    write(tmp_path / "in", "a.json", BEFORE)
+    run_in_spark(spark, tmp_path, lambda rows: rows.groupBy("user", "time").count(), "complete")
+    with pytest.raises(UnsupportedSavepointError, match="nothing in the program") as caught:
+        imported(spark, tmp_path, First())
+    assert "--map 0.stateStoreSave=UID:STATE" in str(caught.value)
+    assert not (tmp_path / "savepoint").exists()
+    for mapping, message in (
+        ({"nothing": "keyed"}, r"none of what the checkpoint has: 0\.stateStoreSave, sources/0"),
+        ({"0": "nothing:seen"}, "cannot go to 'nothing:seen'; the program has the state keyed:seen"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            imported(spark, tmp_path, First(), mapping=mapping)
+    report, _ = imported(spark, tmp_path, First(), allow_non_restored_state=["0"])
+    assert [each.operator for each in report.left_behind] == ["0"]
+    assert [each.name for each in report.imported] == ["position"]
+
+
+def test_a_damaged_checkpoint_is_an_error_that_names_the_file(spark: SparkSession, tmp_path: Path) -> None:
+    write(tmp_path / "in", "a.json", BEFORE)
+    with pytest.raises(RestoreError, match="is no checkpoint of a Spark streaming query"):
+        imported(spark, tmp_path, Totals())
+    run_in_spark(spark, tmp_path, lambda rows: rows.groupBy("user").agg({"*": "count", "amount": "sum"}), "complete")
+    log = tmp_path / "checkpoint" / "sources" / "0" / "0"
+    text = log.read_text()
+    damages: Mapping[str, tuple[type[Exception], str]] = {
+        text.replace("v1", "v7"): (UnsupportedSavepointError, "sources/0/0 is a log of version 'v7'"),
+        text.replace("path", "paths"): (CorruptStateError, "names no file"),
+        text[:-3]: (CorruptStateError, "is not JSON"),
+    }
+    for damaged, (error, message) in damages.items():
+        log.write_text(damaged)
+        with pytest.raises(error, match=message):
+            imported(spark, tmp_path, Totals())
+    log.write_text(text)
+    for metadata in (tmp_path / "checkpoint" / "state" / "0" / "_metadata").iterdir():
+        metadata.unlink()
+    with pytest.raises(UnsupportedSavepointError, match="Spark"):
+        imported(spark, tmp_path, Totals())
+    log.unlink()
+    with pytest.raises(CorruptStateError, match="there is no sources/0/0"):
+        imported(spark, tmp_path, Totals())
+
+
+@pytest.mark.usefixtures("one_server")
+def test_the_command_imports_a_checkpoint_and_prints_the_path(spark: SparkSession, tmp_path: Path) -> None:
+    write(tmp_path / "in", "a.json", BEFORE)
+    run_in_spark(spark, tmp_path, lambda rows: rows.dropDuplicates(["user"]), "append")
+    code = [
+        "from pathlib import Path",
+        "from tests.state_processor.test_spark_import import First, program",
+        "def build():",
+        f"    return program(Path({str(tmp_path)!r}), First())",
+    ]
+    (tmp_path / "job.py").write_text("\n".join(code))
+    command = ["savepoint", "import-spark", str(tmp_path / "checkpoint"), "--program", f"{tmp_path}/job.py:build"]
+    command += ["--to", str(tmp_path / "to")]
+    refused = CliRunner().invoke(main, command)
+    assert refused.exit_code == 1
+    assert "0.dedupe" in refused.output
+    assert CliRunner().invoke(main, [*command, "--map", "0"]).exit_code == 2
+    result = CliRunner().invoke(main, [*command, "--map", "0=keyed:seen"])
+    assert result.exit_code == 0, result.output
+    assert result.stdout.strip() == (tmp_path / "to").as_uri()
+    assert "state in Spark" in result.stderr
+
+
+@given(st.lists(st.integers(0, 1_200_000)))
+def test_state_partitions_are_read_together_until_they_have_many_rows(counts: list[int]) -> None:
+    groups = list(_together(list(enumerate(counts))))
+    assert [number for partitions, _ in groups for number in partitions] == list(range(len(counts)))
+    for partitions, rows in groups:
+        assert rows == sum(counts[number] for number in partitions)
+        assert rows <= 500_000 or len(partitions) == 1
