@@ -62,5 +62,7 @@ def dispose(directory: str, endpoint_url: str | None) -> None:
 
     Files that forks of the job need stay until these no longer need them.
     """
-    dispose_job(location_of(directory, endpoint_url), owner=owner_of("job dispose"))
-    click.echo(f"{directory} is deleted")
+    job = location_of(directory, endpoint_url)
+    dispose_job(job, owner=owner_of("job dispose"))
+    need = ", ".join(each.job_id for each in list_forks(job) if each.files)
+    click.echo(f"{directory} is deleted" + (f", but for files that its forks need: {need}" if need else ""))

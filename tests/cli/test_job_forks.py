@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
 from tests.cli.test_leader_and_savepoint import REST, counted, counts, error_of, printed
 from tests.runtime.harness import HarnessAttempt
 
@@ -28,3 +29,12 @@ def test_a_fork_is_created_listed_and_disposed_of(job: Path, tmp_path: Path) -> 
     assert printed("job", "dispose", tmp_path / "copy") == f"{tmp_path / 'copy'} is deleted\n"
     assert json.loads(printed("job", "forks", job, "--json")) == []
     assert counts(tmp_path) == REST
+
+
+def test_it_is_said_which_forks_need_files_of_a_job_that_is_disposed_of(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ColumnarKeyedStateBackend.__init__.__kwdefaults__, "inline_below", 0)
+    counts(tmp_path)
+    printed("job", "fork", job, "--as", "copy")
+    assert printed("job", "dispose", job) == f"{job} is deleted, but for files that its forks need: copy\n"

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dagster_flinkpy.checkpoint.forks.fork import fork_job, list_forks
 from dagster_flinkpy.checkpoint.offline import release_leadership
 from dagster_flinkpy.common import Types
 from dagster_flinkpy.common.clock import current_millis
@@ -167,6 +168,32 @@ def test_no_row_is_lost_or_doubled_by_an_upgrade_that_dies_and_is_repeated(
     repeated("back")
     run(old, folder, 1)
     assert table(folder) == expected(before + between + 1)
+
+
+@pytest.mark.parametrize("step", ["switch", "back"])
+def test_what_a_proof_that_died_has_left_goes_with_the_next_step(tmp_path: Path, step: str) -> None:
+    old, new, job = program(tmp_path, Totals()), program(tmp_path, Sums(), renamed), job_of(tmp_path)
+    run(old, tmp_path, 2)
+    if step == "back":
+        switch_program(new, job, spark=SPARK)
+    fork_job(job, "job_proof_old")
+    job.parent.child("job_proof_rows").open().put("old/table/part", b"rows")
+    if step == "back":
+        roll_back(old, job, spark=SPARK)
+    else:
+        switch_program(new, job, spark=SPARK)
+    assert [each.job_id for each in list_forks(job)] == ["job_before"]
+    assert sorted(job.parent.open().list_folders()) == ["job/", "job_before/"]
+
+
+def test_a_proof_that_may_be_at_work_is_left_alone(tmp_path: Path) -> None:
+    old, new, job = program(tmp_path, Totals()), program(tmp_path, Sums(), renamed), job_of(tmp_path)
+    run(old, tmp_path, 2)
+    fork_job(job, "job_proof_old")
+    elsewhere = program(tmp_path / "elsewhere", Totals())
+    with program_attempt(elsewhere, job.parent.child("job_proof_old"), spark=SPARK, owner="test", on_progress=print):
+        switch_program(new, job, spark=SPARK)
+        assert [each.job_id for each in list_forks(job)] == ["job_before", "job_proof_old"]
 
 
 def test_the_rows_that_differ_are_named(tmp_path: Path) -> None:

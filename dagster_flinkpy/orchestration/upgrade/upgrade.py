@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -74,7 +75,7 @@ def prove_upgrade(
     """Runs two versions of a program side by side on forks of a job, and compares what they write.
 
     The job goes on meanwhile, and its tables are not touched. The forks and their rows are deleted at the end; those of
-    a proof that died, at the next one.
+    a proof that died, at the next one, or by :func:`switch_program` or :func:`roll_back`.
 
     Args:
         old: The program as the job runs it.
@@ -115,8 +116,7 @@ def prove_upgrade(
     plan = forecast(graph, stored)
     if plan.problem is not None:
         return UpgradeReport(since, epochs, plan)
-    rows = job.parent.child(f"{job.name}_proof_rows")
-    forks = {side: job.parent.child(f"{job.name}_proof_{side}") for side in ("old", "new")}
+    rows, forks = _proof_of(job)
     _clear(rows, *forks.values())
     try:
         ends: dict[str, CheckpointMetadata | None] = {}
@@ -179,6 +179,7 @@ def switch_program(
     from dagster_flinkpy.common.clock import current_millis
 
     refuse_beside_run(job, current_millis())
+    _clear_dead_proof(job)
     fork = job.parent.child(keep or f"{job.name}_before")
     sources = sources_of(flink_job(new, job.name).graph)
     kept, latest = (CompletedCheckpointStore(each.open()).latest() for each in (fork, job))
@@ -226,7 +227,8 @@ def roll_back(
     from dagster_flinkpy.common.clock import current_millis
 
     refuse_beside_run(job, current_millis())
-    fork, rows = job.parent.child(kept or f"{job.name}_before"), job.parent.child(f"{job.name}_proof_rows")
+    _clear_dead_proof(job)
+    fork, (rows, _) = job.parent.child(kept or f"{job.name}_before"), _proof_of(job)
     program = flink_job(old, job.name)
     if CompletedCheckpointStore(fork.open()).latest() is None:
         raise JobNotFoundError(f"there is no fork {fork.url} to go back to")
@@ -267,6 +269,18 @@ def _read_up_to(goal: dict[str, Any], sources: list[str], shadow: Shadow, job: S
         f"the old program has not read the sources {unequal} exactly as far as job {job.name!r}, so rows would be "
         "missing or doubled. Run the job until it has read all of its input, and try again"
     )
+
+
+def _proof_of(job: StorageLocation) -> tuple[StorageLocation, dict[str, StorageLocation]]:
+    """Returns where a proof writes rows, and the fork of each side."""
+    forks = {side: job.parent.child(f"{job.name}_proof_{side}") for side in ("old", "new")}
+    return job.parent.child(f"{job.name}_proof_rows"), forks
+
+
+def _clear_dead_proof(job: StorageLocation) -> None:
+    rows, forks = _proof_of(job)
+    with suppress(CheckpointError):  # it may be alive
+        _clear(rows, *forks.values())
 
 
 def _clear(rows: StorageLocation | None, *forks: StorageLocation) -> None:
