@@ -114,7 +114,8 @@ def keyed_rows(layout: TableLayout, columns: dict[str, pa.Array[Any]], expires: 
         layout: The state.
         columns: ``key``, and ``value``, ``map_key`` or ``time``, of these types; of list state one row per element, in
             order.
-        expires: With a time to live, when all values expire, in milliseconds since 1970 (UTC). Default: not used.
+        expires: With a time to live, when all values expire, in milliseconds since 1970 (UTC). A column ``expires_at``
+            says it of each. Default: not used.
 
     Raises:
         ConfigurationError: A key occurs twice.
@@ -128,20 +129,18 @@ def keyed_rows(layout: TableLayout, columns: dict[str, pa.Array[Any]], expires: 
     columns = {name: column.take(pa.array(order)) for name, column in columns.items()}
     columns["sort_key"] = pa.array(sort_keys[order])
     first = np.flatnonzero(starts_of(columns, layout.identity))
+    columns.setdefault("expires_at", pa.array(np.full(len(order), expires, dtype=np.int64)))
     if layout.kind == "LIST":
         offsets = pa.array(np.append(first, len(order)).astype(np.int32))
-        stamps = pa.array(np.full(len(order), expires, dtype=np.int64))
         listed = layout.local_schema.field("value").type
         columns["value"] = pa.ListArray.from_arrays(offsets, columns["value"], type=listed)
-        columns["expires_at"] = pa.ListArray.from_arrays(offsets, stamps)
+        columns["expires_at"] = pa.ListArray.from_arrays(offsets, columns["expires_at"])
         taken = pa.array(first)
         columns |= {name: columns[name].take(taken) for name in ("sort_key", "key")}
     elif len(first) < len(order):
         again = int(np.setdiff1d(np.arange(len(order)), first)[0])
         shown = {name: columns[name][again].as_py() for name in layout.identity}
         raise ConfigurationError(f"state {layout.name!r}: several rows have {shown}, but a key has only one value")
-    else:
-        columns["expires_at"] = pa.array(np.full(len(order), expires, dtype=np.int64))
     columns["deleted"] = pa.array(np.zeros(len(first), dtype=np.bool_))
     return pa.table([columns[name] for name in layout.local_schema.names], schema=layout.local_schema)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,11 +29,11 @@ _BATCH_ROWS = 500_000
 """State partitions are read together until they have this many rows."""
 _STATEFUL = "transformWithState"
 _STORES = ("stateStoreSave", "dedupe", "dedupeWithinWatermark")
-_KINDS: Mapping[str, tuple[_Kind, tuple[str, ...]]] = {
-    "ValueState": ("VALUE", ("value",)),
-    "ListState": ("LIST", ("list_element as value",)),
-    "MapState": ("MAP", ("user_map_key as map_key", "user_map_value as value")),
-    "TimerState": ("TIMER", ("expiration_timestamp_ms as time",)),
+_KINDS: Mapping[str, tuple[_Kind, dict[str, str]]] = {
+    "ValueState": ("VALUE", {"value": "value"}),
+    "ListState": ("LIST", {"value": "list_element"}),
+    "MapState": ("MAP", {"map_key": "user_map_key", "value": "user_map_value"}),
+    "TimerState": ("TIMER", {"time": "expiration_timestamp_ms"}),
 }
 """What Spark's kinds of state are here, and the columns of its source."""
 
@@ -50,9 +50,12 @@ class SparkState:
     variable: bool
     """Whether it is a state variable of ``transformWithState``, or its timers."""
     schema: pa.Schema
-    """``key``, and ``value``, ``map_key`` or ``time``. Lists have a row per element, and maps one per entry."""
+    """``key``, and ``value``, ``map_key`` or ``time``; with a time to live ``expires_at``. Lists have a row per
+    element, and maps one per entry."""
     time_mode: str = ""
     """Of timers: ``EventTime`` or ``ProcessingTime``."""
+    ttl: bool = False
+    """Whether its values expire."""
 
     @property
     def full_name(self) -> str:
@@ -183,19 +186,22 @@ class SparkCheckpoint:
     def _typed(self, state: SparkState) -> SparkState:
         with self._reading():
             schema = arrow_schema(self._frame(state).drop("partition_id").schema)
-        return SparkState(state.operator, state.name, state.kind, state.variable, schema, state.time_mode)
+        return replace(state, schema=schema)
 
     def _frame(self, state: SparkState) -> DataFrame:
         reader = self._session.read.format("statestore").option("operatorId", state.operator)
         reader = reader.option("batchId", self.batch)
-        columns = next(columns for kind, columns in _KINDS.values() if kind == state.kind)
+        columns = dict(next(columns for kind, columns in _KINDS.values() if kind == state.kind))
+        if state.ttl:
+            columns |= {"expires_at": f"{columns['value']}.ttlExpirationMs", "value": f"{columns['value']}.value"}
         if state.kind == "TIMER":
             reader = reader.option("readRegisteredTimers", True)
         elif state.variable:
             reader = reader.option("stateVarName", state.name).option("flattenCollectionTypes", True)
         elif state.name == "dedupe":  # the value is a field without a type
-            columns = ("true as value",)
-        return reader.load(self._path).selectExpr("key", *columns, "partition_id")
+            columns = {"value": "true"}
+        shown = (f"{column} as {name}" for name, column in columns.items())
+        return reader.load(self._path).selectExpr("key", *shown, "partition_id")
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -285,10 +291,8 @@ def _states_of(operator: Any, problems: list[str]) -> Iterator[SparkState]:
         for variable in properties["stateVariables"]:
             kind, _ = _KINDS[variable["stateVariableType"]]
             called = "timers" if kind == "TIMER" else variable["stateName"]
-            if variable["ttlEnabled"]:
-                problems.append(f"state {number}.{called} has a time to live, which is not imported")
-                continue
-            yield SparkState(number, called, kind, True, pa.schema([]), properties["timeMode"])
+            ttl = variable["ttlEnabled"]
+            yield SparkState(number, called, kind, True, pa.schema([]), properties["timeMode"], ttl)
     else:
         problems.append(
             f"operator {number} is a {name}; transformWithState, aggregations and deduplication are imported"

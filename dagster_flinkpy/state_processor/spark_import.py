@@ -219,6 +219,11 @@ class _QueryPlan:
         target, choice = found[0]
         made: list[_QueryStateImport] = []
         for field, declared in choice:
+            if state.ttl and declared.ttl_ms is None:
+                raise UnsupportedSavepointError(
+                    f"state {state}: it expires in Spark, and {target.uid}:{declared.name} does not: enable its time to "
+                    "live"
+                )
             layout = _layout(target, declared)
             new = _QueryStateImport(target.uid, layout, state, field, declared.ttl_ms)
             if any((each.uid, each.layout.name) == (new.uid, layout.name) for each in [*self.keyed, *made]):
@@ -341,7 +346,11 @@ def _position(source: QuerySource, into: Any) -> dict[str, Any]:
     if source.files is None and topics and isinstance(into, KafkaSource):
         if into.bounded:
             raise UnsupportedSavepointError(f"{source.name} does not end in Spark, but the program's source ends")
-        found = [[topic, int(part), int(next_)] for topic, parts in offsets.items() for part, next_ in parts.items()]
+        found = [[topic, int(part), after] for topic, parts in offsets.items() for part, after in parts.items()]
+        if any(type(after) is not int or after < 0 for _, _, after in found):
+            raise UnsupportedSavepointError(
+                f"{source.name} has the offset {offsets!r}, with a partition not yet looked up"
+            )
         return {"next": found, "stops": [], "open": [], "ended": False}
     raise UnsupportedSavepointError(
         f"{source.name} has the offset {offsets!r}, which a {type(into).__name__} cannot go on from; positions of "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_flinkpy.cli import main
-from dagster_flinkpy.common import Types
+from dagster_flinkpy.common import Row, Time, Types
+from dagster_flinkpy.common.serialization import SimpleStringSchema
+from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.datastream import KeyedProcessFunction, StreamExecutionEnvironment
+from dagster_flinkpy.datastream.connectors.base import Source
 from dagster_flinkpy.datastream.connectors.file_system import FileSource, StreamFormat
-from dagster_flinkpy.datastream.state import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
+from dagster_flinkpy.datastream.connectors.kafka_source import KafkaSource
+from dagster_flinkpy.datastream.state import (
+    ListStateDescriptor,
+    MapStateDescriptor,
+    StateTtlConfig,
+    ValueStateDescriptor,
+)
 from dagster_flinkpy.errors import (
     ConfigurationError,
     CorruptStateError,
@@ -41,6 +50,8 @@ ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvi
 SCHEMA = "user string, amount long, time timestamp"
 BEFORE = [(f"u{n % 5}", n) for n in range(20)]
 AFTER = [(f"u{n % 7}", n) for n in range(20, 40)]
+TIMER = 4_000_000_000_000
+"""A time that no test reaches."""
 Query = Callable[["DataFrame"], "DataFrame"]
 
 
@@ -50,10 +61,14 @@ def write(folder: Path, name: str, rows: list[tuple[str, int]]) -> None:
     (folder / name).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
 
-def run_in_spark(spark: SparkSession, folder: Path, query: Query, mode: str = "update") -> None:
-    """Runs a query over the files that are there, and stops it."""
+def run_in_spark(spark: SparkSession, folder: Path, query: Query, mode: str = "update", *, once: bool = False) -> None:
+    """Runs a query over the files that are there, and stops it. With processing time, only ``once`` has an end."""
     frame = query(spark.readStream.schema(SCHEMA).json(str(folder / "in")))
-    writer = frame.writeStream.format("noop").outputMode(mode).trigger(availableNow=True)
+    writer = (
+        frame.writeStream.format("noop")
+        .outputMode(mode)
+        .trigger(**({"once": True} if once else {"availableNow": True}))
+    )
     running = writer.option("checkpointLocation", str(folder / "checkpoint")).start()
     assert running.awaitTermination(120)
 
@@ -67,7 +82,16 @@ def rocksdb(spark: SparkSession) -> Iterator[None]:
     spark.conf.unset(name)
 
 
-class Totals(KeyedProcessFunction):
+class OfUser(KeyedProcessFunction):
+    """A function whose keys are users."""
+
+    keys: TypeInformation = Types.STRING()
+
+    def key_of(self, row: tuple[str, int]) -> Any:
+        return row[0]
+
+
+class Totals(OfUser):
     def open(self, context: Any) -> None:
         self.count = context.get_state(ValueStateDescriptor("count", Types.LONG()))
         self.sum = context.get_state(ValueStateDescriptor("sum", Types.LONG()))
@@ -78,7 +102,7 @@ class Totals(KeyedProcessFunction):
         yield value[0], self.count.value(), self.sum.value()
 
 
-class First(KeyedProcessFunction):
+class First(OfUser):
     def open(self, context: Any) -> None:
         self.seen = context.get_state(ValueStateDescriptor("seen", Types.BOOLEAN()))
 
@@ -88,24 +112,58 @@ class First(KeyedProcessFunction):
             yield value[0]
 
 
-class Collected(KeyedProcessFunction):
+class Collected(OfUser):
+    def __init__(self, ttl: bool = False) -> None:
+        self.ttl = ttl
+
     def open(self, context: Any) -> None:
-        self.last = context.get_state(
-            ValueStateDescriptor("last", Types.ROW_NAMED(["n", "user"], [Types.LONG(), Types.STRING()]))
-        )
-        self.total = context.get_state(ValueStateDescriptor("total", Types.LONG()))
-        self.amounts = context.get_list_state(ListStateDescriptor("amounts", Types.LONG()))
-        self.parity = context.get_map_state(MapStateDescriptor("parity", Types.STRING(), Types.LONG()))
+        last = ValueStateDescriptor("last", Types.ROW_NAMED(["user", "n"], [Types.STRING(), Types.LONG()]))
+        total = ValueStateDescriptor("total", Types.LONG())
+        amounts = ListStateDescriptor("amounts", Types.LONG())
+        parity = MapStateDescriptor("parity", Types.STRING(), Types.LONG())
+        if self.ttl:
+            for each in (last, total, amounts, parity):
+                each.enable_time_to_live(StateTtlConfig.new_builder(Time.days(3650)).build())
+        self.last, self.total = context.get_state(last), context.get_state(total)
+        self.amounts, self.parity = context.get_list_state(amounts), context.get_map_state(parity)
 
     def process_element(self, value: Any, context: Any) -> Iterator[Any]:
         n = value[1]
         self.total.update((self.total.value() or 0) + n)
         self.amounts.add(n)
         self.parity.put(str(n % 2), n)
-        context.timer_service().register_event_time_timer(4_000_000_000_000 + n)
+        timers = context.timer_service()
+        (timers.register_processing_time_timer if self.ttl else timers.register_event_time_timer)(TIMER + n)
         yield from ()
 
     def on_timer(self, timestamp: int, context: Any) -> Iterator[Any]:
+        yield from ()
+
+
+class Pairs(OfUser):
+    """Counts and sums of the odd and the even amounts of a user, in one state."""
+
+    def __init__(self, named: bool) -> None:
+        kinds = [Types.STRING(), Types.LONG()]
+        self.named = named
+        self.keys = Types.ROW_NAMED(["user", "odd"], kinds) if named else Types.TUPLE(kinds)
+
+    def key_of(self, row: tuple[str, int]) -> Any:
+        user, odd = row[0], row[1] % 2
+        return Row(user=user, odd=odd) if self.named else (user, odd)
+
+    def open(self, context: Any) -> None:
+        kinds = [Types.LONG(), Types.LONG()]
+        kind = Types.ROW_NAMED(["sum", "count"], kinds) if self.named else Types.TUPLE(kinds)
+        self.pair = context.get_state(ValueStateDescriptor("pair", kind))
+
+    def process_element(self, value: Any, context: Any) -> Iterator[Any]:
+        if self.named:
+            before = self.pair.value() or Row(sum=0, count=0)
+            self.pair.update(Row(sum=before.sum + value[1], count=before.count + 1))
+        else:
+            count, total = self.pair.value() or (0, 0)
+            self.pair.update((count + 1, total + value[1]))
         yield from ()
 
 
@@ -114,27 +172,31 @@ def parsed(line: str) -> tuple[str, int]:
     return row["user"], row["amount"]
 
 
-def program(folder: Path, function: KeyedProcessFunction) -> StreamExecutionEnvironment:
+def program(
+    folder: Path, function: OfUser, source: Source | None = None, uids: Sequence[str] = ("keyed",)
+) -> StreamExecutionEnvironment:
     env = StreamExecutionEnvironment.get_execution_environment()
-    source = FileSource.for_record_stream_format(StreamFormat.text_line_format(), str(folder / "in")).build()
+    files = FileSource.for_record_stream_format(StreamFormat.text_line_format(), str(folder / "in")).build()
+    source = source or files
     lines = env.from_source(source, WatermarkStrategy.no_watermarks(), "lines").uid("lines")
     rows = lines.map(parsed, Types.TUPLE([Types.STRING(), Types.LONG()])).uid("parsed")
-    keyed = rows.key_by(lambda row: row[0], Types.STRING())
-    keyed.process(function, Types.PICKLED_BYTE_ARRAY()).uid("keyed").print().uid("printed")
+    keyed = rows.key_by(function.key_of, function.keys)
+    for uid in uids:
+        keyed.process(function, Types.PICKLED_BYTE_ARRAY()).uid(uid).print().uid(f"{uid}-printed")
     return env
 
 
 def imported(
-    spark: SparkSession, folder: Path, function: KeyedProcessFunction, **options: Any
+    spark: SparkSession, folder: Path, function: OfUser, uids: Sequence[str] = ("keyed",), **options: Any
 ) -> tuple[ImportReport, SavepointReader]:
     source, target = (StorageLocation(str(folder / name)) for name in ("checkpoint", "savepoint"))
-    report = import_spark_checkpoint(spark, source, program(folder, function), target, **options)
+    report = import_spark_checkpoint(spark, source, program(folder, function, uids=uids), target, **options)
     found = read_savepoint(report.url)
     assert isinstance(found, SavepointReader)
     return report, found
 
 
-def went_on(folder: Path, function: KeyedProcessFunction, name: str, **options: Any) -> dict[str, list[Any]]:
+def went_on(folder: Path, function: OfUser, name: str, **options: Any) -> dict[str, list[Any]]:
     """Runs the program here, and returns its keyed state and timers in the end."""
     graph = flink_job(program(folder, function), "job").graph
     with HarnessAttempt(graph, folder / name, live=True, config={"cache_dir": str(folder / "cache")}, **options) as job:
@@ -142,7 +204,7 @@ def went_on(folder: Path, function: KeyedProcessFunction, name: str, **options: 
     found = read_savepoint(str(folder / name / "job"))
     return {
         state.name: sorted(
-            repr({column: value for column, value in row.items() if column != "key_group"})
+            repr({column: value for column, value in row.items() if column not in ("key_group", "expires_at")})
             for row in state.to_pylist(allow_pickled_state=True)
         )
         for state in found.states
@@ -150,7 +212,7 @@ def went_on(folder: Path, function: KeyedProcessFunction, name: str, **options: 
     }
 
 
-def check_goes_on(folder: Path, function: Callable[[], KeyedProcessFunction], url: str) -> None:
+def check_goes_on(folder: Path, function: Callable[[], OfUser], url: str) -> None:
     """Checks that a program that goes on has the state of one that read all input here."""
     write(folder / "in", "b.json", AFTER)
     found = went_on(folder, function(), "imported", restore_from=url)
@@ -172,10 +234,58 @@ def test_a_program_goes_on_with_the_counts_and_sums_of_a_streaming_aggregation(
         ("lines", "position", "sources/0", 1),
     }
     assert report.left_behind == ()
+    with pytest.raises(UnsupportedSavepointError, match=r"it could be keyed:count, keyed:sum, other:count, other:sum"):
+        imported(spark, tmp_path, Totals(), uids=("keyed", "other"))
     progress = [line for line in lines if line.startswith("keyed.sum: ")]
     assert len(progress) == 2  # one of each state partition
     assert progress[-1] == "keyed.sum: 5 rows"
     check_goes_on(tmp_path, Totals, report.url)
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["tuple", "row"])
+def test_a_key_and_a_value_with_several_columns_become_a_row_or_a_tuple(
+    spark: SparkSession, tmp_path: Path, named: bool
+) -> None:
+    write(tmp_path / "in", "a.json", BEFORE)
+
+    def query(rows: DataFrame) -> DataFrame:
+        grouped = rows.selectExpr("user", "amount % 2 as odd", "amount").groupBy("user", "odd")
+        return grouped.agg({"*": "count", "amount": "sum"})
+
+    run_in_spark(spark, tmp_path, query, "complete")
+    report, _ = imported(spark, tmp_path, Pairs(named), mapping={"0": "keyed:pair"})
+    assert ("keyed", "pair", 10) in {(each.uid, each.name, each.rows) for each in report.imported}
+    check_goes_on(tmp_path, lambda: Pairs(named), report.url)
+    with pytest.raises(UnsupportedSavepointError, match=r"key: declared Types.STRING\(\), but Spark has"):
+        imported(spark, tmp_path, Totals())
+
+
+def test_of_a_kafka_source_the_next_offset_of_each_partition_is_imported(spark: SparkSession, tmp_path: Path) -> None:
+    """The checkpoint is one of files, in which Spark's documented offsets of Kafka are written."""
+    write(tmp_path / "in", "a.json", BEFORE)
+    run_in_spark(spark, tmp_path, lambda rows: rows.groupBy("user").agg({"*": "count", "amount": "sum"}), "complete")
+    log = tmp_path / "checkpoint" / "offsets" / "0"
+    *head, _ = log.read_text().splitlines()
+    builder = KafkaSource.builder().set_bootstrap_servers("h:1").set_topics("orders")
+    kafka = builder.set_value_only_deserializer(SimpleStringSchema()).build()
+
+    def found(env: StreamExecutionEnvironment, offsets: str) -> Any:
+        log.write_text("\n".join([*head, offsets]))
+        target = StorageLocation(str(tmp_path / "savepoint"))
+        report = import_spark_checkpoint(spark, StorageLocation(str(tmp_path / "checkpoint")), env, target)
+        stored = read_savepoint(report.url)
+        assert isinstance(stored, SavepointReader)
+        (lines,) = [each for each in stored.metadata.operators if each.uid == "lines"]
+        return lines.coordinator_state
+
+    offsets = '{"orders":{"0":23,"1":0}}'
+    with pytest.raises(UnsupportedSavepointError, match="which a FileSource cannot go on from"):
+        found(program(tmp_path, Totals()), offsets)
+    with pytest.raises(UnsupportedSavepointError, match="a partition not yet looked up"):
+        found(program(tmp_path, Totals(), kafka), offsets.replace("23", "-2"))
+    position = found(program(tmp_path, Totals(), kafka), offsets)
+    assert sorted(position["next"]) == [["orders", 0, 23], ["orders", 1, 0]]
+    kafka.create_enumerator(position)
 
 
 def test_a_program_goes_on_with_the_keys_that_drop_duplicates_has_seen(spark: SparkSession, tmp_path: Path) -> None:
@@ -190,19 +300,22 @@ def test_a_program_goes_on_with_the_keys_that_drop_duplicates_has_seen(spark: Sp
         imported(spark, tmp_path, Totals(), mapping={"dedupe": "keyed:sum"})
 
 
-def collected(rows: DataFrame) -> DataFrame:
+def collected(rows: DataFrame, ttl: bool) -> DataFrame:
+    """Collects the rows of a user in state of all kinds; with a time to live in pandas and processing time."""
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
     class Collect(StatefulProcessor):  # type: ignore[misc]
         def init(self, handle: Any) -> None:
+            lasting = {"ttlDurationMs": 3_650 * 86_400_000} if ttl else {}
             self.handle = handle
-            self.total = handle.getValueState("total", "n long")
-            self.last = handle.getValueState("last", "n long, user string")
-            self.amounts = handle.getListState("amounts", "amount long")
-            self.parity = handle.getMapState("parity", "parity string", "amount long")
+            self.total = handle.getValueState("total", "n long", **lasting)
+            self.last = handle.getValueState("last", "n long, user string", **lasting)
+            self.amounts = handle.getListState("amounts", "amount long", **lasting)
+            self.parity = handle.getMapState("parity", "parity string", "amount long", **lasting)
 
         def handleInputRows(self, key: Any, rows: Any, timers: Any) -> Iterator[Any]:
-            for n in sorted(row.amount for row in rows):
+            amounts = [n for frame in rows for n in frame["amount"].tolist()] if ttl else [row.amount for row in rows]
+            for n in sorted(amounts):
                 self.total.update(((self.total.get()[0] if self.total.exists() else 0) + n,))
                 self.amounts.appendValue((n,))
                 self.parity.updateValue((str(n % 2),), (n,))
@@ -213,36 +326,55 @@ def collected(rows: DataFrame) -> DataFrame:
         def close(self) -> None:
             pass
 
+    if ttl:
+        return rows.groupBy("user").transformWithStateInPandas(Collect(), "user string", "Update", "ProcessingTime")
     keyed = rows.withWatermark("time", "1 second").groupBy("user")
     return keyed.transformWithState(Collect(), "user string", "Update", "EventTime")
 
 
 @pytest.mark.usefixtures("rocksdb")
+@pytest.mark.parametrize("ttl", [False, True], ids=["event-time", "time-to-live-in-pandas"])
 def test_a_program_goes_on_with_the_values_lists_maps_and_timers_of_transform_with_state(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path, ttl: bool
 ) -> None:
     write(tmp_path / "in", "a.json", BEFORE)
-    run_in_spark(spark, tmp_path, collected)
+    run_in_spark(spark, tmp_path, lambda rows: collected(rows, ttl), once=ttl)
     spark.conf.unset("spark.sql.streaming.stateStore.providerClass")  # the checkpoint knows it
-    report, found = imported(spark, tmp_path, Collected())
+    report, found = imported(spark, tmp_path, Collected(ttl))
     assert {(each.name, each.origin, each.rows) for each in report.imported} == {
         ("total", "0.total", 5),
         ("last", "0.last", 5),
         ("amounts", "0.amounts", 5),
         ("parity", "0.parity", 10),
-        ("_timers/event_time", "0.timers", 20),
+        ("_timers/processing_time" if ttl else "_timers/event_time", "0.timers", 20),
         ("position", "sources/0", 1),
     }
     rows = {row["key"]: row["value"] for row in found.state("keyed", "last").to_pylist()}
     assert rows["u1"]["user"] == "u1"
     assert rows["u1"]["n"] == sum(n for user, n in BEFORE if user == "u1")
+    if ttl:
+        check_expiry(spark, tmp_path, found)
+        with pytest.raises(
+            UnsupportedSavepointError, match=r"0\.amounts .*expires in Spark, and keyed:amounts does not"
+        ):
+            imported(spark, tmp_path, Collected())
     write(tmp_path / "in", "b.json", AFTER)
-    here = went_on(tmp_path, Collected(), "imported", restore_from=report.url)
-    straight = went_on(tmp_path, Collected(), "straight")
+    here = went_on(tmp_path, Collected(ttl), "imported", restore_from=report.url)
+    straight = went_on(tmp_path, Collected(ttl), "straight")
     assert here.pop("last")  # only Spark wrote it
     straight.pop("last", None)
     assert here == straight
-    assert len(here["_timers/event_time"]) == len(BEFORE + AFTER)
+    assert sum(len(rows) for name, rows in here.items() if name.startswith("_timers")) == len(BEFORE + AFTER)
+
+
+def check_expiry(spark: SparkSession, folder: Path, found: SavepointReader) -> None:
+    """Checks that each value expires when it would have in Spark."""
+    reader = spark.read.format("statestore").option("stateVarName", "total")
+    rows = reader.load(str(folder / "checkpoint")).selectExpr("key.user", "value.ttlExpirationMs as time").collect()
+    wanted = {row["user"]: row["time"] for row in rows}
+    assert {row["key"]: row["expires_at"] for row in found.state("keyed", "total").to_pylist()} == wanted
+    lists = found.state("keyed", "amounts").to_pylist()
+    assert {row["key"]: set(row["expires_at"]) for row in lists} == {user: {time} for user, time in wanted.items()}
 
 
 def test_what_cannot_be_imported_is_an_error_or_is_left_behind(spark: SparkSession, tmp_path: Path) -> None:
