@@ -6,6 +6,7 @@ The logs are lines of JSON: a version, and for ``offsets`` the batch's settings 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from dagster_flinkpy.storage import StorageLocation
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 __all__ = ["QuerySource", "SparkCheckpoint", "SparkState"]
 
@@ -198,10 +200,13 @@ class SparkCheckpoint:
             reader = reader.option("readRegisteredTimers", True)
         elif state.variable:
             reader = reader.option("stateVarName", state.name).option("flattenCollectionTypes", True)
-        elif state.name == "dedupe":  # the value is a field without a type
-            columns = {"value": "true"}
+        frame = reader.load(self._path)
+        if state.name == "dedupe":  # the value is a field without a type
+            columns["value"] = "true"
+        elif not state.variable:
+            columns["value"] = _with_names(frame.schema["value"].dataType)
         shown = (f"{column} as {name}" for name, column in columns.items())
-        return reader.load(self._path).selectExpr("key", *shown, "partition_id")
+        return frame.selectExpr("key", *shown, "partition_id")
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -265,6 +270,20 @@ class SparkCheckpoint:
             return json.loads(line)
         except ValueError as error:
             raise CorruptStateError(f"{self.location.url}/{name}: {line!r} is not JSON") from error
+
+
+def _with_names(kind: StructType) -> str:
+    """Returns the column ``value`` with a number in names that occur again, as those of two sums do: Arrow needs it."""
+    names = [field.name for field in kind]
+    if len(set(names)) == len(names):
+        return "value"
+    seen: Counter[str] = Counter()
+    fields = []
+    for field in kind:
+        seen[field.name] += 1
+        name = field.name if seen[field.name] == 1 else f"{field.name}_{seen[field.name]}"
+        fields.append(f"`{name}`: {field.dataType.simpleString()}")
+    return f"cast(value as struct<{', '.join(fields)}>)"
 
 
 def _together(counts: Sequence[tuple[int, int]]) -> Iterator[tuple[list[int], int]]:

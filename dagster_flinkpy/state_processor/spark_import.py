@@ -221,8 +221,8 @@ class _QueryPlan:
         for field, declared in choice:
             if state.ttl and declared.ttl_ms is None:
                 raise UnsupportedSavepointError(
-                    f"state {state}: it expires in Spark, and {target.uid}:{declared.name} does not: enable its time to "
-                    "live"
+                    f"state {state}: it expires in Spark, and {target.uid}:{declared.name} does not: enable its "
+                    "time to live"
                 )
             layout = _layout(target, declared)
             new = _QueryStateImport(target.uid, layout, state, field, declared.ttl_ms)

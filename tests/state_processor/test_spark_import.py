@@ -82,6 +82,10 @@ def rocksdb(spark: SparkSession) -> Iterator[None]:
     spark.conf.unset(name)
 
 
+def totals(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("user").agg({"*": "count", "amount": "sum"})
+
+
 class OfUser(KeyedProcessFunction):
     """A function whose keys are users."""
 
@@ -100,6 +104,18 @@ class Totals(OfUser):
         self.count.update((self.count.value() or 0) + 1)
         self.sum.update((self.sum.value() or 0) + value[1])
         yield value[0], self.count.value(), self.sum.value()
+
+
+class Sums(OfUser):
+    """Two sums, as Spark calls them."""
+
+    def open(self, context: Any) -> None:
+        self.sums = [context.get_state(ValueStateDescriptor(name, Types.LONG())) for name in ("sum", "sum_2")]
+
+    def process_element(self, value: Any, context: Any) -> Iterator[Any]:
+        for state, factor in zip(self.sums, (1, -1), strict=True):
+            state.update((state.value() or 0) + factor * value[1])
+        yield from ()
 
 
 class First(OfUser):
@@ -224,7 +240,7 @@ def test_a_program_goes_on_with_the_counts_and_sums_of_a_streaming_aggregation(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "in", "a.json", BEFORE)
-    run_in_spark(spark, tmp_path, lambda rows: rows.groupBy("user").agg({"*": "count", "amount": "sum"}), "complete")
+    run_in_spark(spark, tmp_path, totals, "complete")
     monkeypatch.setattr("dagster_flinkpy.state_processor.spark_checkpoint._BATCH_ROWS", 1)
     lines: list[str] = []
     report, _ = imported(spark, tmp_path, Totals(), on_progress=lines.append)
@@ -240,6 +256,38 @@ def test_a_program_goes_on_with_the_counts_and_sums_of_a_streaming_aggregation(
     assert len(progress) == 2  # one of each state partition
     assert progress[-1] == "keyed.sum: 5 rows"
     check_goes_on(tmp_path, Totals, report.url)
+
+
+def test_what_was_not_committed_is_read_again(spark: SparkSession, tmp_path: Path) -> None:
+    interval = "spark.sql.streaming.fileSource.log.compactInterval"
+    spark.conf.set(interval, "2")
+    try:
+        for number in range(3):
+            write(tmp_path / "in", f"a {number}%.json", BEFORE[number * 5 : number * 5 + 5])
+            run_in_spark(spark, tmp_path, totals, "complete")
+    finally:
+        spark.conf.unset(interval)
+    checkpoint = tmp_path / "checkpoint"
+    assert (checkpoint / "sources" / "0" / "1.compact").exists()
+    (checkpoint / "commits" / "2").unlink()
+    report, found = imported(spark, tmp_path, Totals())
+    assert {row["value"] for row in found.state("keyed", "count").to_pylist()} == {2}
+    (lines,) = [each for each in found.metadata.operators if each.uid == "lines"]
+    assert lines.coordinator_state is not None
+    assert [Path(name).name for name in lines.coordinator_state["found"]] == ["a 0%.json", "a 1%.json"]
+    check_goes_on(tmp_path, Totals, report.url)
+
+
+def test_two_sums_become_two_states(spark: SparkSession, tmp_path: Path) -> None:
+    write(tmp_path / "in", "a.json", BEFORE)
+
+    def query(rows: DataFrame) -> DataFrame:
+        return rows.selectExpr("user", "amount", "-amount as minus").groupBy("user").sum("amount", "minus")
+
+    run_in_spark(spark, tmp_path, query, "complete")
+    report, _ = imported(spark, tmp_path, Sums())
+    assert [each.name for each in report.imported if each.keyed] == ["sum", "sum_2"]
+    check_goes_on(tmp_path, Sums, report.url)
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["tuple", "row"])
@@ -263,7 +311,7 @@ def test_a_key_and_a_value_with_several_columns_become_a_row_or_a_tuple(
 def test_of_a_kafka_source_the_next_offset_of_each_partition_is_imported(spark: SparkSession, tmp_path: Path) -> None:
     """The checkpoint is one of files, in which Spark's documented offsets of Kafka are written."""
     write(tmp_path / "in", "a.json", BEFORE)
-    run_in_spark(spark, tmp_path, lambda rows: rows.groupBy("user").agg({"*": "count", "amount": "sum"}), "complete")
+    run_in_spark(spark, tmp_path, totals, "complete")
     log = tmp_path / "checkpoint" / "offsets" / "0"
     *head, _ = log.read_text().splitlines()
     builder = KafkaSource.builder().set_bootstrap_servers("h:1").set_topics("orders")
@@ -399,7 +447,7 @@ def test_a_damaged_checkpoint_is_an_error_that_names_the_file(spark: SparkSessio
     write(tmp_path / "in", "a.json", BEFORE)
     with pytest.raises(RestoreError, match="is no checkpoint of a Spark streaming query"):
         imported(spark, tmp_path, Totals())
-    run_in_spark(spark, tmp_path, lambda rows: rows.groupBy("user").agg({"*": "count", "amount": "sum"}), "complete")
+    run_in_spark(spark, tmp_path, totals, "complete")
     log = tmp_path / "checkpoint" / "sources" / "0" / "0"
     text = log.read_text()
     damages: Mapping[str, tuple[type[Exception], str]] = {
