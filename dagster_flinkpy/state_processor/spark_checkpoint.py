@@ -109,8 +109,11 @@ class SparkCheckpoint:
     def _found(self) -> tuple[list[SparkState], dict[int, list[str]]]:
         states: list[SparkState] = []
         problems: dict[int, list[str]] = {}
-        with self._reading():
-            operators = self._session.read.format("state-metadata").load(self._path).collect()
+        with_files = self._operators()
+        operators = []
+        if with_files:
+            with self._reading():
+                operators = self._session.read.format("state-metadata").load(self._path).collect()
         for operator in {row["operatorId"]: row for row in operators}.values():
             mine = problems.setdefault(operator["operatorId"], [])
             for state in _states_of(operator, mine):
@@ -118,7 +121,7 @@ class SparkCheckpoint:
                     states.append(self._typed(state))
                 except UnsupportedSavepointError as error:
                     mine.append(f"state {state.full_name}: {error}")
-        for number in self._operators() - set(problems):
+        for number in with_files - set(problems):
             problems[number] = [
                 f"operator {number} has state that Spark does not describe, as it does since version 3.5"
             ]
@@ -146,14 +149,14 @@ class SparkCheckpoint:
             CorruptStateError: A file of the checkpoint is missing or damaged; the message names it.
             UnsupportedSavepointError: The log has another version.
         """
-        found = []
-        _, *offsets = self._lines(f"offsets/{self.batch}")
-        for number, line in enumerate(offsets):
-            offset = None if line == "-" else self._json(line, f"offsets/{self.batch}")
-            files = (
-                self._files(number, offset["logOffset"]) if isinstance(offset, dict) and "logOffset" in offset else None
-            )
-            found.append(QuerySource(number, offset, files))
+        found, log = [], f"offsets/{self.batch}"
+        lines = self._lines(log)
+        if len(lines) < 2:
+            raise CorruptStateError(f"{self.location.url}/{log} has no sources")
+        for number, line in enumerate(lines[1:]):
+            offset = None if line == "-" else self._json(line, log)
+            last = offset.get("logOffset") if isinstance(offset, dict) else None
+            found.append(QuerySource(number, offset, self._files(number, last) if type(last) is int else None))
         return found
 
     def read(self, state: SparkState) -> Iterator[pa.Table]:

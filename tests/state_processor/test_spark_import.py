@@ -278,6 +278,13 @@ def test_what_was_not_committed_is_read_again(spark: SparkSession, tmp_path: Pat
     check_goes_on(tmp_path, Totals, report.url)
 
 
+def test_of_a_query_without_state_the_position_is_imported(spark: SparkSession, tmp_path: Path) -> None:
+    write(tmp_path / "in", "a.json", BEFORE)
+    run_in_spark(spark, tmp_path, lambda rows: rows.where("amount > 3"), "append")
+    report, _ = imported(spark, tmp_path, Totals())
+    assert [(each.uid, each.name) for each in report.imported] == [("lines", "position")]
+
+
 def test_two_sums_become_two_states(spark: SparkSession, tmp_path: Path) -> None:
     write(tmp_path / "in", "a.json", BEFORE)
 
@@ -464,6 +471,12 @@ def test_a_damaged_checkpoint_is_an_error_that_names_the_file(spark: SparkSessio
         metadata.unlink()
     with pytest.raises(UnsupportedSavepointError, match="Spark"):
         imported(spark, tmp_path, Totals())
+    offsets = tmp_path / "checkpoint" / "offsets" / "0"
+    whole = offsets.read_text()
+    offsets.write_text("v1\n{}")
+    with pytest.raises(CorruptStateError, match="offsets/0 has no sources"):
+        imported(spark, tmp_path, Totals(), allow_non_restored_state=True)
+    offsets.write_text(whole)
     log.unlink()
     with pytest.raises(CorruptStateError, match="there is no sources/0/0"):
         imported(spark, tmp_path, Totals())
