@@ -21,9 +21,17 @@ from dagster_flinkpy.storage import StorageLocation
 from tests.pyspark_versions import since
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected, make_job
 from tests.runtime.programs import COUNTED, EVENT, CountPerKey, FolderSink, environment, events
+from tests.waiting import LIMIT
 
 RECORDS = [(f"k{i % 3}", i, i) for i in range(12)]
 TOTALS = {f"k{key}": sum(range(key, 12, 3)) for key in range(3)}
+
+
+@pytest.fixture(autouse=True)
+def _slots_may_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long slots take to start depends on what else the machine does."""
+    monkeypatch.setattr(job_exchange, "_AUTO_TIMEOUT", timedelta(seconds=LIMIT))
+    monkeypatch.setattr(job_exchange, "_FREE_SECONDS", float(LIMIT))
 
 
 def program(folder: Path, parallelism: int) -> tuple[JobGraph, FolderSink]:

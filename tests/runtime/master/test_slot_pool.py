@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -25,9 +27,11 @@ from dagster_flinkpy.errors import (
 )
 from dagster_flinkpy.runtime.exchange.frames import calling, frame, opening
 from dagster_flinkpy.runtime.master.deployments.slot_processes import start_here
+from dagster_flinkpy.runtime.master.slots import slot_pool
 from dagster_flinkpy.runtime.master.slots.slot_pool import Slot, SlotPool, SlotProcess
 from dagster_flinkpy.runtime.shuffle.wire import WIRE_SCHEMA, WireRow
 from dagster_flinkpy.runtime.slot.task_executor import SlotDescriptor
+from tests.waiting import LIMIT, until
 
 
 class Silent:
@@ -196,15 +200,21 @@ class _Frozen(Silent):
         client.close()
 
 
-def test_a_slot_that_does_not_answer_is_lost(pools: Callable[..., Pool]) -> None:
-    pool = pools(interval=0.1, timeout=0.5)
+def test_a_slot_that_does_not_answer_is_lost(pools: Callable[..., Pool], monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead = 0.0
+    monkeypatch.setattr(slot_pool, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead))
+    pool = pools(interval=0.1, timeout=LIMIT)
     pool.others = {"a": _Frozen}
-    slot = pool.request(["a", "b"])["a"]
-    slot.say(frame("deploy", bytes(64 << 20)))  # nobody reads it, and nobody waits for that
+    slots = pool.request(["a", "b"])
+    slots["a"].say(frame("deploy", bytes(64 << 20)))  # nobody reads it, and nobody waits for that
+    for _ in range(3):
+        ahead += 0.4 * LIMIT
+        now = time.monotonic() + ahead
+        until(lambda now=now: slots["b"].heard >= now, "the other slot answers")
     pool.heard.wait_for(lambda: bool(pool.heard.lost))
     assert "slot a has not answered for" in str(pool.heard.lost[0][1])
-    slot.thread.join(30)
-    assert not slot.thread.is_alive()
+    slots["a"].thread.join(30)
+    assert not slots["a"].thread.is_alive()
     assert [name for name, _ in pool.heard.lost] == ["a"]
 
 
