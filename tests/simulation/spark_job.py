@@ -31,13 +31,19 @@ class _Stage:
 
 
 class SparkJob:
-    """Runs the tasks of an epoch as actors. They outlive a driver that crashes or is interrupted too late."""
+    """Runs the tasks of an epoch as actors, on cores that jobs share.
+
+    Tasks outlive a driver that crashes or is interrupted too late.
+    """
 
     def __init__(self, world: World, job: EpochJob, name: str, interrupted: Callable[[], bool]) -> None:
         self._world = world
         self._job = job
         self._name = name
         self._interrupted = interrupted
+        self._number = world.cores.new_job()
+        self._driver = world.current.process
+        self._ended = False
         self._tries = 0
 
     def run(self) -> list[WireRow]:
@@ -47,6 +53,15 @@ class SparkJob:
             StorageError: A task failed in all of its tries.
             CheckpointError: The job was interrupted.
         """
+        try:
+            return self._run()
+        finally:
+            self._ended = True
+
+    def _is_over(self) -> bool:
+        return self._ended or self._driver.crashed
+
+    def _run(self) -> list[WireRow]:
         width, uids = self._job.graph.stage_parallelism(0), {vertex.uid for vertex in self._job.graph.vertices}
         try:
             reads = SourceTask if "numbers" in uids else EdgeReadTask
@@ -88,6 +103,11 @@ class SparkJob:
         execution = f"{self._job.restarts}-{self._tries}"
 
         def body() -> None:
+            with world.cores.one(self._number, self._is_over) as given:
+                if given:
+                    task()
+
+        def task() -> None:
             world.step("task starts")
             if chaos.task_hangs and world.rng.random() < chaos.task_hangs:
                 world.sleep(world.rng.choice((30, 90, 300)))

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from greenlet import getcurrent, greenlet
 
 from tests.simulation.bucket import Bucket
+from tests.simulation.cores import Cores
 
 __all__ = ["Actor", "Chaos", "Crashed", "Process", "SerialExecutor", "Violation", "World"]
 
@@ -64,6 +65,8 @@ class Chaos:
     """Per task of a Spark job: it runs twice, and the first result is taken."""
     stray_messages: float = 0.0
     """Per checkpoint: duplicate, late and foreign messages also arrive."""
+    cores: int = 0
+    """Per world: how many tasks of Spark run at once; 0 for any number."""
     segment_loss: float = 0.0
     """Per task that reads a segment of a blocking edge: somebody has deleted it."""
     regions: float = 0.3
@@ -261,6 +264,9 @@ class World:
         self.main = getcurrent()
         self.now_ms = 1_800_000_000_000
         self.bucket = Bucket()
+        number = self.chaos.cores or random.Random(seed).choice((1, 2, 3, 8))
+        self.cores = Cores(number, self.wait_for)
+        """The cores of Spark."""
         self.broken: BaseException | None = None
         self.steps = 0
         self._turns = 0
