@@ -275,7 +275,7 @@ class OperatorTask:
         waiting = self._barriers.blocked | self._first.waiting
         if self._selected is None or self._barriers.awaits_barriers:
             return waiting
-        return waiting | self._selected.blocked
+        return waiting | self._selected.blocked(self.context.epoch.open)
 
     @property
     def selects(self) -> bool:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
+from dagster_flinkpy.datastream.connectors.reader_source import ReaderSource
 from dagster_flinkpy.datastream.input_selection import InputSelectable, InputSelection
+from dagster_flinkpy.datastream.operator_specs import SourceSpec
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 from dagster_flinkpy.runtime.operators.stream_operator import StreamOperator
@@ -55,16 +57,20 @@ class SelectedInputs:
         self._turns = deque(self._queues)
         self._open = {channel: {*each} for channel, each in origins.items()}
         """The origins that have not ended, by channel."""
-        self._are_apart = _are_apart(graph, operator.context.vertex.uid)
+        self._may_wait = _apart(graph, operator.context.vertex.uid)
+        self._planned = _planned(graph, operator.context.vertex.uid)
         self._selected: Set[int] = frozenset()
         self._busy = False
 
-    @property
-    def blocked(self) -> frozenset[Channel]:
-        """The channels that wait until their inputs are selected."""
-        if not self._are_apart:
-            return frozenset()
-        return frozenset(channel for channel, i in self._inputs.items() if i not in self._selected)
+    def blocked(self, open_epoch: bool) -> frozenset[Channel]:
+        """Returns the channels that wait until their inputs are selected.
+
+        Args:
+            open_epoch: Whether the epoch is an open one. It is only closed when all splits that were given out have
+                been read, so an input with such splits does not wait.
+        """
+        waiting = self._may_wait - self._selected - (self._planned if open_epoch else set())
+        return frozenset(channel for channel, i in self._inputs.items() if i in waiting)
 
     def put(self, number: int, waiting: Waiting) -> None:
         """Takes what has come through a channel of an input. Records in flight may be of one that is not there now."""
@@ -119,10 +125,10 @@ class SelectedInputs:
         return (each for queue in self._queues.values() for each in queue if each.kind is Kind.BUFFER)
 
 
-def _are_apart(graph: JobGraph, uid: str) -> bool:
-    """Returns whether nothing else connects the inputs of an operator.
+def _apart(graph: JobGraph, uid: str) -> Set[int]:
+    """Returns the inputs of an operator, or none if something else connects them.
 
-    Otherwise one that waits could hold up, by way of what they have in common, the one that is selected.
+    Then one that waits could hold up, by way of what they have in common, the one that is selected.
     """
     neighbours = defaultdict[str, list[str]](list)
     for edge in graph.edges:
@@ -134,9 +140,22 @@ def _are_apart(graph: JobGraph, uid: str) -> bool:
         reached = [edge.source]
         for each in reached:
             if input_of.setdefault(each, edge.input_index) != edge.input_index:
-                return False
+                return frozenset()
             reached += [other for other in neighbours.pop(each, []) if other in neighbours]
-    return True
+    return {*input_of.values()}
+
+
+def _planned(graph: JobGraph, uid: str) -> Set[int]:
+    """Returns the inputs of an operator that come, also, from a source whose splits the driver gives out by epochs."""
+    planned = set[int]()
+    for edge in graph.inputs(uid):
+        before = [edge.source]
+        for each in before:
+            before += [e.source for e in graph.inputs(each) if e.source not in before]
+        specs = [graph.vertex(each).spec for each in before]
+        if any(isinstance(spec, SourceSpec) and not isinstance(spec.source, ReaderSource) for spec in specs):
+            planned.add(edge.input_index)
+    return planned
 
 
 def _first_of(queue: deque[Waiting]) -> Waiting:
