@@ -63,6 +63,8 @@ class EpochInput:
     """Whether more input may follow before the barrier."""
     stops: Mapping[tuple[str, int], Stop] = field(default_factory=dict)
     """Where subtasks stop that do not read all of their splits."""
+    watermarks: Mapping[str, int] = field(default_factory=dict)
+    """How far sources are in event time before it, by uid, as far as that is known."""
 
     def followed_by(self, part: EpochInput) -> EpochInput:
         """Returns the epoch with what else is read before its barrier."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from dagster_flinkpy.errors import CheckpointError
 from dagster_flinkpy.runtime.shuffle.wire import Kind, WireRow
@@ -43,6 +43,11 @@ class InputGate:
         self._wake = wake
         self._lock = threading.Lock()
         self._room, self._buffers = room * len(channels), 0
+
+    @property
+    def channels(self) -> Collection[Channel]:
+        """All of its channels."""
+        return self._channels.keys()
 
     @property
     def usage(self) -> float:

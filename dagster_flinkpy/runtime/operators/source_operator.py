@@ -52,6 +52,11 @@ class SourceOperator(StreamOperator):
     def process(self, input_index: int, batch: StreamBatch) -> None:
         raise AssertionError("a source has no input")
 
+    @property
+    def watermark(self) -> int:
+        """How far it is in event time."""
+        return self._time.watermark
+
     def run(self, epoch: EpochInput) -> Iterator[int]:
         """Reads the splits of an epoch, or of a part of it, and yields the watermark after each batch.
 
@@ -64,6 +69,9 @@ class SourceOperator(StreamOperator):
         self._read_any |= epoch.reads(vertex.uid)
         self._idle_from = None
         given, self.stop = epoch.splits.get(task, ()), epoch.stops.get(task)
+        if epoch.watermarks.get(vertex.uid, MIN_WATERMARK) > self._time.watermark:
+            self._time.watermark = epoch.watermarks[vertex.uid]
+            yield self._time.watermark
         kept = self._kept
         if given:
             self._splits, self._kept = [], None  # of several parts, the checkpoint names the last one
@@ -152,12 +160,13 @@ class SourceOperator(StreamOperator):
     def is_idle(self, epoch: EpochInput) -> bool:
         """Returns whether event time does not wait for this subtask in an epoch, or in a part of it.
 
-        A subtask without input is idle if other subtasks of its source have input. A source without any input holds
-        event time back, unless its strategy has an idle timeout: an epoch without input counts as longer than any
-        timeout.
+        A subtask without input is idle if other subtasks of its source have input, unless more of the epoch may follow:
+        those behind it might hear of the input of others first. It is told how far these are. A source without any
+        input holds event time back, unless its strategy has an idle timeout: an epoch without input counts as longer
+        than any timeout.
         """
         uid = self.context.vertex.uid
-        if uid in epoch.ended_sources or epoch.splits.get((uid, self.context.subtask)):
+        if uid in epoch.ended_sources or epoch.splits.get((uid, self.context.subtask)) or epoch.open:
             return False
         return self._idle_timeout is not None or epoch.reads(uid)
 

@@ -68,6 +68,10 @@ class PipelinedTask(StreamTask):
         """The checkpoint of the last epoch that has begun, or of the one with which the task is made."""
         self._open = False
         """Whether the part that is read, or was read last, is of an open epoch."""
+        self._channels: dict[str, set[tuple[int, int]]] = {}
+        """The channels of its gate, by the operator that receives from them."""
+        for channel in gate.channels:
+            self._channels.setdefault(job.graph.edges[channel[0]].target, set()).add(channel)
         self._blocked: set[tuple[int, int]] = set()
         self._was_available = True
         self._usage, self._looks = 0.0, 0
@@ -177,7 +181,8 @@ class PipelinedTask(StreamTask):
             operators = {uid: task.operator for uid, task in self._tasks.items()}
             sources = {uid: each for uid, each in operators.items() if isinstance(each, SourceOperator)}
             stops = {uid: astuple(each.stop) for uid, each in sources.items() if each.stop is not None}
-            self.send_event({"stops": stops} if stops else {})
+            watermarks = {uid: each.watermark for uid, each in sources.items() if uid not in self._readers}
+            self.send_event({"stops": stops, "watermarks": watermarks} if watermarks else {})
 
     def send_event(self, message: dict[str, Any]) -> None:
         """Tells the driver what an operator says to its coordinator, or a source to its enumerator.
@@ -203,6 +208,11 @@ class PipelinedTask(StreamTask):
 
     def _block(self) -> None:
         blocked = {channel for task in self._tasks.values() for channel in task.blocked}
+        # Operators that receive from others wait for each other at a barrier. One that goes on might fill a channel
+        # that is read only when another one has passed the barrier, too, and a full channel stops the whole task.
+        reached = {uid: self._tasks[uid].context.checkpoint_id for uid in self._channels}
+        first = min(reached.values(), default=0)
+        blocked.update(*(self._channels[uid] for uid, checkpoint_id in reached.items() if checkpoint_id > first))
         if blocked != self._blocked:
             self._blocked = blocked
             self.gate.block(blocked)

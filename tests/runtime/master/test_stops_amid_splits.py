@@ -329,7 +329,7 @@ def test_a_parquet_file_is_read_up_to_each_checkpoint(tmp_path: Path, monkeypatc
     assert run.error is None
     assert run.rows == list(range(count))
     found = [rows for _, rows in run.positions]
-    assert [rows for rows in found if 0 < rows <= 15_000][2:], "checkpoints came while the first records were read"
+    assert [rows for rows in found if 0 < rows <= 15_000], "a checkpoint came while the first records were read"
     assert found == sorted(found)
 
 

@@ -66,6 +66,9 @@ def written_for(*checkpoints: int) -> Fails:
 class Remembers(MapFunction, CheckpointedFunction):
     """Has operator state that changes with the record of one time only."""
 
+    def __init__(self, time: int = 5) -> None:
+        self._time = time
+
     def initialize_state(self, context: Any) -> None:
         store = context.get_operator_state_store()
         self._seen = store.get_list_state(ListStateDescriptor("seen", Types.LONG()))
@@ -74,7 +77,7 @@ class Remembers(MapFunction, CheckpointedFunction):
         pass
 
     def map(self, value: Any) -> Any:
-        if value.time == 5:
+        if value.time == self._time:
             self._seen.add(value.time)
         return value
 
@@ -140,7 +143,7 @@ def test_snapshots_behind_one_whose_upload_fails_later_fail_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several barriers at once: they name files of the first one, whose upload has not ended."""
-    graph, sink = program(tmp_path, parallelism=1)
+    graph, sink = program(tmp_path, function=Remembers(time=1), parallelism=1)
     third = threading.Event()
 
     def fails(key: str, tries: int) -> bool:

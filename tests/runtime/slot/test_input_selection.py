@@ -240,7 +240,7 @@ def test_inputs_that_are_not_selected_hold_up_others_only_if_they_have_nothing_i
     if common == "a source far before":
         right = right.union(left.map(lambda each: each, left.get_type()).uid("again"))
     if common == "a join":
-        left.connect(right).map(lambda each: each, lambda each: each).uid("join")
+        left.connect(right).process(Alternates(), Types.LONG()).uid("join")
     if common == "a sink":
         left.union(right).print().uid("all")
     graph = collect_graph(left.connect(right).process(Alternates(), Types.LONG()).uid("selects"))

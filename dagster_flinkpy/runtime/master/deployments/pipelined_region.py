@@ -81,6 +81,8 @@ class _Deployment:
         """What readers of sources have said to their enumerators."""
         self.stops: dict[tuple[str, int], Stop] = {}
         """Where those that have asked have stopped amid the part."""
+        self.watermarks: dict[tuple[str, int], int] = {}
+        """How far those that have asked are in event time."""
         self.begun = False
         """Whether they have been told to read."""
         self.reading = 0
@@ -113,7 +115,7 @@ class _Deployment:
         """Tells the tasks to read an epoch, or a part of it."""
         body = pickle.dumps(epoch, protocol=5)
         self.missing_requests, self.reading = self.number_of_sources, epoch.checkpoint_id
-        self.stops = {}
+        self.stops, self.watermarks = {}, {}
         self.say(frame("begin", body, deployment=self.id))
         self.begun = True
 
@@ -122,11 +124,12 @@ class _Deployment:
         self.say(frame("stop_reading", deployment=self.id))
 
     def hear(self, subtask: int, message: dict[str, Any]) -> None:
-        """Takes a request for the next part, with where sources have stopped; or what a reader says."""
+        """Takes a request for the next part, with how far sources are; or what a reader says."""
         if message and "stops" not in message:
             self.messages.append(message)
             return
         self.stops.update(((uid, subtask), Stop(*stop)) for uid, stop in message.get("stops", {}).items())
+        self.watermarks.update(((uid, subtask), reached) for uid, reached in message.get("watermarks", {}).items())
         self.missing_requests -= 1
 
     def tasks_of(self, slot: Slot) -> str:
@@ -232,7 +235,7 @@ class PipelinedRegion:
             if deployment.failed:
                 return
             open_epoch.receive(deployment.id, self._take_messages(deployment))
-            part = open_epoch.next(deployment.stops)
+            part = open_epoch.next(deployment.stops, deployment.watermarks)
             if part is None:
                 self._wait(
                     lambda: deployment.failed or open_epoch.closed or bool(deployment.messages),
@@ -258,7 +261,7 @@ class PipelinedRegion:
             with suppress(Exception):  # it is raised when the epoch is run
                 open_epoch.finish()
                 following.receive(deployment.id, self._take_messages(deployment))
-                if (part := following.next()) is not None:
+                if (part := following.next(watermarks=deployment.watermarks)) is not None:
                     deployment.begin(part)
                     continue
             self._wait(lambda: done() or bool(deployment.messages), seconds=following.interval)

@@ -14,6 +14,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import ParamSpec, TypeVar
 
+from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK, MIN_WATERMARK
 from dagster_flinkpy.datastream.connectors.base import Json
 from dagster_flinkpy.runtime.epoch import EpochInput, Stop
 from dagster_flinkpy.runtime.master.epochs.split_planner import SplitPlanner
@@ -71,6 +72,8 @@ class OpenEpoch:
         """The part that the sources are reading, which the enumerators wait for."""
         self._to_give: deque[EpochInput] = deque()
         """What this try has not read yet of what was given before."""
+        self._reached: dict[str, int] = {}
+        """How far sources are in event time, by uid: as far as all subtasks were that had input in a part."""
         self._news: list[int] = []
         self._wake: Callable[[], object] = lambda: None
 
@@ -137,14 +140,20 @@ class OpenEpoch:
         """Takes what readers have said, see :meth:`SplitPlanner.receive`."""
         self._splits.receive(deployment, messages)
 
-    def next(self, stops: Mapping[tuple[str, int], Stop] = MappingProxyType({})) -> EpochInput | None:
+    def next(
+        self,
+        stops: Mapping[tuple[str, int], Stop] = MappingProxyType({}),
+        watermarks: Mapping[tuple[str, int], int] = MappingProxyType({}),
+    ) -> EpochInput | None:
         """Looks for the next part. The sources have read the part before it.
 
         Args:
             stops: Where they have stopped amid it. Default: they have read all of it.
+            watermarks: The watermarks of subtasks. Default: none are known.
 
         Returns:
-            The part; not open if the barrier follows. None if there is nothing now.
+            The part; not open if the barrier follows. It may have nothing to read, and only tell how far others are in
+            event time. None if there is nothing now.
 
         Raises:
             SourceReadError: The input cannot be listed.
@@ -156,8 +165,9 @@ class OpenEpoch:
         if self.ended and not closed:
             self._on_end()
             return None
+        further = self._reach(watermarks)
         part = self._unread = self._run("looking for input", self._look, closed, stops)
-        if not closed and not part.has_input and part.ended_sources == self.ended_sources:
+        if not closed and not part.has_input and part.ended_sources == self.ended_sources and not further:
             self._run("giving back input", self._take_back)
             return None
         self.ended_sources = part.ended_sources
@@ -186,7 +196,18 @@ class OpenEpoch:
         self._take_back(stops)
         first, self._asked = not self._asked, True
         part = self._splits.plan_part(self.checkpoint_id, first=first, last=closed)
-        return replace(part, open=part.has_input or not closed)
+        return replace(part, open=part.has_input or not closed, watermarks=dict(self._reached))
+
+    def _reach(self, watermarks: Mapping[tuple[str, int], int]) -> bool:
+        """Returns whether the part that was read brings a source further in event time."""
+        found, before = dict[str, int](), dict(self._reached)
+        for (uid, subtask), splits in self._unread.splits.items() if self._unread is not None else ():
+            if splits:
+                found[uid] = min(found.get(uid, MAX_WATERMARK), watermarks.get((uid, subtask), MIN_WATERMARK))
+        for uid, reached in found.items():
+            if reached > self._reached.get(uid, MIN_WATERMARK):
+                self._reached[uid] = reached
+        return self._reached != before
 
     def _keep(self) -> None:
         self._take_back()
