@@ -43,9 +43,9 @@ demo: install
 
 # Files of tests side by side: many wait for processes. Each worker has servers of its own, but only one has Spark
 # (tests/conftest.py). WORKERS=0: one process.
-WORKERS ?= 3
+WORKERS ?= 4
 test: install browser
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 # The tests with the newest, and with the oldest, of all that pyproject.toml allows. MiniStack asks for one botocore, with
 # which boto3 would be new; it works with others. Older versions of Spark: `make compatibility`.
@@ -56,7 +56,7 @@ newest oldest: install browser
 	$(PYTHON) -m venv --clear .cache/$@
 	printf '%s\n' $(OVERRIDE) | $(BIN)/uv pip install --quiet --python .cache/$@/bin/python --resolution $(RESOLUTION) \
 	  --requirement pyproject.toml --overrides - --all-extras --editable .
-	PATH="$$PWD/.cache/$@/bin:$$PATH" .cache/$@/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	PATH="$$PWD/.cache/$@/bin:$$PATH" .cache/$@/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 # Programs and jobs with older versions of Spark, of both kinds of sessions. CI does less: see .ci/run.
 SPARKS ?= 3.5 4.0 4.1 4.2
