@@ -9,6 +9,7 @@ from dagster_flinkpy.common.restart_strategies import (
     restart_strategy_of,
 )
 from dagster_flinkpy.orchestration.automation import watermark_passed
+from dagster_flinkpy.orchestration.branches import current_branch
 from dagster_flinkpy.orchestration.definitions.assets import build_flink_asset_specs, flink_assets
 from dagster_flinkpy.orchestration.definitions.checks import FlinkAssetChecks
 from dagster_flinkpy.orchestration.definitions.jobs import build_flink_jobs
@@ -87,6 +88,7 @@ __all__ = [
     "build_supervising_sensor",
     "build_transaction_checks",
     "build_transactions_job",
+    "current_branch",
     "flink_assets",
     "restart_strategy_of",
     "watermark_passed",

@@ -65,6 +65,8 @@ class FlinkJob:
 
     partition_retention: PartitionRetention = field(default_factory=PartitionRetention)
     """Which end states of time partitions are kept. Default: all."""
+    fork_of: str | None = None
+    """Id of production's job, which the first run of a branch's job forks. Default: it is not a branch's."""
 
     @property
     def dagster_name(self) -> str:

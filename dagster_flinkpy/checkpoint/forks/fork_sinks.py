@@ -14,7 +14,7 @@ from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.origins import origins_of
 
-__all__ = ["refuse_sinks_of_origins"]
+__all__ = ["refuse_sinks_of", "refuse_sinks_of_origins"]
 
 _SINK = SinkSpec.kind
 
@@ -32,22 +32,34 @@ def refuse_sinks_of_origins(job: StorageLocation, graph: JobGraph) -> None:
         ConfigurationError: A sink writes, or may write, where one of these jobs does; the message names it.
     """
     for owner in dict.fromkeys(split_origin(path)[0] for path in origins_of(job.open())):
-        latest = CompletedCheckpointStore(job.parent.child(owner).open()).latest()
-        if latest is None:
-            continue  # it was disposed of, and its tables are free
-        theirs = {
-            each.uid: each.program
-            for each in latest.operators
-            if each.program is not None and each.program.kind == _SINK
-        }
-        for uid, program in _sinks(graph):
-            if (same := _touched(job, uid, program, theirs)) is not None:
-                where = program.writes_to or ", ".join(program.folders) or "the same place"
-                raise ConfigurationError(
-                    f"sink {uid!r} writes to {where}, as sink {same!r} of job {owner!r} does, from which job "
-                    f"{job.name!r} was forked. Both would write the same rows. Give the sink of the fork another "
-                    f"folder, schema, table or topic; or dispose of job {owner!r} if the fork replaces it"
-                )
+        refuse_sinks_of(owner, job, graph)
+
+
+def refuse_sinks_of(owner: str, job: StorageLocation, graph: JobGraph) -> None:
+    """Checks that the sinks of a fork write to other tables, topics and folders than one other job.
+
+    Args:
+        owner: Id of the job whose tables they must not touch. Its prefix is beside that of the fork.
+        job: The prefix of the fork. There need not be anything in it yet.
+        graph: The program of the fork.
+
+    Raises:
+        ConfigurationError: A sink writes, or may write, where the job does; the message names it.
+    """
+    latest = CompletedCheckpointStore(job.parent.child(owner).open()).latest()
+    if latest is None:
+        return  # it was disposed of, and its tables are free
+    theirs = {
+        each.uid: each.program for each in latest.operators if each.program is not None and each.program.kind == _SINK
+    }
+    for uid, program in _sinks(graph):
+        if (same := _touched(job, uid, program, theirs)) is not None:
+            where = program.writes_to or ", ".join(program.folders) or "the same place"
+            raise ConfigurationError(
+                f"sink {uid!r} writes to {where}, as sink {same!r} of job {owner!r} does, of which job {job.name!r} is "
+                "a fork. Both would write the same rows. Give the sink of the fork another folder, schema, table or "
+                f"topic; or dispose of job {owner!r} if the fork replaces it"
+            )
 
 
 def _sinks(graph: JobGraph) -> Iterator[tuple[str, OperatorProgram]]:

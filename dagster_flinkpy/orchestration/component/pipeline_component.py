@@ -149,6 +149,10 @@ class FlinkPipelineComponent(Component, Resolvable, Model):
         default="operators",
         description="'operators': each operator with a uid is an asset. 'tables': each source and each sink is one.",
     )
+    fork_in_branches: bool = Field(
+        default=False,
+        description="Whether a branch deployment forks the job's state at its first run, as a job of its own.",
+    )
     translation: Annotated[
         TranslationFn[FlinkOperatorData] | None,
         TranslationFnResolver[FlinkOperatorData](lambda data: {"data": data, "uid": data.vertex.uid}),
@@ -216,6 +220,7 @@ class FlinkPipelineComponent(Component, Resolvable, Model):
             deps=self.deps,
             pool=self.pool,
             show=self.show,
+            fork_in_branches=self.fork_in_branches,
             checks=None if self.checks is None else FlinkAssetChecks(**dict(self.checks)),
             translator=translator,
             spark_resource_key=spark,
@@ -227,6 +232,7 @@ class FlinkPipelineComponent(Component, Resolvable, Model):
                 program,
                 name=self.name,
                 show=self.show,
+                fork_in_branches=self.fork_in_branches,
                 translator=translator,
                 spark_resource_key=spark,
                 checkpoint_storage_resource_key=storage,

@@ -22,6 +22,7 @@ from dagster import (
 )
 
 from dagster_flinkpy.checkpoint.partitions import PartitionRetention
+from dagster_flinkpy.orchestration.branches import fork_at_first_run, job_of_deployment
 from dagster_flinkpy.orchestration.dagster_internals import CoercibleToAssetKey
 from dagster_flinkpy.orchestration.definitions.checks import FlinkAssetChecks, JobChecks, job_checks
 from dagster_flinkpy.orchestration.definitions.operator_attributes import OperatorAttributes
@@ -72,6 +73,7 @@ def flink_assets(
     deps: Mapping[str, Sequence[CoercibleToAssetKey]] | None = ...,
     pool: str | None = ...,
     show: Show = ...,
+    fork_in_branches: bool = ...,
     checks: FlinkAssetChecks | None = ...,
     translator: FlinkTranslator | None = ...,
     spark_resource_key: str = ...,
@@ -96,6 +98,7 @@ def flink_assets(
     deps: Mapping[str, Sequence[CoercibleToAssetKey]] | None = ...,
     pool: str | None = ...,
     show: Show = ...,
+    fork_in_branches: bool = ...,
     checks: FlinkAssetChecks | None = ...,
     translator: FlinkTranslator | None = ...,
     spark_resource_key: str = ...,
@@ -120,6 +123,7 @@ def flink_assets(
     deps: Mapping[str, Sequence[CoercibleToAssetKey]] | None = None,
     pool: str | None = None,
     show: Show = "operators",
+    fork_in_branches: bool = False,
     checks: FlinkAssetChecks | None = None,
     translator: FlinkTranslator | None = None,
     spark_resource_key: str = "spark",
@@ -158,6 +162,9 @@ def flink_assets(
         deps: Assets that a source reads, by the source's uid.
         pool: Concurrency pool of the steps. With limit 1, runs of the job wait for each other in Dagster's queue.
         show: ``"operators"``: each operator with a uid is an asset. ``"tables"``: each source and each sink is one.
+        fork_in_branches: Whether the job is one of its own in a branch deployment (see `current_branch`):
+            ``{name}_{branch}``. Its first run forks the state of this job, which goes on, and later runs continue from
+            their own. A run is refused if a sink would write where production does. Default: False.
         checks: Asset checks of the last completed checkpoint, and their limits. Default: none, except
             ``partitions_up_to_date``.
         translator: Creates the asset specs. Default: a `FlinkTranslator`.
@@ -199,9 +206,10 @@ def flink_assets(
     """
 
     def build(program: Environment) -> list[AssetsDefinition]:
+        job, prefix = job_of_deployment(program, name, fork_in_branches=fork_in_branches)
         made = job_assets(
-            flink_job(program, name),
-            name=name,
+            job,
+            name=prefix,
             show=show,
             translator=translator,
             attributes=OperatorAttributes(
@@ -335,6 +343,7 @@ def _job_assets(assets: JobAssets, checks: JobChecks, step: _Step) -> AssetsDefi
         if context.selected_asset_keys:  # else only checks are to run
             run = JobRun.begin(context, assets)
             with clean_termination(context) as termination, told_to_open_lineage(run), flink_failures(context.log):
+                fork_at_first_run(assets.job, storage.location(), config, owner=run.owner, log=context.log.info)
                 epochs = run_epochs(run, config, assets.job, storage, spark)
             if termination.happened:
                 return
@@ -370,6 +379,7 @@ def _partitioned_assets(
         if context.selected_asset_keys:
             run = JobRun.begin(context, assets)
             with clean_termination(context) as termination, told_to_open_lineage(run), flink_failures(context.log):
+                fork_at_first_run(job, storage.location(), config, owner=run.owner, log=context.log.info)
                 completed, token, stale = run_partitions(
                     run, config, job, storage, spark, partitions_def=partitions_def, pool=step.pool, checked=checked
                 )

@@ -6,10 +6,11 @@ from typing import Any, get_type_hints
 
 from dagster import Config, JobDefinition, OpExecutionContext, job, op
 
+from dagster_flinkpy.orchestration.branches import job_of_deployment
 from dagster_flinkpy.orchestration.dagster_internals import UnresolvedAssetJobDefinition
 from dagster_flinkpy.orchestration.definitions.shown_operators import Show
 from dagster_flinkpy.orchestration.definitions.translator import FlinkTranslator, job_assets
-from dagster_flinkpy.orchestration.flink_job import JOB_TAG, Environment, flink_job
+from dagster_flinkpy.orchestration.flink_job import JOB_TAG, Environment
 from dagster_flinkpy.orchestration.job_assets import JobAssets, asset_job, is_internal
 from dagster_flinkpy.orchestration.run_config import (
     DisposeConfig,
@@ -39,6 +40,7 @@ def build_flink_jobs(
     *,
     name: str,
     show: Show = "operators",
+    fork_in_branches: bool = False,
     translator: FlinkTranslator | None = None,
     spark_resource_key: str = "spark",
     checkpoint_storage_resource_key: str = "checkpoint_storage",
@@ -69,6 +71,7 @@ def build_flink_jobs(
         env: The program, as passed to `flink_assets`.
         name: Name of the job, as passed to `flink_assets`.
         show: Which operators are assets, as passed to `flink_assets`.
+        fork_in_branches: As passed to `flink_assets`. In a branch, the upgrade job works on production's state.
         translator: Creates the asset specs, as passed to `flink_assets`.
         spark_resource_key: Key of the `SparkResource`.
         checkpoint_storage_resource_key: Key of the `CheckpointStorageResource`.
@@ -87,14 +90,14 @@ def build_flink_jobs(
                 assets=flink_assets(words_env, name="words"), jobs=build_flink_jobs(words_env, name="words")
             )
     """
-    program = flink_job(env, name)
+    program, prefix = job_of_deployment(env, name, fork_in_branches=fork_in_branches)
 
     @cache
     def assets() -> JobAssets:
-        return job_assets(program, name=name, show=show, translator=translator)
+        return job_assets(program, name=prefix, show=show, translator=translator)
 
     operations = JobOperations(program, assets, spark_resource_key, checkpoint_storage_resource_key)
-    checkpoint = asset_job(name, assets().keys, "checkpoint", f"Takes a checkpoint of job {name}.")
+    checkpoint = asset_job(program.job_id, assets().keys, "checkpoint", f"Takes a checkpoint of job {program.job_id}.")
     return [checkpoint, *_jobs_of(operations)]
 
 

@@ -167,7 +167,7 @@ class JobOperations:
             report = prove_upgrade(
                 load_program(config.from_program),
                 self.job,
-                self._location(context).child(self.job.job_id),
+                self._location(context).child(self.job.fork_of or self.job.job_id),
                 spark=getattr(context.resources, self.spark_key),
                 owner=f"Dagster run {context.run.run_id} (upgrade)",
                 on_progress=context.log.info,

@@ -93,6 +93,14 @@ def test_what_is_not_switched_on_is_not_there(load: Any) -> None:
     assert not defs.resolve_asset_graph().asset_check_keys
 
 
+def test_a_branch_has_a_job_of_its_own(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLINKPY_BRANCH", "loud")
+    defs = load({"fork_in_branches": True, "jobs": True, "sensors": {"checkpoint": True}})
+    assert {key.path[0] for key in defs.resolve_all_asset_keys()} == {"words_loud"}
+    assert {"words_loud_checkpoint", "words_loud_savepoint"} <= names(defs.jobs)
+    assert names(defs.sensors) == {"words_loud_checkpoint_sensor"}
+
+
 def test_attributes_of_all_assets(load: Any) -> None:
     defs = load(
         {
