@@ -21,7 +21,7 @@ from dagster_flinkpy.errors import (
     StateSchemaError,
     UserFunctionError,
 )
-from dagster_flinkpy.orchestration.flink_job import Environment, flink_job
+from dagster_flinkpy.orchestration.flink_job import Environment, FlinkJob, flink_job
 from dagster_flinkpy.orchestration.resources import CheckpointStorageResource, SparkResource
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _module(source: str) -> ModuleType:
 
 
 def program_attempt(
-    program: Environment,
+    program: Environment | FlinkJob,
     job: StorageLocation,
     *,
     spark: SparkResource,
@@ -123,7 +123,7 @@ def program_attempt(
     The attempt retains as many checkpoints as there are.
 
     Args:
-        program: The program. It may ask Spark for types.
+        program: The program, which may ask Spark for types, or its job.
         job: The job's folder: ``{checkpoint storage}/{job id}``.
         spark: The Spark that runs the attempt.
         owner: Names the attempt in messages to the attempts that it fences.
@@ -137,12 +137,12 @@ def program_attempt(
     """
     from dagster_flinkpy.checkpoint.offline import number_retained, refuse_beside_run
 
-    env = program if isinstance(program, StreamExecutionEnvironment) else program()
     folder, _, job_id = job.url.rpartition("/")
-    job_of_program = flink_job(env, job_id)
+    if not isinstance(program, FlinkJob):
+        program = flink_job(program if isinstance(program, StreamExecutionEnvironment) else program(), job_id)
     refuse_beside_run(job, current_millis())
     storage = CheckpointStorageResource(url=folder, endpoint_url=job.endpoint_url, num_retained=number_retained(job))
-    return job_of_program.attempt(storage, spark, owner=owner, on_progress=on_progress, **options)
+    return program.attempt(storage, spark, owner=owner, on_progress=on_progress, **options)
 
 
 @dataclass(frozen=True)

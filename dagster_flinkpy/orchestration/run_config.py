@@ -22,6 +22,7 @@ __all__ = [
     "SavepointConfig",
     "StopConfig",
     "SweepConfig",
+    "SwitchConfig",
     "UpgradeConfig",
 ]
 
@@ -163,6 +164,14 @@ class UpgradeConfig(_RangedConfig):
     )
     epochs: int | None = Field(
         default=None, ge=1, description="Epochs that both versions run. Default: those completed since."
+    )
+
+
+class SwitchConfig(Config):
+    """Config of a switch job and of a rollback job."""
+
+    kept: str | None = Field(
+        default=None, description="Name of the fork that keeps the state of the old version. Default: {job}_before."
     )
 
 

@@ -263,6 +263,22 @@ def test_dagster_shows_the_verdict_as_a_check_of_each_table(tmp_path: Path) -> N
     assert "1 of 16 rows only before, 1 of 16 only after" in str(check.description)
 
 
+def test_jobs_of_each_version_bring_the_job_to_it(tmp_path: Path) -> None:
+    old, new = program(tmp_path, Totals()), program(tmp_path, Sums(), renamed)
+    run(old, tmp_path, 2)
+    resources = {"spark": SPARK, "checkpoint_storage": CheckpointStorageResource(url=str(tmp_path / "jobs"))}
+
+    def launch(env: Program, verb: str) -> None:
+        [job] = [each for each in build_flink_jobs(env, name="job") if each.name == f"job_{verb}"]
+        assert job.execute_in_process(resources=resources).success
+
+    launch(new, "switch")
+    run(new, tmp_path, 1)
+    launch(old, "rollback")
+    run(old, tmp_path, 3)
+    assert table(tmp_path) == expected(6)
+
+
 TABLES = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3) | st.none()), max_size=12)
 
 

@@ -23,6 +23,7 @@ from dagster_flinkpy.orchestration.run_config import (
     SavepointConfig,
     StopConfig,
     SweepConfig,
+    SwitchConfig,
     UpgradeConfig,
 )
 from dagster_flinkpy.orchestration.runs.job_operations import JobOperations
@@ -59,6 +60,8 @@ def build_flink_jobs(
     ``{name}_dispose``    Deletes a savepoint.
     ``{name}_fork``       Creates another job that continues from the state of this one; nothing is copied.
     ``{name}_upgrade``    Compares the rows of this version of the program with those of another one, on forks.
+    ``{name}_switch``     Brings the state to this version of the program, and keeps the old state as a fork.
+    ``{name}_rollback``   Brings the job back to this version, whose state the switch has kept.
     ``{name}_sweep``      Deletes files that failed epochs have left behind, and old savepoints.
     ``{name}_inspect``    Shows the state of one key.
     ===================== ===========================================================================================
@@ -190,7 +193,28 @@ def _jobs_of(operations: JobOperations) -> list[JobDefinition]:
             example={"checkpoint_id": 1},
         ),
         build("stop", f"stop_{name}", StopConfig, operations.stop, f"Stops job {job_id} with a savepoint."),
+        *_jobs_of_versions(operations),
         *_jobs_beside(operations, savepoint_of_job),
+    ]
+
+
+def _jobs_of_versions(operations: JobOperations) -> list[JobDefinition]:
+    build, job_id, name = _Jobs(operations).build, operations.job.job_id, operations.job.dagster_name
+    return [
+        build(
+            "switch",
+            f"switch_{name}",
+            SwitchConfig,
+            operations.switch,
+            f"Brings the state of job {job_id} to this version of the program, and keeps the old state as a fork.",
+        ),
+        build(
+            "rollback",
+            f"roll_back_{name}",
+            SwitchConfig,
+            operations.roll_back,
+            f"Brings job {job_id} back to this version of the program, whose state the switch has kept.",
+        ),
     ]
 
 

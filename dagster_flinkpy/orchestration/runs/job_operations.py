@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dagster import AssetObservation, MetadataValue, OpExecutionContext
@@ -28,6 +29,7 @@ from dagster_flinkpy.orchestration.run_config import (
     SavepointConfig,
     StopConfig,
     SweepConfig,
+    SwitchConfig,
     UpgradeConfig,
 )
 from dagster_flinkpy.orchestration.runs.old_runs import old_runs
@@ -178,6 +180,18 @@ class JobOperations:
                 raise RestoreError(report.plan.problem)
         record_findings(context, self.assets.specs, report)
         return report.verdict.value
+
+    def switch(self, context: OpExecutionContext, config: SwitchConfig) -> int:
+        """Brings the state to this version of the program, and returns the id of the checkpoint."""
+        from dagster_flinkpy.orchestration.upgrade import switch_program
+
+        return self._to_this_version(context, "switch", partial(switch_program, keep=config.kept))
+
+    def roll_back(self, context: OpExecutionContext, config: SwitchConfig) -> int:
+        """Brings the job back to this version of the program, and returns the id of the checkpoint."""
+        from dagster_flinkpy.orchestration.upgrade import roll_back
+
+        return self._to_this_version(context, "rollback", partial(roll_back, kept=config.kept))
 
     def sweep(self, context: OpExecutionContext, config: SweepConfig) -> None:
         """Deletes files that failed epochs left behind, old savepoints, and old runs."""
@@ -335,6 +349,20 @@ class JobOperations:
         )
         context.add_output_metadata({**dict(summary), **origin})
         return epoch.checkpoint_id
+
+    def _to_this_version(self, context: OpExecutionContext, why: str, change: Callable[..., int]) -> int:
+        with flink_failures(context.log):
+            refuse_beside_others(context, self.assets)
+            checkpoint_id = change(
+                self.job,
+                self._location(context).child(self.job.job_id),
+                spark=getattr(context.resources, self.spark_key),
+                owner=f"Dagster run {context.run.run_id} ({why})",
+                on_progress=context.log.info,
+            )
+        context.log.info(f"This version of job {self.job.job_id} continues from checkpoint {checkpoint_id}")
+        context.add_output_metadata(dict(FlinkCheckpointMetadataSet(checkpoint_id=checkpoint_id)))
+        return checkpoint_id
 
     def _observe(
         self, context: OpExecutionContext, what: str, metadata: CheckpointMetadata, savepoint: str | None = None

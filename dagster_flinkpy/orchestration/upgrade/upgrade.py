@@ -144,7 +144,7 @@ def prove_upgrade(
 
 
 def switch_program(
-    new: Environment,
+    new: Environment | FlinkJob,
     job: StorageLocation,
     *,
     spark: SparkResource,
@@ -181,7 +181,7 @@ def switch_program(
     refuse_beside_run(job, current_millis())
     _clear_dead_proof(job)
     fork = job.parent.child(keep or f"{job.name}_before")
-    sources = sources_of(flink_job(new, job.name).graph)
+    sources = sources_of(_job_of(new, job.name).graph)
     kept, latest = (CompletedCheckpointStore(each.open()).latest() for each in (fork, job))
     # A switch that died has kept the old state already, and may have got as far as to change the job.
     if kept is None or positions_of(kept, sources) != positions_of(latest, sources):
@@ -192,7 +192,7 @@ def switch_program(
 
 
 def roll_back(
-    old: Environment,
+    old: Environment | FlinkJob,
     job: StorageLocation,
     *,
     spark: SparkResource,
@@ -229,7 +229,7 @@ def roll_back(
     refuse_beside_run(job, current_millis())
     _clear_dead_proof(job)
     fork, (rows, _) = job.parent.child(kept or f"{job.name}_before"), _proof_of(job)
-    program = flink_job(old, job.name)
+    program = _job_of(old, job.name)
     if CompletedCheckpointStore(fork.open()).latest() is None:
         raise JobNotFoundError(f"there is no fork {fork.url} to go back to")
     sources = sources_of(program.graph)

@@ -84,6 +84,8 @@ def test_names(jobs: dict[str, JobDefinition], tmp_path: Path) -> None:
         "rescale",
         "reset",
         "stop",
+        "switch",
+        "rollback",
         "import",
         "dispose",
         "fork",
