@@ -1,10 +1,12 @@
-"""A second code location: a job with daily partitions, one that fails until repaired, and one that runs on."""
+"""A second code location: jobs with daily partitions, that fails until repaired, runs on, and has two versions."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from datetime import date, timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,8 +14,9 @@ from dagster import DailyPartitionsDefinition, Definitions, in_process_executor
 
 from dagster_flinkpy.common import Row, Types, WatermarkStrategy
 from dagster_flinkpy.connectors import ParquetSink, ParquetSource
-from dagster_flinkpy.datastream import StreamExecutionEnvironment
+from dagster_flinkpy.datastream import KeyedProcessFunction, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
+from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.orchestration import (
     FlinkRunConfig,
     build_checkpoint_sensor,
@@ -33,6 +36,11 @@ VISIT = Types.ROW_NAMED(["museum"], [Types.STRING()])
 GATES = ("north_gate", "south_gate")
 WORDS = [["to"], ["be"], ["or"], ["not"], ["to"], ["be"]]
 REPAIRED = HOME / "repaired"
+TICKETS = [["louvre"], ["met"], ["louvre"], ["louvre"], ["met"]]
+TICKET = Types.ROW_NAMED(["museum"], [Types.STRING()])
+SOLD = Types.ROW_NAMED(["museum", "sold"], [Types.STRING(), Types.LONG()])
+DEPLOYED = HOME / "deployed"
+"""The name that the deployed version of the tickets' program gives its state."""
 CLICK = Types.ROW_NAMED(["site"], [Types.STRING()])
 
 
@@ -110,14 +118,45 @@ def clicks_env() -> StreamExecutionEnvironment:
     return env
 
 
+class Sold(KeyedProcessFunction):
+    """Counts the tickets of a museum, in a state of some name."""
+
+    def __init__(self, state: str) -> None:
+        self._state = ValueStateDescriptor(state, Types.LONG())
+
+    def open(self, runtime_context: Any) -> None:
+        self._sold = runtime_context.get_state(self._state)
+
+    def process_element(self, value: Row, ctx: Any) -> Iterator[Row]:
+        self._sold.update((self._sold.value() or 0) + 1)
+        yield Row(value.museum, self._sold.value())
+
+
+def tickets_env(state: str = "before") -> StreamExecutionEnvironment:
+    """Counts tickets, one per epoch. State of the first version goes to that of this one."""
+    env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(1)
+    source = CollectionSource(TICKETS, TICKET, records_per_epoch=1)
+    tickets = env.from_source(source, WatermarkStrategy.no_watermarks(), "tickets").uid("tickets")
+    sold = tickets.key_by("museum").process(Sold(state), SOLD).uid("sold")
+    sold.sink_to(ParquetSink(str(HOME / "tables" / "tickets"))).uid("tickets_table")
+    if state != "before":
+        env.migrate_state("sold", 0, lambda states: {ValueStateDescriptor(state, Types.LONG()): states["before"]})
+    return env
+
+
+def deployed_tickets_env() -> StreamExecutionEnvironment:
+    return tickets_env(DEPLOYED.read_text() if DEPLOYED.exists() else "before")
+
+
 visits = flink_assets(visits_env, name="visits", group_name="visits", partitions_def=DAYS)
 words = flink_assets(words_env, name="words", group_name="words")
 words_jobs = build_flink_jobs(words_env, name="words")
 clicks = flink_assets(clicks_env, name="clicks", group_name="clicks")
+tickets = flink_assets(deployed_tickets_env, name="tickets", group_name="tickets")
 checkpoint_sensor = build_checkpoint_sensor(words, minimum_interval_seconds=1)
 
 defs = Definitions(
-    assets=[*visits, *words, *clicks],
+    assets=[*visits, *words, *clicks, *tickets],
     sensors=[
         checkpoint_sensor,
         *build_job_status_sensors(words, checkpoint_sensor, minimum_interval_seconds=1),
@@ -128,7 +167,11 @@ defs = Definitions(
             clicks, config=FlinkRunConfig(epochs=0, materialize_interval=0), minimum_interval_seconds=1
         ),
     ],
-    jobs=[*words_jobs, *build_flink_jobs(clicks_env, name="clicks")],
+    jobs=[
+        *words_jobs,
+        *build_flink_jobs(clicks_env, name="clicks"),
+        *build_flink_jobs(deployed_tickets_env, name="tickets"),
+    ],
     executor=in_process_executor,  # half the processes; the runs of the flights have Dagster's default
     resources=resources,
 )

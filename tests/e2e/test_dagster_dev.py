@@ -23,7 +23,17 @@ from sqlalchemy import make_url
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.storage import StorageLocation
 from tests.docs.test_snippets import IN_DG, PAGES, TYPED, snippets_of
-from tests.e2e.chromium import CHROMIUM, appears, launch_backfill, node, open_page, rest, switch_of, terminate
+from tests.e2e.chromium import (
+    CHROMIUM,
+    appears,
+    fill_launchpad,
+    launch_backfill,
+    node,
+    open_page,
+    rest,
+    switch_of,
+    terminate,
+)
 from tests.e2e.clicks import Clicks
 from tests.e2e.deployment import ROOT, Deployment, dagster_dev
 from tests.e2e.job_page import served
@@ -307,6 +317,42 @@ def test_backfill_of_some_days_from_the_page(deployment: Deployment, page: Page)
 
 _MATERIALIZATIONS = """query($k: AssetKeyInput!) { assetOrError(assetKey: $k) {
   ... on Asset { assetMaterializations { runId } } } }"""
+
+
+def test_a_new_version_is_proved_switched_to_and_taken_back(deployment: Deployment, page: Page) -> None:
+    """A run loads the code as it begins, so the version that it belongs to is the one that is deployed then."""
+
+    def run(job: str, config: str | None = None) -> str:
+        """Launches a job from its page, and returns the id of its run."""
+        launchpad = f"{deployment.url}/locations/small/jobs/tickets_{job}/playground"
+        if config is None:
+            page.goto(launchpad)
+        else:
+            fill_launchpad(page, launchpad, config)
+        page.get_by_role("button", name=re.compile("Launch run", re.IGNORECASE)).click()
+        page.wait_for_url(re.compile("/runs/"))
+        launched = page.url.rpartition("/runs/")[2].partition("?")[0]
+        rest_after_success(deployment, page, runIds=[launched])
+        return launched
+
+    def run_epochs(number: int) -> None:
+        config = {"ops": {"tickets": {"config": {"epochs": number}}}}
+        rest_after_success(deployment, page, runIds=[deployment.launch("small", "tickets_checkpoint", config)])
+
+    run_epochs(2)
+    (deployment.home / "deployed").write_text("after")
+    old = "tests.e2e.location:tickets_env"
+    proof = run("upgrade", f"ops: {{prove_upgrade_of_tickets: {{config: {{from_program: '{old}'}}}}}}")
+    appears(page, f"{deployment.url}/runs/{proof}", page.get_by_text("same rows", exact=True).first)
+    run("switch")
+    run_epochs(1)
+    (deployment.home / "deployed").write_text("before")
+    run("rollback")
+    run_epochs(2)
+    sold = [("louvre", n) for n in (1, 2, 3)] + [("met", n) for n in (1, 2)]
+    assert rows(deployment.home / "tables" / "tickets") == sold
+
+
 GOES_ON = {"ops": {"orders": {"config": {"epochs": 0}}}}
 
 
