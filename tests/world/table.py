@@ -18,12 +18,12 @@ def _outcome(act: Act) -> str:
         return act.then
     errors = ", ".join(f"`{error.__name__}`" for error in act.errors)
     if act.ends:
-        return f"{errors}, again and again: what is gone cannot be read"
-    return f"rows right, or {errors}" if errors else "rows right"
+        return f"{errors}, for good"
+    return errors
 
 
 def table() -> str:
-    """Returns the table: a row for each system and outcome, with the acts."""
+    """Returns the table: a row for each system and outcome, with the acts. An empty first cell: as above."""
     rows: dict[tuple[str, str], list[str]] = {}
     names: dict[str, list[str]] = {}
     for name, system in SYSTEMS.items():
@@ -33,9 +33,15 @@ def table() -> str:
             acts = rows.setdefault((title, _outcome(act)), [])
             if act.name not in acts:
                 acts.append(act.name)
-    lines = ["| system | somebody | what happens |", "| --- | --- | --- |"]
+    systems: dict[tuple[str, str], list[str]] = {}  # what several systems have in common is one row
     for (title, outcome), acts in sorted(rows.items(), key=lambda row: list(names).index(row[0][0])):
-        lines.append(f"| {title} ({', '.join(names[title])}) | {'; '.join(acts)} | {outcome} |")
+        systems.setdefault(("; ".join(acts), outcome), []).append(f"{title} ({', '.join(names[title])})")
+    lines = ["| system | somebody | rows right, or |", "| --- | --- | --- |"]
+    before = ""
+    for (acts, outcome), titles in systems.items():
+        whose = "; ".join(titles)
+        lines.append(f"| {'' if whose == before else whose} | {acts} | {outcome} |")
+        before = whose
     return "\n".join(lines)
 
 
