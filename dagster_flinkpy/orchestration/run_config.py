@@ -165,6 +165,9 @@ class UpgradeConfig(_RangedConfig):
     epochs: int | None = Field(
         default=None, ge=1, description="Epochs that both versions run. Default: those completed since."
     )
+    switch_if_same: bool = Field(
+        default=False, description="Do what the switch job does, if all rows are the same. No run may be at work then."
+    )
 
 
 class SwitchConfig(Config):

@@ -136,6 +136,8 @@ def test_the_upgrade_job_of_a_branch_works_on_the_state_of_production(
     )
     branch = locations.load("loud", program)
     assert locations.run(branch, "words_loud_upgrade", from_program=f"{before}:env") is None
+    refused = locations.run(branch, "words_loud_upgrade", from_program=f"{before}:env", switch_if_same=True)
+    assert "a branch cannot switch job 'words' of production to its version" in str(refused)
     assert not (tmp_path / "checkpoints/words_loud").exists()
 
 

@@ -279,6 +279,27 @@ def test_jobs_of_each_version_bring_the_job_to_it(tmp_path: Path) -> None:
     assert table(tmp_path) == expected(6)
 
 
+def test_an_upgrade_by_rule_switches_only_if_no_row_differs(tmp_path: Path) -> None:
+    programs = tmp_path / "programs_by_rule.py"
+    programs.write_text(
+        "from pathlib import Path\nfrom tests.orchestration.test_upgrade import Totals, program\n"
+        f"before = program(Path({str(tmp_path)!r}), Totals())\n"
+    )
+    run(program(tmp_path, Totals()), tmp_path, 3)
+    config = {"from_program": f"{programs}:before", "switch_if_same": True}
+    resources = {"spark": SPARK, "checkpoint_storage": CheckpointStorageResource(url=str(tmp_path / "jobs"))}
+    forks = []
+    for new in (program(tmp_path, Totals(23)), program(tmp_path, Sums(), renamed)):
+        [job] = [each for each in build_flink_jobs(new, name="job") if each.name == "job_upgrade"]
+        assert job.execute_in_process(
+            {"ops": {"prove_upgrade_of_job": {"config": config}}}, resources=resources
+        ).success
+        forks.append([fork.job_id for fork in list_forks(job_of(tmp_path))])
+    assert forks == [[], ["job_before"]]
+    run(program(tmp_path, Sums(), renamed), tmp_path, 3)
+    assert table(tmp_path) == expected(6)
+
+
 TABLES = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3) | st.none()), max_size=12)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dagster import AssetObservation, MetadataValue, OpExecutionContext
 
 from dagster_flinkpy.common.clock import current_millis
-from dagster_flinkpy.errors import ObjectNotFoundError, RestoreError
+from dagster_flinkpy.errors import ConfigurationError, ObjectNotFoundError, RestoreError
 from dagster_flinkpy.orchestration.dagster_internals import delete_run
 from dagster_flinkpy.orchestration.failure import flink_failures
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
@@ -162,10 +162,15 @@ class JobOperations:
 
     def upgrade(self, context: OpExecutionContext, config: UpgradeConfig) -> str:
         """Compares the rows of the program with those of another version, and returns the verdict."""
-        from dagster_flinkpy.orchestration.upgrade import prove_upgrade
+        from dagster_flinkpy.orchestration.upgrade import UpgradeVerdict, prove_upgrade
         from dagster_flinkpy.orchestration.upgrade.findings import record_findings
 
         with flink_failures(context.log):
+            if config.switch_if_same and self.job.fork_of is not None:
+                raise ConfigurationError(
+                    f"a branch cannot switch job {self.job.fork_of!r} of production to its version. Launch the upgrade "
+                    "job of production with switch_if_same once the version is deployed there"
+                )
             report = prove_upgrade(
                 load_program(config.from_program),
                 self.job,
@@ -179,6 +184,8 @@ class JobOperations:
             if report.plan.problem is not None:
                 raise RestoreError(report.plan.problem)
         record_findings(context, self.assets.specs, report)
+        if config.switch_if_same and report.verdict is UpgradeVerdict.SAME:
+            self.switch(context, SwitchConfig())
         return report.verdict.value
 
     def switch(self, context: OpExecutionContext, config: SwitchConfig) -> int:
