@@ -6,12 +6,15 @@ import asyncio
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -24,6 +27,7 @@ from tests.waiting import until
 SCRIPTS = Path(sys.executable).parent
 QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Options of Java for a short life: it would optimise for longer than tests run."""
+_OF_THIS_HOP = ("transfer-encoding", "connection", "content-length", "expect")
 _METHODS = (b"GET ", b"HEAD ", b"PUT ", b"POST ", b"DELETE ")
 
 
@@ -207,6 +211,74 @@ def delayed(endpoint: str, seconds: float) -> Iterator[str]:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
+
+
+@contextmanager
+def guarded(endpoint: str, refuses: Callable[[str], bool], tls: ssl.SSLContext | None = None) -> Iterator[str]:
+    """A proxy in front of an S3 server that calls keys expired.
+
+    Args:
+        endpoint: The server.
+        refuses: Tells from the id of an access key whether it has expired. It is asked for each request.
+        tls: Makes the proxy speak HTTPS.
+    """
+    upstream = urlsplit(endpoint)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _pass_on(self) -> None:
+            body = b"".join(self._chunks())
+            key = self.headers["Authorization"].partition("Credential=")[2].partition("/")[0]
+            if refuses(key):
+                return self._answer(
+                    400, {}, b"<Error><Code>ExpiredToken</Code><Message>It has expired</Message></Error>"
+                )
+            connection = HTTPConnection(str(upstream.hostname), upstream.port)
+            headers = {name: value for name, value in self.headers.items() if name.lower() not in _OF_THIS_HOP}
+            connection.request(self.command, self.path, body, headers)
+            answer = connection.getresponse()
+            self._answer(answer.status, dict(answer.getheaders()), answer.read())
+            connection.close()
+
+        def _chunks(self) -> Iterator[bytes]:
+            if self.headers.get("Transfer-Encoding") != "chunked":
+                yield self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                return
+            while size := int(self.rfile.readline(), 16):
+                yield self.rfile.read(size)
+                self.rfile.readline()
+            self.rfile.readline()
+
+        def _answer(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+            self.send_response_only(status)
+            for name, value in headers.items():
+                if name.lower() not in _OF_THIS_HOP:
+                    self.send_header(name, value)
+            length = str(len(body))
+            if self.command == "HEAD":
+                length = {name.lower(): value for name, value in headers.items()}.get("content-length", length)
+            self.send_header("Content-Length", length)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Says nothing."""
+
+        do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _pass_on
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield f"{'http' if tls is None else 'https'}://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 def free_port() -> int:

@@ -22,7 +22,7 @@ from dagster_flinkpy.errors import (
     UserFunctionError,
 )
 from dagster_flinkpy.orchestration.flink_job import Environment, FlinkJob, flink_job
-from dagster_flinkpy.orchestration.resources import CheckpointStorageResource, SparkResource
+from dagster_flinkpy.orchestration.resources import SparkResource, checkpoint_storage
 
 if TYPE_CHECKING:
     from dagster_flinkpy.checkpoint.evolution import Evolution, OperatorEvolution
@@ -137,11 +137,10 @@ def program_attempt(
     """
     from dagster_flinkpy.checkpoint.offline import number_retained, refuse_beside_run
 
-    folder, _, job_id = job.url.rpartition("/")
     if not isinstance(program, FlinkJob):
-        program = flink_job(program if isinstance(program, StreamExecutionEnvironment) else program(), job_id)
+        program = flink_job(program if isinstance(program, StreamExecutionEnvironment) else program(), job.name)
     refuse_beside_run(job, current_millis())
-    storage = CheckpointStorageResource(url=folder, endpoint_url=job.endpoint_url, num_retained=number_retained(job))
+    storage = checkpoint_storage(job.parent, number_retained(job))
     return program.attempt(storage, spark, owner=owner, on_progress=on_progress, **options)
 
 

@@ -18,7 +18,14 @@ if TYPE_CHECKING:
 
     from dagster_flinkpy.spark.sessions import SparkMode, SparkSettings
 
-__all__ = ["CheckpointStorageResource", "SparkResource", "StorageResource", "resolved", "storage_location"]
+__all__ = [
+    "CheckpointStorageResource",
+    "SparkResource",
+    "StorageResource",
+    "checkpoint_storage",
+    "resolved",
+    "storage_location",
+]
 
 
 class SparkResource(ConfigurableResource[Any]):
@@ -87,6 +94,12 @@ class StorageResource(ConfigurableResource[Any]):
         default=None,
         description="Absolute path where Spark's workers have the local directory mounted. Default: the same path.",
     )
+    kms_key_id: str | None = Field(
+        default=None, description="KMS key that objects on S3 are encrypted with. Default: as the bucket has it."
+    )
+    addressing_style: str | None = Field(
+        default=None, description="'path' or 'virtual'. Default: path with endpoint_url, else found by boto3."
+    )
 
     def location(self) -> StorageLocation:
         """Returns the location. It also reads EnvVars, so it works while the code location loads.
@@ -105,6 +118,19 @@ class CheckpointStorageResource(StorageResource):
         ge=1,
         description="Number of completed checkpoints to keep for each job. The reset job can go back to any of them.",
     )
+
+
+def checkpoint_storage(folder: StorageLocation, num_retained: int) -> CheckpointStorageResource:
+    """Returns the resource of a folder that contains jobs.
+
+    Args:
+        folder: The folder.
+        num_retained: Number of completed checkpoints to keep for each job.
+    """
+    given = {name: getattr(folder, name) for name in StorageResource.model_fields}
+    if folder.mounted != folder.url:  # what is mounted is another directory
+        given["path_on_workers"] = None
+    return CheckpointStorageResource(**given, num_retained=num_retained)
 
 
 def storage_location(settings: Any, url: str) -> StorageLocation:
@@ -126,6 +152,8 @@ def storage_location(settings: Any, url: str) -> StorageLocation:
         optional("access_key_id"),
         optional("secret_access_key"),
         optional("path_on_workers"),
+        optional("kms_key_id"),
+        optional("addressing_style"),
     )
 
 

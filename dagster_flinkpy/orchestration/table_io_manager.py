@@ -51,6 +51,9 @@ class FlinkTableIOManager(ConfigurableIOManager):
     region: str | None = Field(default=None, description="S3 region. Default: found by boto3.")
     access_key_id: str | None = Field(default=None, description="S3 access key. Default: credentials found by boto3.")
     secret_access_key: str | None = Field(default=None, description="S3 secret key. Required with access_key_id.")
+    addressing_style: str | None = Field(
+        default=None, description="'path' or 'virtual'. Default: path with endpoint_url, else found by boto3."
+    )
     spark: ResourceDependency[SparkResource | None] = cast(Any, None)  # Dagster's type knows no default
     """The Spark that reads tables for inputs of type ``pyspark.sql.DataFrame``, which need it. Nothing else uses it."""
 

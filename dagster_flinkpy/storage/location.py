@@ -37,6 +37,10 @@ class StorageLocation:
     """S3 only. Required with ``access_key_id``, and not allowed without it."""
     path_on_workers: str | None = field(default=None, compare=False)
     """Local directories only: the absolute path where Spark's workers have the directory mounted. Default: the same."""
+    kms_key_id: str | None = None
+    """S3 only: the KMS key that objects are encrypted with, as an id, alias or ARN. Default: as the bucket has it."""
+    addressing_style: str | None = None
+    """S3 only: ``path`` or ``virtual`` (``http://bucket.host``). Default: path with ``endpoint_url``, else boto3's."""
     mounted: str | None = field(default=None, compare=False, repr=False)
     """The URL that ``path_on_workers`` stands for, also in locations that are made of this one. Default: ``url``."""
 
@@ -45,8 +49,9 @@ class StorageLocation:
 
         Raises:
             ConfigurationError: The URL has another scheme, no bucket or characters that no name can have, the endpoint
-                is not a URL, one half of the credentials is missing, or the path on workers is not absolute or not that
-                of a local directory.
+                is not a URL, one half of the credentials is missing, the addressing style is not one of these two, a
+                KMS key or a style is given for a local directory, or the path on workers is not absolute or not that of
+                a local directory.
             PathEscapesPrefixError: The prefix on S3 is not a plain path.
         """
         if not isinstance(self.url, str) or not isinstance(self.endpoint_url, str | None):
@@ -69,6 +74,10 @@ class StorageLocation:
             check_endpoint(self.endpoint_url)
         if (self.access_key_id is None) != (self.secret_access_key is None):
             raise ConfigurationError("give both access_key_id and secret_access_key, or neither")
+        if self.addressing_style not in (None, "path", "virtual"):
+            raise ConfigurationError(f"addressing_style must be 'path' or 'virtual', not {self.addressing_style!r}")
+        if self.url.startswith("file:") and (self.kms_key_id is not None or self.addressing_style is not None):
+            raise ConfigurationError(f"kms_key_id and addressing_style are for S3, not for {self.url}")
         if self.path_on_workers is not None and self.mounted is None:
             object.__setattr__(self, "mounted", url)
             _check_characters(self.path_on_workers, self.path_on_workers)
@@ -103,8 +112,14 @@ class StorageLocation:
         from dagster_flinkpy.storage.s3 import S3ObjectStore, s3_client
 
         bucket, _, prefix = self.url.removeprefix("s3://").partition("/")
-        client = s3_client(self.endpoint_url, self.region, self.access_key_id, self.secret_access_key)
-        return S3ObjectStore(client, bucket, prefix)
+        return S3ObjectStore(
+            s3_client(
+                self.endpoint_url, self.region, self.access_key_id, self.secret_access_key, self.addressing_style
+            ),
+            bucket,
+            prefix,
+            self.kms_key_id,
+        )
 
     @property
     def name(self) -> str:

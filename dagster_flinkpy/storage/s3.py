@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import islice
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import tenacity
 
@@ -31,11 +31,16 @@ from dagster_flinkpy.storage.object_store import (
     check_relative,
 )
 from dagster_flinkpy.storage.origins import reads_origins
+from dagster_flinkpy.storage.s3_credentials import FoundCredentials, renew_when_expired
 
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError
     from mypy_boto3_s3 import S3Client
-    from mypy_boto3_s3.type_defs import CompleteMultipartUploadRequestTypeDef, PutObjectRequestTypeDef
+    from mypy_boto3_s3.type_defs import (
+        CompleteMultipartUploadRequestTypeDef,
+        CreateMultipartUploadRequestTypeDef,
+        PutObjectRequestTypeDef,
+    )
 
 __all__ = ["S3ObjectStore", "s3_client"]
 
@@ -55,14 +60,20 @@ def s3_client(
     region: str | None = None,
     access_key_id: str | None = None,
     secret_access_key: str | None = None,
+    addressing_style: str | None = None,
 ) -> S3Client:
     """Returns this process's client for a server. A fork gets its own. See ``StorageLocation`` for the arguments."""
-    return _client_of_process(endpoint_url, region, access_key_id, secret_access_key, os.getpid())
+    return _client_of_process(endpoint_url, region, access_key_id, secret_access_key, addressing_style, os.getpid())
 
 
 @lru_cache(maxsize=32)
 def _client_of_process(
-    endpoint_url: str | None, region: str | None, access_key_id: str | None, secret_access_key: str | None, _pid: int
+    endpoint_url: str | None,
+    region: str | None,
+    access_key_id: str | None,
+    secret_access_key: str | None,
+    addressing_style: str | None,
+    _pid: int,
 ) -> S3Client:
     import boto3
     from botocore.config import Config
@@ -74,10 +85,13 @@ def _client_of_process(
         retries={"mode": "standard", "total_max_attempts": 6},
         max_pool_connections=32,
         tcp_keepalive=True,
-        s3={"addressing_style": "path" if endpoint_url else "auto"},
+        s3={"addressing_style": cast("Any", addressing_style or ("path" if endpoint_url else "auto"))},
     )
     try:
-        return boto3.Session().client(  # the default session is not thread-safe
+        session = boto3.Session()  # the default session is not thread-safe
+        found = session.get_credentials() if access_key_id is None else None
+        credentials = None if found is None else FoundCredentials(found)
+        client = (credentials.session() if credentials else session).client(
             "s3",
             endpoint_url=endpoint_url,
             region_name=region,
@@ -90,6 +104,9 @@ def _client_of_process(
             f"cannot create an S3 client: {error}. Check the endpoint and region that you passed, and those in the "
             "environment (AWS_ENDPOINT_URL, AWS_ENDPOINT_URL_S3, AWS_DEFAULT_REGION, AWS_PROFILE) and in ~/.aws/config"
         ) from error
+    if credentials is not None:
+        renew_when_expired(client, credentials)
+    return client
 
 
 class S3ObjectStore(ObjectStore):
@@ -104,11 +121,13 @@ class S3ObjectStore(ObjectStore):
         client: A client from ``s3_client``.
         bucket: The name of the bucket, which must exist.
         prefix: The root of the store inside the bucket; '' is the whole bucket.
+        kms_key_id: The KMS key that objects are encrypted with. Default: as the bucket has it.
     """
 
-    def __init__(self, client: S3Client, bucket: str, prefix: str = "") -> None:
+    def __init__(self, client: S3Client, bucket: str, prefix: str = "", kms_key_id: str | None = None) -> None:
         self._client = client
         self._bucket = bucket
+        self._kms_key_id = kms_key_id
         self._root = f"{check_relative(prefix)}/" if prefix else ""
         self.url = f"s3://{bucket}/{prefix}" if prefix else f"s3://{bucket}"
 
@@ -162,6 +181,8 @@ class S3ObjectStore(ObjectStore):
             "Body": data,
             "Metadata": {_WRITE_ID: write_id},
         }
+        if self._kms_key_id is not None:
+            request["ServerSideEncryption"], request["SSEKMSKeyId"] = "aws:kms", self._kms_key_id
         if if_none_match:
             request["IfNoneMatch"] = "*"
         if if_match is not None:
@@ -223,9 +244,11 @@ class S3ObjectStore(ObjectStore):
 
     def create_upload(self, key: str) -> str:
         """See ``ObjectStore``."""
-        full = self._full(key)
+        request: CreateMultipartUploadRequestTypeDef = {"Bucket": self._bucket, "Key": self._full(key)}
+        if self._kms_key_id is not None:
+            request["ServerSideEncryption"], request["SSEKMSKeyId"] = "aws:kms", self._kms_key_id
         with self._translated("s3:PutObject", key):
-            return self._client.create_multipart_upload(Bucket=self._bucket, Key=full)["UploadId"]
+            return self._client.create_multipart_upload(**request)["UploadId"]
 
     def upload_part(
         self, key: str, upload_id: str, number: int, data: bytes | bytearray, *, sha256_of_all: str | None = None
@@ -287,12 +310,12 @@ class S3ObjectStore(ObjectStore):
 
     def child(self, prefix: str) -> S3ObjectStore:
         """See ``ObjectStore``."""
-        return S3ObjectStore(self._client, self._bucket, self._full(prefix.rstrip("/")))
+        return S3ObjectStore(self._client, self._bucket, self._full(prefix.rstrip("/")), self._kms_key_id)
 
     def beside(self, path: str) -> S3ObjectStore:
         """See ``ObjectStore``."""
         parent = self._root.rstrip("/").rpartition("/")[0]
-        return S3ObjectStore(self._client, self._bucket, parent).child(path)
+        return S3ObjectStore(self._client, self._bucket, parent, self._kms_key_id).child(path)
 
     def _full(self, key: str) -> str:
         return self._root + check_relative(key)

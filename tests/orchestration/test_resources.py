@@ -9,6 +9,7 @@ from dagster_flinkpy.common.metric_options import PrometheusOptions
 from dagster_flinkpy.connectors import ParquetSink
 from dagster_flinkpy.errors import ConfigurationError, PathEscapesPrefixError
 from dagster_flinkpy.orchestration import CheckpointStorageResource, FileSinkResource, SparkResource
+from dagster_flinkpy.orchestration.resources import checkpoint_storage
 from dagster_flinkpy.spark.sessions import SparkSettings
 from dagster_flinkpy.storage import StorageLocation
 
@@ -40,10 +41,28 @@ def test_a_mode_that_spark_does_not_have(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_storage_from_fields() -> None:
     storage = CheckpointStorageResource(
-        url="s3://bucket/jobs", endpoint_url="http://host:9000", region="eu", access_key_id="k", secret_access_key="s"
+        url="s3://bucket/jobs",
+        endpoint_url="http://host:9000",
+        region="eu",
+        access_key_id="k",
+        secret_access_key="s",
+        kms_key_id="alias/k",
+        addressing_style="virtual",
     )
-    assert storage.location() == StorageLocation("s3://bucket/jobs", "http://host:9000", "eu", "k", "s")
+    expected = StorageLocation(
+        "s3://bucket/jobs", "http://host:9000", "eu", "k", "s", kms_key_id="alias/k", addressing_style="virtual"
+    )
+    assert storage.location() == expected
     assert storage.num_retained == 3
+
+
+def test_jobs_beside_a_job_have_all_settings_of_its_storage(tmp_path: Path) -> None:
+    place = StorageLocation("s3://bucket/jobs", "http://host", "eu", "k", "s", None, "alias/k", "virtual")
+    assert checkpoint_storage(place.child("job").parent, 2).location() == place
+    mounted = StorageLocation(str(tmp_path / "jobs"), path_on_workers="/mnt/jobs")
+    assert checkpoint_storage(mounted.child("job").parent, 2).location().path_on_workers == "/mnt/jobs"
+    of_a_job = StorageLocation(str(tmp_path / "jobs" / "job"), path_on_workers="/mnt/job")
+    assert checkpoint_storage(of_a_job.parent, 2).location().path_on_workers is None
 
 
 def test_environment_variables_work_in_a_run_and_before(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -234,6 +234,9 @@ def storage_options(location: StorageLocation) -> dict[str, str]:
         "AWS_REGION": location.region,
         "AWS_ACCESS_KEY_ID": location.access_key_id,
         "AWS_SECRET_ACCESS_KEY": location.secret_access_key,
+        "AWS_SERVER_SIDE_ENCRYPTION": None if location.kms_key_id is None else "aws:kms",
+        "AWS_SSE_KMS_KEY_ID": location.kms_key_id,
+        "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "true" if location.addressing_style == "virtual" else None,
         "AWS_ALLOW_HTTP": "true" if urlsplit(location.endpoint_url or "").scheme == "http" else None,
         "aws_conditional_put": "etag",
     }

@@ -88,6 +88,11 @@ class IcebergSink(LakeSink):
                 "give a key or a partition_column: rows replace rows with the same key, or those of a partition"
             )
         files = _IcebergFiles(location, partition_by=partition_by, sort_by=sort_by, max_file_bytes=max_file_bytes)
+        if files.location.kms_key_id is not None:
+            raise ConfigurationError(
+                f"pyiceberg cannot write metadata of {table!r} with a KMS key: make the key the default of the bucket, "
+                "and leave kms_key_id out"
+            )
         staged = StagedParquet(files.location.child("staged"))
         self.table, self.catalog, self.properties = table, catalog, dict(properties or {})
         super().__init__(files, staged, partition_column=partition_column, key=key, merge_schema=merge_schema)

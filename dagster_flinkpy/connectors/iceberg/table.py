@@ -495,5 +495,6 @@ def file_properties(location: StorageLocation) -> dict[str, str]:
         "s3.region": location.region,
         "s3.access-key-id": location.access_key_id,
         "s3.secret-access-key": location.secret_access_key,
+        "s3.force-virtual-addressing": "true" if location.addressing_style == "virtual" else None,
     }
     return {name: value for name, value in given.items() if value is not None}

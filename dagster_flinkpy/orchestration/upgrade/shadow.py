@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSinkSpec, OperatorSpec, SinkSpec, SourceSpec
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
-from dagster_flinkpy.orchestration.resources import CheckpointStorageResource, SparkResource
+from dagster_flinkpy.orchestration.resources import SparkResource, checkpoint_storage
 from dagster_flinkpy.storage import StorageLocation
 
 if TYPE_CHECKING:
@@ -48,8 +48,7 @@ class Shadow:
             sink.validate(graph.inputs(uid)[0].type_info)
             specs[uid] = replace(spec, sink=sink)
         job = replace(self.job, job_id=self.fork.name, graph=graph.with_specs(specs))
-        parent = self.fork.parent
-        storage = CheckpointStorageResource(url=parent.url, endpoint_url=parent.endpoint_url, num_retained=1)
+        storage = checkpoint_storage(self.fork.parent, 1)
         return job.attempt(storage, self.spark, owner=self.owner, on_progress=self.on_progress)
 
     def run(self, epochs: int) -> CheckpointMetadata | None:

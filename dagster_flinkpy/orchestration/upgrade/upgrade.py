@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -237,7 +237,7 @@ def roll_back(
     _clear(rows)
     try:
         _read_up_to(goal, sources, Shadow(program, fork, rows, spark, owner, on_progress), job)
-        savepoint = StorageLocation(trigger_savepoint(fork), fork.endpoint_url)
+        savepoint = replace(fork, url=trigger_savepoint(fork))
         # Whoever can write the fork can write the job: its pickled state is the job's own.
         how = {"restore_from": savepoint.url, "allow_pickled_state": True}
         with program_attempt(old, job, spark=spark, owner=owner, on_progress=on_progress, **how) as attempt:

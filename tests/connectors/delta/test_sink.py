@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import date
 from decimal import Decimal
@@ -36,6 +38,7 @@ from dagster_flinkpy.errors import (
 from dagster_flinkpy.runtime.master.commits.commit_retries import commit_requests
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
+from dagster_flinkpy.storage.s3 import s3_client
 from tests.connectors.postgres.test_jobs import dying
 from tests.examples import examples
 from tests.runtime.harness import Crash, HarnessAttempt
@@ -102,6 +105,41 @@ def test_a_commit_of_somebody_else_in_between_is_looked_at(tmp_path: Path, monke
     monkeypatch.setattr(DeltaCommitter, "_swap", swap)
     assert commit(sink, request) == 0
     assert rows(sink) == [1, 20]
+
+
+def test_writers_beside_the_sink_on_s3_lose_nothing(s3_location: StorageLocation) -> None:
+    """They write the same versions of the log, so all but one has to look again."""
+    sink = DeltaSink(s3_location)
+    commit(sink, stage(sink, 0))
+    start = threading.Barrier(3)
+
+    def append(first: int) -> None:
+        start.wait()
+        for number in range(first, first + 5):
+            more = pa.table({"n": [number], "s": ["x"]})
+            write_deltalake(s3_location.url, more, mode="append", storage_options=storage_options(s3_location))
+
+    with ThreadPoolExecutor(2) as pool:
+        others = [pool.submit(append, first) for first in (100, 200)]
+        start.wait()
+        for number in range(1, 6):
+            commit(sink, stage(sink, number, checkpoint_id=number + 1))
+        for other in others:
+            other.result()
+    assert rows(sink) == [*range(6), *range(100, 105), *range(200, 205)]
+    assert opened(sink).version() == 16
+
+
+def test_log_and_files_have_the_kms_key(s3_location: StorageLocation) -> None:
+    place = replace(s3_location, kms_key_id="alias/lake")
+    commit(DeltaSink(place), stage(DeltaSink(place), 1))
+    client = s3_client(place.endpoint_url, place.region, place.access_key_id, place.secret_access_key)
+    bucket, _, prefix = place.url.removeprefix("s3://").partition("/")
+    names = [f"{prefix}/{info.key}" for info in place.open().list()]
+    assert any("_delta_log" in name for name in names)
+    assert any(name.endswith(".parquet") for name in names)
+    keys = {client.head_object(Bucket=bucket, Key=name).get("SSEKMSKeyId") for name in names}
+    assert keys == {"alias/lake"}
 
 
 def test_an_attempt_that_sleeps_between_look_and_write_adds_nothing(

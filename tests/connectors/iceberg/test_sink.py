@@ -36,6 +36,7 @@ from dagster_flinkpy.errors import (
     TypeMismatchError,
 )
 from dagster_flinkpy.runtime.master.commits.commit_retries import commit_requests
+from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.connectors.postgres.test_jobs import dying
 from tests.examples import examples
@@ -44,6 +45,11 @@ from tests.runtime.programs import EVENT, environment, events
 
 ROW = Types.ROW_NAMED(["n", "s"], [Types.LONG(), Types.STRING()])
 CONTEXT = WriterInitContext("job", "sink", subtask=0, fencing_token=1, checkpoint_id=1, execution="e")
+
+
+def test_a_kms_key_that_pyiceberg_would_not_use() -> None:
+    with pytest.raises(ConfigurationError, match="make the key the default of the bucket"):
+        IcebergSink("lake.t", StorageLocation("s3://bucket/t", kms_key_id="alias/lake"))
 
 
 def sink_in(folder: Path, **options: Any) -> IcebergSink:
