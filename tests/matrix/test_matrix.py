@@ -78,6 +78,136 @@ def test_how_a_job_is_run_changes_neither_what_comes_out_nor_what_is_late(case: 
         Settings(parallelism=2, order=487, small=True, attempts=True, live=True, sources=Sources.READERS),
     )
 )
+# An input with planned splits that is not selected must not keep an open epoch from its end.
+@example(
+    case=(
+        Program(
+            inputs=(
+                Input(
+                    epochs=(((("b", 9, 4), ("b", 0, 6)), (("a", 19, 0), ("a", 15, 7), ("a", 15, 7), ("b", 18, 4))),),
+                    idleness=True,
+                ),
+                Input(epochs=((),), idleness=False),
+                Input(epochs=((), ((),)), idleness=True),
+            ),
+            path=Path_.DIRECT,
+            legs=(Leg.SELECT_THREE,),
+            ends=True,
+            spoils=True,
+        ),
+        Settings(
+            parallelism=2,
+            barriers=3,
+            order=882,
+            unaligned=True,
+            lags=True,
+            at_least_once=False,
+            heap=False,
+            swaps=False,
+            small=True,
+            attempts=False,
+            crashes=frozenset({2}),
+            rescale={1: 2},
+            savepoints=frozenset(),
+            partitions=False,
+            live=True,
+            sources=Sources.STOPPED,
+            raises=frozenset(),
+        ),
+    )
+)
+# In an open epoch, no subtask may be idle before the rows of another part have arrived.
+@example(
+    case=(
+        Program(
+            inputs=(
+                Input(
+                    epochs=(
+                        ((("c", 13, 3), ("b", 16, 6), ("b", 2, 1), ("c", 0, 6)), (("c", 20, 4),)),
+                        ((("a", 50, 2), ("b", 40, 2), ("a", 42, 3), ("a", 52, 0)),),
+                        ((), (("b", 97, 0), ("b", 80, 1), ("c", 99, 2), ("b", 94, 5)), ()),
+                        ((("c", 135, 9), ("a", 127, 2)),),
+                    ),
+                    idleness=True,
+                ),
+            ),
+            path=Path_.REBALANCE,
+            legs=(Leg.SLIDING, Leg.COLUMNS_OWN),
+            ends=True,
+            spoils=False,
+        ),
+        Settings(
+            parallelism=4,
+            barriers=1,
+            order=None,
+            unaligned=True,
+            lags=False,
+            at_least_once=False,
+            heap=False,
+            swaps=True,
+            small=False,
+            attempts=True,
+            crashes=frozenset(),
+            rescale={},
+            savepoints=frozenset(),
+            partitions=False,
+            live=True,
+            sources=Sources.STOPPED,
+            raises=frozenset({2, 6}),
+        ),
+    )
+)
+# Both maps are in one task. One that has passed a barrier must not fill the channel that waits for the other one.
+@example(
+    case=(
+        Program(
+            inputs=(
+                Input(
+                    epochs=(
+                        ((("c", 10, 7), ("b", 8, 0), ("a", 7, 8), ("c", 20, 4)),),
+                        ((),),
+                        (
+                            (("c", 100, 4), ("b", 92, 4), ("c", 100, 8), ("b", 87, 7)),
+                            (("a", 89, 0), ("b", 83, 6), ("c", 87, 5), ("c", 81, 7)),
+                        ),
+                        ((("a", 139, 8), ("a", 121, 9), ("b", 133, 5), ("c", 129, 1)), (("a", 123, 2),)),
+                    ),
+                    idleness=False,
+                ),
+                Input(
+                    epochs=(
+                        ((("c", 15, 9), ("c", 12, 5), ("a", 13, 8), ("a", 14, 2)),),
+                        ((("b", 59, 7), ("b", 48, 8)),),
+                    ),
+                    idleness=True,
+                ),
+            ),
+            path=Path_.REBALANCE,
+            legs=(Leg.TOLD, Leg.JOIN_THREE),
+            ends=True,
+            spoils=True,
+        ),
+        Settings(
+            parallelism=3,
+            barriers=4,
+            order=103,
+            unaligned=True,
+            lags=True,
+            at_least_once=False,
+            heap=False,
+            swaps=False,
+            small=True,
+            attempts=True,
+            crashes=frozenset(),
+            rescale={},
+            savepoints=frozenset(),
+            partitions=False,
+            live=True,
+            sources=Sources.PLANNED,
+            raises=frozenset({16, 20}),
+        ),
+    )
+)
 def test_the_order_in_which_channels_are_read_changes_nothing(case: tuple[Program, Settings]) -> None:
     check(*case)
 

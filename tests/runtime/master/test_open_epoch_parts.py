@@ -70,6 +70,23 @@ def test_parts_come_one_after_the_other(region: Region) -> None:
     assert (ids(epoch.read), epoch.read.open, region.position(1)) == (["0-1", "1-3"], False, 3)
 
 
+def test_all_subtasks_hear_how_far_those_with_input_are_in_event_time(region: Region) -> None:
+    epoch, reached = region.runner.open(1), {("numbers", 0): 5}
+    region.world.records = [0]
+    first = epoch.next()
+    assert first is not None
+    assert first.watermarks == {}
+    told = epoch.next(watermarks=reached)
+    assert told is not None
+    assert (told.open, told.has_input, told.watermarks) == (True, False, {"numbers": 5})
+    assert epoch.next(watermarks=reached) is None, "they have heard it"
+    region.world.records = [0, 1]
+    more = epoch.next()
+    assert more is not None
+    assert more.watermarks == {"numbers": 5}
+    assert epoch.read.watermarks == {}, "another try reads it all as one part"
+
+
 def test_an_epoch_that_is_complete_is_the_same_in_each_try(region: Region) -> None:
     epoch = region.runner.open(1)
     region.world.records = [0]
