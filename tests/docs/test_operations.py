@@ -58,10 +58,9 @@ def test_the_page_on_the_environment_has_every_option_of_a_program() -> None:
     assert not [option for option in sorted(OPTIONS) if f"`{option}`" not in page]
 
 
-@pytest.mark.parametrize("page", ["docs/architecture.md", "CONTRIBUTING.md"])
-def test_the_floors_have_every_module(page: str) -> None:
+def test_the_floors_have_every_module() -> None:
     library = Path(errors.__file__).parent
     modules = {f"{path.name}/" for path in library.iterdir() if (path / "__init__.py").exists()}
     modules |= {path.name for path in library.glob("[a-z]*.py")}
-    text = (DOCS.parent / page).read_text()
+    text = (DOCS.parent / "CONTRIBUTING.md").read_text()
     assert not [name for name in sorted(modules) if f"`{name}`" not in text]

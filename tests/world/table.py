@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from tests.world.stage import Act
@@ -11,6 +12,9 @@ __all__ = ["PAGE", "replaced", "table"]
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 _BEGIN, _END = "<!-- a world that changes: begin -->", "<!-- a world that changes: end -->"
+
+_UNDONE = re.compile(r",? (and (puts it )?back later|for a while)$")
+"""What the table leaves out of the name of an act, because the page says it of all."""
 
 
 def _outcome(act: Act) -> str:
@@ -25,22 +29,22 @@ def _outcome(act: Act) -> str:
 def table() -> str:
     """Returns the table: a row for each system and outcome, with the acts. An empty first cell: as above."""
     rows: dict[tuple[str, str], list[str]] = {}
-    names: dict[str, list[str]] = {}
-    for name, system in SYSTEMS.items():
+    titles: list[str] = []
+    for system in SYSTEMS.values():
         title = system.title.partition(",")[0]
-        names.setdefault(title, []).append(f"`{name}`")
+        titles.append(title)
         for act in system.acts:
             acts = rows.setdefault((title, _outcome(act)), [])
-            if act.name not in acts:
-                acts.append(act.name)
+            if (name := _UNDONE.sub("", act.name)) not in acts:
+                acts.append(name)
     systems: dict[tuple[str, str], list[str]] = {}  # what several systems have in common is one row
-    for (title, outcome), acts in sorted(rows.items(), key=lambda row: list(names).index(row[0][0])):
-        systems.setdefault(("; ".join(acts), outcome), []).append(f"{title} ({', '.join(names[title])})")
+    for (title, outcome), acts in sorted(rows.items(), key=lambda row: titles.index(row[0][0])):
+        systems.setdefault(("; ".join(acts), outcome), []).append(title)
     lines = ["| system | somebody | rows right, or |", "| --- | --- | --- |"]
     before = ""
-    for (acts, outcome), titles in systems.items():
-        whose = "; ".join(titles)
-        lines.append(f"| {'' if whose == before else whose} | {acts} | {outcome} |")
+    for (deeds, outcome), owners in systems.items():
+        whose = "; ".join(owners)
+        lines.append(f"| {'' if whose == before else whose} | {deeds} | {outcome} |")
         before = whose
     return "\n".join(lines)
 
