@@ -36,13 +36,12 @@ def test_tables_are_to_be_fresh_and_days_follow_each_other() -> None:
 
 
 def test_materialize_all_is_one_step_for_a_job() -> None:
-    """Each step is a process. docs/dagster/assets.md names these numbers."""
+    """Each step is a process."""
     steps = {node.name for node in defs.resolve_implicit_global_asset_job_def().nodes}
     assert steps == {"flights_raw_files", JOB, DAILY_JOB}
 
 
 def test_the_stream_shows_its_operators_and_the_daily_job_its_tables() -> None:
-    """docs/dagster/assets.md names these numbers."""
     graph = defs.get_repository_def().asset_graph
     assert Counter(key.path[0] for key in graph.get_all_asset_keys()) == {"flights_raw_files": 1, JOB: 10, DAILY_JOB: 6}
     assert len(graph.asset_check_keys) == 60
