@@ -85,7 +85,7 @@ TARGETS = ["Parquet", "CSV", "JSON lines", "Delta Lake", "Iceberg"]
 
 def documented() -> dict[str, dict[str, str]]:
     """Returns the first table of the page: what each target makes of each type."""
-    text = DOCS.read_text().partition("## Written")[2].partition("## Read")[0]
+    text = DOCS.read_text().partition("## Written")[2].partition("## ")[0]
     head, _, *rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
     return {row[0].strip("`"): dict(zip(head[1:], row[1:], strict=True)) for row in rows}
 
