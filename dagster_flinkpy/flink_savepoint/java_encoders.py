@@ -15,7 +15,19 @@ from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInfo
 from dagster_flinkpy.errors import UnsupportedSavepointError
 from dagster_flinkpy.flink_savepoint.serializers import Serializer, class_of, kind_of_type
 
-__all__ = ["Encode", "encoder_of", "int32", "int64", "key_serializer", "snapshot_of", "utf"]
+__all__ = [
+    "PACKED",
+    "Encode",
+    "encoder_of",
+    "int32",
+    "int64",
+    "key_serializer",
+    "millis_of",
+    "row_of",
+    "snapshot_of",
+    "tuple_of",
+    "utf",
+]
 
 Encode = Callable[[Any], bytes]
 """Encodes a value. Of one that does not have the type, it raises a ``TypeError``, ``ValueError``, ``struct.error``,
@@ -90,9 +102,9 @@ def encoder_of(serializer: Serializer) -> Encode:
         UnsupportedSavepointError: Such values cannot be written.
     """
     if serializer.kind == "Row":
-        return _row([encoder_of(part) for part in serializer.parts])
+        return row_of(list(map(encoder_of, serializer.parts)))
     if serializer.kind == "Tuple":
-        return _tuple([encoder_of(part) for part in serializer.parts])
+        return tuple_of(list(map(encoder_of, serializer.parts)))
     if serializer.kind not in _ENCODERS:
         raise UnsupportedSavepointError(f"values of {serializer} cannot be written for Flink")
     return _ENCODERS[serializer.kind]
@@ -130,34 +142,39 @@ def _big_int(value: int) -> bytes:
     return int32(len(data) + 4) + data
 
 
-def _millis(value: datetime.datetime) -> int:
+def millis_of(value: datetime.datetime) -> int:
+    """Returns milliseconds since 1970."""
     return (value - _EPOCH) // _MILLISECOND
 
 
 def _date(value: datetime.date) -> bytes:
-    return int64(_millis(datetime.datetime(value.year, value.month, value.day)))
+    return int64(millis_of(datetime.datetime(value.year, value.month, value.day)))
 
 
 def _time(value: datetime.time) -> bytes:
-    return int64(_millis(datetime.datetime.combine(_EPOCH, value)))
+    return int64(millis_of(datetime.datetime.combine(_EPOCH, value)))
 
 
 def _timestamp(value: datetime.datetime) -> bytes:
-    return int64(_millis(value)) + int32(value.microsecond * 1000)
+    return int64(millis_of(value)) + int32(value.microsecond * 1000)
 
 
 def _window(value: tuple[int, int]) -> bytes:
     return int64(value[0]) + int64(value[1])
 
 
-_ENCODERS: dict[str, Encode] = {
-    "Boolean": lambda value: b"\1" if value else b"\0",
+PACKED: dict[str, Encode] = {
     "Byte": struct.Struct(">b").pack,
     "Short": struct.Struct(">h").pack,
     "Int": struct.Struct(">i").pack,
     "Long": struct.Struct(">q").pack,
     "Float": struct.Struct(">f").pack,
     "Double": struct.Struct(">d").pack,
+}
+"""Encodes numbers, by the names of Java's classes."""
+_ENCODERS: dict[str, Encode] = {
+    **PACKED,
+    "Boolean": lambda value: b"\1" if value else b"\0",
     "Char": lambda value: ord(value).to_bytes(2, "big"),
     "String": _string,
     "BigDec": _decimal,
@@ -172,18 +189,19 @@ _ENCODERS: dict[str, Encode] = {
 }
 
 
-def _tuple(parts: Sequence[Encode]) -> Encode:
+def tuple_of(parts: Sequence[Encode]) -> Encode:
+    """Returns the encoder of tuples."""
     return lambda values: b"".join(part(value) for part, value in zip(parts, values, strict=True))
 
 
-def _row(parts: Sequence[Encode]) -> Encode:
+def row_of(parts: Sequence[Encode], kind_of: Callable[[Any], int] = lambda row: 0) -> Encode:
     """Returns the encoder of rows: two bits for the kind, and for each field whether it is null; then the others."""
     padding = -(len(parts) + 2) % 8
     width = (len(parts) + 2 + padding) // 8
 
-    def encode(values: Iterable[Any]) -> bytes:
-        mask, written = 0, []
-        for part, value in zip(parts, values, strict=True):
+    def encode(row: Iterable[Any]) -> bytes:
+        mask, written = kind_of(row), []
+        for part, value in zip(parts, row, strict=True):
             mask = mask << 1 | (value is None)
             if value is not None:
                 written.append(part(value))

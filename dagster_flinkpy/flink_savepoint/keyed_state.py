@@ -15,10 +15,11 @@ from typing import Any, NoReturn
 
 from dagster_flinkpy.errors import CorruptStateError, UnsupportedSavepointError
 from dagster_flinkpy.flink_savepoint.byte_reader import ByteReader
+from dagster_flinkpy.flink_savepoint.decoding import Decode
 from dagster_flinkpy.flink_savepoint.entries import Entries, read_entries
 from dagster_flinkpy.flink_savepoint.header import KeyedHeader, StateHeader, read_keyed_header
 from dagster_flinkpy.flink_savepoint.metadata import KeyedFormat, KeyedHandle
-from dagster_flinkpy.flink_savepoint.serializers import Decode, Serializer, decoder_of
+from dagster_flinkpy.flink_savepoint.serializers import Serializer, decoder_of
 from dagster_flinkpy.flink_savepoint.snappy_frames import decompress
 from dagster_flinkpy.flink_savepoint.stored_bytes import StoredBytes
 

@@ -6,7 +6,7 @@ Source: PyFlink's ``fn_execution/coders.py`` and ``coder_impl_slow.py``.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from decimal import Context, Decimal
 from typing import Any
 
@@ -23,13 +23,24 @@ from dagster_flinkpy.common.typeinfo import (
 )
 from dagster_flinkpy.common.types import Row, RowKind
 from dagster_flinkpy.errors import UnsupportedSavepointError
+from dagster_flinkpy.flink_savepoint.decoding import (
+    INT,
+    LONG,
+    MIN_LONG,
+    NUMBERS,
+    Decode,
+    elements_of,
+    map_of,
+    row_of,
+    sized_bytes,
+    time_of,
+    tuple_of,
+)
 from dagster_flinkpy.flink_savepoint.pickled_data import load_data
-from dagster_flinkpy.flink_savepoint.serializers import Decode, number
 
 __all__ = ["coder_of"]
 
-_MIN_LONG, _MIN_INT = -(1 << 63), -(1 << 31)
-_EPOCH = datetime.datetime(1970, 1, 1)
+_MIN_INT = -(1 << 31)
 _DAY = 86_400_000
 
 
@@ -42,31 +53,21 @@ def coder_of(kind: TypeInformation) -> Decode:
     if isinstance(kind, PickledBytesTypeInfo):
         return _pickled
     if isinstance(kind, RowTypeInfo):
-        return _row([coder_of(each) for each in kind.field_types], kind.field_names if kind.named else None)
+        return row_of(list(map(coder_of, kind.field_types)), 2, _rows(kind.field_names if kind.named else None))
     if isinstance(kind, TupleTypeInfo):
-        return _tuple([coder_of(each) for each in kind.field_types])
+        return tuple_of(list(map(coder_of, kind.field_types)))
     if isinstance(kind, MapTypeInfo):
-        return _map(coder_of(kind.key_type), coder_of(kind.value_type))
+        return map_of(coder_of(kind.key_type), _boolean, coder_of(kind.value_type))
     if isinstance(kind, ListTypeInfo):
-        primitive = kind.to_json()["type"] == "PRIMITIVE_ARRAY"
-        return (_elements if primitive else _list)(coder_of(kind.elem_type))
+        element, primitive = coder_of(kind.elem_type), kind.to_json()["type"] == "PRIMITIVE_ARRAY"
+        return elements_of(element if primitive else _or_none(element))
     if isinstance(kind, BasicTypeInfo) and not isinstance(kind, DecimalTypeInfo) and kind.name in _BASIC:
         return _BASIC[kind.name]
     raise UnsupportedSavepointError(f"PyFlink's DataStream API has no type like {kind}")
 
 
-_int, _long = number(">i"), number(">q")
-
-
-def _bytes(data: bytes, at: int) -> tuple[bytes, int]:
-    length, at = _int(data, at)
-    if not 0 <= length <= len(data) - at:
-        raise ValueError(f"{length} bytes should follow, but {len(data) - at} are left")
-    return data[at : at + length], at + length
-
-
 def _text(data: bytes, at: int) -> tuple[str, int]:
-    value, at = _bytes(data, at)
+    value, at = sized_bytes(data, at)
     return value.decode("utf-8"), at
 
 
@@ -83,46 +84,41 @@ _EXACT = Context(prec=100_000, traps=[])
 
 
 def _pickled(data: bytes, at: int) -> tuple[Any, int]:
-    value, at = _bytes(data, at)
+    value, at = sized_bytes(data, at)
     return load_data(value), at
 
 
 def _date(data: bytes, at: int) -> tuple[datetime.date, int]:
-    days, at = _int(data, at)
-    return (_EPOCH + datetime.timedelta(days=days)).date(), at
+    days, at = INT(data, at)
+    return time_of(days * _DAY).date(), at
 
 
 def _time(data: bytes, at: int) -> tuple[datetime.time, int]:
-    millis, at = _int(data, at)
+    millis, at = INT(data, at)
     if not 0 <= millis < _DAY:
         raise ValueError(f"{millis} ms is not a time of the day")
-    return (_EPOCH + datetime.timedelta(milliseconds=millis)).time(), at
+    return time_of(millis).time(), at
 
 
 def _timestamp(data: bytes, at: int) -> tuple[datetime.datetime, int]:
-    millis, at = _long(data, at)
-    return _EPOCH + datetime.timedelta(milliseconds=millis), at
+    millis, at = LONG(data, at)
+    return time_of(millis), at
 
 
 def _instant(data: bytes, at: int) -> tuple[Instant | None, int]:
-    seconds, at = _long(data, at)
-    nanos, at = _int(data, at)
-    return None if (seconds, nanos) == (_MIN_LONG, _MIN_INT) else Instant(seconds, nanos), at
+    seconds, at = LONG(data, at)
+    nanos, at = INT(data, at)
+    return None if (seconds, nanos) == (MIN_LONG, _MIN_INT) else Instant(seconds, nanos), at
 
 
 _BASIC: dict[str, Decode] = {
     "STRING": _text,
     "CHAR": _text,
     "BOOLEAN": _boolean,
-    "BYTE": number(">b"),
-    "SHORT": number(">h"),
-    "INT": _int,
-    "LONG": _long,
-    "BIG_INT": _long,
-    "FLOAT": number(">f"),
-    "DOUBLE": number(">d"),
+    **{name.upper(): decode for name, decode in NUMBERS.items()},
+    "BIG_INT": LONG,
     "BIG_DEC": _decimal,
-    "BYTES": _bytes,
+    "BYTES": sized_bytes,
     "SQL_DATE": _date,
     "SQL_TIME": _time,
     "SQL_TIMESTAMP": _timestamp,
@@ -130,76 +126,16 @@ _BASIC: dict[str, Decode] = {
 }
 
 
-def _tuple(fields: Sequence[Decode]) -> Decode:
-    def decode(data: bytes, at: int) -> tuple[Any, int]:
-        values = []
-        for field in fields:
-            value, at = field(data, at)
-            values.append(value)
-        return tuple(values), at
-
-    return decode
-
-
-def _row(fields: Sequence[Decode], names: Sequence[str] | None) -> Decode:
-    bits = len(fields) + 2  # two for the kind
-    width = (bits + 7) // 8
-
-    def decode(data: bytes, at: int) -> tuple[Any, int]:
-        if len(data) - at < width:
-            raise ValueError("a row ends in its mask")
-        mask = int.from_bytes(data[at : at + width], "big")
-        at += width
-        values = []
-        for position, field in enumerate(fields, 3):
-            value = None
-            if not mask >> width * 8 - position & 1:
-                value, at = field(data, at)
-            values.append(value)
+def _rows(names: Sequence[str] | None) -> Callable[[int, list[Any]], Row]:
+    def make(kind: int, values: list[Any]) -> Row:
         row = Row(*values)
         if names is not None:
             row.set_field_names(names)
-        kind = mask >> width * 8 - 2  # the lower bit comes first
-        row.set_row_kind(RowKind(kind >> 1 | (kind & 1) << 1))
-        return row, at
+        row.set_row_kind(RowKind(kind >> 1 | (kind & 1) << 1))  # the lower bit comes first
+        return row
 
-    return decode
-
-
-def _elements(read: Decode) -> Decode:
-    def decode(data: bytes, at: int) -> tuple[Any, int]:
-        count, at = _int(data, at)
-        if not 0 <= count <= len(data) - at:
-            raise ValueError(f"{count} elements should follow, but {len(data) - at} bytes are left")
-        values = []
-        for _ in range(count):
-            value, at = read(data, at)
-            values.append(value)
-        return values, at
-
-    return decode
+    return make
 
 
-def _list(element: Decode) -> Decode:
-    def read(data: bytes, at: int) -> tuple[Any, int]:
-        return element(data, at + 1) if data[at] else (None, at + 1)
-
-    return _elements(read)
-
-
-def _map(key: Decode, value: Decode) -> Decode:
-    def read(data: bytes, at: int) -> tuple[Any, int]:
-        name, at = key(data, at)
-        return ((name, None), at + 1) if data[at] else _paired(name, *value(data, at + 1))
-
-    entries = _elements(read)
-
-    def decode(data: bytes, at: int) -> tuple[Any, int]:
-        pairs, at = entries(data, at)
-        return dict(pairs), at
-
-    return decode
-
-
-def _paired(name: Any, value: Any, at: int) -> tuple[Any, int]:
-    return (name, value), at
+def _or_none(element: Decode) -> Decode:
+    return lambda data, at: element(data, at + 1) if data[at] else (None, at + 1)

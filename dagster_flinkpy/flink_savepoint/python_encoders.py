@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dagster_flinkpy.common.typeinfo import (
@@ -22,13 +22,20 @@ from dagster_flinkpy.common.typeinfo import (
 )
 from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.errors import UnsupportedSavepointError
-from dagster_flinkpy.flink_savepoint.java_encoders import Encode, int32, int64
+from dagster_flinkpy.flink_savepoint.java_encoders import (
+    PACKED,
+    Encode,
+    int32,
+    int64,
+    millis_of,
+    row_of,
+    tuple_of,
+)
 
 __all__ = ["encoder_of_type"]
 
 _MIN_LONG, _MIN_INT = -(1 << 63), -(1 << 31)
 _EPOCH = datetime.datetime(1970, 1, 1)
-_MILLISECOND = datetime.timedelta(milliseconds=1)
 _OWN = b"dagster_flinkpy"
 
 
@@ -45,9 +52,9 @@ def encoder_of_type(kind: TypeInformation) -> Encode:
 
 def _encoder(kind: TypeInformation) -> Encode:
     if isinstance(kind, RowTypeInfo):
-        return _row(list(map(_encoder, kind.field_types)))
+        return row_of(list(map(_encoder, kind.field_types)), _kind_of)
     if isinstance(kind, TupleTypeInfo):
-        return _tuple(list(map(_encoder, kind.field_types)))
+        return tuple_of(list(map(_encoder, kind.field_types)))
     if isinstance(kind, MapTypeInfo):
         return _map(_encoder(kind.key_type), _encoder(kind.value_type))
     if isinstance(kind, ListTypeInfo):
@@ -81,11 +88,11 @@ def _date(value: datetime.date) -> bytes:
 
 
 def _time(value: datetime.time) -> bytes:
-    return int32((datetime.datetime.combine(_EPOCH, value) - _EPOCH) // _MILLISECOND)
+    return int32(millis_of(datetime.datetime.combine(_EPOCH, value)))
 
 
 def _timestamp(value: datetime.datetime) -> bytes:
-    return int64((value - _EPOCH) // _MILLISECOND)
+    return int64(millis_of(value))
 
 
 def _instant(value: Any) -> bytes:
@@ -93,18 +100,12 @@ def _instant(value: Any) -> bytes:
     return int64(seconds) + int32(nanos)
 
 
-_long = struct.Struct(">q").pack
 _BASIC: dict[str, Encode] = {
     "STRING": _text,
     "CHAR": _text,
     "BOOLEAN": lambda value: struct.pack(">?", value),
-    "BYTE": struct.Struct(">b").pack,
-    "SHORT": struct.Struct(">h").pack,
-    "INT": struct.Struct(">i").pack,
-    "LONG": _long,
-    "BIG_INT": _long,
-    "FLOAT": struct.Struct(">f").pack,
-    "DOUBLE": struct.Struct(">d").pack,
+    **{name.upper(): encode for name, encode in PACKED.items()},
+    "BIG_INT": PACKED["Long"],
     "BIG_DEC": lambda value: _text(str(value)),
     "BYTES": _bytes,
     "SQL_DATE": _date,
@@ -114,24 +115,9 @@ _BASIC: dict[str, Encode] = {
 }
 
 
-def _tuple(fields: Sequence[Encode]) -> Encode:
-    return lambda values: b"".join(field(value) for field, value in zip(fields, values, strict=True))
-
-
-def _row(fields: Sequence[Encode]) -> Encode:
-    padding = -(len(fields) + 2) % 8  # two bits for the kind
-    width = (len(fields) + 2 + padding) // 8
-
-    def encode(row: Row) -> bytes:
-        kind = row.get_row_kind().value
-        mask, written = (kind & 1) << 1 | kind >> 1, []  # the lower bit comes first
-        for field, value in zip(fields, row, strict=True):
-            mask = mask << 1 | (value is None)
-            if value is not None:
-                written.append(field(value))
-        return (mask << padding).to_bytes(width, "big") + b"".join(written)
-
-    return encode
+def _kind_of(row: Row) -> int:
+    kind = row.get_row_kind().value
+    return (kind & 1) << 1 | kind >> 1  # the lower bit comes first
 
 
 def _or_none(encode: Encode) -> Encode:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import datetime
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -20,21 +20,22 @@ from dagster_flinkpy.common.typeinfo import TypeInformation, Types
 from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.errors import UnsupportedSavepointError
 from dagster_flinkpy.flink_savepoint.byte_reader import ByteReader
+from dagster_flinkpy.flink_savepoint.decoding import (
+    INT,
+    LONG,
+    MIN_LONG,
+    NUMBERS,
+    Decode,
+    elements_of,
+    map_of,
+    row_of,
+    sized_bytes,
+    taken,
+    time_of,
+    tuple_of,
+)
 
-__all__ = [
-    "Decode",
-    "Serializer",
-    "class_of",
-    "decoder_of",
-    "kind_of_type",
-    "number",
-    "read_serializer",
-    "type_of",
-]
-
-Decode = Callable[[bytes, int], tuple[Any, int]]
-"""Decodes the value at a position of some bytes; returns it with the position after it. Of damaged bytes it raises a
-``struct.error``, ``IndexError``, ``ValueError`` or ``OverflowError``."""
+__all__ = ["Serializer", "class_of", "decoder_of", "kind_of_type", "read_serializer", "type_of"]
 
 _BASE = "org.apache.flink.api.common.typeutils.base."
 _SIMPLE = {
@@ -192,36 +193,19 @@ def decoder_of(serializer: Serializer) -> Decode:
         return _DECODERS[serializer.kind]
     parts = [decoder_of(part) for part in serializer.parts]
     if serializer.kind == "Row":
-        return _row(parts, 2 if serializer.with_row_kind else 0)
+        return row_of(parts, 2 if serializer.with_row_kind else 0, _inserted)
     if serializer.kind == "Tuple":
-        return _tuple(parts)
+        return tuple_of(parts)
     if serializer.kind == "List":
-        return _list(parts[0])
+        return elements_of(parts[0])
     if serializer.kind == "Map":
-        return _map(*parts)
+        return map_of(parts[0], _boolean, parts[1])
     if serializer.kind == "Ttl":
         return _ttl(parts[0])
     raise UnsupportedSavepointError(f"values of its serializer cannot be read: {serializer}")
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
-
-_MIN_LONG = -(1 << 63)
-_EPOCH = datetime.datetime(1970, 1, 1)
-
-
-def number(form: str) -> Decode:
-    """Returns what reads a number of this form of `struct`."""
-    packed = struct.Struct(form)
-    size, unpack = packed.size, packed.unpack_from
-
-    def decode(data: bytes, at: int) -> tuple[Any, int]:
-        return unpack(data, at)[0], at + size
-
-    return decode
-
-
-_int, _long = number(">i"), number(">q")
 
 
 def _boolean(data: bytes, at: int) -> tuple[bool, int]:
@@ -231,7 +215,7 @@ def _boolean(data: bytes, at: int) -> tuple[bool, int]:
 
 
 def _char(data: bytes, at: int) -> tuple[str, int]:
-    return chr(int.from_bytes(_taken(data, at, 2), "big")), at + 2
+    return chr(int.from_bytes(taken(data, at, 2), "big")), at + 2
 
 
 def _string(data: bytes, at: int) -> tuple[str | None, int]:
@@ -263,69 +247,54 @@ def _varying(data: bytes, at: int) -> tuple[int, int]:
     return value | byte << shift, at + 1
 
 
-def _taken(data: bytes, at: int, length: int) -> bytes:
-    if not 0 <= length <= len(data) - at:
-        raise ValueError(f"{length} bytes should follow, but {len(data) - at} are left")
-    return data[at : at + length]
-
-
-def _bytes(data: bytes, at: int) -> tuple[bytes, int]:
-    length, at = _int(data, at)
-    return _taken(data, at, length), at + length
-
-
 def _array(form: str) -> Decode:
     width = struct.calcsize(form)
 
     def decode(data: bytes, at: int) -> tuple[list[Any], int]:
-        count, at = _int(data, at)
-        packed = _taken(data, at, count * width)
+        count, at = INT(data, at)
+        packed = taken(data, at, count * width)
         return [value for (value,) in struct.iter_unpack(form, packed)], at + count * width
 
     return decode
 
 
 def _big_int(data: bytes, at: int) -> tuple[int | None, int]:
-    length, at = _int(data, at)
+    length, at = INT(data, at)
     if 0 <= length < 4:  # null, and three numbers that are often used
         return (None, 0, 1, 10)[length], at
-    return int.from_bytes(_taken(data, at, length - 4), "big", signed=True), at + length - 4
+    return int.from_bytes(taken(data, at, length - 4), "big", signed=True), at + length - 4
 
 
 def _big_dec(data: bytes, at: int) -> tuple[Decimal | None, int]:
     unscaled, at = _big_int(data, at)
     if unscaled is None:
         return None, at
-    scale, at = _int(data, at)
+    scale, at = INT(data, at)
     return Decimal((int(unscaled < 0), tuple(map(int, str(abs(unscaled)))), -scale)), at
 
 
-def _time_of(millis: int, micros: int = 0) -> datetime.datetime:
-    return _EPOCH + datetime.timedelta(milliseconds=millis, microseconds=micros)
-
-
 def _date(data: bytes, at: int) -> tuple[datetime.date | None, int]:
-    millis, at = _long(data, at)
-    return None if millis == _MIN_LONG else _time_of(millis).date(), at
+    millis, at = LONG(data, at)
+    return None if millis == MIN_LONG else time_of(millis).date(), at
 
 
 def _time(data: bytes, at: int) -> tuple[datetime.time | None, int]:
-    millis, at = _long(data, at)
-    return None if millis == _MIN_LONG else _time_of(millis).time(), at
+    millis, at = LONG(data, at)
+    return None if millis == MIN_LONG else time_of(millis).time(), at
 
 
 def _timestamp(data: bytes, at: int) -> tuple[datetime.datetime | None, int]:
-    millis, at = _long(data, at)
-    nanos, at = _int(data, at)
-    if millis == _MIN_LONG:
+    millis, at = LONG(data, at)
+    nanos, at = INT(data, at)
+    if millis == MIN_LONG:
         return None, at
-    return _time_of(millis, nanos % 1_000_000 // 1000), at
+    return time_of(millis, nanos % 1_000_000 // 1000), at
 
 
 def _instant(data: bytes, at: int) -> tuple[Instant | None, int]:
-    seconds, at = _long(data, at)
-    nanos, at = _int(data, at)
-    return None if seconds == _MIN_LONG else Instant(seconds, nanos), at
+    seconds, at = LONG(data, at)
+    nanos, at = INT(data, at)
+    return None if seconds == MIN_LONG else Instant(seconds, nanos), at
 
 
 def _void_namespace(data: bytes, at: int) -> tuple[None, int]:
@@ -335,19 +304,14 @@ def _void_namespace(data: bytes, at: int) -> tuple[None, int]:
 
 
 def _window(data: bytes, at: int) -> tuple[tuple[int, int], int]:
-    start, at = _long(data, at)
-    end, at = _long(data, at)
+    start, at = LONG(data, at)
+    end, at = LONG(data, at)
     return (start, end), at
 
 
 _DECODERS: dict[str, Decode] = {
     "Boolean": _boolean,
-    "Byte": number(">b"),
-    "Short": number(">h"),
-    "Int": _int,
-    "Long": _long,
-    "Float": number(">f"),
-    "Double": number(">d"),
+    **NUMBERS,
     "Char": _char,
     "String": _string,
     "BigDec": _big_dec,
@@ -356,84 +320,30 @@ _DECODERS: dict[str, Decode] = {
     "SqlTime": _time,
     "SqlTimestamp": _timestamp,
     "Instant": _instant,
-    "BytePrimitiveArray": _bytes,
+    "BytePrimitiveArray": sized_bytes,
     "ShortPrimitiveArray": _array(">h"),
     "IntPrimitiveArray": _array(">i"),
     "LongPrimitiveArray": _array(">q"),
     "FloatPrimitiveArray": _array(">f"),
     "DoublePrimitiveArray": _array(">d"),
-    "Bytes": _bytes,
+    "Bytes": sized_bytes,
     "VoidNamespace": _void_namespace,
     "TimeWindow": _window,
-    "CountWindow": _long,
+    "CountWindow": LONG,
 }
 
 
-def _tuple(parts: Sequence[Decode]) -> Decode:
-    def decode(data: bytes, at: int) -> tuple[Any, int]:
-        values: list[Any] = []
-        for part in parts:
-            value, at = part(data, at)
-            values.append(value)
-        return tuple(values), at
-
-    return decode
-
-
-def _row(parts: Sequence[Decode], kind_bits: int) -> Decode:
-    """Returns the decoder of rows: bits for the kind, and for each field whether it is null; then the other fields."""
-    bits = len(parts) + kind_bits
-    width = (bits + 7) // 8
-
-    def decode(data: bytes, at: int) -> tuple[Any, int]:
-        mask = int.from_bytes(_taken(data, at, width), "big") >> width * 8 - bits
-        at += width
-        values: list[Any] = []
-        for position, part in enumerate(parts):
-            if mask >> len(parts) - 1 - position & 1:
-                values.append(None)
-            else:
-                value, at = part(data, at)
-                values.append(value)
-        if mask >> len(parts):
-            raise ValueError("a row is of another kind than INSERT")
-        return Row(*values), at
-
-    return decode
-
-
-def _list(part: Decode) -> Decode:
-    def decode(data: bytes, at: int) -> tuple[Any, int]:
-        values: list[Any] = []
-        count, at = _int(data, at)
-        _taken(data, at, count)
-        for _ in range(count):
-            value, at = part(data, at)
-            values.append(value)
-        return values, at
-
-    return decode
-
-
-def _map(key: Decode, value: Decode) -> Decode:
-    def decode(data: bytes, at: int) -> tuple[Any, int]:
-        entries: dict[Any, Any] = {}
-        count, at = _int(data, at)
-        _taken(data, at, count)
-        for _ in range(count):
-            name, at = key(data, at)
-            is_null, at = _boolean(data, at)
-            entries[name], at = (None, at) if is_null else value(data, at)
-        return entries, at
-
-    return decode
+def _inserted(kind: int, values: list[Any]) -> Row:
+    if kind:
+        raise ValueError("a row is of another kind than INSERT")
+    return Row(*values)
 
 
 def _ttl(part: Decode) -> Decode:
     """Returns the decoder of a value with the time of its last access, in milliseconds."""
 
     def decode(data: bytes, at: int) -> tuple[Any, int]:
-        stamp, at = _long(data, at)
+        stamp, at = LONG(data, at)
         value, at = part(data, at)
         return (stamp, value), at
 
