@@ -79,15 +79,20 @@ class TableLayout:
         return ["key", *(name for name, kind in optional.items() if kind), *(["time"] if self.kind == "TIMER" else [])]
 
     @cached_property
-    def fields(self) -> list[pa.Field]:
-        """The columns that both forms of a run share."""
-        typed = {
+    def types(self) -> dict[str, TypeInformation]:
+        """The types of the columns that a program declares."""
+        types = {
             "key": self.key_type,
             "namespace": self.namespace_type,
             "map_key": self.map_key_type,
             "value": self.value_type,
         }
-        fields = [pa.field(name, kind.arrow_type) for name, kind in typed.items() if kind is not None]
+        return {name: kind for name, kind in types.items() if kind is not None}
+
+    @cached_property
+    def fields(self) -> list[pa.Field]:
+        """The columns that both forms of a run share."""
+        fields = [pa.field(name, kind.arrow_type) for name, kind in self.types.items()]
         if self.kind == "TIMER":
             fields.append(pa.field("time", pa.int64(), nullable=False))
         if self.ttl:

@@ -6,20 +6,19 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-import numpy as np
 import pyarrow as pa
 
-from dagster_flinkpy.datastream.state import MapStateDescriptor, StateDescriptor
+from dagster_flinkpy.datastream.state import StateDescriptor
 from dagster_flinkpy.errors import CorruptStateError, StateSchemaError, UserFunctionError
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state.files.operator_state import INLINE_BELOW
 from dagster_flinkpy.state.files.run_file import clip_rows, encode_run, inline, upload_run
 from dagster_flinkpy.state.handles import KeyedSnapshot, RunHandle, TableSnapshot
 from dagster_flinkpy.state.keys import hash_keys
-from dagster_flinkpy.state.layout import TableLayout, make_sort_keys
-from dagster_flinkpy.state.placed_rows import in_key_groups
+from dagster_flinkpy.state.layout import TableLayout
+from dagster_flinkpy.state.placed_rows import in_key_groups, unplaced_rows
 from dagster_flinkpy.state.reader import read_table
-from dagster_flinkpy.state.views import kind_of
+from dagster_flinkpy.state.views import layout_of
 from dagster_flinkpy.storage import ObjectStore
 
 __all__ = ["MigrateState", "migrate_snapshot"]
@@ -129,13 +128,7 @@ def _layout(declared: StateDescriptor | str, states: Mapping[str, TableSnapshot]
             f"{what} returns state {declared.name!r} by its descriptor, but the operator keeps its state by window. "
             "Return such a state by its name: its types stay"
         )
-    stored = next(iter(states.values()))
-    map_key, value = None, declared.type_info
-    if isinstance(declared, MapStateDescriptor):
-        map_key, value = declared.key_type_info, declared.value_type_info
-    config = declared.ttl_config
-    ttl = config is not None and config.is_enabled()
-    return TableLayout(declared.name, kind_of(declared), TableLayout.of(stored).key_type, None, map_key, value, ttl)
+    return layout_of(declared, TableLayout.of(next(iter(states.values()))).key_type)
 
 
 def _placed(
@@ -146,7 +139,6 @@ def _placed(
     columns: dict[str, Any] = {}
     for field in layout.fields:
         if field.name == "deleted":
-            columns[field.name] = pa.array(np.zeros(len(table), dtype=np.bool_))
             continue
         if field.name not in table.column_names:
             raise StateSchemaError(f"{named} without its column {field.name!r}, with {table.column_names}")
@@ -167,8 +159,7 @@ def _placed(
     if keys.null_count:
         raise StateSchemaError(f"{named} with a key that is null")
     hashes = hash_keys(layout.key_type, keys if isinstance(keys, pa.Array) else pa.concat_arrays(keys.chunks))
-    columns["sort_key"] = pa.array(make_sort_keys(np.zeros(len(table), dtype=np.uint16), hashes))
-    rows = pa.table([columns[name] for name in layout.local_schema.names], schema=layout.local_schema)
+    rows = unplaced_rows(layout, columns, hashes)
     if layout.kind in ("VALUE", "REDUCING", "AGGREGATING"):
         rows = rows.filter(rows.column("value").is_valid())  # null means no value
     try:

@@ -12,7 +12,23 @@ from dagster_flinkpy.errors import CorruptStateError
 from dagster_flinkpy.key_hashes import key_groups_of_hashes
 from dagster_flinkpy.state.layout import TableLayout, equal_rows, hashes_of, make_sort_keys, sorted_rows
 
-__all__ = ["in_key_groups", "one_chunk", "starts_of"]
+__all__ = ["in_key_groups", "one_chunk", "starts_of", "unplaced_rows"]
+
+
+def unplaced_rows(layout: TableLayout, columns: dict[str, Any], hashes: npt.NDArray[np.int32]) -> pa.Table:
+    """Builds rows with ``local_schema``, all in key group 0; :func:`in_key_groups` assigns their key groups.
+
+    Args:
+        layout: Layout of the table.
+        columns: The columns that its fields name.
+        hashes: The hashes of the keys.
+    """
+    columns = {
+        **columns,
+        "sort_key": pa.array(make_sort_keys(np.zeros(len(hashes), dtype=np.uint16), hashes)),
+        "deleted": pa.array(np.zeros(len(hashes), dtype=np.bool_)),
+    }
+    return pa.table([columns[name] for name in layout.local_schema.names], schema=layout.local_schema)
 
 
 def in_key_groups(layout: TableLayout, rows: pa.Table, max_parallelism: int) -> pa.Table:

@@ -23,6 +23,7 @@ from dagster_flinkpy.errors import ConfigurationError, UnsupportedKeyTypeError
 from dagster_flinkpy.state.cell_numbers import PairCells
 from dagster_flinkpy.state.cell_table import CellTable
 from dagster_flinkpy.state.handles import StateKind
+from dagster_flinkpy.state.layout import TableLayout
 from dagster_flinkpy.state.list_table import ListTable
 from dagster_flinkpy.state.map_table import MapTable
 from dagster_flinkpy.state.ttl_rules import TtlRules
@@ -35,6 +36,7 @@ __all__ = [
     "KeyedMapState",
     "KeyedValueState",
     "kind_of",
+    "layout_of",
     "make_state",
 ]
 
@@ -408,6 +410,19 @@ def kind_of(descriptor: StateDescriptor) -> StateKind:
     if kind is None:
         raise ConfigurationError(f"state {descriptor.name!r}: a {type(descriptor).__name__} is not for keyed state")
     return kind
+
+
+def layout_of(descriptor: StateDescriptor, key_type: TypeInformation) -> TableLayout:
+    """Returns how a state without a namespace is stored.
+
+    Raises:
+        ConfigurationError: The descriptor is not for keyed state.
+    """
+    map_key, value, config = None, descriptor.type_info, descriptor.ttl_config
+    if isinstance(descriptor, MapStateDescriptor):
+        map_key, value = descriptor.key_type_info, descriptor.value_type_info
+    ttl = config is not None and config.is_enabled()
+    return TableLayout(descriptor.name, kind_of(descriptor), key_type, None, map_key, value, ttl)
 
 
 def make_state(descriptor: StateDescriptor, namespace_type: TypeInformation | None, *where: Any) -> InternalState:

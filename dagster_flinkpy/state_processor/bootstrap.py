@@ -10,22 +10,13 @@ import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation, Types
 from dagster_flinkpy.connectors.columns.column_casts import fit_column
-from dagster_flinkpy.datastream.state import (
-    ListStateDescriptor,
-    MapStateDescriptor,
-    StateDescriptor,
-)
+from dagster_flinkpy.datastream.state import ListStateDescriptor, StateDescriptor
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 from dagster_flinkpy.state.keys import hash_keys
-from dagster_flinkpy.state.layout import (
-    TableLayout,
-    check_key_like,
-    make_sort_keys,
-    sort_order,
-)
-from dagster_flinkpy.state.placed_rows import one_chunk, starts_of
+from dagster_flinkpy.state.layout import TableLayout, check_key_like, make_sort_keys, sort_order
+from dagster_flinkpy.state.placed_rows import one_chunk, starts_of, unplaced_rows
 from dagster_flinkpy.state.ttl_rules import TtlRules
-from dagster_flinkpy.state.views import kind_of
+from dagster_flinkpy.state.views import layout_of
 
 __all__ = ["Columns", "bootstrap_table", "keyed_rows", "to_arrow_table"]
 
@@ -82,28 +73,24 @@ def bootstrap_table(
         TypeMismatchError: A value of a column is not of the declared type.
         UnsupportedKeyTypeError: The type is not allowed for a key or map key.
     """
-    kind = kind_of(descriptor)
     what = f"state {descriptor.name!r}"
     key_type = key_type or _key_type_of(data, key, what)
     check_key_like(key_type, f"the key of {what}")
+    layout = layout_of(descriptor, key_type)
     columns = {"key": _column(data, key, key_type, f"{what}: the key")}
     keys: Any = columns["key"]
     for part in (keys, *(keys.flatten() if pa.types.is_struct(keys.type) else ())):
         if part.null_count:
             raise ConfigurationError(f"{what}: {part.null_count} rows have a null in their key")
-    map_key_type, value_type = None, descriptor.type_info
-    if isinstance(descriptor, MapStateDescriptor) and map_key is not None:
-        map_key_type, value_type = descriptor.key_type_info, descriptor.value_type_info
-        check_key_like(map_key_type, f"the map key of {what}")
-        columns["map_key"] = _column(data, map_key, map_key_type, f"{what}: the map key")
-    elif map_key is not None or kind == "MAP":
+    if layout.map_key_type is not None and map_key is not None:
+        check_key_like(layout.map_key_type, f"the map key of {what}")
+        columns["map_key"] = _column(data, map_key, layout.map_key_type, f"{what}: the map key")
+    elif map_key is not None or layout.kind == "MAP":
         raise ConfigurationError(f"{what}: map state needs map_key, and no other state takes it")
-    element_type = descriptor.elem_type_info if isinstance(descriptor, ListStateDescriptor) else value_type
+    element_type = descriptor.elem_type_info if isinstance(descriptor, ListStateDescriptor) else layout.value_type
+    assert element_type is not None
     columns["value"] = _column(data, value, element_type, f"{what}: the value")
     config = descriptor.ttl_config
-    ttl = config is not None and config.is_enabled()
-    layout = TableLayout(descriptor.name, kind, key_type, None, map_key_type, value_type, ttl)
-
     return layout, keyed_rows(layout, columns, 0 if config is None else TtlRules(config, lambda: now).expiry())
 
 
@@ -135,14 +122,12 @@ def keyed_rows(layout: TableLayout, columns: dict[str, pa.Array[Any]], expires: 
         listed = layout.local_schema.field("value").type
         columns["value"] = pa.ListArray.from_arrays(offsets, columns["value"], type=listed)
         columns["expires_at"] = pa.ListArray.from_arrays(offsets, columns["expires_at"])
-        taken = pa.array(first)
-        columns |= {name: columns[name].take(taken) for name in ("sort_key", "key")}
+        columns["key"] = columns["key"].take(pa.array(first))
     elif len(first) < len(order):
         again = int(np.setdiff1d(np.arange(len(order)), first)[0])
         shown = {name: columns[name][again].as_py() for name in layout.identity}
         raise ConfigurationError(f"state {layout.name!r}: several rows have {shown}, but a key has only one value")
-    columns["deleted"] = pa.array(np.zeros(len(first), dtype=np.bool_))
-    return pa.table([columns[name] for name in layout.local_schema.names], schema=layout.local_schema)
+    return unplaced_rows(layout, columns, hashes[order][first])
 
 
 def _key_type_of(data: pa.Table, key: Columns, what: str) -> TypeInformation:

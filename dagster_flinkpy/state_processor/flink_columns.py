@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,15 +21,17 @@ from dagster_flinkpy.errors import (
     UnsupportedKeyTypeError,
     UnsupportedSavepointError,
 )
+from dagster_flinkpy.flink_savepoint.decoding import Decode
 from dagster_flinkpy.flink_savepoint.header import StateHeader
 from dagster_flinkpy.flink_savepoint.keyed_state import DAMAGED, StateRows
 from dagster_flinkpy.flink_savepoint.pickled_data import load_data
 from dagster_flinkpy.flink_savepoint.python_coders import coder_of
 from dagster_flinkpy.flink_savepoint.regular_columns import KEYS, VALUES, regular_columns
-from dagster_flinkpy.flink_savepoint.serializers import Decode, Serializer, type_of
+from dagster_flinkpy.flink_savepoint.serializers import Serializer, type_of
 from dagster_flinkpy.key_hashes import key_groups_of_hashes
 from dagster_flinkpy.state.handles import StateKind
 from dagster_flinkpy.state.keys import hash_keys
+from dagster_flinkpy.state.layout import TableLayout
 
 __all__ = ["PYTHON_PREFIX", "DeclaredState", "FlinkColumns", "name_in_flink", "row_hashes", "stored_name", "whole"]
 
@@ -166,20 +169,18 @@ class FlinkColumns:
             forms = [f"a state {'with' if ttl else 'without'} a time to live" for ttl in (not self.ttl, self.ttl)]
             raise self._misfit(*forms)
 
+    @cached_property
+    def layout(self) -> TableLayout:
+        """How the state is stored here, by its name in Flink."""
+        kinds = self.key_type, self.namespace_type, self.map_key_type, self.value_type
+        return TableLayout(self._header.name, self.kind, *kinds, ttl=self.ttl)
+
     @property
     def fields(self) -> list[pa.Field]:
         """The columns, in order."""
-        fields = [pa.field("key", self.key_type.arrow_type)]
-        if self.namespace_type is not None:
-            fields.append(pa.field("namespace", self.namespace_type.arrow_type))
-        if self.map_key_type is not None:
-            fields.append(pa.field("map_key", self.map_key_type.arrow_type))
-        if self.value_type is None:
-            return [*fields, pa.field("time", pa.int64(), nullable=False)]
-        fields.append(pa.field("value", self.value_type.arrow_type))
-        if self.ttl:
-            fields.append(pa.field(self.time_column, pa.list_(pa.int64()) if self.kind == "LIST" else pa.int64()))
-        return fields
+        renamed = {"expires_at": self.time_column}
+        fields = [field for field in self.layout.fields if field.name != "deleted"]
+        return [field.with_name(renamed.get(field.name, field.name)) for field in fields]
 
     @property
     def time_column(self) -> str:

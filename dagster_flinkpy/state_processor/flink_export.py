@@ -29,7 +29,7 @@ from dagster_flinkpy.flink_savepoint.writer import (
 from dagster_flinkpy.key_hashes import key_groups_of_hashes
 from dagster_flinkpy.state_processor.flink_columns import name_in_flink, row_hashes
 from dagster_flinkpy.state_processor.flink_sources import coordinator_of
-from dagster_flinkpy.state_processor.import_report import LeftBehind
+from dagster_flinkpy.state_processor.import_report import LeftBehind, left_behind
 from dagster_flinkpy.state_processor.reader import SavepointReader
 from dagster_flinkpy.state_processor.stored_state import KeyedStateRows, OperatorStateRows, StoredState
 from dagster_flinkpy.storage import StorageLocation
@@ -106,19 +106,11 @@ def export_to_flink(
     targets = {each.uid: each for each in operators}
     plans = [_ExportPlan(reader, each, targets.get(each.uid)) for each in reader.metadata.operators]
     problems = [LeftBehind(plan.uid, text) for plan in plans for text in plan.problems]
-    allowed = allow_non_restored_state
-    left = [each for each in problems if (allowed if isinstance(allowed, bool) else each.operator in allowed)]
-    if len(left) < len(problems):
-        lines = "\n".join(f"- {each.problem}" for each in problems if each not in left)
-        raise UnsupportedSavepointError(
-            f"the savepoint has state that cannot be exported to Flink:\n{lines}\n"
-            "To leave it behind, pass allow_non_restored_state (--allow-non-restored-state, or "
-            "--allow-non-restored-uid UID for one operator)"
-        )
+    left = left_behind(problems, allow_non_restored_state, "the savepoint has state that cannot be exported to Flink")
     writer = FlinkSavepointWriter(store)
     exported = [state for plan in plans for state in plan.write(writer, on_progress)]
     writer.write()
-    return ExportReport(target.url, tuple(exported), tuple(left))
+    return ExportReport(target.url, tuple(exported), left)
 
 
 class _ExportPlan:

@@ -6,9 +6,9 @@ Keys are hashed anew: PyFlink keys a stream by a row of the key, so a key is in 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from dagster_flinkpy.datastream.checkpointing.state_recovery import NonRestoredState
@@ -17,7 +17,7 @@ from dagster_flinkpy.errors import TypeMismatchError, UnsupportedSavepointError
 from dagster_flinkpy.flink_savepoint.metadata import FlinkOperator
 from dagster_flinkpy.flink_savepoint.savepoint import FlinkSavepoint, name_of
 from dagster_flinkpy.state.keys import hash_keys
-from dagster_flinkpy.state.layout import TableLayout, make_sort_keys
+from dagster_flinkpy.state.placed_rows import unplaced_rows
 from dagster_flinkpy.state_processor.flink_reader import (
     Declarations,
     FlinkKeyedRows,
@@ -83,9 +83,9 @@ def import_flink_savepoint(
         problems += plan.problems
     left = left_behind(
         problems,
-        lambda each: _may_stay(each, reader, allow_non_restored_state),
-        reader.location,
-        "UID for one operator",
+        allow_non_restored_state,
+        f"{reader.location.url} has state that cannot be imported",
+        id_of=lambda name: getattr(reader.metadata.operator(name), "id", name),
     )
     writer = write_savepoint()
     for plan in plans:
@@ -94,13 +94,6 @@ def import_flink_savepoint(
     imported = tuple(state for plan in plans for state in plan.imported())
     check_rows(target, imported)
     return ImportReport(url, imported, left)
-
-
-def _may_stay(problem: LeftBehind, reader: FlinkSavepointReader, allowed: NonRestoredState) -> bool:
-    if isinstance(allowed, bool):
-        return allowed
-    operator = reader.metadata.operator(problem.operator)
-    return problem.operator in allowed or (operator is not None and operator.id in allowed)
 
 
 class _Plan:
@@ -223,15 +216,7 @@ class _KeyedImport:
                 f"operator {target.uid!r}, state {name!r}: the program keeps it per {wanted}, but the savepoint per "
                 f"{columns.namespace_type}"
             )
-        self.layout = TableLayout(
-            name,
-            columns.kind,
-            columns.key_type,
-            columns.namespace_type,
-            columns.map_key_type,
-            columns.value_type,
-            columns.ttl,
-        )
+        self.layout = replace(columns.layout, name=name)
 
     def tables(self, on_progress: Callable[[str], None]) -> Iterator[pa.Table]:
         """Yields the rows as those of a state table, all in key group 0."""
@@ -239,12 +224,8 @@ class _KeyedImport:
         for position in range(len(self.state.subtasks)):
             for _, columns in self.state.groups_of(position):
                 hashes = hash_keys(self.layout.key_type, columns["key"])
-                count = len(hashes)
-                columns["sort_key"] = pa.array(make_sort_keys(np.zeros(count, dtype=np.uint16), hashes))
-                columns["deleted"] = pa.array(np.zeros(count, dtype=np.bool_))
-                schema = self.layout.local_schema
-                waiting.append(pa.table([columns[name] for name in schema.names], schema=schema))
-                self.rows += count
+                waiting.append(unplaced_rows(self.layout, columns, hashes))
+                self.rows += len(hashes)
                 if sum(map(len, waiting)) >= _ROWS:
                     yield pa.concat_tables(waiting)
                     waiting.clear()

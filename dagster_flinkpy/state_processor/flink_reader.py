@@ -85,14 +85,7 @@ class FlinkKeyedRows(StoredState):
 
     @property
     def types(self) -> Mapping[str, TypeInformation]:
-        columns = self.columns
-        types = {
-            "key": columns.key_type,
-            "namespace": columns.namespace_type,
-            "map_key": columns.map_key_type,
-            "value": columns.value_type,
-        }
-        return {name: kind for name, kind in types.items() if kind is not None}
+        return self.columns.layout.types
 
     @property
     def schema(self) -> pa.Schema:

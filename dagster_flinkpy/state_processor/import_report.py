@@ -9,6 +9,7 @@ from typing import Any
 
 from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import open_checkpoint
 from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.datastream.checkpointing.state_recovery import NonRestoredState, may_stay_behind
 from dagster_flinkpy.datastream.state import MapStateDescriptor
 from dagster_flinkpy.errors import CorruptStateError, UnsupportedSavepointError
 from dagster_flinkpy.state_processor.flink_columns import DeclaredState
@@ -67,24 +68,33 @@ class ImportReport:
 
 
 def left_behind(
-    problems: Sequence[LeftBehind], may_stay: Callable[[LeftBehind], bool], where: StorageLocation, one: str
+    problems: Sequence[LeftBehind],
+    allowed: NonRestoredState,
+    what: str,
+    one: str = "UID for one operator",
+    id_of: Callable[[str], str] = str,
 ) -> tuple[LeftBehind, ...]:
     """Returns what is left behind, if all of it may be.
 
     Args:
-        problems: The state that cannot be imported.
-        may_stay: Whether state may be left behind.
-        where: Where the state is.
+        problems: The state that cannot be moved.
+        allowed: What may be left behind.
+        what: What the message says first: where the state is, and what cannot be done with it.
         one: What ``--allow-non-restored-uid`` takes, for the message.
+        id_of: Returns another name of an operator, by which it may be allowed.
 
     Raises:
-        UnsupportedSavepointError: There is other state that cannot be imported. The message names each, and says why.
+        UnsupportedSavepointError: There is other state that cannot be moved. The message names each, and says why.
     """
-    refused = [each for each in problems if not may_stay(each)]
+    refused = [
+        each
+        for each in problems
+        if not (may_stay_behind(allowed, each.operator) or may_stay_behind(allowed, id_of(each.operator)))
+    ]
     if refused:
         lines = "\n".join(f"- {each.problem}" for each in refused)
         raise UnsupportedSavepointError(
-            f"{where.url} has state that cannot be imported:\n{lines}\n"
+            f"{what}:\n{lines}\n"
             "To leave it behind, pass allow_non_restored_state (--allow-non-restored-state, or "
             f"--allow-non-restored-uid {one})"
         )

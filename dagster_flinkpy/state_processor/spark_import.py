@@ -70,11 +70,10 @@ def import_spark_state(
         ConfigurationError: ``mapping`` names what does not exist, or the target must not be used.
     """
     plan = _QueryPlan(checkpoint, operators, mapping or {})
-    allowed = allow_non_restored_state
     left = left_behind(
         plan.problems,
-        lambda each: allowed if isinstance(allowed, bool) else each.operator in allowed,
-        checkpoint.location,
+        allow_non_restored_state,
+        f"{checkpoint.location.url} has state that cannot be imported",
         "ID for one of Spark's operators or sources",
     )
     writer = write_savepoint()

@@ -37,8 +37,8 @@ from dagster_flinkpy.state.handles import (
     TableSnapshot,
     describe_schema,
 )
-from dagster_flinkpy.state.layout import TableLayout, check_key_like, make_sort_keys
-from dagster_flinkpy.state.placed_rows import in_key_groups
+from dagster_flinkpy.state.layout import TableLayout, check_key_like
+from dagster_flinkpy.state.placed_rows import in_key_groups, unplaced_rows
 from dagster_flinkpy.state.reader import read_table
 from dagster_flinkpy.state_processor.bootstrap import Columns, bootstrap_table, to_arrow_table
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
@@ -423,11 +423,8 @@ def _all_rows(operator: _Operator, store: ObjectStore) -> Iterable[tuple[TableLa
         layout = TableLayout.of(table)
         _, tables = parts.setdefault((table.kind == "TIMER", table.name), (layout, []))
         rows = read_table(table, store)
-        hashes = rows.column("key_hash").to_numpy()
         columns = {name: rows.column(name) for name in rows.column_names[2:]}
-        columns["sort_key"] = pa.array(make_sort_keys(np.zeros(len(rows), dtype=np.uint16), hashes))
-        columns["deleted"] = pa.array(np.zeros(len(rows), dtype=np.bool_))
-        tables.append(pa.table([columns[name] for name in layout.local_schema.names], schema=layout.local_schema))
+        tables.append(unplaced_rows(layout, columns, rows.column("key_hash").to_numpy()))
     return ((layout, [pa.concat_tables(tables)]) for layout, tables in parts.values())
 
 
