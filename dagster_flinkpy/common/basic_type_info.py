@@ -12,7 +12,7 @@ from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dagster_flinkpy.common.basic_columns import BasicColumn
+    from dagster_flinkpy.common.arrow_columns import BasicColumn
 
 __all__ = [
     "BASIC_TYPES",
@@ -62,7 +62,7 @@ class BasicTypeInfo(TypeInformation):
 
     @property
     def _column(self) -> BasicColumn:
-        from dagster_flinkpy.common.basic_columns import basic_column
+        from dagster_flinkpy.common.arrow_columns import basic_column
 
         return basic_column(self.name)
 
@@ -109,7 +109,7 @@ class DecimalTypeInfo(BasicTypeInfo):
 
     @property
     def _column(self) -> BasicColumn:
-        from dagster_flinkpy.common.basic_columns import decimal_column
+        from dagster_flinkpy.common.arrow_columns import decimal_column
 
         return decimal_column(self.precision, self.scale)
 
@@ -131,7 +131,7 @@ class StoredBigDecTypeInfo(DecimalTypeInfo):
         super().__init__(38, 18)
 
     def from_arrow(self, column: pa.Array) -> list[Any]:
-        from dagster_flinkpy.common.basic_columns import without_zeros
+        from dagster_flinkpy.common.arrow_columns import without_zeros
 
         return [None if v is None else without_zeros(v) for v in column.to_pylist()]
 

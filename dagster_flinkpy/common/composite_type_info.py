@@ -17,7 +17,7 @@ from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ListTypeInfo", "MapTypeInfo", "RowTypeInfo", "TupleTypeInfo"]
+__all__ = ["ListTypeInfo", "MapTypeInfo", "RowTypeInfo", "TupleTypeInfo", "parts_of"]
 
 
 def _check_types(name: str, types: Sequence[Any]) -> None:
@@ -350,6 +350,23 @@ class MapTypeInfo(TypeInformation):
 
     def __repr__(self) -> str:
         return f"Types.MAP({self.key_type}, {self.value_type})"
+
+
+def parts_of(type_info: TypeInformation, name: str = "") -> dict[str, TypeInformation]:
+    """Returns the types of the parts of values, by their full names; none if values have no parts.
+
+    Args:
+        type_info: The type.
+        name: The name of the value. Default: names of fields have no prefix.
+    """
+    if isinstance(type_info, _StructTypeInfo):
+        prefix = f"{name}." if name else ""
+        return {f"{prefix}{n}": t for n, t in zip(type_info.field_names, type_info.field_types, strict=True)}
+    if isinstance(type_info, ListTypeInfo):
+        return {f"{name}[]": type_info.elem_type}
+    if isinstance(type_info, MapTypeInfo):
+        return {f"{name}.key": type_info.key_type, f"{name}.value": type_info.value_type}
+    return {}
 
 
 def _offsets_of(lengths: Sequence[int | None]) -> pa.Array:

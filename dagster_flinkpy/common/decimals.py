@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any
 
+from dagster_flinkpy.common.composite_type_info import parts_of
 from dagster_flinkpy.common.typeinfo import (
     BIG_DEC_JSON,
     ListTypeInfo,
@@ -26,16 +27,11 @@ __all__ = ["as_stored_before", "check_has_scale", "column_of", "find_big_dec"]
 
 def find_big_dec(kind: TypeInformation, name: str = "value") -> str | None:
     """Returns the name of the first part of a type that is ``Types.BIG_DEC()``, such as ``orders[].price``, or None."""
-    if isinstance(kind, (RowTypeInfo, TupleTypeInfo)):
-        prefix = "" if name == "value" else f"{name}."
-        parts = [(f, f"{prefix}{n}") for n, f in zip(kind.field_names, kind.field_types, strict=True)]
-    elif isinstance(kind, ListTypeInfo):
-        parts = [(kind.elem_type, f"{name}[]")]
-    elif isinstance(kind, MapTypeInfo):
-        parts = [(kind.key_type, f"{name}.key"), (kind.value_type, f"{name}.value")]
-    else:
-        return name if kind == Types.BIG_DEC() else None
-    return next((found for part in parts if (found := find_big_dec(*part))), None)
+    if kind == Types.BIG_DEC():
+        return name
+    is_record = name == "value" and isinstance(kind, (RowTypeInfo, TupleTypeInfo))
+    parts = parts_of(kind, "" if is_record else name)
+    return next((found for part, each in parts.items() if (found := find_big_dec(each, part))), None)
 
 
 def check_has_scale(kind: TypeInformation, what: str) -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
+from dagster_flinkpy.common.arrow_columns import with_elements
 from dagster_flinkpy.common.basic_type_info import StoredBigDecTypeInfo
 from dagster_flinkpy.common.decimals import as_stored_before
 from dagster_flinkpy.common.typeinfo import (
@@ -142,29 +143,22 @@ def upgraded(column: pa.Array[Any], declared: TypeInformation) -> pa.Array[Any]:
 def _evolve(column: pa.Array[Any], stored: TypeInformation, declared: TypeInformation) -> pa.Array[Any]:
     if stored == declared:
         return column
-    anything: Any = column
-    missing = column.is_null() if column.null_count else None
     if isinstance(stored, (RowTypeInfo, TupleTypeInfo)) and isinstance(declared, (RowTypeInfo, TupleTypeInfo)):
-        old = dict(zip(stored.field_names, zip(stored.field_types, anything.flatten(), strict=True), strict=True))
+        structs: Any = column
+        missing = column.is_null() if column.null_count else None
+        old = dict(zip(stored.field_names, zip(stored.field_types, structs.flatten(), strict=True), strict=True))
         children = [
             _evolve(old[name][1], old[name][0], kind) if name in old else pa.nulls(len(column), kind.arrow_type)
             for name, kind in zip(declared.field_names, declared.field_types, strict=True)
         ]
         return pa.StructArray.from_arrays(children, fields=list(declared.arrow_type), mask=missing)
     if isinstance(stored, ListTypeInfo) and isinstance(declared, ListTypeInfo):
-        lengths = anything.value_lengths().fill_null(0).to_numpy()
-        values = _evolve(anything.flatten(), stored.elem_type, declared.elem_type)
-        return pa.ListArray.from_arrays(_offsets(lengths), values, type=declared.arrow_type, mask=missing)
+        elements = partial(_evolve, stored=stored.elem_type, declared=declared.elem_type)
+        return with_elements(column, declared.arrow_type, elements)
     if isinstance(stored, MapTypeInfo) and isinstance(declared, MapTypeInfo):
-        kinds = [pa.field("key", stored.key_type.arrow_type, nullable=False), ("value", stored.value_type.arrow_type)]
-        lists = anything.cast(pa.list_(pa.struct(kinds)))
-        keys, items = lists.flatten().flatten()
-        keys, items = (
-            _evolve(keys, stored.key_type, declared.key_type),
-            _evolve(items, stored.value_type, declared.value_type),
-        )
-        offsets = _offsets(lists.value_lengths().fill_null(0).to_numpy())
-        return pa.MapArray.from_arrays(offsets, keys, items, type=declared.arrow_type, mask=missing)
+        keys = partial(_evolve, stored=stored.key_type, declared=declared.key_type)
+        values = partial(_evolve, stored=stored.value_type, declared=declared.value_type)
+        return with_elements(column, declared.arrow_type, keys, values)
     if isinstance(stored, DecimalTypeInfo) and not isinstance(declared, DecimalTypeInfo):
         return declared.to_arrow(stored.from_arrow(column))
     try:
@@ -173,7 +167,3 @@ def _evolve(column: pa.Array[Any], stored: TypeInformation, declared: TypeInform
         raise StateSchemaError(
             f"a stored value of {stored} does not fit {declared}, which is now declared: {error}; declare a wider type"
         ) from error
-
-
-def _offsets(lengths: Any) -> pa.Array[Any]:
-    return pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))

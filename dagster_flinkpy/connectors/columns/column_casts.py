@@ -7,18 +7,20 @@ Nothing is parsed, rounded, cut off or given a meaning that the column does not 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dagster_flinkpy.common.arrow_columns import with_elements
 from dagster_flinkpy.common.decimals import column_of, find_big_dec
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors.columns.arrow_types import type_info_of
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 
-__all__ = ["cast_column", "cast_columns", "check_cast", "fit_column", "offsets_of_lists"]
+__all__ = ["cast_column", "cast_columns", "check_cast", "fit_column"]
 
 Kind = Callable[[pa.DataType], bool]
 
@@ -206,22 +208,11 @@ def _cast(column: pa.Array, wanted: pa.DataType) -> pa.Array:
         parts = [_cast(pc.struct_field(column, [there.get_field_index(f.name)]), f.type) for f in wanted]
         return pa.StructArray.from_arrays(parts, fields=list(wanted), mask=column.is_null())
     if pa.types.is_list(wanted):
-        values = _cast(pc.list_flatten(column), wanted.value_type)
-        return pa.ListArray.from_arrays(offsets_of_lists(column), values, type=wanted)
+        return with_elements(column, wanted, partial(_cast, wanted=wanted.value_type))
     if pa.types.is_map(wanted):
-        entries = column.cast(pa.list_(pa.struct([there.key_field, there.item_field])))
-        keys, items = entries.flatten().flatten()
-        keys, items = _cast(keys, wanted.key_type), _cast(items, wanted.item_type)
-        return pa.MapArray.from_arrays(offsets_of_lists(entries), keys, items, type=wanted)
+        kinds = (wanted.key_type, wanted.item_type)
+        return with_elements(column, wanted, *(partial(_cast, wanted=kind) for kind in kinds))
     return column.cast(wanted)
-
-
-def offsets_of_lists(lists: pa.Array) -> pa.Array:
-    """Returns where each list begins in the values of all, and where the last one ends; null if the list is null."""
-    lengths = pc.fill_null(pc.list_value_length(lists), 0).cast(pa.int64())
-    ends = pc.cumulative_sum(lengths)
-    starts = pc.if_else(lists.is_valid(), pc.subtract(ends, lengths), pa.scalar(None, pa.int64()))
-    return pa.concat_arrays([starts, ends[-1:] if len(ends) else pa.array([0], pa.int64())]).cast(pa.int32())
 
 
 def _is_text(kind: pa.DataType) -> bool:

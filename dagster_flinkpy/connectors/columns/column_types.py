@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from dagster_flinkpy.common.composite_type_info import parts_of
 from dagster_flinkpy.common.decimals import check_has_scale
 from dagster_flinkpy.common.typeinfo import (
     DecimalTypeInfo,
@@ -92,15 +93,9 @@ def check_parquet_type(
         raise ConfigurationError(
             f"column {name!r} is {type_info}, which {where} cannot have: map() it to another type, such as text"
         )
-    parts: dict[str, TypeInformation] = {}
-    if isinstance(type_info, ListTypeInfo):
-        parts = {f"{name}[]": type_info.elem_type}
-    elif isinstance(type_info, MapTypeInfo):
-        parts = {f"{name}.key": type_info.key_type, f"{name}.value": type_info.value_type}
-    elif isinstance(type_info, (RowTypeInfo, TupleTypeInfo)):
-        parts = {f"{name}.{field}": kind for field, kind in columns_of(type_info).items()}
-        if not parts:
-            raise ConfigurationError(f"column {name!r} of {where} is a row without fields: Parquet has no such column")
+    parts = parts_of(type_info, name)
+    if not parts and is_nested(type_info):
+        raise ConfigurationError(f"column {name!r} of {where} is a row without fields: Parquet has no such column")
     for part, kind in parts.items():
         check_parquet_type(part, kind, where, most_digits=most_digits, without=without)
 
@@ -113,13 +108,7 @@ def check_json_type(name: str, type_info: TypeInformation) -> None:
     """
     if is_binary(type_info):
         raise ConfigurationError(f"{name!r} is binary, which JSON cannot contain: map() it to text")
-    if isinstance(type_info, ListTypeInfo):
-        check_json_type(f"{name}[]", type_info.elem_type)
-    elif isinstance(type_info, MapTypeInfo):
-        if is_nested(type_info.key_type):
-            raise ConfigurationError(f"the keys of map {name!r} are {type_info.key_type}, but keys in JSON are text")
-        check_json_type(f"{name}.key", type_info.key_type)
-        check_json_type(f"{name}.value", type_info.value_type)
-    elif isinstance(type_info, (RowTypeInfo, TupleTypeInfo)):
-        for field, kind in columns_of(type_info).items():
-            check_json_type(f"{name}.{field}", kind)
+    if isinstance(type_info, MapTypeInfo) and is_nested(type_info.key_type):
+        raise ConfigurationError(f"the keys of map {name!r} are {type_info.key_type}, but keys in JSON are text")
+    for part, kind in parts_of(type_info, name).items():
+        check_json_type(part, kind)

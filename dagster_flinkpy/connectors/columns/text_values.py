@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dagster_flinkpy.common.arrow_columns import with_elements
 from dagster_flinkpy.connectors.columns.arrow_types import type_info_of
-from dagster_flinkpy.connectors.columns.column_casts import offsets_of_lists
 
 __all__ = ["as_text", "from_text"]
 
@@ -46,16 +48,11 @@ def from_text(name: str, column: pa.Array, wanted: pa.DataType) -> pa.Array:
         parts = [from_text(f"{name}.{f.name}", pc.struct_field(column, i), f.type) for i, f in enumerate(wanted)]
         return pa.StructArray.from_arrays(parts, fields=list(wanted), mask=column.is_null())
     if pa.types.is_list(wanted):
-        values = from_text(f"{name}[]", column.flatten(), wanted.value_type)
-        return pa.ListArray.from_arrays(offsets_of_lists(column), values, type=wanted)
+        return with_elements(column, wanted, partial(from_text, f"{name}[]", wanted=wanted.value_type))
     if pa.types.is_map(wanted):
-        entries = column.cast(pa.list_(pa.struct([column.type.key_field, column.type.item_field])))
-        keys, items = entries.flatten().flatten()
-        keys, items = (
-            from_text(f"{name}.key", keys, wanted.key_type),
-            from_text(f"{name}.value", items, wanted.item_type),
-        )
-        return pa.MapArray.from_arrays(offsets_of_lists(entries), keys, items, type=wanted)
+        kinds = {"key": wanted.key_type, "value": wanted.item_type}
+        converts = (partial(from_text, f"{name}.{part}", wanted=kind) for part, kind in kinds.items())
+        return with_elements(column, wanted, *converts)
     try:
         return _parsed(column, wanted)
     except pa.ArrowException as error:

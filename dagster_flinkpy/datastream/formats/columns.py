@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dagster_flinkpy.common.arguments import check_argument
+from dagster_flinkpy.common.composite_type_info import parts_of
 from dagster_flinkpy.common.decimals import check_has_scale
 from dagster_flinkpy.common.typeinfo import (
     ListTypeInfo,
@@ -37,7 +38,7 @@ def check_columns(where: str, row_type: RowTypeInfo, *, nested: bool) -> None:
     check_has_scale(row_type, f"row_type of {where}")
     if not row_type.field_names:
         raise ConfigurationError(f"row_type of {where} has no columns")
-    for name, type_info in _parts("", row_type):
+    for name, type_info in _parts(row_type):
         if isinstance(type_info, MapTypeInfo) and nested:
             advice = "declare a row with the fields that are needed"
         elif (
@@ -51,11 +52,7 @@ def check_columns(where: str, row_type: RowTypeInfo, *, nested: bool) -> None:
         raise ConfigurationError(f"{where} cannot read column {name!r} as {type_info}: {advice}")
 
 
-def _parts(prefix: str, type_info: TypeInformation) -> Iterator[tuple[str, TypeInformation]]:
-    if prefix:
-        yield prefix, type_info
-    if isinstance(type_info, ListTypeInfo):
-        yield from _parts(f"{prefix}[]", type_info.elem_type)
-    elif isinstance(type_info, (RowTypeInfo, TupleTypeInfo)):
-        for name, each in zip(type_info.field_names, type_info.field_types, strict=True):
-            yield from _parts(f"{prefix}.{name}" if prefix else name, each)
+def _parts(type_info: TypeInformation, prefix: str = "") -> Iterator[tuple[str, TypeInformation]]:
+    for name, each in parts_of(type_info, prefix).items():
+        yield name, each
+        yield from _parts(each, name)

@@ -1,4 +1,4 @@
-"""The Arrow columns of basic types. A separate module, so that declaring a job needs neither PyArrow nor numpy."""
+"""The Arrow columns of types. A separate module, so that declaring a job needs neither PyArrow nor numpy."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dagster_flinkpy.common.time import Instant
 from dagster_flinkpy.errors import TypeMismatchError
 
-__all__ = ["BasicColumn", "basic_column", "decimal_column", "without_zeros"]
+__all__ = ["BasicColumn", "basic_column", "decimal_column", "with_elements", "without_zeros"]
 
 _ARROW_REFUSES = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
@@ -222,3 +223,30 @@ def decimal_column(precision: int, scale: int) -> BasicColumn:
     """Returns the column of ``Types.DECIMAL(precision, scale)``."""
     make = pa.decimal128 if precision <= 38 else pa.decimal256
     return _DecimalColumn(f"DECIMAL({precision}, {scale})", make(precision, scale))
+
+
+def with_elements(column: pa.Array[Any], wanted: Any, *converts: Callable[[Any], pa.Array[Any]]) -> pa.Array[Any]:
+    """Converts the elements of lists, or the keys and values of maps.
+
+    Args:
+        column: The lists, of any size or of a fixed one, or the maps.
+        wanted: The Arrow type to return.
+        *converts: Converts the elements of all lists, or first the keys and then the values of all maps.
+    """
+    lists: Any = column
+    if pa.types.is_map(wanted):
+        lists = lists.cast(pa.list_(pa.struct([lists.type.key_field, lists.type.item_field])))
+        parts = lists.flatten().flatten()
+    else:
+        parts = [pc.list_flatten(lists)]
+    make: Any = pa.MapArray if pa.types.is_map(wanted) else pa.ListArray
+    parts = [convert(part) for convert, part in zip(converts, parts, strict=True)]
+    return make.from_arrays(_offsets_of(lists), *parts, type=wanted)
+
+
+def _offsets_of(lists: Any) -> pa.Array[Any]:
+    """Returns where each list begins in the values of all, and where the last one ends; null if the list is null."""
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).cast(pa.int64())
+    ends = pc.cumulative_sum(lengths)
+    starts = pc.if_else(lists.is_valid(), pc.subtract(ends, lengths), pa.scalar(None, pa.int64()))
+    return pa.concat_arrays([starts, ends[-1:] if len(ends) else pa.array([0], pa.int64())]).cast(pa.int32())
