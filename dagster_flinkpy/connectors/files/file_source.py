@@ -17,7 +17,8 @@ from dagster_flinkpy.connectors.files.text_content import TextFile, ends_of_reco
 from dagster_flinkpy.connectors.sources.input_files import input_files
 from dagster_flinkpy.connectors.sources.known_files import KnownFiles, some_of, version_of
 from dagster_flinkpy.connectors.sources.open_splits import OpenSplits, Quantity, SplitMeter
-from dagster_flinkpy.datastream.connectors.base import Json, SourceLag, SourceSplit, SplitEnumerator, position_field
+from dagster_flinkpy.connectors.sources.split_enumerators import OpenEnumerator
+from dagster_flinkpy.datastream.connectors.base import Json, SourceLag, SourceSplit, position_field
 from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.datastream.connectors.file_system import FileSource
 from dagster_flinkpy.errors import InputChangedError, SourceReadError, StorageError
@@ -35,7 +36,7 @@ _OPEN_SCANS = 8
 """How many files are kept open between two epochs, because they would have to be unpacked again."""
 
 
-class FileEnumerator(SplitEnumerator):
+class FileEnumerator(OpenEnumerator[OpenSplits]):
     """Finds files; each becomes a split, or several, whatever its name.
 
     A file with an unknown name is new. If the size or version of a known file differs, it was changed after it was
@@ -46,15 +47,13 @@ class FileEnumerator(SplitEnumerator):
     """
 
     def __init__(self, source: FileSource, restored: Json | None) -> None:
-        self._source = source
-        self._known = KnownFiles()
+        limits = EpochLimits(source.max_records_per_epoch, source.max_bytes_per_epoch)
+        super().__init__(limits, OpenSplits(limits, _TextMeter(source)))
+        self._source, self._known = source, KnownFiles()
         self._names: frozenset[str] = frozenset()
         """Names of all files ever found, if an earlier release stored the position. Otherwise empty."""
-        self._open = OpenSplits(
-            EpochLimits(source.max_records_per_epoch, source.max_bytes_per_epoch), _TextMeter(source)
-        )
         self._bounded = source.bounded is not False
-        self._listed = self._ended = False
+        self._listed = False
         if restored is not None:
             self._restore(restored)
 
@@ -72,9 +71,6 @@ class FileEnumerator(SplitEnumerator):
             self._known = KnownFiles.from_json(position_field(position, "files", str), gone)
         else:
             self._names = frozenset(str(name) for name in position_field(position, "found", list))
-
-    def has_input(self, parallelism: int) -> bool:
-        return self.plans_something(parallelism)
 
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
         if not self._ended:
@@ -116,17 +112,6 @@ class FileEnumerator(SplitEnumerator):
             for path in self._source.paths
             for root, info in _files(path, needed=needed, gone=gone)
         }
-
-    def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
-        self._open.take_back(splits)
-
-    @property
-    def assigns_late(self) -> bool:
-        return not self._source.max_records_per_epoch and not self._source.max_bytes_per_epoch
-
-    @property
-    def exhausted(self) -> bool:
-        return self._ended and not self._open.rest
 
     def lag(self) -> SourceLag:
         return self._open.lag(len({(s.properties["root"], s.properties["key"]) for s in self._open.left()}))

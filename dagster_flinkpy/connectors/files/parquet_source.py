@@ -6,7 +6,7 @@ import copy
 import fnmatch
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property, lru_cache, partial
@@ -20,12 +20,12 @@ from dagster_flinkpy.connectors.sources.input_files import input_files
 from dagster_flinkpy.connectors.sources.known_files import KnownFiles, check_unchanged, some_of, version_of
 from dagster_flinkpy.connectors.sources.open_splits import OpenSplits, RowMeter
 from dagster_flinkpy.connectors.sources.parquet_rows import rows_between
+from dagster_flinkpy.connectors.sources.split_enumerators import OpenEnumerator
 from dagster_flinkpy.datastream.connectors.base import (
     Json,
     SourceLag,
     SourceSplit,
     SplitEnumerator,
-    SplitEnumeratorContext,
     position_field,
 )
 from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
@@ -257,7 +257,7 @@ class ParquetSource(DeclaredSource, PartitionedSource):
         return {"parquet"}
 
 
-class _ParquetEnumerator(SplitEnumerator):
+class _ParquetEnumerator(OpenEnumerator[OpenSplits]):
     """Assigns files, or parts of them, to readers in the order of their names.
 
     State: the last name assigned, the known files up to it, and the splits that are not read to the end.
@@ -267,17 +267,14 @@ class _ParquetEnumerator(SplitEnumerator):
     """
 
     def __init__(self, source: ParquetSource, restored: Json | None) -> None:
-        self._source = source
-        self._store = source.location.open()
-        self._progress: Callable[[str], None] = lambda line: None
+        super().__init__(source.limits, OpenSplits(source.limits, _ParquetMeter(source)))
+        self._source, self._store = source, source.location.open()
         self._last: str | None = None
         self._known = KnownFiles()
         self._counted: int | None = None
         """Number of files up to the last one, if an earlier release stored the position: it kept no names."""
-        self._open = OpenSplits(source.limits, _ParquetMeter(source))
         self._left_over: list[ObjectInfo] = []
         """Files that the last plan did not open."""
-        self._ended = False
         if restored is not None:
             self._restore(restored)
 
@@ -301,12 +298,6 @@ class _ParquetEnumerator(SplitEnumerator):
             self._known = KnownFiles.from_json(position_field(position, "files", str), gone)
         else:
             self._counted = position_field(position, "present", int)
-
-    def start(self, context: SplitEnumeratorContext) -> None:
-        self._progress = context.progress
-
-    def has_input(self, parallelism: int) -> bool:
-        return self.plans_something(parallelism)
 
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
         new = [] if self._ended else self._after_last(self._source.files(self._store))
@@ -405,18 +396,11 @@ class _ParquetEnumerator(SplitEnumerator):
             self._known.add(info.key, info)
         self._counted = None
 
-    def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
-        self._open.take_back(splits)
-
     @property
     def assigns_late(self) -> bool:
         # Looks for files that come would more often find one before the name of the one before it: an error.
         source = self._source
         return source.bounded is not False and not source.limits and source.max_files_per_epoch is None
-
-    @property
-    def exhausted(self) -> bool:
-        return self._ended and not self._open.rest
 
     def unread(self) -> Sequence[str]:
         rest = self._open.unread()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -14,14 +14,10 @@ from confluent_kafka import KafkaException
 
 from dagster_flinkpy.connectors.kafka.client import BEGINNING, END, PartitionLookup, shown
 from dagster_flinkpy.connectors.kafka.reader import bytes_per_offset
-from dagster_flinkpy.datastream.connectors.base import (
-    Json,
-    SourceLag,
-    SourceSplit,
-    SplitEnumerator,
-    SplitEnumeratorContext,
-    position_field,
-)
+from dagster_flinkpy.connectors.sources.open_splits import OpenRanges
+from dagster_flinkpy.connectors.sources.split_enumerators import OpenEnumerator
+from dagster_flinkpy.datastream.connectors.base import Json, SourceLag, SourceSplit, position_field
+from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.datastream.connectors.kafka_source import (
     KafkaOffsetResetStrategy,
     KafkaOffsetsInitializer,
@@ -38,7 +34,7 @@ _log = logging.getLogger(__name__)
 _Offsets = dict[KafkaTopicPartition, int]
 
 
-class KafkaEnumerator(SplitEnumerator):
+class KafkaEnumerator(OpenEnumerator[OpenRanges]):
     """Assigns ranges of offsets. They are fixed when they are assigned.
 
     State: the next offset of each partition, the offsets at which partitions end if the input ends, the ranges that are
@@ -53,20 +49,17 @@ class KafkaEnumerator(SplitEnumerator):
     def __init__(
         self, source: KafkaSource, restored: Json | None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        limits = EpochLimits(source.max_records_per_epoch, source.max_bytes_per_epoch)
+        super().__init__(limits, OpenRanges(_partition))
         self._source, self._clock = source, clock
         self._lookup = PartitionLookup(source)
         self._next: _Offsets | None = None
         """None until the first epoch is planned."""
         self._stops: _Offsets = {}
-        self._open: dict[KafkaTopicPartition, SourceSplit] = {}
-        self._rest = False
-        """Whether one of them was not planned last, or was not read."""
-        self._ended = False
         self._looked: float | None = None
         self._left: int | None = None
         """Offsets that the last plan did not assign."""
         self._snapshots: dict[int, _Offsets] = {}
-        self._progress: Callable[[str], None] = lambda line: None
         if restored is not None:
             self._restore(restored)
 
@@ -75,28 +68,13 @@ class KafkaEnumerator(SplitEnumerator):
             self._next = _from_json(position_field(restored, "next", list))
         self._stops = _from_json(position_field(restored, "stops", list))
         self._ended = position_field(restored, "ended", bool)
-        for split in map(SourceSplit.from_json, position_field(restored, "open", list)):
-            self._open[_partition(split)] = split
-        self._rest = bool(self._open)
-
-    def start(self, context: SplitEnumeratorContext) -> None:
-        self._progress = context.progress
-
-    # --- planning ----------------------------------------------------------------------------------------------------
-
-    def has_input(self, parallelism: int) -> bool:
-        return self.plans_something(parallelism)
+        self._open.restore(position_field(restored, "open", list))
 
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
         if not self._ended:
             self._assign()
-        self._rest = False
-        shares: list[list[SourceSplit]] = [[] for _ in range(parallelism)]
-        for each, split in sorted(self._open.items()):
-            # As in Flink (KafkaSourceEnumerator), the partitions of a topic are dealt out from a subtask on.
-            first = zlib.crc32(each.topic.encode())
-            shares[(first + each.partition) % parallelism].append(split)
-        return shares
+        # As in Flink (KafkaSourceEnumerator), the partitions of a topic are dealt out from a subtask on.
+        return self._open.shares(parallelism, lambda each: zlib.crc32(each.topic.encode()) + each.partition)
 
     def _assign(self) -> None:
         positions = self._discover()
@@ -193,33 +171,13 @@ class KafkaEnumerator(SplitEnumerator):
 
     def _limited(self, backlog: _Offsets, positions: _Offsets) -> _Offsets:
         """Returns how many offsets of each partition to read."""
-        most_records, most_bytes = self._source.max_records_per_epoch, self._source.max_bytes_per_epoch
+        most_records, most_bytes = self._limits.records, self._limits.bytes
         taken = backlog if most_records is None else share(most_records, backlog)
         if most_bytes is None or not taken:
             return taken
         sizes = {each: max(bytes_per_offset(self._source, each, positions[each], n), 1) for each, n in taken.items()}
         shares = share(most_bytes, {each: int(count * sizes[each]) + 1 for each, count in taken.items()})
         return {each: min(max(int(size / sizes[each]), 1), taken[each]) for each, size in shares.items()}
-
-    # --- what was read -----------------------------------------------------------------------------------------------
-
-    def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
-        for split in splits:
-            if split.finished:
-                self._open.pop(_partition(split), None)
-            else:
-                self._open[_partition(split)], self._rest = split, True
-
-    @property
-    def assigns_late(self) -> bool:
-        return self._source.max_records_per_epoch is None and self._source.max_bytes_per_epoch is None
-
-    @property
-    def exhausted(self) -> bool:
-        return self._ended and not self._rest
-
-    def unread(self) -> Sequence[str]:
-        return [f"the rest of {split.split_id}" for split in self._open.values()] if self._rest else ()
 
     def lag(self) -> SourceLag | None:
         return None if self._left is None else SourceLag(records=self._left)
@@ -228,7 +186,7 @@ class KafkaEnumerator(SplitEnumerator):
         return {
             "next": None if self._next is None else _to_json(self._next),
             "stops": _to_json(self._stops),
-            "open": [split.to_json() for split in self._open.values()],
+            "open": self._open.to_json(),
             "ended": self._ended,
         }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
@@ -11,13 +11,9 @@ from typing import TYPE_CHECKING
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.connectors.kinesis.client import KinesisStream, Position, Shard
 from dagster_flinkpy.connectors.kinesis.reader import arrival_ms
-from dagster_flinkpy.datastream.connectors.base import (
-    Json,
-    SourceLag,
-    SourceSplit,
-    SplitEnumerator,
-    position_field,
-)
+from dagster_flinkpy.connectors.sources.open_splits import OpenRanges
+from dagster_flinkpy.connectors.sources.split_enumerators import OpenEnumerator
+from dagster_flinkpy.datastream.connectors.base import Json, SourceLag, SourceSplit, position_field
 from dagster_flinkpy.errors import InputChangedError, InputExpiredError
 
 if TYPE_CHECKING:
@@ -50,7 +46,7 @@ class _Progress:
         return _Progress(Position.from_json(data), position_field(data, "known_ms", int), begins, done)
 
 
-class KinesisEnumerator(SplitEnumerator):
+class KinesisEnumerator(OpenEnumerator[OpenRanges]):
     """Assigns ranges of records: those that the driver has found.
 
     State: how far each shard is planned, when a bounded input ends, and the ranges that are not read yet.
@@ -64,15 +60,12 @@ class KinesisEnumerator(SplitEnumerator):
     def __init__(
         self, source: KinesisSource, restored: Json | None, *, now: Callable[[], int] = current_millis
     ) -> None:
+        super().__init__(source.limits, OpenRanges(_shard_of))
         self._source, self._now = source, now
         self._stream = KinesisStream(source)
         self._shards: dict[str, _Progress] = {}
-        self._open: dict[str, SourceSplit] = {}
-        self._rest = False
-        """Whether one of them was not planned last, or was not read."""
         self._began_ms: int | None = None
         """When the first epoch was planned."""
-        self._ended = False
         self._behind_ms: int | None = None
         if restored is not None:
             shards = position_field(restored, "shards", dict)
@@ -80,11 +73,7 @@ class KinesisEnumerator(SplitEnumerator):
             if restored.get("began_ms") is not None:
                 self._began_ms = position_field(restored, "began_ms", int)
             self._ended = position_field(restored, "ended", bool)
-            for split in map(SourceSplit.from_json, position_field(restored, "open", list)):
-                self._open[_shard_of(split)] = split
-            self._rest = bool(self._open)
-
-    # --- planning ----------------------------------------------------------------------------------------------------
+            self._open.restore(position_field(restored, "open", list))
 
     def has_input(self, parallelism: int) -> bool | None:
         if self._began_ms is None or self._source.bounded is not False:
@@ -110,11 +99,7 @@ class KinesisEnumerator(SplitEnumerator):
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
         if not self._ended:
             self._assign()
-        self._rest = False
-        shares: list[list[SourceSplit]] = [[] for _ in range(parallelism)]
-        for name, split in sorted(self._open.items()):
-            shares[int(name.rpartition("-")[2]) % parallelism].append(split)
-        return shares
+        return self._open.shares(parallelism, lambda name: int(name.rpartition("-")[2]))
 
     def _assign(self) -> None:
         began, shards = self._began_ms is None, self._stream.shards()
@@ -238,26 +223,6 @@ class KinesisEnumerator(SplitEnumerator):
         self._open[name] = SourceSplit(f"{name}@{last}", properties)
         return replace(progress, position=Position(after=last), known_ms=known, done=done)
 
-    # --- what was read -----------------------------------------------------------------------------------------------
-
-    def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
-        for split in splits:
-            if split.finished:
-                self._open.pop(_shard_of(split), None)
-            else:
-                self._open[_shard_of(split)], self._rest = split, True
-
-    @property
-    def assigns_late(self) -> bool:
-        return not self._source.limits
-
-    @property
-    def exhausted(self) -> bool:
-        return self._ended and not self._rest
-
-    def unread(self) -> Sequence[str]:
-        return [f"the rest of {split.split_id}" for split in self._open.values()] if self._rest else ()
-
     def lag(self) -> SourceLag | None:
         return None if self._behind_ms is None else SourceLag(milliseconds=self._behind_ms)
 
@@ -265,7 +230,7 @@ class KinesisEnumerator(SplitEnumerator):
         return {
             "shards": {name: each.to_json() for name, each in sorted(self._shards.items())},
             "began_ms": self._began_ms,
-            "open": [split.to_json() for split in self._open.values()],
+            "open": self._open.to_json(),
             "ended": self._ended,
         }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from dagster_flinkpy.common.arguments import check_argument, check_name
 from dagster_flinkpy.common.serialization import DeserializationSchema
@@ -11,9 +11,6 @@ from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors.sources.declared_source import DeclaredSource
 from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["KinesisSource"]
 

@@ -14,6 +14,7 @@ from dagster_flinkpy.common.arguments import check_argument, check_count, check_
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.sources.declared_source import DeclaredSource, names_of_partition
 from dagster_flinkpy.connectors.sources.open_splits import OpenSplits, RowMeter
+from dagster_flinkpy.connectors.sources.split_enumerators import OpenEnumerator
 from dagster_flinkpy.datastream.connectors.base import (
     Json,
     SourceLag,
@@ -198,7 +199,7 @@ class TableSource(DeclaredSource, PartitionedSource):
         return _TableEnumerator(self, restored)
 
 
-class _TableEnumerator(SplitEnumerator):
+class _TableEnumerator(OpenEnumerator[OpenSplits]):
     """Assigns data files to readers, version by version.
 
     State: the version with its mark, how many of its files were assigned and whether these are all, whether all files
@@ -207,18 +208,17 @@ class _TableEnumerator(SplitEnumerator):
     """
 
     def __init__(self, source: TableSource, restored: Json | None) -> None:
+        super().__init__(source.limits, OpenSplits(source.limits, _DataFileMeter(source)))
         self._source, self._log = source, source.log()
         self._version: int | None = None
         self._mark: str | None = None
         """What tells the version from one of another table in the same place."""
         self._whole, self._complete = True, False
         self._assigned = 0
-        self._open = OpenSplits(source.limits, _DataFileMeter(source))
         self._left_over: list[Json] = []
         """Files of the version that the last plan did not open."""
         self._behind: int | None = None
         """Versions after it, as the last plan found them."""
-        self._ended = False
         if restored is not None:
             if restored.get("version") is not None:
                 self._version = position_field(restored, "version", int)
@@ -231,9 +231,6 @@ class _TableEnumerator(SplitEnumerator):
             self._ended = position_field(restored, "ended", bool)
             fields = (("number", int), ("path", str), ("size", int))
             self._open.restore(position_field(restored, "open", list), planned, fields)
-
-    def has_input(self, parallelism: int) -> bool:
-        return self.plans_something(parallelism)
 
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
         self._log.refresh()
@@ -296,17 +293,6 @@ class _TableEnumerator(SplitEnumerator):
                 check_cast(name, there.field(name).type, declared.arrow_type, declared)
             except TypeMismatchError as error:
                 raise InputTypeError(f"the table in {url}: {error}") from error
-
-    def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
-        self._open.take_back(splits)
-
-    @property
-    def assigns_late(self) -> bool:
-        return not self._source.limits
-
-    @property
-    def exhausted(self) -> bool:
-        return self._ended and not self._open.rest
 
     def lag(self) -> SourceLag:
         left = self._open.lag(len(self._open.left()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +12,8 @@ import psycopg
 from dagster_flinkpy.connectors.postgres.in_flight import TransactionsInFlight
 from dagster_flinkpy.connectors.postgres.scan import Scan, Value, scanning
 from dagster_flinkpy.connectors.postgres.seen import Seen
-from dagster_flinkpy.datastream.connectors.base import (
-    Json,
-    SourceLag,
-    SourceSplit,
-    SplitEnumerator,
-    SplitEnumeratorContext,
-    position_field,
-)
+from dagster_flinkpy.connectors.sources.split_enumerators import EndingEnumerator
+from dagster_flinkpy.datastream.connectors.base import Json, SourceLag, SourceSplit, position_field
 from dagster_flinkpy.errors import InputChangedError, SourceReadError
 
 if TYPE_CHECKING:
@@ -37,7 +31,7 @@ _SPLIT_ROWS = 10_000
 _SPLITS_PER_SUBTASK = 4
 
 
-class PostgresEnumerator(SplitEnumerator):
+class PostgresEnumerator(EndingEnumerator):
     """Assigns ranges of rows.
 
     A value is settled when all transactions have ended that were in flight when it was the newest one that was visible.
@@ -51,9 +45,8 @@ class PostgresEnumerator(SplitEnumerator):
     """
 
     def __init__(self, source: PostgresSource, restored: Json | None) -> None:
-        self._source = source
-        self._progress: Callable[[str], None] = lambda line: None
-        self._checked = self._ended = False
+        super().__init__(source.limits)
+        self._source, self._checked = source, False
         self._position: Value | None = None
         self._settled: Value | None = None
         self._candidate: tuple[Value, TransactionsInFlight] | None = None
@@ -91,9 +84,6 @@ class PostgresEnumerator(SplitEnumerator):
         if len(value) != len(self._source.columns) or not all(isinstance(each, str) for each in value):
             raise ValueError(f"{name!r} is {value!r:.100}, not the text of {len(self._source.columns)} value(s)")
         return value
-
-    def start(self, context: SplitEnumeratorContext) -> None:
-        self._progress = context.progress
 
     def has_input(self, parallelism: int) -> bool:
         known = self._candidate
@@ -221,14 +211,6 @@ class PostgresEnumerator(SplitEnumerator):
 
     def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
         pass  # they are read to their ends, or planned again from the last checkpoint
-
-    @property
-    def assigns_late(self) -> bool:
-        return not self._source.limits
-
-    @property
-    def exhausted(self) -> bool:
-        return self._ended
 
     def unread(self) -> Sequence[str]:
         with scanning(self._source) as scan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from dagster_flinkpy.datastream.connectors.base import Json, SourceLag, SourceSp
 from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.storage import ObjectInfo
 
-__all__ = ["OpenSplits", "Quantity", "RowMeter", "SplitMeter"]
+__all__ = ["OpenRanges", "OpenSplits", "Quantity", "RowMeter", "SplitMeter"]
 
 _STOP = "stop"
 
@@ -242,6 +242,58 @@ class OpenSplits:
     def to_json(self) -> list[Json]:
         """Returns the splits for a position."""
         return [split.to_json() for _, split in sorted(self._splits.items())]
+
+
+class OpenRanges(dict[Any, SourceSplit]):
+    """The open range of each part of the input that has one, such as a partition. An epoch reads them all.
+
+    Args:
+        part_of: Returns the part that a split belongs to. It raises a ValueError if a stored split is damaged.
+    """
+
+    def __init__(self, part_of: Callable[[SourceSplit], Any]) -> None:
+        super().__init__()
+        self._part_of = part_of
+        self.rest = False
+        """Whether something is open that was not planned last, or was not read."""
+
+    def restore(self, splits: Sequence[Any]) -> None:
+        """Takes over the ranges of a stored position, which `to_json` returned.
+
+        Raises:
+            ValueError: A split is damaged.
+        """
+        self.update((self._part_of(split), split) for split in map(SourceSplit.from_json, splits))
+        self.rest = bool(self)
+
+    def shares(self, parallelism: int, subtask_of: Callable[[Any], int]) -> list[list[SourceSplit]]:
+        """Returns what each subtask reads in the next epoch.
+
+        Args:
+            parallelism: The number of subtasks.
+            subtask_of: Returns a number for a part. The subtask is the rest of its division by the parallelism.
+        """
+        shares: list[list[SourceSplit]] = [[] for _ in range(parallelism)]
+        for part, split in sorted(self.items()):
+            shares[subtask_of(part) % parallelism].append(split)
+        self.rest = False
+        return shares
+
+    def take_back(self, splits: Sequence[SourceSplit]) -> None:
+        """Takes back what `shares` returned, with what was reached."""
+        for split in splits:
+            if split.finished:
+                self.pop(self._part_of(split), None)
+            else:
+                self[self._part_of(split)], self.rest = split, True
+
+    def unread(self) -> list[str]:
+        """Returns the names of what stays open, if it was not all planned last."""
+        return [f"the rest of {split.split_id}" for split in self.values()] if self.rest else []
+
+    def to_json(self) -> list[Json]:
+        """Returns the ranges for a position."""
+        return [split.to_json() for split in self.values()]
 
 
 def _least(one: Quantity, other: Quantity) -> Quantity:

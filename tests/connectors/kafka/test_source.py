@@ -251,7 +251,7 @@ def test_a_bounded_source_ends_where_the_topic_ended(topic: Topic) -> None:
     topic.send(b"c")
     enumerator = restored(source, enumerator)
     assert (plan(enumerator), enumerator.exhausted) == ({0: (1, 2)}, True)
-    assert (plan(enumerator), enumerator.unread()) == ({}, ())
+    assert (plan(enumerator), enumerator.unread()) == ({}, [])
 
 
 def test_a_bounded_source_without_records_ends_at_once(topic: Topic) -> None:

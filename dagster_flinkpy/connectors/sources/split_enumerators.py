@@ -1,0 +1,65 @@
+"""What the enumerators of declared sources have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from dagster_flinkpy.connectors.sources.open_splits import OpenRanges, OpenSplits
+from dagster_flinkpy.datastream.connectors.base import SourceSplit, SplitEnumerator, SplitEnumeratorContext
+from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
+
+__all__ = ["EndingEnumerator", "OpenEnumerator"]
+
+OpenT = TypeVar("OpenT", OpenSplits, OpenRanges)
+
+
+class EndingEnumerator(SplitEnumerator):
+    """Looks for input between two barriers, too, unless it limits what is read there.
+
+    Args:
+        limits: How much an epoch reads.
+    """
+
+    def __init__(self, limits: EpochLimits) -> None:
+        self._limits = limits
+        self._ended = False
+        """Whether the input ends with what was found."""
+        self._progress: Callable[[str], None] = lambda line: None
+
+    def start(self, context: SplitEnumeratorContext) -> None:
+        self._progress = context.progress
+
+    @property
+    def assigns_late(self) -> bool:
+        return not self._limits
+
+    @property
+    def exhausted(self) -> bool:
+        return self._ended
+
+
+class OpenEnumerator(EndingEnumerator, Generic[OpenT]):
+    """Plans splits again until they are read to their ends.
+
+    Args:
+        limits: How much an epoch reads.
+        open_splits: Splits that are found and not read to their ends.
+    """
+
+    def __init__(self, limits: EpochLimits, open_splits: OpenT) -> None:
+        super().__init__(limits)
+        self._open: OpenT = open_splits
+
+    def has_input(self, parallelism: int) -> bool | None:
+        return self.plans_something(parallelism)
+
+    def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
+        self._open.take_back(splits)
+
+    @property
+    def exhausted(self) -> bool:
+        return self._ended and not self._open.rest
+
+    def unread(self) -> Sequence[str]:
+        return self._open.unread()
