@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 
 from dagster_flinkpy.connectors.postgres.columns import check_columns, columns_of_table
-from dagster_flinkpy.connectors.postgres.connection import connect
+from dagster_flinkpy.connectors.postgres.connection import connect, row_of
 from dagster_flinkpy.connectors.postgres.slot import ReplicationSlot, lsn_text, slot_of
 from dagster_flinkpy.connectors.postgres.surroundings import Surroundings
+from dagster_flinkpy.connectors.sources.split_enumerators import EndingEnumerator
 from dagster_flinkpy.datastream.connectors.base import (
     Json,
     SourceLag,
     SourceSplit,
-    SplitEnumerator,
     SplitEnumeratorContext,
     position_field,
 )
@@ -30,7 +30,7 @@ _IDLE_BYTES = 64 << 20
 """After how much WAL without changes of the table an epoch runs: its checkpoint lets the server delete the WAL."""
 
 
-class PostgresChangeEnumerator(SplitEnumerator):
+class PostgresChangeEnumerator(EndingEnumerator):
     """Assigns ranges of the WAL. All transactions whose commit begins in a range belong to it.
 
     State: the LSN before which everything was assigned; what it belongs to (`Surroundings`), such as the table and the
@@ -40,14 +40,13 @@ class PostgresChangeEnumerator(SplitEnumerator):
     """
 
     def __init__(self, source: PostgresChangeSource, restored: Json | None) -> None:
+        super().__init__(source.limits)
         self._source = source
-        self._progress: Callable[[str], None] = lambda line: None
         self._lsn: int | None = None
         self._end: int | None = None
         self._surroundings: Surroundings | None = None
         self._snapshot: Json | None = None
         self._exporting: psycopg.Connection[Any] | None = None
-        self._ended = False
         self._behind: int | None = None
         """How many bytes of WAL there were after what was planned last."""
         self._snapshots: dict[int, int] = {}
@@ -62,7 +61,7 @@ class PostgresChangeEnumerator(SplitEnumerator):
             self._ended = position_field(restored, "ended", bool)
 
     def start(self, context: SplitEnumeratorContext) -> None:
-        self._progress = context.progress
+        super().start(context)
         if self._ended:
             return
         with slot_of(self._source) as slot:
@@ -154,15 +153,13 @@ class PostgresChangeEnumerator(SplitEnumerator):
         connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         # TRUNCATE and ALTER TABLE would take the rows from the snapshot.
         connection.execute(f"LOCK TABLE {slot.table_name} IN ACCESS SHARE MODE".encode())
-        found = connection.execute("SELECT pg_export_snapshot(), pg_current_snapshot()::text").fetchone()
-        inserted = connection.execute(
-            "SELECT pg_current_wal_insert_lsn() - '0/0', (extract(epoch FROM now()) * 1000000)::bigint"
-        ).fetchone()
-        assert found is not None
-        assert inserted is not None
+        snapshot, visible = row_of(connection, "SELECT pg_export_snapshot(), pg_current_snapshot()::text")
+        inserted, micros = row_of(
+            connection, "SELECT pg_current_wal_insert_lsn() - '0/0', (extract(epoch FROM now()) * 1000000)::bigint"
+        )
         # The commits of all transactions that the snapshot sees are before this position.
-        self._snapshot = {"visible": found[1], "before": int(inserted[0])}
-        return SourceSplit(f"rows of {slot.table_name}", {"snapshot": found[0], "micros": int(inserted[1])})
+        self._snapshot = {"visible": visible, "before": int(inserted)}
+        return SourceSplit(f"rows of {slot.table_name}", {"snapshot": snapshot, "micros": int(micros)})
 
     def _stop(self, slot: ReplicationSlot, start: int, flushed: int) -> tuple[int, bool]:
         """Returns the LSN before which an epoch reads, and whether there are changes to read."""
@@ -208,14 +205,6 @@ class PostgresChangeEnumerator(SplitEnumerator):
             self._progress(
                 f"replication slot {self._source.slot!r} does not know of checkpoint {checkpoint_id}: {error}"
             )
-
-    @property
-    def assigns_late(self) -> bool:
-        return not self._source.limits
-
-    @property
-    def exhausted(self) -> bool:
-        return self._ended
 
     def unread(self) -> Sequence[str]:
         with slot_of(self._source) as slot:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from dagster_flinkpy.common.arguments import check_argument, check_count, check_installed, check_name
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, Types
@@ -15,9 +15,6 @@ from dagster_flinkpy.datastream.connectors.base import Source
 from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.registry import resolve
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["PostgresChangeSource"]
 

@@ -71,6 +71,11 @@ class Column:
     number: int = 0
     """Which column it is: a column that is dropped and added again has another number. 0 if it is unknown."""
 
+    @property
+    def scale(self) -> int:
+        """The digits after the point, of a numeric with a modifier."""
+        return ((self.modifier - 4 & 0x7FF) ^ 1024) - 1024
+
 
 def columns_of_table(connection: psycopg.Connection[Any], table: str) -> dict[str, Column]:
     """Returns the columns of a table, in order.
@@ -157,7 +162,7 @@ def _arrow_type(column: Column) -> pa.DataType | None:
     """Returns the type that all values of a column have, or None if it is not known."""
     if column.type_name != "numeric":
         return _ARROW_TYPES.get(column.type_name)
-    precision, scale = (column.modifier - 4) >> 16 & 0xFFFF, ((column.modifier - 4 & 0x7FF) ^ 1024) - 1024
+    precision, scale = (column.modifier - 4) >> 16 & 0xFFFF, column.scale
     fixed = column.modifier >= 0 and 0 <= scale <= precision <= 76
     return Types.DECIMAL(precision, scale).arrow_type if fixed else None
 

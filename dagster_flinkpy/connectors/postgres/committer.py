@@ -15,6 +15,7 @@ from dagster_flinkpy.connectors.commit.checkpoint_committer import CheckpointCom
 from dagster_flinkpy.connectors.commit.staged_content import StagedContent
 from dagster_flinkpy.connectors.commit.staged_files import FileNames
 from dagster_flinkpy.connectors.commit.staged_rows import RowFile, StagedRows, digest_of
+from dagster_flinkpy.connectors.postgres.connection import listed, row_of, value_of
 from dagster_flinkpy.connectors.postgres.session import Session
 from dagster_flinkpy.connectors.postgres.target import PostgresTarget
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitterInitContext
@@ -163,7 +164,7 @@ class LedgerCommitter(_PostgresCommitter):
         staged = sql.Identifier("flinkpy_staged")
         connection.execute(
             sql.SQL("CREATE TEMPORARY TABLE {} ON COMMIT DROP AS SELECT {} FROM {} WITH NO DATA").format(
-                staged, _listed(names), self._session.target
+                staged, listed(names), self._session.target
             )
         )
         order = sql.Identifier(_ORDER)
@@ -179,8 +180,8 @@ class LedgerCommitter(_PostgresCommitter):
                 "ORDER BY {key}, {order} DESC ON CONFLICT ({key}) DO {action}"
             ).format(
                 target=self._session.target,
-                columns=_listed(names),
-                key=_listed(self._sink.key),
+                columns=listed(names),
+                key=listed(self._sink.key),
                 staged=staged,
                 order=order,
                 action=sql.SQL("UPDATE SET {}").format(updates) if values else sql.SQL("NOTHING"),
@@ -205,14 +206,14 @@ class LedgerCommitter(_PostgresCommitter):
             target=self._session.target,
             staged=staged,
             order=sql.Identifier(_ORDER),
-            key=_listed(key),
-            columns=_listed(names),
+            key=listed(key),
+            columns=listed(names),
             t_key=of("t", key),
             s_key=of("s", key),
             t_all=of("t", names),
             s_all=of("s", names),
         )
-        rows, taken = connection.execute(statement).fetchone() or (0, 0)
+        rows, taken = row_of(connection, statement)
         self._session.check_taken(taken, rows)
 
     def _columns(self) -> list[str]:
@@ -274,8 +275,7 @@ class PostgresPartitionCommitter(LedgerCommitter):
         statement = sql.SQL("DELETE FROM {} WHERE {}").format(self._session.target, conditions)
         deleted = connection.execute(statement, list(replaced.values())).rowcount
         left = sql.SQL("SELECT EXISTS (SELECT FROM {} WHERE {})").format(self._session.target, conditions)
-        found = connection.execute(left, list(replaced.values())).fetchone()
-        if found is None or found[0]:
+        if value_of(connection, left, *replaced.values()):
             raise ConfigurationError(
                 f"table {self._sink.uri()} keeps rows of partition {partition!r} that are to be replaced: a trigger or "
                 "a rule does not let them be deleted. Drop it"
@@ -345,8 +345,7 @@ class PreparedTransactionCommitter(_PostgresCommitter):
         super().__init__(sink, context, session, PreparedTransactions(session, context))
 
     def _check(self, connection: psycopg.Connection[Any]) -> None:
-        found = connection.execute("SHOW max_prepared_transactions").fetchone()
-        if found is None or int(found[0]) == 0:
+        if int(value_of(connection, "SHOW max_prepared_transactions")) == 0:
             raise ConfigurationError(
                 f"table {self._sink.uri()}: prepare_transactions needs a server that allows prepared transactions, and "
                 "max_prepared_transactions is 0. Run ALTER SYSTEM SET max_prepared_transactions = 64 and restart the "
@@ -397,7 +396,3 @@ def _token(gid: str) -> int:
     """Returns the fencing token in the id of a prepared transaction, or -1 if it is none of the sink's."""
     token = gid.rsplit(":", 2)[1:2]
     return int(token[0]) if token and token[0].isdecimal() else -1
-
-
-def _listed(names: Sequence[str]) -> sql.Composed:
-    return sql.SQL(", ").join(map(sql.Identifier, names))

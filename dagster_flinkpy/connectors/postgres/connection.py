@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import psycopg
+from psycopg import sql
 
 from dagster_flinkpy.errors import SourceReadError
 
-__all__ = ["connect", "reading"]
+__all__ = ["connect", "listed", "reading", "row_of", "table_of", "value_of"]
 
 _CONNECT_SECONDS = 10
 
@@ -27,6 +28,29 @@ def connect(conninfo: str, name: str) -> psycopg.Connection[Any]:
     return psycopg.connect(
         psycopg.conninfo.make_conninfo("", **{**defaults, **given, "client_encoding": "utf8"}), autocommit=True
     )
+
+
+def row_of(connection: psycopg.Connection[Any], statement: Any, *values: object) -> Any:
+    """Returns the only row of a statement. Values are given one by one, or as a dictionary."""
+    given = values[0] if len(values) == 1 and isinstance(values[0], dict) else values
+    found = connection.execute(statement, given or None).fetchone()
+    assert found is not None
+    return found
+
+
+def value_of(connection: psycopg.Connection[Any], statement: Any, *values: object) -> Any:
+    """Returns the first value of the only row of a statement, like `row_of`."""
+    return row_of(connection, statement, *values)[0]
+
+
+def listed(names: Iterable[str]) -> sql.Composed:
+    """Returns names with commas between them."""
+    return sql.SQL(", ").join(map(sql.Identifier, names))
+
+
+def table_of(schema: str | None, table: str) -> sql.Identifier:
+    """Returns a table; without a schema, the server looks for it."""
+    return sql.Identifier(*([schema] if schema else []), table)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from typing import Any
 
 import psycopg
 
+from dagster_flinkpy.connectors.postgres.connection import value_of
 from dagster_flinkpy.json_records import JsonRecord
 
 __all__ = ["TransactionsInFlight"]
@@ -64,9 +65,7 @@ class TransactionsInFlight(JsonRecord):
 
 
 def _server(connection: psycopg.Connection[Any]) -> str:
-    found = connection.execute(_SERVER).fetchone()
-    assert found is not None
-    return str(found[0])
+    return str(value_of(connection, _SERVER))
 
 
 def _running(connection: psycopg.Connection[Any]) -> dict[str, str]:

@@ -6,6 +6,7 @@ import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -23,7 +24,7 @@ from dagster_flinkpy.connectors.postgres.columns import (
     from_text,
     row_type_of,
 )
-from dagster_flinkpy.connectors.postgres.connection import connect, reading
+from dagster_flinkpy.connectors.postgres.connection import connect, listed, reading, row_of, table_of, value_of
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.errors import ConfigurationError, InputChangedError, SourceReadError
 
@@ -72,7 +73,7 @@ class Scan:
 
     def __init__(self, source: PostgresSource, connection: psycopg.Connection[Any]) -> None:
         self._source, self.connection = source, connection
-        self.table = sql.Identifier(*([source.schema] if source.schema else []), source.table)
+        self.table, self.one = table_of(source.schema, source.table), partial(value_of, connection)
         self.name = self.table.as_string(connection)
         connection.execute(READING)
         self.columns = columns_of_table(connection, self.name)
@@ -85,7 +86,7 @@ class Scan:
                     "in order: choose a whole number, text, uuid, date or timestamp"
                 )
         self._kinds = [self.columns[name].type_name for name in source.columns]
-        self._key = sql.SQL("({})").format(sql.SQL(", ").join(map(sql.Identifier, source.columns)))
+        self._key = sql.SQL("({})").format(listed(source.columns))
         # Named otherwise, because ORDER BY would take a column of the output rather than that of the table.
         texts = [sql.SQL("{}::text AS flinkpy_value").format(sql.Identifier(name)) for name in source.columns]
         self._texts = sql.SQL(", ").join(texts)
@@ -201,8 +202,7 @@ class Scan:
         statement = sql.SQL("SELECT {} FROM {} WHERE {} ORDER BY {} LIMIT 1").format(
             self._texts, self.table, sql.SQL(" AND ").join(conditions), self._order("DESC")
         )
-        found = self.connection.execute(statement).fetchone()
-        return None if found is None else list(found)
+        return self._value(statement)
 
     def nth(self, after: Value | None, through: Value, number: int) -> Value | None:
         """Returns the value of a row within a range, or None if there are fewer rows.
@@ -215,8 +215,7 @@ class Scan:
         statement = sql.SQL("SELECT {} FROM {} WHERE {} ORDER BY {} OFFSET {} LIMIT 1").format(
             self._texts, self.table, self.within(after, through), self._order("ASC"), sql.Literal(number)
         )
-        found = self.connection.execute(statement).fetchone()
-        return None if found is None else list(found)
+        return self._value(statement)
 
     def beyond(self, after: Value | None, through: Value, size: int) -> Value | None:
         """Returns the value with which the rows of a range have more bytes than a size, or None if they never have.
@@ -228,8 +227,7 @@ class Scan:
             through: The last value of the range.
             size: The number of bytes.
         """
-        ordered = sql.SQL(", ").join(map(sql.Identifier, self._source.columns))
-        read = sql.SQL(", ").join(map(sql.Identifier, self._source.produced_type.field_names))
+        ordered, read = listed(self._source.columns), listed(self._source.produced_type.field_names)
         statement = sql.SQL(
             "SELECT {} FROM (SELECT {}, sum(octet_length(ROW({})::text)) OVER (ORDER BY {}) AS flinkpy_bytes "
             "FROM {} WHERE {}) AS rows WHERE flinkpy_bytes > {} ORDER BY {} LIMIT 1"
@@ -237,14 +235,16 @@ class Scan:
             *(self._texts, ordered, read, self._order("ASC"), self.table, self.within(after, through)),
             *(sql.Literal(size), self._order("ASC")),
         )
-        found = self.connection.execute(statement).fetchone()
-        return None if found is None else list(found)
+        return self._value(statement)
 
     def before(self, after: Value | None, value: Value) -> Value | None:
         """Returns the last value of a range that is less than a value, or None if there is none."""
         statement = sql.SQL("SELECT {} FROM {} WHERE {} AND {} < {} ORDER BY {} LIMIT 1").format(
             self._texts, self.table, self.within(after, None), self._key, self._row(value), self._order("DESC")
         )
+        return self._value(statement)
+
+    def _value(self, statement: sql.Composed) -> Value | None:
         found = self.connection.execute(statement).fetchone()
         return None if found is None else list(found)
 
@@ -259,13 +259,12 @@ class Scan:
         If a row is added, changed or deleted, one of them changes.
         """
         statement = sql.SQL("SELECT count(*), coalesce(sum(xmin::text::bigint), 0)::bigint FROM {} WHERE {}")
-        found = self.connection.execute(statement.format(self.table, self.within(after, through))).fetchone()
-        assert found is not None
-        return int(found[0]), int(found[1])
+        count, versions = row_of(self.connection, statement.format(self.table, self.within(after, through)))
+        return int(count), int(versions)
 
     def every(self, after: Value | None, through: Value, size: int) -> list[Value]:
         """Returns the value of each row of a range whose number, from 1, is a multiple of a size."""
-        names = sql.SQL(", ").join(map(sql.Identifier, self._source.columns))
+        names = listed(self._source.columns)
         statement = sql.SQL(
             "SELECT {} FROM (SELECT {}, row_number() OVER (ORDER BY {}) AS flinkpy_number FROM {} WHERE {}) AS rows "
             "WHERE flinkpy_number % {} = 0 ORDER BY flinkpy_number"
@@ -307,13 +306,6 @@ class Scan:
     def _order(self, direction: str) -> sql.Composed:
         ordered = (sql.SQL("{} " + direction).format(sql.Identifier(name)) for name in self._source.columns)
         return sql.SQL(", ").join(ordered)
-
-    def one(self, statement: Any, *values: object) -> Any:
-        """Returns the first value of a statement's only row. Values are given one by one, or as a dictionary."""
-        given = values[0] if len(values) == 1 and isinstance(values[0], dict) else values
-        found = self.connection.execute(statement, given or None).fetchone()
-        assert found is not None
-        return found[0]
 
 
 @contextmanager

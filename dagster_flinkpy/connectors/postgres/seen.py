@@ -7,6 +7,7 @@ from typing import Any
 
 from psycopg import sql
 
+from dagster_flinkpy.connectors.postgres.connection import row_of
 from dagster_flinkpy.connectors.postgres.scan import Scan, Value
 from dagster_flinkpy.errors import InputChangedError, RestoreError
 from dagster_flinkpy.json_records import Count, JsonRecord
@@ -65,9 +66,7 @@ class Seen(JsonRecord):
         Raises:
             SourceReadError: Policies hide rows of the table.
         """
-        found = scan.connection.execute(_SERVER, {"table": scan.name}).fetchone()
-        assert found is not None
-        system, lsn, snapshot, table, hides, role = found
+        system, lsn, snapshot, table, hides, role = row_of(scan.connection, _SERVER, {"table": scan.name})
         if hides:
             raise InputChangedError(
                 f"row-level security hides rows of table {scan.name} from role {role!r}, so some would never be read: "

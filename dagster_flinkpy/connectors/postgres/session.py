@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import sql
 
-from dagster_flinkpy.connectors.postgres.connection import connect
+from dagster_flinkpy.connectors.postgres.connection import connect, listed, table_of, value_of
 from dagster_flinkpy.errors import CommitRefusedError, ConfigurationError
 
 if TYPE_CHECKING:
@@ -45,8 +45,7 @@ class Session:
         self._job_id, self._uid = job_id, uid
         schema = [] if sink.schema is None else [sink.schema]
         self._name = ".".join([*schema, sink.table])
-        self.target = sql.Identifier(*schema, sink.table)
-        self.ledger = sql.Identifier(*schema, LEDGER)
+        self.target, self.ledger = table_of(sink.schema, sink.table), table_of(sink.schema, LEDGER)
         names = json.dumps([job_id, uid, *schema, sink.table])
         self.gid_prefix = f"flinkpy:{hashlib.sha256(names.encode()).hexdigest()[:24]}:"
         """How the ids of the sink's prepared transactions begin. All tables of a server share the ids, of at most 200
@@ -88,13 +87,11 @@ class Session:
             connection.execute(statement.encode())
             if not indexed:
                 return
-            names = sql.SQL(", ").join(map(sql.Identifier, indexed))
-            connection.execute(sql.SQL("CREATE INDEX ON {} ({})").format(self.target, names))
+            connection.execute(sql.SQL("CREATE INDEX ON {} ({})").format(self.target, listed(indexed)))
 
     def exists(self, connection: psycopg.Connection[Any], table: sql.Identifier) -> bool:
         """Returns whether a table exists."""
-        found = connection.execute("SELECT to_regclass(%s)", [table.as_string(connection)]).fetchone()
-        return found is not None and found[0] is not None
+        return value_of(connection, "SELECT to_regclass(%s)", table.as_string(connection)) is not None
 
     def register(
         self, connection: psycopg.Connection[Any], checkpoint_id: int, digest: str, rows: int, partition: str | None
@@ -142,13 +139,12 @@ class Session:
         if not self.exists(connection, self.ledger):
             return None
         statement = sql.SQL("SELECT max(checkpoint) FROM {} WHERE job = %s AND uid = %s").format(self.ledger)
-        found = connection.execute(statement, [self._job_id, self._uid]).fetchone()
-        return None if found is None else found[0]
+        newest: int | None = value_of(connection, statement, self._job_id, self._uid)
+        return newest
 
     def copy_into(self, table: sql.Identifier, columns: Sequence[str]) -> sql.Composed:
         """Returns the statement that copies CSV into columns of a table."""
-        names = sql.SQL(", ").join(map(sql.Identifier, columns))
-        return sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(table, names)
+        return sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(table, listed(columns))
 
     def check_taken(self, taken: int, rows: int) -> None:
         """Checks that the target has taken all rows, as the server counts them.

@@ -6,13 +6,14 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import errors, sql
 
 from dagster_flinkpy.connectors.postgres.columns import READING
-from dagster_flinkpy.connectors.postgres.connection import connect, reading
+from dagster_flinkpy.connectors.postgres.connection import connect, reading, row_of, table_of, value_of
 from dagster_flinkpy.connectors.postgres.publication import Publication
 from dagster_flinkpy.errors import ConfigurationError, InputChangedError, RestoreError, SourceReadError
 
@@ -92,8 +93,8 @@ class ReplicationSlot:
 
     def __init__(self, source: PostgresChangeSource, connection: psycopg.Connection[Any]) -> None:
         self._source, self.connection = source, connection
-        self._table = sql.Identifier(*([source.schema] if source.schema else []), source.table)
-        self.table_name = self._table.as_string(connection)
+        self.table_name = table_of(source.schema, source.table).as_string(connection)
+        self._one = partial(value_of, connection)
         self.publication = Publication(source, connection, self.table_name)
         self.drop = f"SELECT pg_drop_replication_slot('{source.slot}')"
         """The statement that drops the slot, for messages."""
@@ -109,9 +110,8 @@ class ReplicationSlot:
 
         Positions of one cluster mean nothing in another.
         """
-        found = self.connection.execute(_SYSTEM).fetchone()
-        assert found is not None
-        return str(found[0]), int(found[1], 16)
+        identifier, timeline = row_of(self.connection, _SYSTEM)
+        return str(identifier), int(timeline, 16)
 
     def end_of(self, timeline: int) -> int | None:
         """Returns where the WAL of the server has left an earlier timeline, or None if it does not descend from it."""
@@ -164,9 +164,7 @@ class ReplicationSlot:
             SourceReadError: There is no such table.
             ConfigurationError: Its replica identity does not suffice. The message says what to do.
         """
-        found = self.connection.execute(_TABLE, [self.table()]).fetchone()
-        assert found is not None
-        is_logged, identities, has_key = found
+        is_logged, identities, has_key = row_of(self.connection, _TABLE, self.table())
         if not is_logged:
             raise ConfigurationError(f"{self.table_name} is not a table whose changes are logged")
         enough = IDENTITIES[self._source.changelog_mode]
@@ -306,11 +304,6 @@ class ReplicationSlot:
             "was created anew, and the server no longer has the changes in between. Restore the latest checkpoint. If "
             f"there is none from after {lsn_text(confirmed)}, changes are missing. {self.way_on}"
         )
-
-    def _one(self, statement: str, *values: object) -> Any:
-        found = self.connection.execute(statement.encode(), values or None).fetchone()
-        assert found is not None
-        return found[0]
 
 
 class _Patience:

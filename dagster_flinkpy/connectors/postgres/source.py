@@ -6,7 +6,7 @@ import copy
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from dagster_flinkpy.common.arguments import check_argument, check_count, check_installed, check_name
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
@@ -17,9 +17,6 @@ from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.registry import resolve
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["PostgresSource"]
 

@@ -10,6 +10,7 @@ from psycopg import sql
 from dagster_flinkpy.common.typeinfo import DecimalTypeInfo, TypeInformation, Types
 from dagster_flinkpy.connectors.columns.column_types import columns_of
 from dagster_flinkpy.connectors.postgres.columns import Column, columns_of_table
+from dagster_flinkpy.connectors.postgres.connection import listed, value_of
 from dagster_flinkpy.connectors.postgres.session import Session
 from dagster_flinkpy.connectors.postgres.sql_types import sql_type
 from dagster_flinkpy.errors import ConfigurationError
@@ -59,7 +60,7 @@ class PostgresTarget:
         """
         if self._session.exists(connection, self._session.target):
             return
-        key = ", ".join(sql.Identifier(name).as_string(connection) for name in self._sink.key)
+        key = listed(self._sink.key).as_string(connection)
         columns = [self._column(connection, name) for name in (*self._wanted, *self._filled)]
         parts = [*columns, *([f"PRIMARY KEY ({key})"] if key else [])]
         statement = f"CREATE TABLE {self._session.target.as_string(connection)} ({', '.join(parts)})"
@@ -85,15 +86,14 @@ class PostgresTarget:
             ConfigurationError: It does not take the rows as they are, or is not the table that was found first.
         """
         target = self._session.target.as_string(connection)
-        found = connection.execute("SELECT to_regclass(%s)::oid::bigint", [target]).fetchone()
-        if found is None or found[0] is None:
+        if (oid := value_of(connection, "SELECT to_regclass(%s)::oid::bigint", target)) is None:
             raise ConfigurationError(f"table {self._sink.uri()} does not exist any more")
-        if self._oid not in (None, found[0]):
+        if self._oid not in (None, oid):
             raise ConfigurationError(
                 f"table {self._sink.uri()} was dropped and made anew since it was opened. Running again adds the rows "
                 "to the new table"
             )
-        self._oid = found[0]
+        self._oid = oid
         there = columns_of_table(connection, target)
         if missing := [name for name in (*self._wanted, *self._filled) if name not in there]:
             raise ConfigurationError(
@@ -119,7 +119,7 @@ class PostgresTarget:
             [target],
         ).fetchall()
         if not any(set(columns) == set(self._sink.key) for (columns,) in unique):
-            key = ", ".join(sql.Identifier(name).as_string(connection) for name in self._sink.key)
+            key = listed(self._sink.key).as_string(connection)
             raise ConfigurationError(
                 f"table {self._sink.uri()} has no unique index on its key. Add it: "
                 f"CREATE UNIQUE INDEX ON {target} ({key})"
@@ -139,5 +139,5 @@ def _keeps(type_info: TypeInformation, kind: str, column: Column) -> bool:
         digits = type_info.scale if isinstance(type_info, DecimalTypeInfo) else None
         if base in ("smallint", "integer", "bigint") or type_info == Types.BIG_INT():
             digits = 0
-        return digits is not None and ((column.modifier - 4 & 0x7FF) ^ 1024) - 1024 >= digits
+        return digits is not None and column.scale >= digits
     return not column.type_name.startswith("time") or column.modifier in (-1, _MICROS)

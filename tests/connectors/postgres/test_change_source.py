@@ -448,11 +448,9 @@ def test_tables_and_publications_that_lack_something(database: Changes, monkeypa
         assert str(caught.value).endswith(f'Put it right: ALTER PUBLICATION "{database.schema}" {expected}')
         database.sql(f"ALTER PUBLICATION {{}} {expected}")
     started(database.source())
-    real = postgres_slot.ReplicationSlot._one
+    real = postgres_slot.value_of
     monkeypatch.setattr(
-        postgres_slot.ReplicationSlot,
-        "_one",
-        lambda self, q, *v: "replica" if q == "SHOW wal_level" else real(self, q, *v),
+        postgres_slot, "value_of", lambda c, q, *v: "replica" if q == "SHOW wal_level" else real(c, q, *v)
     )
     with pytest.raises(ConfigurationError, match="ALTER SYSTEM SET wal_level = 'logical'"):
         started(database.source())
