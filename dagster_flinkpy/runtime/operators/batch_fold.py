@@ -15,7 +15,7 @@ from dagster_flinkpy.errors import FlinkPyError, TypeMismatchError
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS, user_error
 from dagster_flinkpy.runtime.operators.column_fold import Cells, ColumnFold
 from dagster_flinkpy.runtime.operators.grouped_rows import Segments
-from dagster_flinkpy.runtime.operators.record_batches import record_batch, shown_value, table_column
+from dagster_flinkpy.runtime.operators.record_batches import check_table, record_batch, table_column
 from dagster_flinkpy.state.cell_table import CellTable
 
 __all__ = ["BatchFold", "RecordAggregate"]
@@ -105,8 +105,7 @@ class BatchFold(ColumnFold):
     def _column(self, name: str, table: Any, kind: Any, rows: int, each: str) -> pa.Array[Any]:
         """Returns what a method has returned as a column, after checking it."""
         what = f"operator {self._operator!r}: {name}() of {type(self._function).__name__}"
-        if not isinstance(table, (pa.RecordBatch, pa.Table)):
-            raise TypeMismatchError(f"{what} returned {shown_value(table)}; it must return a record batch or a table")
+        check_table(table, what)
         if table.num_rows != rows:
             raise TypeMismatchError(
                 f"{what} returned {table.num_rows} rows, and there are {rows} {each}s; it must return one for each"

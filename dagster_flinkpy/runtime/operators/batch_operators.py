@@ -19,7 +19,7 @@ from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
 from dagster_flinkpy.runtime.operators.keyed_operators import KeyedStateOperator, touch_keys
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
-from dagster_flinkpy.runtime.operators.record_batches import record_batch, shown_value, table_column
+from dagster_flinkpy.runtime.operators.record_batches import check_table, record_batch, shown_value, table_column
 from dagster_flinkpy.runtime.operators.runtime_context import TaskRuntimeContext
 from dagster_flinkpy.runtime.operators.stream_operator import StreamOperator, called
 from dagster_flinkpy.runtime.shuffle.batch import KeyColumn, StreamBatch
@@ -124,11 +124,7 @@ class KeyedBatchOperator(KeyedStateOperator):
 
     def _emit_table(self, table: Any, batch: StreamBatch, function: Callable[..., Any]) -> None:
         vertex = self.context.vertex
-        if not isinstance(table, (pa.RecordBatch, pa.Table)):
-            raise TypeMismatchError(
-                f"operator {vertex.uid!r}: {called(function)} returned {shown_value(table)}; it must return record "
-                "batches or tables"
-            )
+        check_table(table, f"operator {vertex.uid!r}: {called(function)}", "record batches or tables")
         if not table.num_rows:
             return
         timestamps = batch.timestamps
@@ -147,15 +143,12 @@ class MapBatchOperator(StreamOperator):
     def process(self, input_index: int, batch: StreamBatch) -> None:
         vertex = self.context.vertex
         table = self.call("map_batch()", lambda: self._map(record_batch(batch.column, batch.type_info)))
-        if not isinstance(table, (pa.RecordBatch, pa.Table)):
-            raise TypeMismatchError(
-                f"operator {vertex.uid!r}: {called(self._map)} returned {shown_value(table)}; it must return a record "
-                "batch or a table"
-            )
+        what = f"operator {vertex.uid!r}: {called(self._map)}"
+        check_table(table, what)
         if table.num_rows != len(batch):
             raise TypeMismatchError(
-                f"operator {vertex.uid!r}: {called(self._map)} returned {table.num_rows} rows for {len(batch)} "
-                "records; it must return one for each. To drop records, call filter_batch()"
+                f"{what} returned {table.num_rows} rows for {len(batch)} records; it must return one for each. To drop "
+                "records, call filter_batch()"
             )
         self.emit(table_column(table, vertex.output_type, f"operator {vertex.uid!r}"), batch.timestamps)
 

@@ -11,7 +11,17 @@ from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation
 from dagster_flinkpy.connectors.columns.column_casts import fit_column
 from dagster_flinkpy.errors import TypeMismatchError, shorten
 
-__all__ = ["record_batch", "shown_value", "table_column"]
+__all__ = ["check_table", "record_batch", "shown_value", "table_column"]
+
+
+def check_table(returned: Any, what: str, wanted: str = "a record batch or a table") -> None:
+    """Checks that a function has returned columns.
+
+    Raises:
+        TypeMismatchError: It has returned something else.
+    """
+    if not isinstance(returned, (pa.RecordBatch, pa.Table)):
+        raise TypeMismatchError(f"{what} returned {shown_value(returned)}; it must return {wanted}")
 
 
 def table_column(table: Any, kind: TypeInformation, what: str) -> pa.Array[Any]:
