@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ __all__ = [
     "channel_builder",
     "condition_of",
     "data_frame",
+    "frame_of_parts",
     "grpc_status",
     "has_connect_server",
     "interrupt_tag",
@@ -87,6 +88,35 @@ def data_frame(session: SparkSession, table: pa.Table) -> DataFrame:
 
     schema = StructType([StructField(field.name, from_arrow_type(field.type)) for field in table.schema])
     return session.createDataFrame(list(zip(*(column.to_pylist() for column in table.columns), strict=True)), schema)
+
+
+def frame_of_parts(
+    session: SparkSession, schema: pa.Schema, read: Callable[[int], Iterable[pa.RecordBatch]], parts: int
+) -> DataFrame:
+    """Returns rows that Spark reads as a DataFrame, with one task for each part.
+
+    Args:
+        session: Its executors have this library.
+        schema: The columns.
+        read: Reads the rows of a part, in a task.
+        parts: The number of parts.
+    """
+    import pyarrow as pa
+
+    # Spark derives a schema from a table, though not from an empty one.
+    nulls = pa.table([pa.nulls(1, field.type) for field in schema], names=schema.names)
+    spark_schema = data_frame(session, nulls).schema
+    if not parts:
+        return session.createDataFrame([], spark_schema)
+    return session.range(0, parts, 1, parts).mapInArrow(partial(_read_parts, read), spark_schema)
+
+
+def _read_parts(
+    read: Callable[[int], Iterable[pa.RecordBatch]], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for part in batch.column(0).to_pylist():
+            yield from read(part)
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:

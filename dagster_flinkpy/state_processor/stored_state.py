@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -14,8 +13,9 @@ import pyarrow as pa
 from dagster_flinkpy.checkpoint.savepoints.savepoint import has_pickled_values
 from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.spark.versions import data_frame
+from dagster_flinkpy.spark.versions import frame_of_parts
 from dagster_flinkpy.state.handles import DistributionMode, OperatorStateHandle, TableSnapshot
+from dagster_flinkpy.state.layout import TableLayout
 from dagster_flinkpy.state.reader import (
     KeySet,
     operator_state_schema,
@@ -123,13 +123,10 @@ class StoredState(ABC):
         Args:
             session: A SparkSession whose executors have this library installed and can reach the storage.
         """
-        # Spark cannot derive a schema from an empty table.
-        nulls = pa.table([pa.nulls(1, field.type) for field in self.schema], names=self.schema.names)
-        schema = data_frame(session, nulls).schema
-        tasks = len(self.subtasks)
-        if not tasks:
-            return session.createDataFrame([], schema)
-        return session.range(0, tasks, 1, tasks).mapInArrow(partial(_read_positions, self), schema)
+        return frame_of_parts(session, self.schema, self._read_batches, len(self.subtasks))
+
+    def _read_batches(self, position: int) -> Iterator[pa.RecordBatch]:
+        yield from self.read_subtask(position).to_batches()
 
     def to_pylist(self, *, allow_pickled_state: bool = False) -> list[dict[str, Any]]:
         """Reads all rows as Python values of the declared types, such as ``Row``, tuple and ``Instant``.
@@ -164,14 +161,7 @@ class KeyedStateRows(StoredState):
 
     @property
     def types(self) -> Mapping[str, TypeInformation]:
-        table = self.tables[0][1]
-        types = {
-            "key": table.key,
-            "namespace": table.namespace,
-            "map_key": table.map_key,
-            "value": table.value,
-        }
-        return {column: type_from_json(kind) for column, kind in types.items() if kind is not None}
+        return TableLayout.of(self.tables[0][1]).types
 
     @property
     def schema(self) -> pa.Schema:
@@ -237,10 +227,3 @@ class OperatorStateRows(StoredState):
 
     def for_keys(self, keys: Iterable[Any]) -> StoredState:
         raise ConfigurationError(f"state {self.name!r} of operator {self.uid!r} is operator state, which has no keys")
-
-
-def _read_positions(state: StoredState, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Reads the rows of the subtasks at these positions. Runs in a Spark task."""
-    for batch in batches:
-        for position in batch.column(0).to_pylist():
-            yield from state.read_subtask(position).to_batches()

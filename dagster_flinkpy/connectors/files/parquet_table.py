@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +18,7 @@ from dagster_flinkpy.connectors.columns.column_casts import cast_column
 from dagster_flinkpy.connectors.commit.staged_files import partition_folder, partition_values
 from dagster_flinkpy.datastream.connectors.tables import RowCount
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.spark.versions import data_frame
+from dagster_flinkpy.spark.versions import frame_of_parts
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.ranged_file import RangedFile
 
@@ -139,13 +139,11 @@ class ParquetTable(TableRows):
             session: A SparkSession whose executors have this library installed and can reach the storage.
             files: Some of `files`. Default: all.
         """
-        # Spark derives a schema from a table, though not from an empty one.
-        nulls = pa.table([pa.nulls(1, field.type) for field in self.schema], names=self.schema.names)
-        schema = data_frame(session, nulls).schema
         files = self.files() if files is None else files
-        if not files:
-            return session.createDataFrame([], schema)
-        return session.range(0, len(files), 1, len(files)).mapInArrow(partial(_read_positions, self, files), schema)
+        return frame_of_parts(session, self.schema, partial(self._read_batches, files), len(files))
+
+    def _read_batches(self, files: Sequence[tuple[str, int]], position: int) -> Iterator[pa.RecordBatch]:
+        yield from self.read_file(files[position]).to_batches()
 
     def read_file(self, file: tuple[str, int]) -> pa.Table:
         """Reads one of `files`."""
@@ -162,12 +160,3 @@ class ParquetTable(TableRows):
             for field in self.schema
         ]
         return pa.table(columns, schema=self.schema)
-
-
-def _read_positions(
-    table: ParquetTable, files: Sequence[tuple[str, int]], batches: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    """Reads the files at these positions; runs in a Spark task."""
-    for batch in batches:
-        for position in batch.column(0).to_pylist():
-            yield from table.read_file(files[position]).to_batches()
