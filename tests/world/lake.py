@@ -183,7 +183,7 @@ def delta_deletes(system: _Delta) -> Undo | None:
         return None
     rows = system.table.to_pyarrow_table()
     system.table.delete()
-    return lambda failed: write_deltalake(str(system.folder), rows, mode="append")
+    return lambda failed: write_deltalake(str(system.folder), rows, mode="append", schema_mode="merge")
 
 
 def delta_moves(system: _Delta) -> Undo | None:
@@ -194,7 +194,7 @@ def delta_moves(system: _Delta) -> Undo | None:
 
     def undo(failed: bool) -> Undo:
         if system.there:
-            write_deltalake(str(kept), system.table.to_pyarrow_table(), mode="append")
+            write_deltalake(str(kept), system.table.to_pyarrow_table(), mode="append", schema_mode="merge")
         _keep_staged(system, kept)
         shutil.rmtree(system.folder, ignore_errors=True)
         kept.rename(system.folder)
@@ -223,7 +223,7 @@ def delta_loses_log(system: _Delta) -> Undo | None:
         shutil.rmtree(system.folder / "_delta_log", ignore_errors=True)
         kept.rename(system.folder / "_delta_log")
         if rows is not None:
-            write_deltalake(str(system.folder), rows, mode="append")
+            write_deltalake(str(system.folder), rows, mode="append", schema_mode="merge")
         return nothing
 
     return undo
@@ -242,7 +242,7 @@ def delta_restores(system: _Delta) -> Undo | None:
     def undo(failed: bool) -> None:
         now = {row["value"] for row in system.table.to_pyarrow_table().to_pylist()}
         again = [row for row in lost if row["value"] not in now]
-        write_deltalake(str(system.folder), pa.Table.from_pylist(again, _SCHEMA), mode="append")
+        write_deltalake(str(system.folder), pa.Table.from_pylist(again, _SCHEMA), mode="append", schema_mode="merge")
 
     return undo
 
