@@ -29,7 +29,7 @@ from dagster_flinkpy.state.files.cache import RunCache
 from dagster_flinkpy.state.files.operator_state import INLINE_BELOW
 from dagster_flinkpy.state.files.runs import RunFiles
 from dagster_flinkpy.state.handles import KeyedSnapshot, RunHandle, describe_schema
-from dagster_flinkpy.state.keys import KeySlots, TouchedKeys, hash_keys
+from dagster_flinkpy.state.keys import KeySeats, TouchedKeys, hash_keys
 from dagster_flinkpy.state.layout import (
     APPEND,
     SortKeys,
@@ -155,12 +155,12 @@ class ColumnarKeyedStateBackend:
 
     @property
     def key_context(self) -> TouchedKeys:
-        """The current key. Setting its ``slot`` is the fastest way to switch keys between records."""
+        """The current key. Setting its ``seat`` is the fastest way to switch keys between records."""
         return self._keys
 
     @property
     def is_full(self) -> bool:
-        """Whether state is about to be written early: the next batch gives other keys the slots of the keys so far."""
+        """Whether state is about to be written early: the next batch gives other keys the seats of the keys so far."""
         return len(self._keys) + sum(table.size for table in self._tables.values()) > self._overlay_rows
 
     def touch_column(
@@ -171,10 +171,10 @@ class ColumnarKeyedStateBackend:
         Args:
             key_column: The keys, which may repeat.
             hashes: Their Java hash codes.
-            beside: Whether the slots of the previously touched batch stay valid. Default: False.
+            beside: Whether the seats of the previously touched batch stay valid. Default: False.
 
         Returns:
-            The slot of each key.
+            The seat of each key.
         """
         if not beside:
             self._make_room()
@@ -189,7 +189,7 @@ class ColumnarKeyedStateBackend:
             hashes: Their Java hash codes.
 
         Returns:
-            The slot of each key, for `key_context`. Slots are valid until the next batch is touched.
+            The seat of each key, for `key_context`. Seats are valid until the next batch is touched.
 
         Raises:
             ConfigurationError: A key belongs to another subtask.
@@ -290,7 +290,7 @@ class ColumnarKeyedStateBackend:
                 return dict(state.items())
             return state.value() if hasattr(state, "value") else state.get()
         finally:
-            self._keys.slot = None
+            self._keys.seat = None
 
     def get_timers(self, name: str, namespace_type: TypeInformation | None = None) -> TimerQueue:
         """Returns the timers with a name, always the same object for the same name.
@@ -415,9 +415,9 @@ class ColumnarKeyedStateBackend:
         for start in range(0, len(column), _KEYS_AT_ONCE):
             part = column.slice(start, _KEYS_AT_ONCE)
             keys = key_type.from_arrow(part)
-            slots = self.touch(keys, part, hash_keys(key_type, part))
-            for key, slot in zip(keys, slots, strict=True):
-                self._keys.slot = slot
+            seats = self.touch(keys, part, hash_keys(key_type, part))
+            for key, seat in zip(keys, seats, strict=True):
+                self._keys.seat = seat
                 yield key
 
     def flush(self) -> None:
@@ -492,14 +492,14 @@ class ColumnarKeyedStateBackend:
 
     def _touch(self, keys: Sequence[Any], key_column: pa.Array[Any], sort_keys: SortKeys) -> list[int]:
         self._check_mine(key_column, sort_keys)
-        slots, added = self._keys.add(keys, key_column, sort_keys)
+        seats, added = self._keys.add(keys, key_column, sort_keys)
         if added is not None:
             self._load(added)
-        return slots
+        return seats
 
     def _touch_column(self, key_column: pa.Array[Any], hashes: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-        slots = self._keys.find(key_column)
-        unknown = np.flatnonzero(slots < 0)
+        seats = self._keys.find(key_column)
+        unknown = np.flatnonzero(seats < 0)
         if len(unknown):
             assert self._key_type is not None
             column = key_column.take(pa.array(unknown))
@@ -509,10 +509,10 @@ class ColumnarKeyedStateBackend:
             self._check_mine(distinct, sort_keys)
             added = self._keys.append(distinct, sort_keys)
             self._load(added)
-            slots[unknown] = added.first + codes
-        return slots
+            seats[unknown] = added.first + codes
+        return seats
 
-    def _load(self, keys: KeySlots) -> None:
+    def _load(self, keys: KeySeats) -> None:
         self._keys_touched += len(keys.column)
         for table in self._tables.values():
             table.load(keys)

@@ -1,4 +1,4 @@
-"""The cells of state with a namespace: small numbers that stand for pairs of key slot and namespace."""
+"""The cells of state with a namespace: small numbers that stand for pairs of key seat and namespace."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from dagster_flinkpy.state.layout import distinct_rows
 
 __all__ = ["CellNumbers", "NamespacedCells", "PairCells"]
 
-_SLOT_BITS = 32
+_SEAT_BITS = 32
 
 
 class CellNumbers(Protocol):
-    """Numbers the cells of one state. Without it, the cell of a key is its slot."""
+    """Numbers the cells of one state. Without it, the cell of a key is its seat."""
 
     def __len__(self) -> int: ...
 
-    def slots(self, cells: Cells) -> Cells:
-        """Returns the slot of each cell."""
+    def seats(self, cells: Cells) -> Cells:
+        """Returns the seat of each cell."""
 
     def column(self, cells: Cells) -> pa.Array[Any]:
         """Returns the namespace of each cell."""
 
-    def stored_at(self, slots: Cells, column: pa.Array[Any]) -> Cells:
-        """Returns the cells of stored rows, given the slots and the column of their namespaces; -1 for unknown ones."""
+    def stored_at(self, seats: Cells, column: pa.Array[Any]) -> Cells:
+        """Returns the cells of stored rows, given the seats and the column of their namespaces; -1 for unknown ones."""
 
 
 class PairCells:
@@ -55,13 +55,13 @@ class PairCells:
         encode = self._codec.encode
         self._namespace = namespace if encode is None else encode(namespace)
 
-    def find(self, slot: int) -> int | None:
-        """Returns the cell of a slot in the current namespace, or None if there is none yet."""
-        return self._cells.get((slot, self._namespace))
+    def find(self, seat: int) -> int | None:
+        """Returns the cell of a seat in the current namespace, or None if there is none yet."""
+        return self._cells.get((seat, self._namespace))
 
-    def add(self, slot: int) -> int:
-        """Returns the cell of a slot in the current namespace, a new one if there is none yet."""
-        return self._add((slot, self._namespace))
+    def add(self, seat: int) -> int:
+        """Returns the cell of a seat in the current namespace, a new one if there is none yet."""
+        return self._add((seat, self._namespace))
 
     def _add(self, pair: tuple[int, Hashable]) -> int:
         cell = self._cells.setdefault(pair, len(self._pairs))
@@ -79,18 +79,18 @@ class PairCells:
         self._pairs = list(map(self._pairs.__getitem__, cells.tolist()))
         self._cells = {pair: cell for cell, pair in enumerate(self._pairs)}
 
-    def slots(self, cells: Cells) -> Cells:
-        """Returns the slot of each cell."""
+    def seats(self, cells: Cells) -> Cells:
+        """Returns the seat of each cell."""
         return np.array([self._pairs[cell][0] for cell in cells.tolist()], dtype=np.int64)
 
     def column(self, cells: Cells) -> pa.Array[Any]:
         """Returns the namespace of each cell."""
         return self._type.to_arrow(self._codec.decode_all([self._pairs[cell][1] for cell in cells.tolist()]))
 
-    def stored_at(self, slots: Cells, column: pa.Array[Any]) -> Cells:
-        """Returns the cells of stored rows, given the slots and the column of their namespaces."""
+    def stored_at(self, seats: Cells, column: pa.Array[Any]) -> Cells:
+        """Returns the cells of stored rows, given the seats and the column of their namespaces."""
         namespaces = self._codec.encode_all(self._type.from_arrow(column))
-        return np.array(list(map(self._add, zip(slots.tolist(), namespaces, strict=True))), dtype=np.int64)
+        return np.array(list(map(self._add, zip(seats.tolist(), namespaces, strict=True))), dtype=np.int64)
 
 
 class NamespacedCells:
@@ -113,7 +113,7 @@ class NamespacedCells:
         self._grid: CellGrid | None = CellGrid()  # None when it would be too empty.
         self._index = IntIndex()
         self._codes: Cells = np.full(1, -1, dtype=np.int64)  # By cell; initially a code that no pair has.
-        self._recent: Cells = np.zeros(0, dtype=np.int64)  # By slot: the cell that was requested last, or any.
+        self._recent: Cells = np.zeros(0, dtype=np.int64)  # By seat: the cell that was requested last, or any.
 
     def __len__(self) -> int:
         return len(self._index if self._grid is None else self._grid)
@@ -145,69 +145,69 @@ class NamespacedCells:
 
     def keep(self, cells: Cells) -> None:
         """Forgets all cells but some, which are numbered anew in this order."""
-        # slots, ids, codes: int64, one a cell. distinct: numbers of namespaces, ascending; codes are positions in it.
-        slots, ids, names = self.slots(cells), self.ids(cells), self._names
+        # seats, ids, codes: int64, one a cell. distinct: numbers of namespaces, ascending; codes are positions in it.
+        seats, ids, names = self.seats(cells), self.ids(cells), self._names
         self.clear()
         distinct, codes = np.unique(ids, return_inverse=True)
-        self.of(slots, np.array([self._id(names[number]) for number in distinct.tolist()], dtype=np.int64)[codes])
+        self.of(seats, np.array([self._id(names[number]) for number in distinct.tolist()], dtype=np.int64)[codes])
 
-    def of(self, slots: Cells, namespace_ids: Cells) -> tuple[Cells, Cells]:
-        """Returns the cells of slots and namespaces, and the first position of each new cell, in order."""
-        # codes: int64, one a pair: the namespace above the slot; self._codes: by cell. first: positions, ascending.
-        if not len(slots):
-            return slots, slots
-        codes = namespace_ids << _SLOT_BITS | slots
-        if self._grid is not None and not self._grid.reserve(len(self._names), int(slots.max()) + 1, len(slots)):
+    def of(self, seats: Cells, namespace_ids: Cells) -> tuple[Cells, Cells]:
+        """Returns the cells of seats and namespaces, and the first position of each new cell, in order."""
+        # codes: int64, one a pair: the namespace above the seat; self._codes: by cell. first: positions, ascending.
+        if not len(seats):
+            return seats, seats
+        codes = namespace_ids << _SEAT_BITS | seats
+        if self._grid is not None and not self._grid.reserve(len(self._names), int(seats.max()) + 1, len(seats)):
             self._index.add(self._codes[: len(self._grid)])
             self._grid = None
         if self._grid is not None:
-            cells, first = self._grid.add(namespace_ids, slots)
+            cells, first = self._grid.add(namespace_ids, seats)
         else:
-            cells, first = self._find(slots, codes)
+            cells, first = self._find(seats, codes)
         if len(first):
             self._codes = grown(self._codes, len(self), 0)
             self._codes[len(self) - len(first) : len(self)] = codes[first]
         return cells, first
 
-    def _find(self, slots: Cells, codes: Cells) -> tuple[Cells, Cells]:
+    def _find(self, seats: Cells, codes: Cells) -> tuple[Cells, Cells]:
         """Returns the cells of pairs if few of the possible pairs exist."""
-        # slots, codes, cells: int64, one a pair. unknown: positions in them, ascending; found goes with them.
-        self._recent = grown(self._recent, int(slots.max()) + 1, 0)
+        # seats, codes, cells: int64, one a pair. unknown: positions in them, ascending; found goes with them.
+        self._recent = grown(self._recent, int(seats.max()) + 1, 0)
         # Most records of a key have the same cell as the previous record.
-        cells = self._recent[slots]
+        cells = self._recent[seats]
         unknown = np.flatnonzero(self._codes[cells] != codes)
         found, first = self._index.add(codes[unknown])
-        cells[unknown] = self._recent[slots[unknown]] = found
+        cells[unknown] = self._recent[seats[unknown]] = found
         return cells, unknown[first]
 
-    def slots(self, cells: Cells) -> Cells:
-        """Returns the slot of each cell."""
-        return self._codes[cells] & ((1 << _SLOT_BITS) - 1)
+    def seats(self, cells: Cells) -> Cells:
+        """Returns the seat of each cell."""
+        return self._codes[cells] & ((1 << _SEAT_BITS) - 1)
 
     def ids(self, cells: Cells) -> Cells:
         """Returns the number of the namespace of each cell."""
-        return self._codes[cells] >> _SLOT_BITS
+        return self._codes[cells] >> _SEAT_BITS
 
     def namespaces(self) -> Sequence[Any]:
         """Returns the namespaces, by their numbers."""
         return self._codec.decode_all(self._names)
 
-    def find(self, slots: Cells, namespaces: Sequence[Any], codes: Cells) -> Cells:
-        """Returns the cells of slots and namespaces.
+    def find(self, seats: Cells, namespaces: Sequence[Any], codes: Cells) -> Cells:
+        """Returns the cells of seats and namespaces.
 
         Args:
-            slots: The slot of each cell.
+            seats: The seat of each cell.
             namespaces: Some namespaces.
             codes: The index of each cell's namespace in ``namespaces``.
         """
-        return self.of(slots, np.array(self.namespace_ids(namespaces), dtype=np.int64)[codes])[0]
+        return self.of(seats, np.array(self.namespace_ids(namespaces), dtype=np.int64)[codes])[0]
 
     def column(self, cells: Cells) -> pa.Array[Any]:
         """Returns the namespace of each cell."""
         return self._type.to_arrow(self.namespaces()).take(pa.array(self.ids(cells)))
 
-    def stored_at(self, slots: Cells, column: pa.Array[Any]) -> Cells:
-        """Returns the cells of stored rows, given the slots and the column of their namespaces."""
+    def stored_at(self, seats: Cells, column: pa.Array[Any]) -> Cells:
+        """Returns the cells of stored rows, given the seats and the column of their namespaces."""
         first, codes = distinct_rows(column)
         ids = self.namespace_ids(self._type.from_arrow(column.take(pa.array(first))))
-        return self.of(slots, np.array(ids, dtype=np.int64)[codes])[0]
+        return self.of(seats, np.array(ids, dtype=np.int64)[codes])[0]

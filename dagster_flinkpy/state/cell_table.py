@@ -14,7 +14,7 @@ from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.state.cell_numbers import CellNumbers, NamespacedCells, PairCells
 from dagster_flinkpy.state.columns import CellColumn, Cells, Mask, ObjectColumn, grown, make_column
 from dagster_flinkpy.state.files.runs import Match
-from dagster_flinkpy.state.keys import KeySlots
+from dagster_flinkpy.state.keys import KeySeats
 from dagster_flinkpy.state.layout import distinct_rows
 from dagster_flinkpy.state.overlay_table import OverlayTable
 from dagster_flinkpy.state.session_table import SessionTable
@@ -26,14 +26,14 @@ _SPARE_CELLS = 65_536
 
 
 class CellTable(OverlayTable):
-    """A value per cell. A cell is a small number: the slot of the key, or what stands for slot and namespace.
+    """A value per cell. A cell is a small number: the seat of the key, or what stands for seat and namespace.
 
     Null, or None, means no value.
 
     Args:
         args: See :class:`OverlayTable`, like the other arguments.
         numbers: Numbers the cells of state with a namespace. If these are the windows in flight, their table must be
-            declared before this one. Default: a cell is the slot of the key.
+            declared before this one. Default: a cell is the seat of the key.
         in_columns: Whether values are in columns of numbers and bytes, and not Python values. Default: False.
     """
 
@@ -82,19 +82,19 @@ class CellTable(OverlayTable):
 
     @property
     def current(self) -> Any:
-        """What has the cell of the current key, and namespace, as its ``slot``: the table, or the keys."""
+        """What has the cell of the current key, and namespace, as its ``seat``: the table, or the keys."""
         return self if self.namespaced else self.keys
 
     @property
-    def slot(self) -> int | None:
+    def seat(self) -> int | None:
         """The cell of the current key and namespace, or None if there is no current key."""
-        slot, pairs = self.keys.slot, self.cells
-        if slot is None:
+        seat, pairs = self.keys.seat, self.cells
+        if seat is None:
             return None
-        cell = pairs.find(slot)
+        cell = pairs.find(seat)
         if cell is None:
             self.compact()
-            cell = pairs.add(slot)
+            cell = pairs.add(seat)
             self.reserve()
         found: int = cell
         return found
@@ -118,16 +118,16 @@ class CellTable(OverlayTable):
         if self.expires is not None:
             self.expires.extend(repeat(None, cells - len(self.expires)))
 
-    def find(self, slots: Cells, namespaces: Sequence[Any], codes: Cells) -> Cells:
-        """Returns the cells of slots and namespaces; see ``NamespacedCells.find``. They are valid until the next call.
+    def find(self, seats: Cells, namespaces: Sequence[Any], codes: Cells) -> Cells:
+        """Returns the cells of seats and namespaces; see ``NamespacedCells.find``. They are valid until the next call.
 
         Args:
-            slots: The slot of each cell.
+            seats: The seat of each cell.
             namespaces: Some namespaces.
             codes: The index of each cell's namespace in ``namespaces``.
         """
         self.compact()
-        cells: Cells = self.cells.find(slots, namespaces, codes)
+        cells: Cells = self.cells.find(seats, namespaces, codes)
         self.reserve()
         return cells
 
@@ -230,7 +230,7 @@ class CellTable(OverlayTable):
 
     # --- storage -----------------------------------------------------------------------------------------------------
 
-    def load(self, keys: KeySlots) -> None:
+    def load(self, keys: KeySeats) -> None:
         self.reserve()
         for match, cells in self._loaded(keys):
             live = ~match.run.take("deleted", match.rows).to_numpy(zero_copy_only=False)
@@ -243,7 +243,7 @@ class CellTable(OverlayTable):
                 for cell, time in zip(cells[live].tolist(), times, strict=True):
                     self.expires[cell] = time
 
-    def _loaded(self, keys: KeySlots) -> Iterator[tuple[Match, Cells]]:
+    def _loaded(self, keys: KeySeats) -> Iterator[tuple[Match, Cells]]:
         """Yields the stored rows of some keys with their cells, oldest run first."""
         for match in self._matches(keys):
             cells = match.wanted + keys.first
@@ -262,7 +262,7 @@ class CellTable(OverlayTable):
 
     def _changes(self) -> pa.Table | None:
         # A value that was set and deleted since the last write needs no tombstone.
-        # cells, slots: int64, by cell first, and then by sort key, which are uint64.
+        # cells, seats: int64, by cell first, and then by sort key, which are uint64.
         self._sync()
         cells = np.flatnonzero(self._flags())
         cells = cells[self._used(cells)]
@@ -271,7 +271,7 @@ class CellTable(OverlayTable):
         if isinstance(self._numbers, SessionTable):
             cells = self._without_former(self._numbers, cells)
         # Values are read in the order of the run, so that they are copied once.
-        cells = cells[np.argsort(self.keys.sort_keys[self._slots(cells)])]
+        cells = cells[np.argsort(self.keys.sort_keys[self._seats(cells)])]
         return self._delta(cells, self._value_columns(cells), ~self.column.has(cells))
 
     def _delta(self, cells: Cells, columns: dict[str, pa.Array[Any]], deleted: Any) -> pa.Table | None:
@@ -284,10 +284,10 @@ class CellTable(OverlayTable):
         """
         if self._numbers is not None:
             columns["namespace"] = self._numbers.column(cells)
-        return self._rows(self._slots(cells), columns, deleted)
+        return self._rows(self._seats(cells), columns, deleted)
 
-    def _slots(self, cells: Cells) -> Cells:
-        return cells if self._numbers is None else self._numbers.slots(cells)
+    def _seats(self, cells: Cells) -> Cells:
+        return cells if self._numbers is None else self._numbers.seats(cells)
 
     def _without_former(self, sessions: SessionTable, cells: Cells) -> Cells:
         """Leaves out what has been dropped of sessions if later ones have the same key and state window."""
@@ -309,7 +309,7 @@ class CellTable(OverlayTable):
         assert self.value_type is not None
         if not isinstance(self.column, ObjectColumn):
             return {"value": self.column.take(cells)}
-        columns = {"value": self._to_arrow(self.value_type, self.column.get(cells), self._slots(cells))}
+        columns = {"value": self._to_arrow(self.value_type, self.column.get(cells), self._seats(cells))}
         if self.expires is not None:
             times = list(map(self.expires.__getitem__, cells.tolist()))
             columns["expires_at"] = pa.array(times, type=pa.int64())

@@ -23,7 +23,7 @@ from dagster_flinkpy.state.index import IntIndex
 from dagster_flinkpy.state.layout import SortKeys
 from dagster_flinkpy.state.word_rows import RowIndex, has_words
 
-__all__ = ["KeyCodec", "KeySlots", "TouchedKeys", "hash_keys"]
+__all__ = ["KeyCodec", "KeySeats", "TouchedKeys", "hash_keys"]
 
 Convert = Callable[[Any], Any]
 
@@ -174,17 +174,17 @@ def _with_decimal_hashes(kind: TypeInformation, column: pa.Array[Any]) -> pa.Arr
 
 
 @dataclass(frozen=True)
-class KeySlots:
+class KeySeats:
     """Consecutive keys of the overlay."""
 
     first: int
-    """The slot of the first key."""
+    """The seat of the first key."""
     column: pa.Array[Any]
     sort_keys: SortKeys
 
 
 class TouchedKeys:
-    """The distinct keys in the overlay. Each has a slot: a small number that stands for it in all tables."""
+    """The distinct keys in the overlay. Each has a seat: a small number that stands for it in all tables."""
 
     key_type: TypeInformation
     """Set by :meth:`bind`."""
@@ -192,47 +192,47 @@ class TouchedKeys:
     """The codec of the key type."""
 
     def __init__(self) -> None:
-        self.slot: Any = None
-        """The slot of the current key, or None. Set it to make another key the current one."""
-        self._slots: dict[Hashable, int] = {}
-        self._encoded: list[Any] = []  # Dict keys, by slot; those of the last slots are made only when requested.
-        self._sort_keys: SortKeys = np.zeros(0, dtype=np.uint64)  # By slot; there may be room for more.
+        self.seat: Any = None
+        """The seat of the current key, or None. Set it to make another key the current one."""
+        self._seats: dict[Hashable, int] = {}
+        self._encoded: list[Any] = []  # Dict keys, by seat; those of the last seats are made only when requested.
+        self._sort_keys: SortKeys = np.zeros(0, dtype=np.uint64)  # By seat; there may be room for more.
         self._size = 0
-        self._parts: list[KeySlots] = []
-        self._index: Any = None  # Numbers the slots that `find` has seen; None if it needs their dict keys.
-        self._indexed = 0  # Slots that it has seen.
+        self._parts: list[KeySeats] = []
+        self._index: Any = None  # Numbers the seats that `find` has seen; None if it needs their dict keys.
+        self._indexed = 0  # Seats that it has seen.
 
     def __len__(self) -> int:
         return self._size
 
     @property
     def sort_keys(self) -> SortKeys:
-        """The sort key of each slot."""
+        """The sort key of each seat."""
         return self._sort_keys[: self._size]
 
     @property
-    def slots(self) -> dict[Hashable, int]:
-        """The slot of each dict key."""
-        self._name_slots()
-        named, known = len(self._slots), len(self._encoded)
+    def seats(self) -> dict[Hashable, int]:
+        """The seat of each dict key."""
+        self._name_seats()
+        named, known = len(self._seats), len(self._encoded)
         if named < known:
-            self._slots.update(zip(self._encoded[named:], range(named, known), strict=True))
-        return self._slots
+            self._seats.update(zip(self._encoded[named:], range(named, known), strict=True))
+        return self._seats
 
     @property
     def current(self) -> Any:
         """The dict key of the current key."""
-        return self.encoded(self.slot)
+        return self.encoded(self.seat)
 
-    def encoded(self, slot: int) -> Any:
-        """Returns the dict key of a slot."""
-        if slot >= len(self._encoded):
-            self._name_slots()
-        return self._encoded[slot]
+    def encoded(self, seat: int) -> Any:
+        """Returns the dict key of a seat."""
+        if seat >= len(self._encoded):
+            self._name_seats()
+        return self._encoded[seat]
 
     def current_key(self) -> Any:
         """Returns the current key, or None."""
-        if self.slot is None:
+        if self.seat is None:
             return None
         decode = self.codec.decode
         return self.current if decode is None else decode(self.current)
@@ -243,8 +243,8 @@ class TouchedKeys:
         self._make_index()
         self.codec = KeyCodec(key_type)
 
-    def add(self, keys: Sequence[Any], column: pa.Array[Any], sort_keys: SortKeys) -> tuple[list[int], KeySlots | None]:
-        """Gives slots to the keys that have none.
+    def add(self, keys: Sequence[Any], column: pa.Array[Any], sort_keys: SortKeys) -> tuple[list[int], KeySeats | None]:
+        """Gives seats to the keys that have none.
 
         Args:
             keys: The keys; may repeat.
@@ -252,26 +252,26 @@ class TouchedKeys:
             sort_keys: The sort keys of the keys.
 
         Returns:
-            The slot of each key, and the keys that were new, if any.
+            The seat of each key, and the keys that were new, if any.
 
         Raises:
             UnsupportedKeyTypeError: A key cannot be hashed.
         """
-        slots = self.slots
+        seats = self.seats
         fresh: list[int] = []
         i = 0
         try:
             encoded = self.codec.encode_all(keys)
-            found: list[Any] = list(map(slots.get, encoded))
+            found: list[Any] = list(map(seats.get, encoded))
             if None in found:
                 for i, key in enumerate(encoded):
                     if found[i] is None:
-                        slot = slots.get(key)
-                        if slot is None:
-                            slot = slots[key] = len(slots)
+                        seat = seats.get(key)
+                        if seat is None:
+                            seat = seats[key] = len(seats)
                             fresh.append(i)
                             self._encoded.append(key)
-                        found[i] = slot
+                        found[i] = seat
         except TypeError as error:
             raise UnsupportedKeyTypeError(f"key {keys[i]!r} is not a key of type {self.key_type!r}: {error}") from error
         if not fresh:
@@ -279,9 +279,9 @@ class TouchedKeys:
         taken = np.array(fresh)
         return found, self.append(column.take(pa.array(taken)), sort_keys[taken])
 
-    def append(self, column: pa.Array[Any], sort_keys: SortKeys) -> KeySlots:
-        """Gives the next slots to distinct keys that have no slot."""
-        added = KeySlots(self._size, column, sort_keys)
+    def append(self, column: pa.Array[Any], sort_keys: SortKeys) -> KeySeats:
+        """Gives the next seats to distinct keys that have no seat."""
+        added = KeySeats(self._size, column, sort_keys)
         first, self._size = self._size, self._size + len(sort_keys)
         self._sort_keys = grown(self._sort_keys, self._size, 0)
         self._sort_keys[first : self._size] = sort_keys
@@ -289,15 +289,15 @@ class TouchedKeys:
         return added
 
     def find(self, column: pa.Array[Any]) -> npt.NDArray[np.int64]:
-        """Returns the slot of each key, or -1 if it has none.
+        """Returns the seat of each key, or -1 if it has none.
 
         Args:
             column: The keys; may repeat.
         """
         if self._index is None:
-            slots = self.slots
-            return np.array([slots.get(key, -1) for key in self._encode(column)], dtype=np.int64)
-        # Distinct keys are numbered in the order of their slots, so the number is the slot.
+            seats = self.seats
+            return np.array([seats.get(key, -1) for key in self._encode(column)], dtype=np.int64)
+        # Distinct keys are numbered in the order of their seats, so the number is the seat.
         since, self._indexed = self._indexed, self._size
         for part in self._since(since):
             self._index.add(_integers(part) if isinstance(self._index, IntIndex) else part)
@@ -306,56 +306,56 @@ class TouchedKeys:
         )
         return found
 
-    def _since(self, slot: int) -> list[pa.Array[Any]]:
-        """Returns the keys of all slots from this one on. It does not copy those before, as `all` may."""
+    def _since(self, seat: int) -> list[pa.Array[Any]]:
+        """Returns the keys of all seats from this one on. It does not copy those before, as `all` may."""
         parts = []
         for part in reversed(self._parts):
-            if part.first + len(part.column) <= slot:
+            if part.first + len(part.column) <= seat:
                 break
-            parts.append(part.column.slice(max(slot - part.first, 0)))
+            parts.append(part.column.slice(max(seat - part.first, 0)))
         return parts[::-1]
 
     def _encode(self, column: pa.Array[Any]) -> Sequence[Any]:
         """Returns the dict keys of a column of keys."""
         return self.codec.encode_all(self.key_type.from_arrow(column))
 
-    def all(self) -> KeySlots | None:
+    def all(self) -> KeySeats | None:
         """Returns all keys, if any."""
         if not self._parts:
             return None
         if len(self._parts) > 1:
             column = pa.concat_arrays([part.column for part in self._parts])
-            self._parts = [KeySlots(0, column, self.sort_keys)]
+            self._parts = [KeySeats(0, column, self.sort_keys)]
         return self._parts[0]
 
-    def _name_slots(self) -> None:
+    def _name_seats(self) -> None:
         for column in self._since(len(self._encoded)):
             self._encoded.extend(self._encode(column))
 
-    def column(self, slots: npt.NDArray[np.int64]) -> pa.Array[Any]:
-        """Returns the keys of slots."""
+    def column(self, seats: npt.NDArray[np.int64]) -> pa.Array[Any]:
+        """Returns the keys of seats."""
         known = self.all()
         assert known is not None
-        return known.column.take(pa.array(slots))
+        return known.column.take(pa.array(seats))
 
     def set_current(self, key: Any) -> bool:
-        """Makes a key the current one; returns False if it has no slot."""
+        """Makes a key the current one; returns False if it has no seat."""
         encode = self.codec.encode
         return self.select(key if encode is None else encode(key))
 
     def select(self, encoded: Any) -> bool:
-        """Makes the key of a dict key the current one; returns False if it has no slot."""
-        self.slot = self.slots.get(encoded)
-        return self.slot is not None
+        """Makes the key of a dict key the current one; returns False if it has no seat."""
+        self.seat = self.seats.get(encoded)
+        return self.seat is not None
 
     def clear(self) -> None:
         """Forgets all keys."""
-        self._slots.clear()
+        self._seats.clear()
         self._sort_keys, self._size = np.zeros(0, dtype=np.uint64), 0
         self._parts.clear()
         self._encoded.clear()
         self._make_index()
-        self.slot = None
+        self.seat = None
 
     def _make_index(self) -> None:
         kind = self.key_type.arrow_type

@@ -10,7 +10,7 @@ import pyarrow as pa
 from dagster_flinkpy.state.cell_table import CellTable
 from dagster_flinkpy.state.columns import Cells, Mask, grown
 from dagster_flinkpy.state.files.runs import Match
-from dagster_flinkpy.state.keys import KeySlots
+from dagster_flinkpy.state.keys import KeySeats
 from dagster_flinkpy.state.layout import APPEND
 
 __all__ = ["ListTable"]
@@ -27,7 +27,7 @@ class ListTable(CellTable):
 
     def __init__(self, *args: Any, when_read: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.unread: list[KeySlots] = []
+        self.unread: list[KeySeats] = []
         """Touched keys whose stored lists were not read yet."""
         self._when_read = when_read
         self._kept: Cells = np.zeros(0, dtype=np.int64)  # How many elements, from the first one on, are in storage.
@@ -69,7 +69,7 @@ class ListTable(CellTable):
     def _replace(self, cells: Cells) -> None:
         self._kept[cells], self._replaced[cells] = 0, True
 
-    def load(self, keys: KeySlots) -> None:
+    def load(self, keys: KeySeats) -> None:
         self.reserve()
         self.unread.append(keys)
         if not self._when_read:
@@ -117,7 +117,7 @@ class ListTable(CellTable):
             times = [None if pairs is None else [time for _, time in pairs] for pairs in added]
             columns["expires_at"] = pa.array(times, type=pa.list_(pa.int64()))
             added = [None if pairs is None else [element for element, _ in pairs] for pairs in added]
-        columns["value"] = self._to_arrow(self.value_type, added, self._slots(cells))
+        columns["value"] = self._to_arrow(self.value_type, added, self._seats(cells))
         if not self._replaced[cells].all():
             columns[APPEND] = pa.array(~self._replaced[cells])
         return columns

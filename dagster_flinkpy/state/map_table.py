@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from dagster_flinkpy.state.cell_table import CellTable
 from dagster_flinkpy.state.columns import Cells, Mask
-from dagster_flinkpy.state.keys import KeyCodec, KeySlots
+from dagster_flinkpy.state.keys import KeyCodec, KeySeats
 
 __all__ = ["MapTable"]
 
@@ -92,7 +92,7 @@ class MapTable(CellTable):
                 self._removed.setdefault(cell, {}).update(dict.fromkeys(entries))
                 self.rows -= len(entries)
 
-    def load(self, keys: KeySlots) -> None:
+    def load(self, keys: KeySeats) -> None:
         assert self.map_key_type is not None and self.value_type is not None
         self.reserve()
         stored = self.values
@@ -136,13 +136,13 @@ class MapTable(CellTable):
     def _entry_columns(self, cells: Cells, keys: list[Any], values: list[Any]) -> dict[str, pa.Array[Any]]:
         """Returns the columns of map keys and of values, of which there are fewer if entries were removed."""
         assert self.map_key_type is not None and self.value_type is not None
-        slots, columns = self._slots(cells), {}
+        seats, columns = self._seats(cells), {}
         none = [None] * (len(keys) - len(values))
         if self.ttl:
             columns["expires_at"] = pa.array([*(time for _, time in values), *none], type=pa.int64())
             values = [value for value, _ in values]
-        columns["map_key"] = self._to_arrow(self.map_key_type, list(self.codec.decode_all(keys)), slots)
-        columns["value"] = self._to_arrow(self.value_type, [*values, *none], slots)
+        columns["map_key"] = self._to_arrow(self.map_key_type, list(self.codec.decode_all(keys)), seats)
+        columns["value"] = self._to_arrow(self.value_type, [*values, *none], seats)
         return columns
 
     def _written(self) -> None:

@@ -15,7 +15,7 @@ from dagster_flinkpy.common.typeinfo import ListTypeInfo, TypeInformation, type_
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 from dagster_flinkpy.state.files.runs import Match, RunFiles, Runs
 from dagster_flinkpy.state.handles import Json, RunHandle, StateKind, TableSnapshot
-from dagster_flinkpy.state.keys import KeySlots, TouchedKeys
+from dagster_flinkpy.state.keys import KeySeats, TouchedKeys
 from dagster_flinkpy.state.layout import APPEND, TableLayout, check_key_like, to_json
 from dagster_flinkpy.state.schema_evolution import can_evolve
 
@@ -116,17 +116,17 @@ class OverlayTable(ABC):
         return self.layout.snapshot(self.runs.handles)
 
     def require_key(self) -> int:
-        """Returns the slot of the current key.
+        """Returns the seat of the current key.
 
         Raises:
             ConfigurationError: There is no current key.
         """
-        slot: int | None = self.keys.slot
-        if slot is None:
+        seat: int | None = self.keys.seat
+        if seat is None:
             raise ConfigurationError(
                 f"keyed state {self.name!r} was used outside a record or timer, where there is no current key"
             )
-        return slot
+        return seat
 
     @property
     def namespaced(self) -> bool:
@@ -144,7 +144,7 @@ class OverlayTable(ABC):
         """Returns the number of rows in the overlay."""
 
     @abstractmethod
-    def load(self, keys: KeySlots) -> None:
+    def load(self, keys: KeySeats) -> None:
         """Reads the rows of keys that are new in the overlay."""
 
     @abstractmethod
@@ -159,43 +159,43 @@ class OverlayTable(ABC):
     def _written(self) -> None:
         """Marks all changes as written."""
 
-    def _matches(self, keys: KeySlots) -> Iterator[Match]:
+    def _matches(self, keys: KeySeats) -> Iterator[Match]:
         """Yields the stored rows of some keys, run by run from the oldest."""
         matches = list(self.runs.find(pa.table([pa.array(keys.sort_keys), keys.column], names=["sort_key", "key"])))
         if self.layout.identity == ["key"]:
             matches = list(_newest(matches, len(keys.column)))
         yield from reversed(matches)
 
-    def _rows(self, slots: Indices, columns: dict[str, pa.Array[Any]], deleted: Any) -> pa.Table | None:
+    def _rows(self, seats: Indices, columns: dict[str, pa.Array[Any]], deleted: Any) -> pa.Table | None:
         """Builds the table of changed rows.
 
         Args:
-            slots: The slot of the key of each row.
+            seats: The seat of the key of each row.
             columns: The other columns.
             deleted: Whether each row is a tombstone.
         """
         keys = self.keys.all()
-        if not len(slots) or keys is None:
+        if not len(seats) or keys is None:
             return None
         columns = {
-            "sort_key": pa.array(keys.sort_keys[slots]),
-            "key": keys.column.take(pa.array(slots)),
+            "sort_key": pa.array(keys.sort_keys[seats]),
+            "key": keys.column.take(pa.array(seats)),
             "deleted": pa.array(deleted, type=pa.bool_()),
             **columns,
         }
         schema = self.layout.append_schema if APPEND in columns else self.layout.local_schema
         return pa.table([columns[name] for name in schema.names], schema=schema)
 
-    def _to_arrow(self, kind: TypeInformation, values: list[Any], slots: Iterable[int]) -> pa.Array[Any]:
+    def _to_arrow(self, kind: TypeInformation, values: list[Any], seats: Iterable[int]) -> pa.Array[Any]:
         try:
             return kind.to_arrow(values)
         except TypeMismatchError as error:
-            keys = {slot: key for key, slot in self.keys.slots.items()}
-            for slot, value in zip(slots, values, strict=True):
+            keys = {seat: key for key, seat in self.keys.seats.items()}
+            for seat, value in zip(seats, values, strict=True):
                 try:
                     kind.to_arrow([value])
                 except TypeMismatchError as first:
-                    key = self.keys.codec.decode_all([keys[slot]])[0]
+                    key = self.keys.codec.decode_all([keys[seat]])[0]
                     raise TypeMismatchError(f"state {self.name!r} of key {key!r}: {first}") from first
             raise TypeMismatchError(f"state {self.name!r}: {error}") from error
 

@@ -30,29 +30,29 @@ class PaneState:
             several = table.kind == "LIST"
             self._result = lambda held: list(map(own, held)) if several else fold.result(own(held))
 
-    def add_each(self, slots: Sequence[int], cells: Cells, values: Iterable[Any]) -> None:
+    def add_each(self, seats: Sequence[int], cells: Cells, values: Iterable[Any]) -> None:
         """Adds values to cells, in order.
 
         Args:
-            slots: The slot of each cell, which becomes the current key.
+            seats: The seat of each cell, which becomes the current key.
             cells: The cells; may repeat.
             values: A value for each cell, which nobody else has.
         """
         self.table.reserve()
-        self._fold.add_each(self.table.keys, self.table.column.values, slots, cells.tolist(), values)
+        self._fold.add_each(self.table.keys, self.table.column.values, seats, cells.tolist(), values)
         self.table.mark(cells)
 
-    def get_each(self, slots: Sequence[int], cells: Cells, *, last: bool = False) -> Iterator[Any]:
-        """Yields the result of each cell, or None, while its slot is the current key.
+    def get_each(self, seats: Sequence[int], cells: Cells, *, last: bool = False) -> Iterator[Any]:
+        """Yields the result of each cell, or None, while its seat is the current key.
 
         Args:
-            slots: The slot of each cell.
+            seats: The seat of each cell.
             cells: The cells.
             last: Whether what they hold is dropped afterwards. Default: False.
         """
         keys, result = self.table.keys, self._last_result if last else self._result
         self.table.reserve()
-        for keys.slot, value in zip(slots, self.table.column.get(cells), strict=True):
+        for keys.seat, value in zip(seats, self.table.column.get(cells), strict=True):
             yield None if value is None else result(value)  # No local variable: what only it holds need not be copied.
 
     def get_of(self, cell: int, *, last: bool = False) -> Any:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.state.columns import Cells, grown
 from dagster_flinkpy.state.files.time_order import MAX_TIME, MIN_TIME
-from dagster_flinkpy.state.keys import KeySlots
+from dagster_flinkpy.state.keys import KeySeats
 from dagster_flinkpy.state.layout import distinct_rows
 from dagster_flinkpy.state.overlay_table import OverlayTable
 
@@ -25,7 +25,7 @@ _SPARE_SESSIONS = 65_536
 
 
 _NUMBERS = (
-    *("slot", "start", "end", "state_start", "state_end", "older", "due"),
+    *("seat", "start", "end", "state_start", "state_end", "older", "due"),
     *("stored_start", "stored_end", "timers_start", "timers_end"),
 )
 _FLAGS = (
@@ -53,7 +53,7 @@ class SessionTable(OverlayTable):
         lateness: Allowed lateness in milliseconds.
     """
 
-    slot: Cells
+    seat: Cells
     start: Cells
     end: Cells
     state_start: Cells
@@ -97,9 +97,9 @@ class SessionTable(OverlayTable):
     def size(self) -> int:
         return self._size
 
-    def slots(self, cells: Cells) -> Cells:
-        """Returns the slots of sessions."""
-        return self.slot[cells]
+    def seats(self, cells: Cells) -> Cells:
+        """Returns the seats of sessions."""
+        return self.seat[cells]
 
     def column(self, cells: Cells) -> pa.Array[Any]:
         """Returns the state windows of sessions."""
@@ -107,21 +107,21 @@ class SessionTable(OverlayTable):
         return window_column(kind, self.state_start[cells], self.state_end[cells])
 
     def identities(self, cells: Cells) -> pa.Array[Any]:
-        """Returns slots and state windows, by which storage tells sessions apart."""
-        columns = [pa.array(each[cells]) for each in (self.slot, self.state_start, self.state_end)]
-        return pa.StructArray.from_arrays(columns, names=["slot", "start", "end"])
+        """Returns seats and state windows, by which storage tells sessions apart."""
+        columns = [pa.array(each[cells]) for each in (self.seat, self.state_start, self.state_end)]
+        return pa.StructArray.from_arrays(columns, names=["seat", "start", "end"])
 
-    def stored_at(self, slots: Cells, state_windows: pa.Array[Any]) -> Cells:
+    def stored_at(self, seats: Cells, state_windows: pa.Array[Any]) -> Cells:
         """Returns the sessions with some state windows; -1 for those that are not in flight."""
         starts, ends = _bounds(state_windows)
-        cells = self.at(slots, starts)  # A state window lies in the window of its session.
+        cells = self.at(seats, starts)  # A state window lies in the window of its session.
         found = (cells >= 0) & (self.state_start[cells] == starts) & (self.state_end[cells] == ends)
         return np.where(found, cells, -1)
 
     def clear(self) -> None:
         self._size = self._compacted = 0
         self.newest: Cells = np.full(1, -1, dtype=np.int64)
-        """By slot: the newest session; negative, or one that is not live, if there is none."""
+        """By seat: the newest session; negative, or one that is not live, if there is none."""
         for name in _NUMBERS:
             setattr(self, name, np.zeros(1, dtype=np.int64))
         for name in _FLAGS:
@@ -137,19 +137,19 @@ class SessionTable(OverlayTable):
 
     # --- sessions ----------------------------------------------------------------------------------------------------
 
-    def begin(self, slots: Cells, starts: Cells, ends: Cells) -> Cells:
+    def begin(self, seats: Cells, starts: Cells, ends: Cells) -> Cells:
         """Adds sessions, which must be linked, and returns their numbers."""
-        first = self._reserve(len(slots))
+        first = self._reserve(len(seats))
         added = slice(first, self._size)
-        self.slot[added], self.start[added], self.end[added] = slots, starts, ends
+        self.seat[added], self.start[added], self.end[added] = seats, starts, ends
         self.state_start[added], self.state_end[added] = starts, ends
         self.older[added], self.due[added], self.live[added] = -1, MIN_TIME, True
         return np.arange(first, self._size)
 
-    def begin_one(self, slot: int, start: int, end: int) -> int:
+    def begin_one(self, seat: int, start: int, end: int) -> int:
         """Adds a session, which must be linked, and returns its number. For one, it is several times faster."""
         cell = self._reserve(1)
-        self.slot[cell] = slot
+        self.seat[cell] = seat
         self.start[cell] = self.state_start[cell] = start
         self.end[cell] = self.state_end[cell] = end
         self.older[cell] = -1
@@ -169,8 +169,8 @@ class SessionTable(OverlayTable):
         """Ends sessions."""
         self.retire(cells)
         # Nearly always, the oldest sessions of a key end first.
-        slots = set(self.slot[cells[self._alive(self.older[cells]) >= 0]].tolist())
-        self.link({slot: self.chain(slot, ended=True) for slot in slots})
+        seats = set(self.seat[cells[self._alive(self.older[cells]) >= 0]].tolist())
+        self.link({seat: self.chain(seat, ended=True) for seat in seats})
 
     def retire(self, cells: Cells) -> None:
         """Ends sessions of keys that are linked anew, or whose older sessions have ended."""
@@ -181,13 +181,13 @@ class SessionTable(OverlayTable):
         """Marks sessions as changed."""
         self.changed[cells] = self.timers_changed[cells] = True
 
-    def join(self, slots: Cells, starts: Cells, ends: Cells, passed: float) -> tuple[Cells, Cells]:
+    def join(self, seats: Cells, starts: Cells, ends: Cells, passed: float) -> tuple[Cells, Cells]:
         """Adds windows to the newest sessions of their keys, in order, or begins newer ones.
 
         Keys with a window that is older than the newest session, or ends too early, are left out.
 
         Args:
-            slots: The slot of each window; may repeat.
+            seats: The seat of each window; may repeat.
             starts: The start of each window.
             ends: The end of each window.
             passed: Windows with an end up to this time are left out.
@@ -195,15 +195,15 @@ class SessionTable(OverlayTable):
         Returns:
             The session of each window, -1 for those left out; and these sessions without repetitions.
         """
-        # slots, starts, ends, newest, keys, reach, before, begins, numbers: one a window, by slot and then as they
+        # seats, starts, ends, newest, keys, reach, before, begins, numbers: one a window, by seat and then as they
         # came; rows: where each came from. opens: positions of the first window of each session, ascending; new, cells,
         # reached, older: one a session.
-        found = np.full(len(slots), -1, dtype=np.int64)
-        rows = np.argsort(slots, kind="stable")
-        slots, starts, ends = slots[rows], starts[rows], ends[rows]
+        found = np.full(len(seats), -1, dtype=np.int64)
+        rows = np.argsort(seats, kind="stable")
+        seats, starts, ends = seats[rows], starts[rows], ends[rows]
         while len(rows):
-            first = np.concatenate([[True], slots[1:] != slots[:-1]])  # Of each key.
-            newest = self._alive(self.newest[slots])
+            first = np.concatenate([[True], seats[1:] != seats[:-1]])  # Of each key.
+            newest = self._alive(self.newest[seats])
             newest_end = np.where(newest >= 0, self.end[newest], MIN_TIME)
             keys = np.cumsum(first) - 1
             reach = _running_max(np.maximum(ends, newest_end), keys)  # The end of the newest session by then.
@@ -218,26 +218,26 @@ class SessionTable(OverlayTable):
             left_out |= ends <= passed
             if left_out.any():
                 kept = ~np.bincount(keys, weights=left_out).astype(np.bool_)[keys]
-                rows, slots, starts, ends = rows[kept], slots[kept], starts[kept], ends[kept]
+                rows, seats, starts, ends = rows[kept], seats[kept], starts[kept], ends[kept]
                 continue
             reached = reach[np.concatenate([opens[1:], [len(rows)]]) - 1]
-            cells[new] = self.begin(slots[opens[new]], starts[opens[new]], reached[new])
+            cells[new] = self.begin(seats[opens[new]], starts[opens[new]], reached[new])
             older = np.where(first[opens], newest[opens], np.concatenate([[-1], cells[:-1]]))
             self.older[cells[new]] = older[new]
             self._set_ends(cells[~new], reached[~new])
-            self.newest[slots[opens]] = cells  # The last one of each key counts.
+            self.newest[seats[opens]] = cells  # The last one of each key counts.
             self.mark(cells)
             found[rows] = cells[numbers]
             return found, cells
         return found, rows
 
-    def unite(self, slots: Cells, starts: Cells, ends: Cells) -> tuple[Cells, Cells, Cells, Cells]:
+    def unite(self, seats: Cells, starts: Cells, ends: Cells) -> tuple[Cells, Cells, Cells, Cells]:
         """Adds windows to sessions of any age, or begins new ones; sessions that a window joins become one.
 
         The outcome does not depend on the order of the windows, as long as nothing fires in between.
 
         Args:
-            slots: The slot of each window; may repeat.
+            seats: The seat of each window; may repeat.
             starts: The start of each window.
             ends: The end of each window.
 
@@ -245,27 +245,27 @@ class SessionTable(OverlayTable):
             The session of each window; these sessions without repetitions; the sessions that have ended because they
             became part of another one, in order of time; and for each of those, that other one.
         """
-        # slots, starts, ends, cells, reach, numbers: one a window or known session, by slot and start. opens: positions
+        # seats, starts, ends, cells, reach, numbers: one a window or known session, by seat and start. opens: positions
         # where a session begins, ascending; owners, new, reached, touched: one a session. old, gone: positions of known
         # sessions, ascending.
-        known = self._of_slots(np.unique(slots))
-        cells = np.concatenate([known, np.full(len(slots), -1, dtype=np.int64)])
-        slots, starts, ends = (
+        known = self._of_seats(np.unique(seats))
+        cells = np.concatenate([known, np.full(len(seats), -1, dtype=np.int64)])
+        seats, starts, ends = (
             np.concatenate([column[known], added])
-            for column, added in ((self.slot, slots), (self.start, starts), (self.end, ends))
+            for column, added in ((self.seat, seats), (self.start, starts), (self.end, ends))
         )
-        order = np.lexsort((starts, slots))
-        slots, starts, ends, cells = slots[order], starts[order], ends[order], cells[order]
-        first = np.concatenate([[True], slots[1:] != slots[:-1]])  # Of each key.
+        order = np.lexsort((starts, seats))
+        seats, starts, ends, cells = seats[order], starts[order], ends[order], cells[order]
+        first = np.concatenate([[True], seats[1:] != seats[:-1]])  # Of each key.
         reach = _running_max(ends, np.cumsum(first) - 1)
         opens = np.flatnonzero(first | (starts > np.concatenate([[0], reach[:-1]])))
-        numbers = np.repeat(np.arange(len(opens)), np.diff(np.append(opens, len(slots))))
-        reached = reach[np.append(opens[1:], len(slots)) - 1]
+        numbers = np.repeat(np.arange(len(opens)), np.diff(np.append(opens, len(seats))))
+        reached = reach[np.append(opens[1:], len(seats)) - 1]
         old = np.flatnonzero(cells >= 0)
         owners = np.full(len(opens), -1, dtype=np.int64)
         owners[numbers[old[::-1]]] = cells[old[::-1]]  # The oldest one is written last.
         new = owners < 0
-        owners[new] = self.begin(slots[opens[new]], starts[opens[new]], reached[new])
+        owners[new] = self.begin(seats[opens[new]], starts[opens[new]], reached[new])
         gone = old[owners[numbers[old]] != cells[old]]
         ended, heirs = cells[gone], owners[numbers[gone]]
         touched = np.zeros(len(opens), dtype=np.bool_)
@@ -274,16 +274,16 @@ class SessionTable(OverlayTable):
         self.retire(ended)
         self.mark(owners[touched])
         self.older[owners] = np.where(first[opens], -1, np.concatenate([[-1], owners[:-1]]))
-        self.newest[slots[opens]] = owners  # The last one of each key counts.
+        self.newest[seats[opens]] = owners  # The last one of each key counts.
         found = np.empty(len(order), dtype=np.int64)
         found[order] = owners[numbers]
         return found[len(known) :], owners[touched], ended, heirs
 
-    def _of_slots(self, slots: Cells) -> Cells:
+    def _of_seats(self, seats: Cells) -> Cells:
         """Returns all sessions of some keys."""
-        # cells: int64, one a slot that has a session left: the newest of these.
+        # cells: int64, one a seat that has a session left: the newest of these.
         found = []
-        cells = self._alive(self.newest[slots])
+        cells = self._alive(self.newest[seats])
         while len(cells := cells[cells >= 0]):
             found.append(cells)
             cells = self._alive(self.older[cells])
@@ -310,10 +310,10 @@ class SessionTable(OverlayTable):
         self.fired[cells] &= ends == self.end[cells]
         self.end[cells] = ends
 
-    def chain(self, slot: int, *, ended: bool = False) -> list[int]:
+    def chain(self, seat: int, *, ended: bool = False) -> list[int]:
         """Returns the sessions of a key, in order of time; with ``ended``, also those behind one that has ended."""
         found = []
-        cell = self.newest.item(slot)
+        cell = self.newest.item(seat)
         while cell >= 0 and (ended or self.live.item(cell)):
             if self.live.item(cell):
                 found.append(cell)
@@ -322,20 +322,20 @@ class SessionTable(OverlayTable):
 
     def link(self, chains: dict[int, list[int]]) -> None:
         """Sets the sessions of keys, in order of time; those of a key with an empty list stay as they are."""
-        # cells: int64, the sessions of slots, one slot after the other, by time. stops: one a slot, ascending: where
+        # cells: int64, the sessions of seats, one seat after the other, by time. stops: one a seat, ascending: where
         # its sessions end.
-        slots = [slot for slot, cells in chains.items() if cells]
-        if not slots:
+        seats = [seat for seat, cells in chains.items() if cells]
+        if not seats:
             return
         cells = np.fromiter(chain.from_iterable(chains.values()), dtype=np.int64)
-        stops = np.cumsum([len(chains[slot]) for slot in slots], dtype=np.int64)
+        stops = np.cumsum([len(chains[seat]) for seat in seats], dtype=np.int64)
         self.older[cells[1:]] = cells[:-1]
         self.older[cells[np.concatenate([[0], stops[:-1]])]] = -1
-        self.newest[slots] = cells[stops - 1]
+        self.newest[seats] = cells[stops - 1]
 
-    def at(self, slots: Cells, times: Cells) -> Cells:
+    def at(self, seats: Cells, times: Cells) -> Cells:
         """Returns the newest session of each key that starts at a time or before it; -1 if there is none."""
-        cells = self._alive(self.newest[slots])
+        cells = self._alive(self.newest[seats])
         while len(later := np.flatnonzero((cells >= 0) & (self.start[cells] > times))):
             cells[later] = self._alive(self.older[cells[later]])
         return cells
@@ -368,37 +368,37 @@ class SessionTable(OverlayTable):
 
     # --- storage -----------------------------------------------------------------------------------------------------
 
-    def load(self, keys: KeySlots) -> None:
+    def load(self, keys: KeySeats) -> None:
         assert self.map_key_type is not None
         self.newest = grown(self.newest, keys.first + len(keys.column), -1)
-        slots, starts, ends, state_windows = self._in_flight(keys)
-        cells = self.begin(slots, starts, ends)
+        seats, starts, ends, state_windows = self._in_flight(keys)
+        cells = self.begin(seats, starts, ends)
         self.state_start[cells], self.state_end[cells] = _bounds(state_windows)
         self.due[cells] = self.stored_end[cells] = self.timers_end[cells] = ends
         self.stored_start[cells] = self.timers_start[cells] = starts
         self.stored[cells] = self.timers_stored[cells] = True
-        self.older[cells[1:]] = np.where(slots[1:] == slots[:-1], cells[:-1], -1)
-        self.newest[slots] = cells  # The last one of each key counts.
+        self.older[cells[1:]] = np.where(seats[1:] == seats[:-1], cells[:-1], -1)
+        self.newest[seats] = cells  # The last one of each key counts.
 
-    def _in_flight(self, keys: KeySlots) -> tuple[Cells, Cells, Cells, pa.Array[Any]]:
-        """Returns slots, starts, ends and state windows of the stored sessions of some keys, in order."""
-        # slots, starts, ends: int64, one a stored row, the oldest run first. order: by slot, start and end; ordered
+    def _in_flight(self, keys: KeySeats) -> tuple[Cells, Cells, Cells, pa.Array[Any]]:
+        """Returns seats, starts, ends and state windows of the stored sessions of some keys, in order."""
+        # seats, starts, ends: int64, one a stored row, the oldest run first. order: by seat, start and end; ordered
         # likewise; last: bool, by place in order.
         matches = list(self._matches(keys))
         if not matches:
             none = np.zeros(0, dtype=np.int64)
             return none, none, none, self.layout.local_schema.empty_table().column("value").combine_chunks()
-        slots = np.concatenate([match.wanted for match in matches]) + keys.first
+        seats = np.concatenate([match.wanted for match in matches]) + keys.first
         windows = [_bounds(match.run.take("map_key", match.rows)) for match in matches]
         starts, ends = (np.concatenate([window[i] for window in windows]) for i in (0, 1))
         deleted = [match.run.take("deleted", match.rows).to_numpy(zero_copy_only=False) for match in matches]
         values = pa.concat_arrays([match.run.take("value", match.rows) for match in matches])
-        order = np.lexsort((ends, starts, slots))  # Stable, so that of equal rows that of the newest run is last.
-        ordered = [column[order] for column in (slots, starts, ends)]
+        order = np.lexsort((ends, starts, seats))  # Stable, so that of equal rows that of the newest run is last.
+        ordered = [column[order] for column in (seats, starts, ends)]
         last = np.ones(len(order), dtype=np.bool_)
         last[:-1] = np.any([column[1:] != column[:-1] for column in ordered], axis=0)
         kept = order[last & ~np.concatenate(deleted)[order]]
-        return slots[kept], starts[kept], ends[kept], values.take(pa.array(kept))
+        return seats[kept], starts[kept], ends[kept], values.take(pa.array(kept))
 
     def _changes(self) -> pa.Table | None:
         # changed, put, gone: cells, ascending. live, stored, same: bool, one a cell of changed. starts, ends: of put,
@@ -417,7 +417,7 @@ class SessionTable(OverlayTable):
             "map_key": window_column(kind, starts, ends),
             "value": window_column(kind, self.state_start[cells], self.state_end[cells]),
         }
-        return self._rows(*delta_of_sessions(self.slot[cells], columns, len(put)))
+        return self._rows(*delta_of_sessions(self.seat[cells], columns, len(put)))
 
     def _written(self) -> None:
         changed = np.flatnonzero(self.changed)
@@ -427,24 +427,24 @@ class SessionTable(OverlayTable):
 
 
 def delta_of_sessions(
-    slots: Cells, columns: dict[str, pa.Array[Any]], put: int
+    seats: Cells, columns: dict[str, pa.Array[Any]], put: int
 ) -> tuple[Cells, dict[str, pa.Array[Any]], Mask]:
     """Returns the changed rows, and which of them are tombstones.
 
     Args:
-        slots: The slot of each row.
+        seats: The seat of each row.
         columns: The other columns; all but ``value`` identify a row, with the key.
         put: How many rows are put. The rows after them are tombstones; a tombstone of a row that is put is left out.
     """
-    rows = np.arange(len(slots))
+    rows = np.arange(len(seats))
     if 0 < put < len(rows):
-        identity = {"slot": pa.array(slots), **{name: each for name, each in columns.items() if name != "value"}}
+        identity = {"seat": pa.array(seats), **{name: each for name, each in columns.items() if name != "value"}}
         rows, _ = distinct_rows(pa.StructArray.from_arrays(list(identity.values()), names=list(identity)))
     deleted = rows >= put
     arrays = {name: column.take(pa.array(rows)) for name, column in columns.items()}
     if "value" in arrays:
         arrays["value"] = arrays["value"].take(pa.array(np.arange(len(rows)), mask=deleted))
-    return slots[rows], arrays, deleted
+    return seats[rows], arrays, deleted
 
 
 def window_column(kind: TypeInformation, starts: Cells, ends: Cells) -> pa.Array[Any]:

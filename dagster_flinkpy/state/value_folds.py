@@ -35,14 +35,14 @@ class ValueFold(ABC):
 
     @abstractmethod
     def add_each(
-        self, keys: TouchedKeys, held: list[Any], slots: Sequence[int], cells: Sequence[int], values: Iterable[Any]
+        self, keys: TouchedKeys, held: list[Any], seats: Sequence[int], cells: Sequence[int], values: Iterable[Any]
     ) -> None:
         """Adds values, in order.
 
         Args:
             keys: The keys, of which each becomes the current one.
             held: What each cell holds; changed.
-            slots: The slot of the key of each value.
+            seats: The seat of the key of each value.
             cells: The cell of each value; may repeat.
             values: Values that nobody else has.
         """
@@ -59,10 +59,10 @@ class _Reduced(ValueFold):
         return value if held is None else self.merge(held, value)
 
     def add_each(
-        self, keys: TouchedKeys, held: list[Any], slots: Sequence[int], cells: Sequence[int], values: Iterable[Any]
+        self, keys: TouchedKeys, held: list[Any], seats: Sequence[int], cells: Sequence[int], values: Iterable[Any]
     ) -> None:
         reduce, name_fields = self.merge, self._name_fields
-        for keys.slot, cell, value in zip(slots, cells, values, strict=True):
+        for keys.seat, cell, value in zip(seats, cells, values, strict=True):
             stored = held[cell]
             held[cell] = name_fields(value) if stored is None else reduce(stored, value)
 
@@ -78,10 +78,10 @@ class _Aggregated(ValueFold):
         return self._add(copied(value) if self._changes else value, held)
 
     def add_each(
-        self, keys: TouchedKeys, held: list[Any], slots: Sequence[int], cells: Sequence[int], values: Iterable[Any]
+        self, keys: TouchedKeys, held: list[Any], seats: Sequence[int], cells: Sequence[int], values: Iterable[Any]
     ) -> None:
         add, create = self._add, self._create
-        for keys.slot, cell, value in zip(slots, cells, values, strict=True):
+        for keys.seat, cell, value in zip(seats, cells, values, strict=True):
             stored = held[cell]
             held[cell] = add(value, create() if stored is None else stored)
 
@@ -94,9 +94,9 @@ class _Listed(ValueFold):
         return [value] if held is None else _extended(held, [value])
 
     def add_each(
-        self, keys: TouchedKeys, held: list[Any], slots: Sequence[int], cells: Sequence[int], values: Iterable[Any]
+        self, keys: TouchedKeys, held: list[Any], seats: Sequence[int], cells: Sequence[int], values: Iterable[Any]
     ) -> None:
-        for keys.slot, cell, value in zip(slots, cells, values, strict=True):
+        for keys.seat, cell, value in zip(seats, cells, values, strict=True):
             elements = held[cell]
             if elements is None:
                 held[cell] = [value]

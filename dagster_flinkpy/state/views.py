@@ -62,7 +62,7 @@ class KeyedState:
 
     def _cell(self) -> int:
         """Returns the current cell, or raises a ConfigurationError."""
-        cell: int | None = self._current.slot
+        cell: int | None = self._current.seat
         return self.table.require_key() if cell is None else cell
 
 
@@ -82,11 +82,11 @@ class _OneValue(KeyedState):
     def _get(self) -> Any:
         """Returns the value of the current cell, if it may be read."""
         try:
-            value = self._values[self._current.slot]
+            value = self._values[self._current.seat]
         except TypeError:
             self.table.require_key()
             raise
-        if self._rules is not None and value is not None and not self._is_live(self._current.slot, self._rules):
+        if self._rules is not None and value is not None and not self._is_live(self._current.seat, self._rules):
             return value if self._rules.return_expired else None
         return value if self._own is None else self._own(value)
 
@@ -120,7 +120,7 @@ class KeyedValueState(_OneValue, ValueState[Any]):
     value = _OneValue._get
 
     def update(self, value: Any) -> None:
-        cell = self._current.slot
+        cell = self._current.seat
         if self._take is not None and value is not None:
             value = self._take(value)
         try:
@@ -218,7 +218,7 @@ class KeyedListState(_Merging, ListState[Any]):
         return [value for value, _ in (stamped if rules.return_expired else live)]
 
     def add(self, value: Any) -> None:
-        cell = self._current.slot
+        cell = self._current.seat
         if cell is None:
             cell = self.table.require_key()
         if self._take is not None:
@@ -276,7 +276,7 @@ class KeyedMapState(KeyedState, MapState[Any, Any]):
             return value if self._own is None else self._own(value)
         if self._encode is not None:
             key = self._encode(key)
-        cell = self._current.slot
+        cell = self._current.seat
         try:
             entries = self._pending[cell]
             if entries is not None and key in entries:
@@ -294,7 +294,7 @@ class KeyedMapState(KeyedState, MapState[Any, Any]):
     def put(self, key: Any, value: Any) -> None:
         if self._encode is not None:
             key = self._encode(key)
-        cell = self._current.slot
+        cell = self._current.seat
         if self._take is not None:
             value = self._take(value)
         if self._rules is not None:

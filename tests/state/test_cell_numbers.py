@@ -35,25 +35,25 @@ def test_a_grid_that_would_be_nearly_empty_is_given_up():
 @given(st.lists(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=20), max_size=6))
 def test_cells_keep_their_numbers_when_they_become_sparse(batches):
     cells, model = NamespacedCells(Types.LONG()), {}
-    spread = [[(slot * 10_007, namespace) for slot, namespace in batch] for batch in batches]
-    for batch in [[(slot, 0) for slot in range(50)], *spread]:
-        slots = np.array([slot for slot, _ in batch])
+    spread = [[(seat * 10_007, namespace) for seat, namespace in batch] for batch in batches]
+    for batch in [[(seat, 0) for seat in range(50)], *spread]:
+        seats = np.array([seat for seat, _ in batch])
         ids = np.array(cells.namespace_ids([namespace for _, namespace in batch]))
-        numbers, first = cells.of(slots, ids)
+        numbers, first = cells.of(seats, ids)
         assert [batch[i] for i in first.tolist()] == [p for p in dict.fromkeys(batch) if p not in model]
         model |= {batch[i]: len(model) + n for n, i in enumerate(first.tolist())}
         assert numbers.tolist() == [model[pair] for pair in batch]
-        assert cells.slots(numbers).tolist() == slots.tolist()
+        assert cells.seats(numbers).tolist() == seats.tolist()
         assert cells.column(numbers).to_pylist() == [namespace for _, namespace in batch]
         assert len(cells) == len(model)
 
 
 def test_the_first_record_may_be_that_of_one_of_many_keys():
     cells = NamespacedCells(Types.TUPLE([Types.LONG(), Types.LONG()]))
-    slots = np.array([200_000, 0, 200_000])
-    numbers, first = cells.of(slots, np.array(cells.namespace_ids([(0, 1)] * 3)))
+    seats = np.array([200_000, 0, 200_000])
+    numbers, first = cells.of(seats, np.array(cells.namespace_ids([(0, 1)] * 3)))
     assert (numbers.tolist(), first.tolist(), len(cells)) == ([0, 1, 0], [0, 1], 2)
-    assert cells.slots(numbers).tolist() == slots.tolist()
+    assert cells.seats(numbers).tolist() == seats.tolist()
 
 
 def test_a_number_that_was_released_is_released_once():

@@ -36,9 +36,9 @@ DESCRIPTOR = ValueStateDescriptor("state", VALUE)
 def in_columns(backend: Any, key_type: Any, ops: list[Any], namespaced: bool) -> None:
     table = backend.get_cells(DESCRIPTOR, WINDOWS if namespaced else None)
     column = key_type.to_arrow([key for key, _, _ in ops])
-    slots = backend.touch_column(column, hash_keys(key_type, column))
+    seats = backend.touch_column(column, hash_keys(key_type, column))
     for start in range(0, len(ops), 3):
-        some, cells = ops[start : start + 3], slots[start : start + 3]
+        some, cells = ops[start : start + 3], seats[start : start + 3]
         if namespaced:
             ids = table.cells.namespace_ids([(n, n + 1) for _, n, _ in some])
             cells, _ = table.cells.of(cells, np.array(ids, dtype=np.int64))
@@ -47,7 +47,7 @@ def in_columns(backend: Any, key_type: Any, ops: list[Any], namespaced: bool) ->
         assert VALUE.from_arrow(table.lookup(cells)) == [last[cell] for cell in cells.tolist()]
         if namespaced:
             for _, n, _ in some:
-                table.release((n, n + 1))  # as often as possible; a slot with content stays
+                table.release((n, n + 1))  # as often as possible; a seat with content stays
 
 
 def per_record(backend: Any, key_type: Any, ops: list[Any], namespaced: bool) -> None:
@@ -64,10 +64,10 @@ def test_windows_that_came_and_went_leave_their_cells_to_the_next_ones(make_back
     backend = make_backend(None, key_type=Types.LONG())
     table = backend.get_cells(DESCRIPTOR, WINDOWS)
     column = pa.array(range(100))
-    slots = backend.touch_column(column, hash_keys(Types.LONG(), column))
+    seats = backend.touch_column(column, hash_keys(Types.LONG(), column))
     for window in range(50):
         (number,) = table.cells.namespace_ids([(window, window + 1)])
-        cells, _ = table.cells.of(slots, np.full(len(slots), number))
+        cells, _ = table.cells.of(seats, np.full(len(seats), number))
         assert not table.contains(cells).any()
         table.update(cells, VALUE.to_arrow([(window, "x")] * len(cells)))
         table.release((window, window + 1))  # has content, so nothing happens
@@ -90,10 +90,10 @@ def test_cells_without_values_are_dropped(make_backend: Any, store: Any, monkeyp
     backend = make_backend(None, key_type=Types.LONG())
     table = backend.get_cells(DESCRIPTOR, WINDOWS)
     column = pa.array(range(10))
-    slots = backend.touch_column(column, hash_keys(Types.LONG(), column))
+    seats = backend.touch_column(column, hash_keys(Types.LONG(), column))
     for window in range(50):
         table.compact()
-        cells = table.cells.find(slots, [(window, window + 1)], np.zeros(len(slots), dtype=np.int64))
+        cells = table.cells.find(seats, [(window, window + 1)], np.zeros(len(seats), dtype=np.int64))
         table.update(cells, VALUE.to_arrow([(window, str(key)) for key in range(10)]))
         if window == 20:
             backend.snapshot()  # storage needs tombstones for the values of two windows
@@ -147,8 +147,8 @@ def test_a_batch_loads_only_its_keys_and_a_range_only_its_part(make_backend):
     part = make_backend(snapshot, key_type=key_type, key_groups=half)
     table = part.get_cells(DESCRIPTOR)
     column = key_type.to_arrow(mine)
-    slots = part.touch_column(column, hash_keys(key_type, column))
-    assert VALUE.from_arrow(table.lookup(slots)) == [(key, "x") for key in mine]
+    seats = part.touch_column(column, hash_keys(key_type, column))
+    assert VALUE.from_arrow(table.lookup(seats)) == [(key, "x") for key in mine]
     foreign = key_type.to_arrow([key for key in keys if key not in mine])
     with pytest.raises(ConfigurationError, match="belongs to key group"):
         part.touch_column(foreign, hash_keys(key_type, foreign))
@@ -158,9 +158,9 @@ def test_what_came_and_went_leaves_nothing(make_backend):
     backend = make_backend(key_type=Types.LONG())
     table = backend.get_cells(DESCRIPTOR)
     column = pa.array([1, 2])
-    slots = backend.touch_column(column, hash_keys(Types.LONG(), column))
-    table.update(slots, VALUE.to_arrow([(1, "x"), (2, "y")]))
-    table.delete(slots)
+    seats = backend.touch_column(column, hash_keys(Types.LONG(), column))
+    table.update(seats, VALUE.to_arrow([(1, "x"), (2, "y")]))
+    table.delete(seats)
     assert backend.snapshot().tables[0].runs == ()
 
 

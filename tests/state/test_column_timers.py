@@ -28,12 +28,12 @@ def in_columns(backend: Any, registered: Timers, deleted: Timers, until: int) ->
     for some, act in ((registered, timers.register), (deleted, timers.delete)):
         if some:
             column = KEY.to_arrow([key for _, key, _ in some])
-            slots = backend.touch_column(column, hash_keys(KEY, column))
+            seats = backend.touch_column(column, hash_keys(KEY, column))
             moments = timers.moments([time for time, _, _ in some], [window for _, _, window in some])
-            act(slots, np.array(moments, dtype=np.int64))
+            act(seats, np.array(moments, dtype=np.int64))
     fired = []
-    for time, window, slots in timers.advance_to(until):
-        fired += [(time, key, tuple(window)) for key in KEY.from_arrow(backend.key_context.column(slots))]
+    for time, window, seats in timers.advance_to(until):
+        fired += [(time, key, tuple(window)) for key in KEY.from_arrow(backend.key_context.column(seats))]
     return fired
 
 
@@ -109,11 +109,11 @@ def test_moments_that_have_fired_are_forgotten(make_backend: Any) -> None:
     backend = make_backend(key_type=KEY)
     timers = backend.get_column_timers("timers", WINDOWS)
     column = KEY.to_arrow(["a"])
-    slots = backend.touch_column(column, hash_keys(KEY, column))
+    seats = backend.touch_column(column, hash_keys(KEY, column))
     for time in (3, 1, 2):
-        timers.register(slots, np.array(timers.moments([time], [(0, time)])))
+        timers.register(seats, np.array(timers.moments([time], [(0, time)])))
     assert [time for time, _, _ in timers.advance_to(2)] == [1, 2]
     assert timers.size == 1
-    timers.register(slots, np.array(timers.moments([2], [(0, 2)])))  # again, in the past
+    timers.register(seats, np.array(timers.moments([2], [(0, 2)])))  # again, in the past
     assert [time for time, _, _ in timers.advance_to(5)] == [2, 3]
     assert timers.size == 0

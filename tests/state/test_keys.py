@@ -1,4 +1,4 @@
-"""Finds the slots of many keys at once."""
+"""Finds the seats of many keys at once."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ def test_a_key_is_found_by_its_value(few_hashes, kind, batches):
                     keys.append(column.take(pa.array(fresh)), sort_keys[fresh])
             for each in values:
                 expected.setdefault(each, len(expected))
-        assert keys.slots == expected
+        assert keys.seats == expected
         keys.clear()
         column = kind.to_arrow([_key(kind, "x")])
         assert keys.find(column).tolist() == [-1]
 
 
-LOOKS = st.lists(st.sampled_from(["slots", "encoded", "all", "find", "set_current", "clear"]), max_size=3)
+LOOKS = st.lists(st.sampled_from(["seats", "encoded", "all", "find", "set_current", "clear"]), max_size=3)
 
 
 @given(batches=st.lists(st.tuples(st.lists(st.integers(-50, 50), unique=True), LOOKS), max_size=8))
-def test_whatever_is_asked_between_batches_slots_stand_for_the_same_keys(batches):
+def test_whatever_is_asked_between_batches_seats_stand_for_the_same_keys(batches):
     keys, expected = TouchedKeys(), list[int]()
     kind = Types.LONG()
     keys.bind(kind)
@@ -81,13 +81,13 @@ def test_whatever_is_asked_between_batches_slots_stand_for_the_same_keys(batches
                 keys.clear()
                 expected.clear()
                 assert before is None or before.sort_keys.tolist() == [sort_keys_of[each] for each in known]
-            elif look == "slots":
-                assert keys.slots == {each: i for i, each in enumerate(expected)}
+            elif look == "seats":
+                assert keys.seats == {each: i for i, each in enumerate(expected)}
             elif look == "encoded" and expected:
                 assert keys.encoded(len(expected) - 1) == expected[-1]
                 assert [keys.encoded(i) for i in range(len(expected))] == expected
             elif look == "set_current" and expected:
-                assert keys.set_current(expected[-1]) and keys.slot == len(expected) - 1
+                assert keys.set_current(expected[-1]) and keys.seat == len(expected) - 1
                 assert not keys.set_current(99)
             elif look == "find":
                 wanted = pa.array(range(-50, 51), type=pa.int64())

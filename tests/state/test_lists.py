@@ -260,9 +260,9 @@ def test_reading_takes_what_other_rows_of_the_batch_have_done(make_backend: Make
     def each(what: Any) -> None:
         keys = list(range(4))
         column = pa.array(keys)
-        slots = backend.touch(keys, column, column.cast("int32").to_numpy())
-        for key, slot in zip(keys, slots, strict=True):
-            backend.key_context.slot = slot
+        seats = backend.touch(keys, column, column.cast("int32").to_numpy())
+        for key, seat in zip(keys, seats, strict=True):
+            backend.key_context.seat = seat
             what(key)
 
     each(lambda key: state.add(key))

@@ -30,20 +30,20 @@ def lists(backend: Any) -> Any:
     return make_panes(backend, ListStateDescriptor("lists", LONG), WINDOWS)
 
 
-def cells_of(state: Any, slots: list[int], window: tuple[int, int] = WINDOW) -> Any:
-    return state.table.find(np.array(slots), [window], np.zeros(len(slots), dtype=np.int64))
+def cells_of(state: Any, seats: list[int], window: tuple[int, int] = WINDOW) -> Any:
+    return state.table.find(np.array(seats), [window], np.zeros(len(seats), dtype=np.int64))
 
 
-def add(state: Any, slots: list[int], values: list[int], window: tuple[int, int] = WINDOW) -> list[int]:
-    """Adds values; returns the positions in which a slot had no value."""
-    cells = cells_of(state, slots, window)
+def add(state: Any, seats: list[int], values: list[int], window: tuple[int, int] = WINDOW) -> list[int]:
+    """Adds values; returns the positions in which a seat had no value."""
+    cells = cells_of(state, seats, window)
     new = state.table.first_missing(cells).tolist()
-    state.add_each(slots, cells, values)
+    state.add_each(seats, cells, values)
     return new
 
 
-def contents(state: Any, slots: list[int], window: tuple[int, int] = WINDOW) -> list[Any]:
-    return list(state.get_each(slots, cells_of(state, slots, window)))
+def contents(state: Any, seats: list[int], window: tuple[int, int] = WINDOW) -> list[Any]:
+    return list(state.get_each(seats, cells_of(state, seats, window)))
 
 
 def test_a_window_that_never_was_in_storage_leaves_nothing(make_backend: Any) -> None:
@@ -68,33 +68,33 @@ def test_the_next_window_takes_the_place_of_one_that_has_ended(
     backend = make_backend(key_type=LONG)
     state, keys = make(backend), 100
     touch(backend, LONG, list(range(keys)))
-    slots, last = list(range(keys)), (90_000, 90_010)
-    add(state, slots, slots, last)
+    seats, last = list(range(keys)), (90_000, 90_010)
+    add(state, seats, seats, last)
     for start in range(0, 300, 10):
         window = (start, start + 10)
-        assert len(add(state, slots, slots, window)) == keys
+        assert len(add(state, seats, seats, window)) == keys
         if stored:
             backend.snapshot()  # storage knows this window until it learns that the window has ended
-        state.table.delete(cells_of(state, slots, window))
+        state.table.delete(cells_of(state, seats, window))
         state.table.release(window)
     assert len(state.table.cells) <= (5 if stored else 2) * keys
-    expected = [[i] for i in slots] if make is lists else slots
-    assert contents(state, slots, last) == expected
+    expected = [[i] for i in seats] if make is lists else seats
+    assert contents(state, seats, last) == expected
     snapshot = backend.snapshot()
 
     restored = make_backend(snapshot, key_type=LONG)
     state = make(restored)
-    touch(restored, LONG, slots)
-    assert contents(state, slots, last) == expected
-    assert contents(state, slots, window) == [None] * keys
+    touch(restored, LONG, seats)
+    assert contents(state, seats, last) == expected
+    assert contents(state, seats, window) == [None] * keys
 
 
 @pytest.mark.parametrize(("make", "first", "both"), [(sums, 1, 6), (lists, [1], [1, 5])])
 def test_a_stored_window_that_ends_does_not_come_back(make_backend: Any, make: Any, first: Any, both: Any) -> None:
     backend = make_backend(key_type=LONG)
-    state, slots = make(backend), list(range(1_000))
-    touch(backend, LONG, slots)
-    add(state, slots, [1] * len(slots))
+    state, seats = make(backend), list(range(1_000))
+    touch(backend, LONG, seats)
+    add(state, seats, [1] * len(seats))
     backend.snapshot()
     state.table.delete(cells_of(state, [0]))
     snapshot = backend.snapshot()
@@ -102,7 +102,7 @@ def test_a_stored_window_that_ends_does_not_come_back(make_backend: Any, make: A
 
     restored = make_backend(snapshot, key_type=LONG)
     state = make(restored)
-    touch(restored, LONG, slots)
+    touch(restored, LONG, seats)
     assert contents(state, [0, 1]) == [None, first]
     assert add(state, [0, 1], [1, 5]) == [0]
     assert contents(state, [0, 1]) == [first, both]

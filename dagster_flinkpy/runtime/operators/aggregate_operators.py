@@ -55,9 +55,9 @@ class RollingAggregateOperator(KeyedStateOperator):
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
         keys = self.bind(batch)
-        slots = touch_keys(self.backend, keys)
+        seats = touch_keys(self.backend, keys)
         try:
-            results = self._fold.running(self._state, slots, self._fold.lift(batch.column), np.arange(len(batch)))
+            results = self._fold.running(self._state, seats, self._fold.lift(batch.column), np.arange(len(batch)))
         except (IntegerOverflowError, TypeMismatchError) as e:
             raise aggregation_error(self.context, e, batch) from e
         self._emit_of(keys.column, results, batch.timestamps)
@@ -79,20 +79,20 @@ class MiniBatchAggregateOperator(RollingAggregateOperator):
     def __init__(self, context: OperatorContext, fold: ColumnFold, *, with_key: bool, flat: bool) -> None:
         super().__init__(context, fold, with_key=with_key, flat=flat)
         self._changed: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
-        """Whether the key of each slot has had records since its last result."""
+        """Whether the key of each seat has had records since its last result."""
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
         keys = self.bind(batch)
         if self.backend.is_full:
-            self._emit_changed()  # slots are about to stand for other keys
-        slots = touch_keys(self.backend, keys)
+            self._emit_changed()  # seats are about to stand for other keys
+        seats = touch_keys(self.backend, keys)
         try:
             accumulators = batch.column if batch.combined else self._fold.lift(batch.column)
-            self._fold.add(self._state, slots, accumulators, np.arange(len(batch)))
+            self._fold.add(self._state, seats, accumulators, np.arange(len(batch)))
         except (IntegerOverflowError, TypeMismatchError) as e:
             raise aggregation_error(self.context, e, batch) from e
-        self._changed = grown(self._changed, int(slots.max(initial=-1)) + 1, 0)
-        self._changed[slots] = True
+        self._changed = grown(self._changed, int(seats.max(initial=-1)) + 1, 0)
+        self._changed[seats] = True
 
     def on_watermark(self, watermark: int) -> None:
         if watermark == MAX_WATERMARK:
@@ -103,8 +103,8 @@ class MiniBatchAggregateOperator(RollingAggregateOperator):
         return super().snapshot()
 
     def _emit_changed(self) -> None:
-        slots = np.flatnonzero(self._changed)
+        seats = np.flatnonzero(self._changed)
         self._changed[:] = False
-        if len(slots):
-            keys = self.backend.key_context.column(slots)
-            self._emit_of(keys, self._fold.results(self._state, slots), np.full(len(slots), NO_TIMESTAMP))
+        if len(seats):
+            keys = self.backend.key_context.column(seats)
+            self._emit_of(keys, self._fold.results(self._state, seats), np.full(len(seats), NO_TIMESTAMP))

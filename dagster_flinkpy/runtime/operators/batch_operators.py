@@ -37,27 +37,27 @@ class _ColumnState(BatchState):
         self._backend, self._uid = backend, uid
         self._tables: dict[str, tuple[ValueStateDescriptor, CellTable]] = {}
         self._keys: KeyColumn | None = None
-        self._slots: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        self._seats: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._others: tuple[Any, npt.NDArray[np.int64]] | None = None
-        """Other keys, and their slots: a function often reads and writes the same ones."""
+        """Other keys, and their seats: a function often reads and writes the same ones."""
 
     def select(self, keys: KeyColumn) -> None:
         """Selects the keys of a batch."""
         self._keys, self._others = keys, None
-        self._slots = touch_keys(self._backend, keys)
+        self._seats = touch_keys(self._backend, keys)
 
     def lookup(self, descriptor: ValueStateDescriptor, keys: pa.Array[Any]) -> pa.Array[Any]:
-        return self._table(descriptor).lookup(self._slots_of(descriptor, keys))
+        return self._table(descriptor).lookup(self._seats_of(descriptor, keys))
 
     def update(self, descriptor: ValueStateDescriptor, keys: pa.Array[Any], values: pa.Array[Any]) -> None:
-        table, slots = self._table(descriptor), self._slots_of(descriptor, keys)
+        table, seats = self._table(descriptor), self._seats_of(descriptor, keys)
         what = f"operator {self._uid!r}, state {descriptor.name!r}"
         if len(keys) != len(values):
             raise TypeMismatchError(f"{what}: update() got {len(keys)} keys and {len(values)} values")
-        table.update(slots, fit_column(values, descriptor.type_info, what))
+        table.update(seats, fit_column(values, descriptor.type_info, what))
 
     def delete(self, descriptor: ValueStateDescriptor, keys: pa.Array[Any]) -> None:
-        self._table(descriptor).delete(self._slots_of(descriptor, keys))
+        self._table(descriptor).delete(self._seats_of(descriptor, keys))
 
     def _table(self, descriptor: ValueStateDescriptor) -> CellTable:
         if not isinstance(descriptor, ValueStateDescriptor):
@@ -71,20 +71,20 @@ class _ColumnState(BatchState):
             self._tables[descriptor.name] = known
         return known[1]
 
-    def _slots_of(self, descriptor: ValueStateDescriptor, keys: pa.Array[Any]) -> npt.NDArray[np.int64]:
+    def _seats_of(self, descriptor: ValueStateDescriptor, keys: pa.Array[Any]) -> npt.NDArray[np.int64]:
         bound = self._keys
         if bound is None:
             raise ConfigurationError(f"operator {self._uid!r}: state can only be used in process_batch()")
         if keys is bound.column:
-            return self._slots
+            return self._seats
         if self._others is not None and keys is self._others[0]:
             return self._others[1]
         column = fit_column(keys, bound.type_info, f"operator {self._uid!r}, the keys of state {descriptor.name!r}")
         if column.null_count:
             raise TypeMismatchError(f"operator {self._uid!r}: a key of state {descriptor.name!r} is None")
-        slots = self._backend.touch_column(column, hash_keys(bound.type_info, column), beside=True)
-        self._others = (keys, slots)
-        return slots
+        seats = self._backend.touch_column(column, hash_keys(bound.type_info, column), beside=True)
+        self._others = (keys, seats)
+        return seats
 
 
 class KeyedBatchOperator(KeyedStateOperator):

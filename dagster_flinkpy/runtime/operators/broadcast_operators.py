@@ -107,7 +107,7 @@ class KeyedBroadcastProcessOperator(KeyedProcessOperator):
         if input_index == 0:
             super().process(input_index, batch)
             return
-        self.backend.key_context.slot = None  # keyed state cannot be used without a key
+        self.backend.key_context.seat = None  # keyed state cannot be used without a key
         process_each(self, self._inputs[input_index], batch, self._broadcast_record, self.collector)
 
     def apply(self, descriptor: StateDescriptor, process: Callable[[Any, Any], Any]) -> None:
@@ -118,4 +118,4 @@ class KeyedBroadcastProcessOperator(KeyedProcessOperator):
         for key in self.backend.keys(descriptor.name):
             self.backend.set_current_key(key)
             process(key, state)
-        self.backend.key_context.slot = None
+        self.backend.key_context.seat = None

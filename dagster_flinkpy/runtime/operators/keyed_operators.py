@@ -122,13 +122,13 @@ class KeyedContext(RecordContext):
 
 
 def touch_keys(backend: ColumnarKeyedStateBackend, keys: KeyColumn) -> npt.NDArray[np.int64]:
-    """Reads the state of all keys of a batch at once, and returns the slot of each."""
+    """Reads the state of all keys of a batch at once, and returns the seat of each."""
     encoded = keys.encoded
     if encoded is None:
         return backend.touch_column(keys.column, keys.hashes)
     distinct = encoded.dictionary
-    slots = backend.touch_column(distinct, hash_keys(keys.type_info, distinct))
-    of_rows: npt.NDArray[np.int64] = slots[encoded.indices.to_numpy()]
+    seats = backend.touch_column(distinct, hash_keys(keys.type_info, distinct))
+    of_rows: npt.NDArray[np.int64] = seats[encoded.indices.to_numpy()]
     return of_rows
 
 
@@ -218,15 +218,15 @@ class KeyedOperator(KeyedStateOperator):
             self._processing_timers = self.backend.get_timers(PROCESSING_TIMERS, namespace_type)
 
     def touch(self, batch: StreamBatch) -> Iterator[tuple[int, Any, int]]:
-        """Loads the state of the keys of a batch, and yields the slot, value and timestamp of each record."""
-        return zip(self.slots(batch), batch.each_value(), batch.each_timestamp(), strict=True)
+        """Loads the state of the keys of a batch, and yields the seat, value and timestamp of each record."""
+        return zip(self.seats(batch), batch.each_value(), batch.each_timestamp(), strict=True)
 
-    def slots(self, batch: StreamBatch) -> Iterable[int]:
-        """Loads the state of the keys of a batch, and yields the slot of each record."""
+    def seats(self, batch: StreamBatch) -> Iterable[int]:
+        """Loads the state of the keys of a batch, and yields the seat of each record."""
         keys = self.bind(batch)
-        slots = touch_keys(self.backend, keys)
-        self.backend.key_context.slot = None  # an error before the first record has no key
-        return each_int(slots)
+        seats = touch_keys(self.backend, keys)
+        self.backend.key_context.seat = None  # an error before the first record has no key
+        return each_int(seats)
 
     def due_timers(self, watermark: int) -> Iterable[tuple[int, Any, Any]]:
         """Yields time, key and namespace of the timers up to the watermark, in order of time, with its key current."""
@@ -271,7 +271,7 @@ class KeyedProcessOperator(KeyedOperator):
         )
         value: Any = UNKNOWN
         try:
-            for keys.slot, value, record.time in records:
+            for keys.seat, value, record.time in records:
                 results = function(value, record)
                 if type(results) is not GeneratorType:
                     collector.collect(results, record.time)
@@ -318,7 +318,7 @@ class ReduceOperator(KeyedOperator):
         self._state: Any = self.backend.get_state(ValueStateDescriptor("_op_state", spec.type_info))
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
-        records = zip(self.slots(batch), batch.each_value(), strict=True)
+        records = zip(self.seats(batch), batch.each_value(), strict=True)
         keys, table = self.backend.key_context, self._state.table
         reduce, held, changed, name_fields = self._reduce, table.values, table.changed, table.value_type.name_fields
         # A function may change the value that state has, so what is sent is a copy, or its fields alone.
@@ -327,14 +327,14 @@ class ReduceOperator(KeyedOperator):
         fields_of, take = collector.fields_of, collector.fields.extend
         value: Any = UNKNOWN
         try:
-            for keys.slot, value in records:
-                slot = keys.slot
-                before = held[slot]
+            for keys.seat, value in records:
+                seat = keys.seat
+                before = held[seat]
                 reduced = value if before is None else reduce(before, value)
                 if type(reduced) is not row and reduced is not None:
                     name_fields(reduced)
-                held[slot] = reduced
-                changed[slot] = True
+                held[seat] = reduced
+                changed[seat] = True
                 if sends:
                     if type(reduced) is row:
                         take(fields_of(reduced))

@@ -94,7 +94,7 @@ class SessionTimers(TimerTable[tuple[Times, Cells]]):
         exist &= sessions.live[cells]
         times, cells = times[exist], cells[exist]
         starts, ends = sessions.start[cells], sessions.end[cells]
-        order, tied = self._order(times, sessions.slot[cells], lambda i: (int(starts[i]), int(ends[i])))
+        order, tied = self._order(times, sessions.seat[cells], lambda i: (int(starts[i]), int(ends[i])))
         times, cells = times[order], cells[order]
         if tied:  # A session may be due twice.
             once = np.ones(len(times), dtype=np.bool_)
@@ -103,7 +103,7 @@ class SessionTimers(TimerTable[tuple[Times, Cells]]):
         return (times, cells) if len(times) else None
 
     def _changes(self) -> pa.Table | None:
-        # changed, put, gone: cells, ascending. live, stored, fired, same: bool, one a cell of changed. slots, starts,
+        # changed, put, gone: cells, ascending. live, stored, fired, same: bool, one a cell of changed. seats, starts,
         # ends, times: one a timer, of put and then of gone.
         sessions = self._sessions
         changed = np.flatnonzero(sessions.timers_changed & (sessions.live | sessions.timers_stored))
@@ -118,19 +118,19 @@ class SessionTimers(TimerTable[tuple[Times, Cells]]):
             self._timers_of(put, sessions.start[put], sessions.end[put], sessions.fired[put]),
             self._timers_of(gone, sessions.timers_start[gone], sessions.timers_end[gone], sessions.timers_fired[gone]),
         ]
-        slots, starts, ends, times = (np.concatenate(pair) for pair in zip(*rows, strict=True))
+        seats, starts, ends, times = (np.concatenate(pair) for pair in zip(*rows, strict=True))
         columns = {"namespace": window_column(self.namespace_type, starts, ends), "time": pa.array(times)}
-        return self._rows(*delta_of_sessions(slots, columns, len(rows[0][0])))
+        return self._rows(*delta_of_sessions(seats, columns, len(rows[0][0])))
 
     def _timers_of(self, cells: Cells, starts: Cells, ends: Cells, fired: npt.NDArray[np.bool_]) -> tuple[Cells, ...]:
-        """Returns slots, starts, ends and times of the timers of sessions with some windows."""
+        """Returns seats, starts, ends and times of the timers of sessions with some windows."""
         # cells, starts, ends, over, fired: one a session. at_end, later: positions in them, ascending; rows: both.
         over = self._sessions.over(ends)
         at_end = np.flatnonzero(~fired)
         later = np.flatnonzero((over < MAX_TIME) & (fired | (over != ends - 1)))
         rows = np.concatenate([at_end, later])
         times = np.concatenate([ends[at_end] - 1, over[later]])
-        return self._sessions.slot[cells[rows]], starts[rows], ends[rows], times
+        return self._sessions.seat[cells[rows]], starts[rows], ends[rows], times
 
     def _written(self) -> None:
         super()._written()
@@ -142,9 +142,9 @@ class SessionTimers(TimerTable[tuple[Times, Cells]]):
         sessions.timers_changed[changed] = False
 
     def _fill(self, table: pa.Table) -> None:
-        slots = self._touch(table.column("key").combine_chunks(), hashes_of(table.column("sort_key").to_numpy()))
+        seats = self._touch(table.column("key").combine_chunks(), hashes_of(table.column("sort_key").to_numpy()))
         starts, ends = (column.to_numpy() for column in table.column("namespace").combine_chunks().flatten())
-        cells = self._sessions.at(slots, starts)
+        cells = self._sessions.at(seats, starts)
         same = (cells >= 0) & (self._sessions.start[cells] == starts) & (self._sessions.end[cells] == ends)
         self._add(table.column("time").to_numpy()[same], cells[same])  # The others have changed in the meantime.
 

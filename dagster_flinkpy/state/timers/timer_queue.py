@@ -21,9 +21,9 @@ __all__ = ["TimerQueue"]
 
 Times = npt.NDArray[np.int64]
 Cells = npt.NDArray[np.int64]
-"""The slot of a key in the lower 32 bits, the number of a namespace above. Inverted (``~``) if a timer is deleted."""
-_SLOT_BITS = 32
-_SLOT = (1 << _SLOT_BITS) - 1
+"""The seat of a key in the lower 32 bits, the number of a namespace above. Inverted (``~``) if a timer is deleted."""
+_SEAT_BITS = 32
+_SEAT = (1 << _SEAT_BITS) - 1
 _Timer = tuple[int, int]
 """Time and cell."""
 
@@ -52,7 +52,7 @@ class TimerQueue(TimerTable[tuple[int, Any, Any]]):
             raise ConfigurationError(f"timers {self.name!r} have no namespace")
         encode = self._namespace_codec.encode
         self._namespace = namespace if encode is None else encode(namespace)
-        self._space = self._number(self._namespace) << _SLOT_BITS
+        self._space = self._number(self._namespace) << _SEAT_BITS
 
     def register(self, timestamp: int) -> None:
         """Registers a timer for the current key and namespace.
@@ -66,7 +66,7 @@ class TimerQueue(TimerTable[tuple[int, Any, Any]]):
         if type(timestamp) is bool:
             raise self._rejected(timestamp)
         try:
-            self._log_cells.append(self._space + self.keys.slot)
+            self._log_cells.append(self._space + self.keys.seat)
             self._log_times.append(timestamp)
         except (TypeError, OverflowError):
             raise self._rejected(timestamp) from None
@@ -76,7 +76,7 @@ class TimerQueue(TimerTable[tuple[int, Any, Any]]):
         if type(timestamp) is bool:
             raise self._rejected(timestamp)
         try:
-            self._log_cells.append(~(self._space + self.keys.slot))
+            self._log_cells.append(~(self._space + self.keys.seat))
             self._log_times.append(timestamp)
         except (TypeError, OverflowError):
             raise self._rejected(timestamp) from None
@@ -106,7 +106,7 @@ class TimerQueue(TimerTable[tuple[int, Any, Any]]):
             yield time
             # If no timer has changed in the meantime, the next one is what was found first.
             while self._due and self._looked_at == len(log) and not self._added and not self._dropped:
-                time, keys.slot = self._due.pop()
+                time, keys.seat = self._due.pop()
                 yield time
 
     def _next(self, timestamp: int) -> tuple[int, Any, Any] | None:
@@ -120,12 +120,12 @@ class TimerQueue(TimerTable[tuple[int, Any, Any]]):
                 self._dropped.discard(timer)
                 continue
             time, cell = timer
-            self.keys.slot = cell & _SLOT
+            self.keys.seat = cell & _SEAT
             codec = self._namespace_codec
             return (
                 time,
                 self.keys.current_key(),
-                codec and codec.decode_all([self._namespaces[cell >> _SLOT_BITS]])[0],
+                codec and codec.decode_all([self._namespaces[cell >> _SEAT_BITS]])[0],
             )
         self._firing = None
         return None
@@ -148,7 +148,7 @@ class TimerQueue(TimerTable[tuple[int, Any, Any]]):
             self._past_cells.frombytes(np.minimum(cells, ~cells).tobytes())
         exist = cells >= 0
         times, cells = times[exist], cells[exist]
-        order, _ = self._order(times, cells & _SLOT, lambda i: self._namespaces[cells[i] >> _SLOT_BITS])
+        order, _ = self._order(times, cells & _SEAT, lambda i: self._namespaces[cells[i] >> _SEAT_BITS])
         self._due = list(zip(times[order[::-1]].tolist(), cells[order[::-1]].tolist(), strict=True))
         self._firing, self._looked_at = timestamp, len(self._log_times)
 
@@ -186,7 +186,7 @@ class TimerQueue(TimerTable[tuple[int, Any, Any]]):
 
     def _place(self, timer: _Timer) -> Any:
         time, cell = timer
-        return self._rank(time, cell & _SLOT, self._namespaces[cell >> _SLOT_BITS])
+        return self._rank(time, cell & _SEAT, self._namespaces[cell >> _SEAT_BITS])
 
     def _settle(self) -> None:
         """Brings the changes in order."""
@@ -214,10 +214,10 @@ class TimerQueue(TimerTable[tuple[int, Any, Any]]):
         deleted, cells = cells < 0, np.maximum(cells, ~cells)
         columns: dict[str, pa.Array[Any]] = {"time": pa.array(times)}
         if self.namespace_type is not None and self._namespace_codec is not None:
-            used, codes = np.unique(cells >> _SLOT_BITS, return_inverse=True)
+            used, codes = np.unique(cells >> _SEAT_BITS, return_inverse=True)
             known = self._namespace_codec.decode_all([self._namespaces[number] for number in used.tolist()])
             columns["namespace"] = self.namespace_type.to_arrow(list(known)).take(pa.array(codes))
-        return self._rows(cells & _SLOT, columns, deleted)
+        return self._rows(cells & _SEAT, columns, deleted)
 
     def _rejected(self, timestamp: Any) -> ConfigurationError:
         """Takes back half of a change, and returns the error to raise."""
@@ -229,13 +229,13 @@ class TimerQueue(TimerTable[tuple[int, Any, Any]]):
         )
 
     def _fill(self, table: pa.Table) -> None:
-        slots = self._touch(table.column("key").combine_chunks(), hashes_of(table.column("sort_key").to_numpy()))
+        seats = self._touch(table.column("key").combine_chunks(), hashes_of(table.column("sort_key").to_numpy()))
         if self.namespace_type is not None and self._namespace_codec is not None:
             column = table.column("namespace").combine_chunks()
             first, codes = distinct_rows(column)
             known = self._namespace_codec.encode_all(self.namespace_type.from_arrow(column.take(pa.array(first))))
-            slots |= np.array([self._number(namespace) << _SLOT_BITS for namespace in known], dtype=np.int64)[codes]
-        self._stored = table.column("time").to_numpy(), slots
+            seats |= np.array([self._number(namespace) << _SEAT_BITS for namespace in known], dtype=np.int64)[codes]
+        self._stored = table.column("time").to_numpy(), seats
 
     def _number(self, namespace: Any) -> int:
         """Returns the number of a namespace, given by its dict key."""

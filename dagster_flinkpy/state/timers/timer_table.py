@@ -13,7 +13,7 @@ import pyarrow as pa
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.state.files.cache import Run
 from dagster_flinkpy.state.files.time_order import MAX_TIME, MIN_TIME, Indices, TimedRun
-from dagster_flinkpy.state.keys import KeyCodec, KeySlots
+from dagster_flinkpy.state.keys import KeyCodec, KeySeats
 from dagster_flinkpy.state.layout import merge_runs
 from dagster_flinkpy.state.overlay_table import OverlayTable
 
@@ -35,7 +35,7 @@ class TimerTable(OverlayTable, Generic[Due]):
         where: The first arguments of :class:`OverlayTable`.
         namespace_type: The type of the namespaces, or None for timers without one.
         make_room: Frees memory in the backend, if needed, before due keys are touched.
-        touch: Reads the state of keys, given with their hashes, into the overlay and returns their slots.
+        touch: Reads the state of keys, given with their hashes, into the overlay and returns their seats.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class TimerTable(OverlayTable, Generic[Due]):
                 self._fired(timestamp + 1)
                 return
 
-    def load(self, keys: KeySlots) -> None:
+    def load(self, keys: KeySeats) -> None:
         """Does nothing: timers are registered and deleted without reading stored ones."""
 
     def clear(self) -> None:
@@ -92,29 +92,29 @@ class TimerTable(OverlayTable, Generic[Due]):
     def _fill(self, table: pa.Table) -> None:
         """Loads stored timers into memory, and touches their keys."""
 
-    def _order(self, times: Indices, slots: Indices, namespace_of: Callable[[int], Any]) -> tuple[Indices, bool]:
+    def _order(self, times: Indices, seats: Indices, namespace_of: Callable[[int], Any]) -> tuple[Indices, bool]:
         """Returns the order in which timers fire, and whether the hashes of the keys leave it open.
 
         Args:
             times: The times, in milliseconds.
-            slots: The slots of the keys.
+            seats: The seats of the keys.
             namespace_of: Returns the dict key of the namespace of a timer, given by its index.
         """
-        # times, slots: int64, sort_keys: uint64, one a timer. order: int64, a permutation by time and sort key.
+        # times, seats: int64, sort_keys: uint64, one a timer. order: int64, a permutation by time and sort key.
         if len(times) < 2:
             return np.arange(len(times)), False
-        sort_keys = self.keys.sort_keys[slots]
+        sort_keys = self.keys.sort_keys[seats]
         order = np.lexsort((sort_keys, times))
         tied = bool(((times[order[1:]] == times[order[:-1]]) & (sort_keys[order[1:]] == sort_keys[order[:-1]])).any())
         if tied:
-            ranks = [self._rank(int(times[i]), int(slots[i]), namespace_of(i)) for i in range(len(times))]
+            ranks = [self._rank(int(times[i]), int(seats[i]), namespace_of(i)) for i in range(len(times))]
             order = np.array(sorted(range(len(times)), key=ranks.__getitem__))
         return order, tied
 
-    def _rank(self, time: int, slot: int, namespace: Any) -> Any:
+    def _rank(self, time: int, seat: int, namespace: Any) -> Any:
         """Returns the place of a timer in the order of firing."""
         keys, codec = self.keys, self._namespace_codec
-        return time, keys.sort_keys[slot], keys.codec.rank(keys.encoded(slot)), codec and codec.rank(namespace)
+        return time, keys.sort_keys[seat], keys.codec.rank(keys.encoded(seat)), codec and codec.rank(namespace)
 
     def _fired(self, before: int) -> None:
         """Records that the stored timers before a time have fired."""

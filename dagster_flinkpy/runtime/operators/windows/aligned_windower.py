@@ -56,11 +56,11 @@ class AlignedWindower(Windower):
         self._timers = operator.backend.get_column_timers(timers, operator.codec.namespace_type)
         self._contents = make_contents(operator)
 
-    def process(self, batch: StreamBatch, slots: Ints) -> None:
+    def process(self, batch: StreamBatch, seats: Ints) -> None:
         operator, contents = self._operator, self._contents
         times = batch.timestamps
         if operator.event_time:
-            operator.check_times(batch, slots)
+            operator.check_times(batch, seats)
         else:  # All records come at one time, and no window is over before its timer fires.
             times = np.full(len(batch), operator.context.job.clock.now())
         rows, starts = self._windows_of(times)
@@ -75,20 +75,20 @@ class AlignedWindower(Windower):
         if not len(rows):
             return
         contents.take(batch)
-        slots = slots[rows]
-        cells = contents.table.find(slots, *self._distinct(starts))
+        seats = seats[rows]
+        cells = contents.table.find(seats, *self._distinct(starts))
         if some_fired:
             # They fire again, once for each record (Flink: EventTimeTrigger).
             fired = starts + (self._size - 1) <= watermark
             if fired.any():
-                again, firsts, held = slots[fired], starts[fired], cells[fired]
+                again, firsts, held = seats[fired], starts[fired], cells[fired]
                 new = contents.table.first_missing(held)
                 contents.add_firing(again, held, rows[fired], TimeWindows(firsts, firsts + self._size))
                 self._register(again[new], firsts[new], fires=False)
-                rows, slots, starts, cells = (column[~fired] for column in (rows, slots, starts, cells))
+                rows, seats, starts, cells = (column[~fired] for column in (rows, seats, starts, cells))
         new = contents.table.first_missing(cells)
-        contents.add(slots, cells, rows, new)
-        self._register(slots[new], starts[new], fires=True)
+        contents.add(seats, cells, rows, new)
+        self._register(seats[new], starts[new], fires=True)
 
     def _windows_of(self, times: Ints) -> tuple[Ints, Ints]:
         """Returns rows and the starts of their windows, the newest window of a row first."""
@@ -117,29 +117,29 @@ class AlignedWindower(Windower):
             first, codes = encoded.dictionary.to_numpy(), encoded.indices.to_numpy()
         return [(start, start + self._size) for start in first.tolist()], codes
 
-    def _register(self, slots: Ints, starts: Ints, *, fires: bool) -> None:
+    def _register(self, seats: Ints, starts: Ints, *, fires: bool) -> None:
         """Registers the timers of new windows, of which those that have fired need no timer for that."""
-        if not len(slots):
+        if not len(seats):
             return
         windows, codes = self._distinct(starts)
         due = [[end - 1 for _, end in windows]] if fires else []
         if self._lateness:
             due.append(self._over_at(np.array([start for start, _ in windows])).tolist())
         for times in due:
-            self._timers.register(slots, np.array(self._timers.moments(times, windows), dtype=np.int64)[codes])
+            self._timers.register(seats, np.array(self._timers.moments(times, windows), dtype=np.int64)[codes])
 
     def advance(self, until: int, *, event_time: bool) -> None:
         if event_time is not self._operator.event_time:
             return
         contents = self._contents
-        for time, (start, end), slots in self._timers.advance_to(until):
-            cells = contents.table.find(slots, [(start, end)], np.zeros(len(slots), dtype=np.int64))
+        for time, (start, end), seats in self._timers.advance_to(until):
+            cells = contents.table.find(seats, [(start, end)], np.zeros(len(seats), dtype=np.int64))
             # With an allowed lateness, windows end later than they fire.
             over = time == min(end - 1 + self._lateness, MAX_WATERMARK)
             first, last, times, fires, ends = (
-                np.full(len(slots), each) for each in (start, end, time, time == end - 1, over)
+                np.full(len(seats), each) for each in (start, end, time, time == end - 1, over)
             )
-            contents.fire(Due(slots, cells, TimeWindows(first, last), times, fires, ends))
+            contents.fire(Due(seats, cells, TimeWindows(first, last), times, fires, ends))
             if over:
                 contents.drop(cells)
                 contents.table.release((start, end))

@@ -70,7 +70,7 @@ Windows = TimeWindows | CountWindows
 class Due(NamedTuple):
     """Windows in time of which each fires, or ends, or both."""
 
-    slots: Ints
+    seats: Ints
     cells: Ints
     windows: TimeWindows
     times: Ints
@@ -92,11 +92,11 @@ class Contents(ABC):
         """Takes the records to be added next, and returns the time of the last one of which each was combined."""
 
     @abstractmethod
-    def add(self, slots: Ints, cells: Ints, rows: Ints, new: Ints | None = None) -> None:
+    def add(self, seats: Ints, cells: Ints, rows: Ints, new: Ints | None = None) -> None:
         """Adds records to cells, in order.
 
         Args:
-            slots: The slot of each cell.
+            seats: The seat of each cell.
             cells: The cells; may repeat.
             rows: The position of a record for each.
             new: The first position of each cell that holds nothing, if the caller knows.
@@ -104,12 +104,12 @@ class Contents(ABC):
 
     @abstractmethod
     def add_firing(
-        self, slots: Ints, cells: Ints, rows: Ints, windows: Windows, *, fires: Mask | None = None, purge: bool = False
+        self, seats: Ints, cells: Ints, rows: Ints, windows: Windows, *, fires: Mask | None = None, purge: bool = False
     ) -> None:
         """Adds records like :meth:`add`, and fires windows as soon as a record was added.
 
         Args:
-            slots: The slot of each cell.
+            seats: The seat of each cell.
             cells: The cells; may repeat.
             rows: The position of a record for each.
             windows: Their windows.
@@ -122,11 +122,11 @@ class Contents(ABC):
         """Evaluates windows that fire, and tells the window function which ones end."""
 
     @abstractmethod
-    def merge(self, slots: Ints, cells: Ints, others: Ints, rows: Ints) -> None:
+    def merge(self, seats: Ints, cells: Ints, others: Ints, rows: Ints) -> None:
         """Moves what other cells hold to cells.
 
         Args:
-            slots: The slot of each cell.
+            seats: The seat of each cell.
             cells: The cells; may repeat.
             others: The other cell for each.
             rows: The record because of which they merge, for errors.
@@ -158,24 +158,24 @@ class RecordContents(Contents):
         """The records, if each is in one window only."""
         return batch.timestamps
 
-    def add(self, slots: Ints, cells: Ints, rows: Ints, new: Ints | None = None) -> None:
+    def add(self, seats: Ints, cells: Ints, rows: Ints, new: Ints | None = None) -> None:
         values = self._values(rows)
-        self._add(slots, cells, values, left := iter(values), left)
+        self._add(seats, cells, values, left := iter(values), left)
 
     def _values(self, rows: Ints) -> list[Any]:
         if self.values is None:
             return self._batch.values_at(rows)
         return self.values if len(rows) == len(self.values) else list(map(self.values.__getitem__, rows.tolist()))
 
-    def _add(self, slots: Ints, cells: Ints, values: list[Any], left: Iterator[Any], each: Iterator[Any]) -> None:
+    def _add(self, seats: Ints, cells: Ints, values: list[Any], left: Iterator[Any], each: Iterator[Any]) -> None:
         """Adds ``each``, which takes them from ``left``, of which ``values`` are all."""
         try:
-            self._state.add_each(slots.tolist(), cells, each)
+            self._state.add_each(seats.tolist(), cells, each)
         except USER_EXCEPTIONS as e:
             raise self._operator.failed(e, values[len(values) - length_hint(left) - 1]) from e
 
     def add_firing(
-        self, slots: Ints, cells: Ints, rows: Ints, windows: Windows, *, fires: Mask | None = None, purge: bool = False
+        self, seats: Ints, cells: Ints, rows: Ints, windows: Windows, *, fires: Mask | None = None, purge: bool = False
     ) -> None:
         values = self._values(rows)
         left = iter(values)
@@ -186,7 +186,7 @@ class RecordContents(Contents):
             zip(windows.at(fires).each(), times, strict=True),
             purge,
         )
-        self._add(slots, cells, values, left, firing)
+        self._add(seats, cells, values, left, firing)
 
     def _firing(
         self, records: Iterator[tuple[Any, bool, int]], windows: Iterator[tuple[Any, int]], purge: bool
@@ -204,24 +204,24 @@ class RecordContents(Contents):
         operator, fires = self._operator, due.fires
         last = not operator.lateness  # Otherwise they end later than they fire.
         try:
-            results = self._state.get_each(due.slots[fires].tolist(), due.cells[fires], last=last)
+            results = self._state.get_each(due.seats[fires].tolist(), due.cells[fires], last=last)
             if operator.spec.window_function is None:
                 operator.collector.collect_each(results, due.times[fires].tolist())
                 return
             chosen = fires | due.ends if operator.clears else fires
-            columns = (column[chosen].tolist() for column in (due.slots, due.times, due.fires, due.ends))
-            for window, slot, time, fire, end in zip(due.windows.at(chosen).each(), *columns, strict=True):
+            columns = (column[chosen].tolist() for column in (due.seats, due.times, due.fires, due.ends))
+            for window, seat, time, fire, end in zip(due.windows.at(chosen).each(), *columns, strict=True):
                 if fire:
                     operator.fire(window, next(results), time)
                 if end and operator.clears:
-                    self._keys.slot = slot
+                    self._keys.seat = seat
                     operator.end(window)
         except USER_EXCEPTIONS as e:
             raise operator.user_error(e, "window function", key=self._keys.current_key()) from e
 
-    def merge(self, slots: Ints, cells: Ints, others: Ints, rows: Ints) -> None:
-        for self._keys.slot, cell, other, row in zip(
-            slots.tolist(), cells.tolist(), others.tolist(), rows.tolist(), strict=True
+    def merge(self, seats: Ints, cells: Ints, others: Ints, rows: Ints) -> None:
+        for self._keys.seat, cell, other, row in zip(
+            seats.tolist(), cells.tolist(), others.tolist(), rows.tolist(), strict=True
         ):
             try:
                 self._state.merge(cell, other)
@@ -262,7 +262,7 @@ class ColumnContents(Contents):
         times: Ints = lasts.to_numpy()
         return times
 
-    def add(self, slots: Ints, cells: Ints, rows: Ints, new: Ints | None = None) -> None:
+    def add(self, seats: Ints, cells: Ints, rows: Ints, new: Ints | None = None) -> None:
         if not len(rows):
             return
         try:
@@ -271,23 +271,23 @@ class ColumnContents(Contents):
             raise aggregation_error(self._operator.context, e, self._batch) from e
 
     def add_firing(
-        self, slots: Ints, cells: Ints, rows: Ints, windows: Any, *, fires: Mask | None = None, purge: bool = False
+        self, seats: Ints, cells: Ints, rows: Ints, windows: Any, *, fires: Mask | None = None, purge: bool = False
     ) -> None:
         assert fires is None and not purge and not self._batch.combined
         try:
             results = self._fold.running(self.table, cells, self._accumulators, rows)
         except IntegerOverflowError as e:
             raise aggregation_error(self._operator.context, e, self._batch) from e
-        self._emit(results, slots, windows, self._batch.timestamps[rows])
+        self._emit(results, seats, windows, self._batch.timestamps[rows])
 
     def fire(self, due: Due) -> None:
         rows = np.flatnonzero(due.fires)
         rows = rows[self.table.contains(due.cells[rows])]
         if len(rows):
             results = self._fold.results(self.table, due.cells[rows])
-            self._emit(results, due.slots[rows], due.windows.at(rows), due.times[rows])
+            self._emit(results, due.seats[rows], due.windows.at(rows), due.times[rows])
 
-    def merge(self, slots: Ints, cells: Ints, others: Ints, rows: Ints) -> None:
+    def merge(self, seats: Ints, cells: Ints, others: Ints, rows: Ints) -> None:
         held = self.table.contains(others)
         cells, others, rows = cells[held], others[held], rows[held]
         if not len(cells):
@@ -299,9 +299,9 @@ class ColumnContents(Contents):
             raise aggregation_error(self._operator.context, error, self._batch) from e
         self.table.delete(others)
 
-    def _emit(self, results: pa.Array[Any], slots: Ints, windows: TimeWindows, times: Ints) -> None:
+    def _emit(self, results: pa.Array[Any], seats: Ints, windows: TimeWindows, times: Ints) -> None:
         if self._key_fields is not None:
-            keys = spread(self._operator.backend.key_context.column(slots), self._key_fields)
+            keys = spread(self._operator.backend.key_context.column(seats), self._key_fields)
             columns = [*keys, pa.array(windows.starts), pa.array(windows.ends), *fields_of(results)]
             kind: Any = self._operator.context.vertex.output_type
             results = pa.StructArray.from_arrays(columns, fields=list(kind.arrow_type))

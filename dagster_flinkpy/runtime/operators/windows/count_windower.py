@@ -53,17 +53,17 @@ class CountWindower(Windower):
         self._counts = backend.get_cells(trigger.nested_trigger.count_state, namespace_type)
         self._contents = make_contents(operator)
 
-    def process(self, batch: StreamBatch, slots: Ints) -> None:
-        rows, windows = self._windows_of(_take_next(self._positions, slots))
-        slots, (ids, codes) = slots[rows], np.unique(windows, return_inverse=True)
+    def process(self, batch: StreamBatch, seats: Ints) -> None:
+        rows, windows = self._windows_of(_take_next(self._positions, seats))
+        seats, (ids, codes) = seats[rows], np.unique(windows, return_inverse=True)
         contents = self._contents
-        cells = contents.table.find(slots, ids.tolist(), codes)
-        full, left_empty = self._count_each(slots, ids.tolist(), codes)
+        cells = contents.table.find(seats, ids.tolist(), codes)
+        full, left_empty = self._count_each(seats, ids.tolist(), codes)
         contents.take(batch)
         if full.any():
-            contents.add_firing(slots, cells, rows, CountWindows(windows), fires=full, purge=True)
+            contents.add_firing(seats, cells, rows, CountWindows(windows), fires=full, purge=True)
         else:
-            contents.add(slots, cells, rows)
+            contents.add(seats, cells, rows)
         contents.drop(cells[left_empty])
 
     def advance(self, until: int, *, event_time: bool) -> None:
@@ -78,7 +78,7 @@ class CountWindower(Windower):
         rows = np.repeat(np.arange(len(positions)), counts)
         return rows, newest[rows] - np.arange(len(rows)) + np.repeat(np.cumsum(counts) - counts, counts)
 
-    def _count_each(self, slots: Ints, windows: list[int], codes: Ints) -> tuple[Mask, Mask]:
+    def _count_each(self, seats: Ints, windows: list[int], codes: Ints) -> tuple[Mask, Mask]:
         """Counts records.
 
         Returns:
@@ -86,7 +86,7 @@ class CountWindower(Windower):
         """
         # before, counts: int64, one a group: its count before these records, and after them.
         # full, left_empty: bool, one a record.
-        cells = self._counts.find(slots, windows, codes)
+        cells = self._counts.find(seats, windows, codes)
         segments = Segments.of(cells)
         # A count from a job with larger windows fires with the next record.
         before = np.minimum(_numbers(self._counts, segments.groups), self._count - 1)
@@ -105,12 +105,12 @@ def _numbers(table: CellTable, cells: Ints) -> Ints:
     return np.where(table.contains(cells), column.values[cells], 0)
 
 
-def _take_next(positions: CellTable, slots: Ints) -> Ints:
+def _take_next(positions: CellTable, seats: Ints) -> Ints:
     """Returns how many records of its key each record follows, and counts them."""
-    segments = Segments.of(slots)
+    segments = Segments.of(seats)
     before = _numbers(positions, segments.groups)
     positions.update(segments.groups, pa.array(before + segments.counts))
-    found = np.empty(len(slots), dtype=np.int64)
+    found = np.empty(len(seats), dtype=np.int64)
     found[segments.order] = np.repeat(before, segments.counts) + _ranks(segments)
     return found
 

@@ -35,15 +35,15 @@ class GeneralWindower(Windower):
         self._contents: Any = operator.backend.get_state(operator.descriptor(), self._codec.namespace_type)
         self._trigger = TriggerContext(operator, self._codec, operator.window_states)
 
-    def process(self, batch: StreamBatch, slots: Ints) -> None:
+    def process(self, batch: StreamBatch, seats: Ints) -> None:
         operator, add = self._operator, self._add
         keys, context = operator.backend.key_context, operator.assigner_context
         assign = self._spec.assigner.assign_windows
         skipped = []
         value: Any = UNKNOWN
-        records = zip(slots.tolist(), batch.each_value(), batch.each_timestamp(), strict=True)
+        records = zip(seats.tolist(), batch.each_value(), batch.each_timestamp(), strict=True)
         try:
-            for row, (keys.slot, value, timestamp) in enumerate(records):
+            for row, (keys.seat, value, timestamp) in enumerate(records):
                 late = True
                 for window in assign(value, timestamp, context):
                     late &= not add(window, value, timestamp)
@@ -136,20 +136,20 @@ class MergingWindower(GeneralWindower):
             MapStateDescriptor(MERGING_WINDOWS, self._codec.namespace_type, self._codec.namespace_type)
         )
         self._sets: dict[int, MergingWindowSet] = {}
-        """The windows of the batch's keys, by slot."""
+        """The windows of the batch's keys, by seat."""
 
-    def process(self, batch: StreamBatch, slots: Ints) -> None:
+    def process(self, batch: StreamBatch, seats: Ints) -> None:
         self._sets.clear()
-        super().process(batch, slots)
+        super().process(batch, seats)
 
     def _windows(self) -> MergingWindowSet:
         """Returns the windows of the current key."""
-        slot = self._operator.backend.key_context.slot
-        windows = self._sets.get(slot)
+        seat = self._operator.backend.key_context.seat
+        windows = self._sets.get(seat)
         if windows is None:
             assigner: Any = self._spec.assigner
             windows = MergingWindowSet(assigner, self._mapping, self._codec.encode, self._codec.decode)
-            self._sets[slot] = windows
+            self._sets[seat] = windows
         return windows
 
     def _add(self, window: Any, value: Any, timestamp: int) -> bool:

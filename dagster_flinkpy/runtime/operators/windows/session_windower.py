@@ -67,36 +67,36 @@ class SessionWindower(Windower):
         )
         self._contents = make_contents(operator, self._sessions)
 
-    def process(self, batch: StreamBatch, slots: Ints) -> None:
+    def process(self, batch: StreamBatch, seats: Ints) -> None:
         sessions, contents = self._sessions, self._contents
-        starts, ends = self._windows_of(batch, slots)
+        starts, ends = self._windows_of(batch, seats)
         sessions.compact()
         passed = self._operator.context.watermark + 1 if self._operator.event_time else -inf
-        cells, touched = sessions.join(slots, starts, ends, passed)
+        cells, touched = sessions.join(seats, starts, ends, passed)
         joined, others = np.flatnonzero(cells >= 0), np.flatnonzero(cells < 0)
-        contents.add(slots[joined], cells[joined], joined)
+        contents.add(seats[joined], cells[joined], joined)
         self._timers.register(touched)
         if len(others) and contents.any_order:
-            late = np.isin(slots[others], slots[others[ends[others] <= passed]])
-            self._unite(others[~late], slots, starts, ends)
+            late = np.isin(seats[others], seats[others[ends[others] <= passed]])
+            self._unite(others[~late], seats, starts, ends)
             others = others[late]
         if len(others):
-            self._place_each(others, batch, slots, starts, ends)
+            self._place_each(others, batch, seats, starts, ends)
 
-    def _windows_of(self, batch: StreamBatch, slots: Ints) -> tuple[Ints, Ints]:
+    def _windows_of(self, batch: StreamBatch, seats: Ints) -> tuple[Ints, Ints]:
         """Returns start and end of the window of each record."""
         operator = self._operator
         if self._gap is not None and operator.event_time:
-            operator.check_times(batch, slots)
+            operator.check_times(batch, seats)
         starts, lasts = batch.timestamps, self._contents.take(batch)
         if self._gap is None:
-            return self._assign_each(batch, slots)
+            return self._assign_each(batch, seats)
         if not operator.event_time:
             starts = lasts = np.full(len(batch), operator.context.job.clock.now())
         _check_end(int(lasts.max()) + self._gap)
         return starts, lasts + self._gap
 
-    def _assign_each(self, batch: StreamBatch, slots: Ints) -> tuple[Ints, Ints]:
+    def _assign_each(self, batch: StreamBatch, seats: Ints) -> tuple[Ints, Ints]:
         """Lets the assigner look at each record."""
         keys, context, contents = self._operator.backend.key_context, self._operator.assigner_context, self._contents
         assigner: Any = self._operator.spec.assigner
@@ -104,7 +104,7 @@ class SessionWindower(Windower):
         windows = []
         value: Any = UNKNOWN
         try:
-            for keys.slot, value, timestamp in zip(slots.tolist(), values, batch.each_timestamp(), strict=True):
+            for keys.seat, value, timestamp in zip(seats.tolist(), values, batch.each_timestamp(), strict=True):
                 windows.append(assigner.assign_windows(value, timestamp, context)[0])
         except USER_EXCEPTIONS as e:
             raise self._operator.failed(e, value) from e
@@ -112,24 +112,24 @@ class SessionWindower(Windower):
         bounds = np.array(windows, dtype=np.int64)
         return bounds[:, 0], bounds[:, 1]
 
-    def _unite(self, rows: Ints, slots: Ints, starts: Ints, ends: Ints) -> None:
+    def _unite(self, rows: Ints, seats: Ints, starts: Ints, ends: Ints) -> None:
         """Adds records of which none is late, of keys of which not only the newest session counts."""
         if not len(rows):
             return
-        cells, touched, ended, heirs = self._sessions.unite(slots[rows], starts[rows], ends[rows])
+        cells, touched, ended, heirs = self._sessions.unite(seats[rows], starts[rows], ends[rows])
         first = np.empty(int(cells.max()) + 1, dtype=np.int64)
         first[cells[::-1]] = rows[::-1]  # The last write wins.
-        self._contents.merge(self._sessions.slot[heirs], heirs, ended, first[heirs])
-        self._contents.add(slots[rows], cells, rows)
+        self._contents.merge(self._sessions.seat[heirs], heirs, ended, first[heirs])
+        self._contents.add(seats[rows], cells, rows)
         self._timers.register(touched)
 
-    def _place_each(self, rows: Ints, batch: StreamBatch, slots: Ints, starts: Ints, ends: Ints) -> None:
+    def _place_each(self, rows: Ints, batch: StreamBatch, seats: Ints, starts: Ints, ends: Ints) -> None:
         """Adds records one by one, because they are late, or because not only the newest session of their key counts.
 
         Args:
             rows: The positions of these records.
             batch: All records.
-            slots: The slots of all records.
+            seats: The seats of all records.
             starts: The starts of the windows of all records.
             ends: The ends of their windows.
         """
@@ -145,19 +145,19 @@ class SessionWindower(Windower):
 
         def add(windows: TimeWindows | None = None) -> None:
             """Adds the records that wait; with windows, these fire."""
-            of_slots, cells, of_rows = np.array(waiting, dtype=np.int64).reshape(-1, 3).T
+            of_seats, cells, of_rows = np.array(waiting, dtype=np.int64).reshape(-1, 3).T
             waiting.clear()
             if windows is None:
-                contents.add(of_slots, cells, of_rows)
+                contents.add(of_seats, cells, of_rows)
             else:
-                contents.add_firing(of_slots, cells, of_rows, windows)
+                contents.add_firing(of_seats, cells, of_rows, windows)
 
-        each = zip(*(column.tolist() for column in (rows, slots[rows], starts[rows], ends[rows])), strict=True)
-        for row, slot, start, end in each:
-            chain = chains.get(slot)
+        each = zip(*(column.tolist() for column in (rows, seats[rows], starts[rows], ends[rows])), strict=True)
+        for row, seat, start, end in each:
+            chain = chains.get(seat)
             if chain is None:
-                chain = chains[slot] = sessions.chain(slot)
-            found = self._place(chain, slot, start, end, over)
+                chain = chains[seat] = sessions.chain(seat)
+            found = self._place(chain, seat, start, end, over)
             if not found:
                 late.append(row)
                 continue
@@ -165,8 +165,8 @@ class SessionWindower(Windower):
             if others:
                 add()
                 ended = np.array(others)
-                of_slot, heir, cause = (np.full(len(others), each) for each in (slot, cell, row))
-                contents.merge(of_slot, heir, ended, cause)
+                of_seat, heir, cause = (np.full(len(others), each) for each in (seat, cell, row))
+                contents.merge(of_seat, heir, ended, cause)
                 sessions.retire(ended)
                 for other in others:
                     touched.pop(other, None)
@@ -175,7 +175,7 @@ class SessionWindower(Windower):
             if fires:
                 add()
                 sessions.fired[cell] = True
-            waiting.append((slot, cell, row))
+            waiting.append((seat, cell, row))
             if fires:
                 add(self._windows(np.array([cell])))
         add()
@@ -185,12 +185,12 @@ class SessionWindower(Windower):
         self._timers.register(cells)
         self._operator.skip(batch, np.array(late, dtype=np.int64))
 
-    def _place(self, chain: list[int], slot: int, start: int, end: int, over: float) -> list[int]:
+    def _place(self, chain: list[int], seat: int, start: int, end: int, over: float) -> list[int]:
         """Adds a window to the sessions of a key.
 
         Args:
             chain: The sessions of the key, in order of time.
-            slot: The slot of the key.
+            seat: The seat of the key.
             start: The start of the window.
             end: The end of the window.
             over: New sessions with an end up to this time are over.
@@ -208,7 +208,7 @@ class SessionWindower(Windower):
             return [cell, *others]
         if end <= over:
             return []
-        cell = sessions.begin_one(slot, start, end)
+        cell = sessions.begin_one(seat, start, end)
         chain.insert(first, cell)
         return [cell]
 
@@ -223,7 +223,7 @@ class SessionWindower(Windower):
             # With an allowed lateness, sessions end later than they fire.
             fires = (times == sessions.end[cells] - 1) & ~sessions.fired[cells]
             ends = times == sessions.over_at(cells)
-            self._contents.fire(Due(sessions.slot[cells], cells, self._windows(cells), times, fires, ends))
+            self._contents.fire(Due(sessions.seat[cells], cells, self._windows(cells), times, fires, ends))
             self._timers.fired(cells[fires & ~ends])
             self._contents.drop(cells[ends])
             sessions.end_all(cells[ends])

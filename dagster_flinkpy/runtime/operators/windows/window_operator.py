@@ -57,7 +57,7 @@ class Windower(ABC):
     """Adds records to windows of one kind, fires them, and ends them."""
 
     @abstractmethod
-    def process(self, batch: StreamBatch, slots: Ints) -> None:
+    def process(self, batch: StreamBatch, seats: Ints) -> None:
         """Adds records, at least one, to their windows."""
 
     @abstractmethod
@@ -118,10 +118,10 @@ class WindowOperator(KeyedOperator):
         return TaskRuntimeContext(self.context, self._states.get)
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
-        slots = touch_keys(self.backend, self.bind(batch))
-        self.backend.key_context.slot = None  # an error before the first record has no key
-        if len(slots):
-            self._windower.process(batch, slots)
+        seats = touch_keys(self.backend, self.bind(batch))
+        self.backend.key_context.seat = None  # an error before the first record has no key
+        if len(seats):
+            self._windower.process(batch, seats)
             self.collector.flush()
 
     def on_watermark(self, watermark: int) -> None:
@@ -135,12 +135,12 @@ class WindowOperator(KeyedOperator):
             self._windower.advance(until, event_time=event_time)
             self.collector.flush()
 
-    def check_times(self, batch: StreamBatch, slots: Ints) -> None:
+    def check_times(self, batch: StreamBatch, seats: Ints) -> None:
         """Raises the assigner's error about a record without event time, if there is one."""
         timeless = np.flatnonzero(batch.timestamps == NO_TIMESTAMP)
         if len(timeless):
             row = int(timeless[0])
-            self.backend.key_context.slot, value = int(slots[row]), batch.value_at(row)
+            self.backend.key_context.seat, value = int(seats[row]), batch.value_at(row)
             try:
                 self.spec.assigner.assign_windows(value, NO_TIMESTAMP, self.assigner_context)
             except USER_EXCEPTIONS as e:
