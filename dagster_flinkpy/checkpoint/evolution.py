@@ -36,6 +36,8 @@ class StateOutcome(Enum):
     """The state has no operator and may not be left behind, so the restore fails."""
     INCOMPATIBLE = "does not fit"
     """The operator is there, but cannot continue from the state, so the restore fails."""
+    RECOMPUTED = "recomputed"
+    """The operator starts empty, and reads again what the state was built from."""
     EMPTY = "starts empty"
     NONE = "none"
     """The operator has no state, neither in the checkpoint nor in the program."""
@@ -63,6 +65,7 @@ class OperatorEvolution:
             StateOutcome.DROPPED: f"; its state is dropped{rows}",
             StateOutcome.REFUSED: f"; its state{rows} would be lost, so the restore is refused",
             StateOutcome.INCOMPATIBLE: f"; its state{rows} does not fit, so the restore is refused",
+            StateOutcome.RECOMPUTED: f"; its state{rows} is recomputed",
             StateOutcome.EMPTY: "; starts empty",
             StateOutcome.NONE: "",
         }[self.state]

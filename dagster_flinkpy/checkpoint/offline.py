@@ -11,6 +11,7 @@ from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import DEFAULT_NUM_RETAINED
 from dagster_flinkpy.checkpoint.head import read_head
 from dagster_flinkpy.checkpoint.metadata import STOPPED, CheckpointKind, CheckpointMetadata
+from dagster_flinkpy.checkpoint.recomputation import REPLACES
 from dagster_flinkpy.checkpoint.savepoints.savepoint import (
     files_location,
     import_savepoint,
@@ -232,8 +233,8 @@ def _check_committed(
     job: StorageLocation, latest: CheckpointMetadata, committed: int | None, *, superseded: bool = False
 ) -> None:
     prepared = any(s.committables for o in latest.operators for s in o.subtasks)
-    # A checkpoint of a partition replaces the rows of older ones, even if it has no committables.
-    replaces = superseded and latest.partition is not None
+    # The checkpoint of a partition, or of operators that are recomputed, replaces rows even if it has no committables.
+    replaces = superseded and (latest.partition is not None or REPLACES in latest.properties)
     if (prepared or replaces) and committed != latest.checkpoint_id:
         raise CheckpointError(
             f"checkpoint {latest.checkpoint_id} of {job.url} may still have something to commit, and only the job's "

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from dagster_flinkpy.checkpoint.edge_history import EdgeHistory
 from dagster_flinkpy.checkpoint.operator_program import OperatorProgram
 from dagster_flinkpy.json_records import Json, JsonRecord
 from dagster_flinkpy.state.files.state_files import files_of
@@ -79,6 +81,8 @@ class OperatorState(JsonRecord, omit_defaults=True):
     """State of the operator's coordinator, such as a source's split enumerator."""
     in_flight: tuple[Json, ...] = ()
     """What the operator before a blocking edge has written and this one has not read, by epoch, the oldest first."""
+    history: EdgeHistory | None = None
+    """What is retained of a blocking edge that it writes; None if nothing is to be. It is no state."""
     program: OperatorProgram | None = None
     """What the operator did; None if unknown, as in checkpoints of older releases."""
     state_version: int = 0
@@ -99,7 +103,9 @@ class OperatorState(JsonRecord, omit_defaults=True):
 
     def files(self) -> set[str]:
         """Returns the paths of the state files, relative to the prefix of the job (or of the savepoint)."""
-        return {path for subtask in self.subtasks for path in subtask.files()} | self.segments()
+        retained = () if self.history is None else self.history.outputs
+        of_subtasks = {path for subtask in self.subtasks for path in subtask.files()}
+        return of_subtasks | self.segments() | _segments((self.uid, output) for output in retained)
 
     def segments(self) -> set[str]:
         """Returns the paths of the segments of a blocking edge that it has not read, as in :meth:`files`.
@@ -107,8 +113,12 @@ class OperatorState(JsonRecord, omit_defaults=True):
         Raises:
             PathEscapesPrefixError: A path leads outside the prefix.
         """
-        return {
-            check_relative(f"{EXCHANGE_FOLDER}/{output['edge']}/{segment['key']}")
-            for output in self.in_flight
-            for segment in output["segments"]
-        }
+        return _segments((output["edge"], output) for output in self.in_flight)
+
+
+def _segments(outputs: Iterable[tuple[str, Json]]) -> set[str]:
+    return {
+        check_relative(f"{EXCHANGE_FOLDER}/{edge}/{segment['key']}")
+        for edge, output in outputs
+        for segment in output["segments"]
+    }

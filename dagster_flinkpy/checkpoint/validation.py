@@ -27,8 +27,9 @@ _PARTS = (
     *("parts of in-flight data", "operator states", "partitions of operator state", "types of operator state"),
     *("keyed states", "tables", "tables with time to live", "runs", "rows", "tombstones", "appended rows"),
     *("runs of fired timers", "types of values"),
-    *("epochs in flight", "segments in flight"),
+    *("epochs in flight", "segments in flight", "retained epochs", "retained segments"),
 )
+_OF_HISTORY = ("checkpoint", "written_ms")
 
 
 def validate(operators: Sequence[OperatorState]) -> None:
@@ -44,7 +45,11 @@ def validate(operators: Sequence[OperatorState]) -> None:
             raise ValueError(f"{where} has parallelism {operator.parallelism} of at most {operator.max_parallelism}")
         _validate_subtasks(where, operator)
         for output in operator.in_flight:
-            _validate_in_flight(where, output)
+            _validate_output(where, output)
+        for output in () if operator.history is None else operator.history.outputs:
+            _validate_output(where, output)
+            if type(output["settled"]) is not bool or any(type(output[each]) is not int for each in _OF_HISTORY):
+                raise ValueError(f"{where} retains data of a blocking edge that is not described as it should be")
         _unique(f"split of {where}", [split_id for s in operator.subtasks if s.splits for split_id in _split_ids(s)])
 
 
@@ -76,13 +81,13 @@ def _validate_subtasks(where: str, operator: OperatorState) -> None:
             _validate_keyed(name, operator, own, subtask.keyed)
 
 
-def _validate_in_flight(where: str, output: Mapping[str, Any]) -> None:
+def _validate_output(where: str, output: Mapping[str, Any]) -> None:
     numbers = [output["checkpoint_id"]]
     numbers += [segment[name] for segment in output["segments"] for name in ("subtask", "bytes", "rows")]
     watermark = output["watermark"]
     fits = all(type(number) is int and number >= 0 for number in numbers)
     if not fits or type(output["end_of_input"]) is not bool or not (watermark is None or type(watermark) is int):
-        raise ValueError(f"{where} has in-flight data of a blocking edge that is not described as it should be")
+        raise ValueError(f"{where} has data of a blocking edge that is not described as it should be")
 
 
 def _validate_keyed(where: str, operator: OperatorState, own: KeyGroupRange, keyed: KeyedSnapshot) -> None:
@@ -178,6 +183,9 @@ def _parts(operator: OperatorState) -> dict[str, int]:
     counts["coordinator states"] = int(operator.coordinator_state is not None)
     counts["epochs in flight"] = len(operator.in_flight)
     counts["segments in flight"] = sum(len(output["segments"]) for output in operator.in_flight)
+    retained = () if operator.history is None else operator.history.outputs
+    counts["retained epochs"] = len(retained)
+    counts["retained segments"] = sum(len(output["segments"]) for output in retained)
     for subtask in operator.subtasks:
         counts["watermarks"] += subtask.watermark is not None
         counts["splits"] += len(subtask.splits)

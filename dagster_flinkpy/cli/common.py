@@ -45,6 +45,16 @@ allow_uids_option = click.option(
     help="Leave the state of this operator behind, which no longer exists. Repeatable.",
 )
 
+recompute_option = click.option(
+    "--recompute",
+    metavar="UID",
+    multiple=True,
+    help="Let this operator and all that follow start empty, and read their input again. Repeatable.",
+)
+since_option = click.option(
+    "--since", metavar="chk-N", help="Read again only what came after this checkpoint. Default: all input of the job."
+)
+
 
 def json_option(what: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Builds the option ``--json``."""

@@ -12,7 +12,14 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
-from dagster_flinkpy.cli.common import endpoint_url_option, json_option, location_of, owner_of
+from dagster_flinkpy.cli.common import (
+    endpoint_url_option,
+    json_option,
+    location_of,
+    owner_of,
+    recompute_option,
+    since_option,
+)
 from dagster_flinkpy.cli.terminal import console_of_width, plain_table
 
 if TYPE_CHECKING:
@@ -101,9 +108,19 @@ def upgrade(
 @click.argument("directory", metavar="DIR")
 @_program("--to", "The new program")
 @click.option("--keep", metavar="NAME", help="Name of the fork with the old state. Default: DIR's name and _before.")
+@recompute_option
+@since_option
 @_remote
 @endpoint_url_option
-def switch(directory: str, to: str, keep: str | None, remote: str | None, endpoint_url: str | None) -> None:
+def switch(
+    directory: str,
+    to: str,
+    keep: str | None,
+    recompute: tuple[str, ...],
+    since: str | None,
+    remote: str | None,
+    endpoint_url: str | None,
+) -> None:
     """Bring the state of the job in DIR to a new program, before the next record is read. No run may be at work.
 
     Deploy the new program before the next run. 'flinkpy job rollback' goes back as long as the fork is kept.
@@ -112,7 +129,8 @@ def switch(directory: str, to: str, keep: str | None, remote: str | None, endpoi
     from dagster_flinkpy.orchestration.upgrade import switch_program
 
     with _options("job switch", remote) as options:
-        checkpoint_id = switch_program(load_program(to), location_of(directory, endpoint_url), keep=keep, **options)
+        options |= {"keep": keep, "recompute": recompute, "since": since}
+        checkpoint_id = switch_program(load_program(to), location_of(directory, endpoint_url), **options)
     click.echo(f"the new program continues {directory} from checkpoint {checkpoint_id}")
 
 
@@ -136,7 +154,7 @@ def rollback(directory: str, to: str, kept: str | None, remote: str | None, endp
 
 
 def _print(report: UpgradeReport, console: Console) -> None:
-    for line in (*report.plan.evolution.lines, *report.plan.parallelism):
+    for line in (*report.plan.evolution.lines, *report.plan.parallelism, *report.plan.of_recomputation):
         console.print(escape(line), soft_wrap=True)
     rows = plain_table("sink", "#rows before", "#rows after", "#only before", "#only after", "#changed keys", "columns")
     for each in report.tables:

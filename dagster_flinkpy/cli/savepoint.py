@@ -32,7 +32,9 @@ from dagster_flinkpy.cli.common import (
     location_of,
     owner_of,
     program_option,
+    recompute_option,
     savepoint_type_option,
+    since_option,
     target_option,
 )
 from dagster_flinkpy.cli.flink_savepoint import describe_flink_savepoint, export_flink, import_flink, import_spark
@@ -209,6 +211,8 @@ def restore(
 @click.option(
     "--allow-pickled-state", is_flag=True, help="Let functions read pickled state. Whoever wrote it can run code here."
 )
+@recompute_option
+@since_option
 @json_option("the plan")
 @endpoint_url_option
 def plan(
@@ -218,6 +222,8 @@ def plan(
     allow_non_restored_state: bool,
     allowed_uids: tuple[str, ...],
     allow_pickled_state: bool,
+    recompute: tuple[str, ...],
+    since: str | None,
     endpoint_url: str | None,
     as_json: bool,
 ) -> None:
@@ -230,7 +236,8 @@ def plan(
 
     stored = open_checkpoint(location_of(path, endpoint_url))
     allowed = allow_non_restored_state or allowed_uids
-    found = plan_restore(load_program(program), stored, parallelism, allowed, allow_pickled_state=allow_pickled_state)
+    options: dict[str, Any] = {"allow_pickled_state": allow_pickled_state, "recompute": recompute, "since": since}
+    found = plan_restore(load_program(program), stored, parallelism, allowed, **options)
     if as_json:
         click.echo(json.dumps(found.to_json(), indent=2))
     else:
@@ -248,7 +255,7 @@ def _print_plan(found: RestoreForecast, console: Console) -> None:
         row = (each.uid, each.change.value, each.state.value, f"{each.rows:,}", "; ".join(each.details) or "-")
         table.add_row(*map(escape, row))
     console.print(table)
-    for line in (*found.evolution.remarks, *found.parallelism):
+    for line in (*found.evolution.remarks, *found.parallelism, *found.of_recomputation):
         console.print(escape(line))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Any, overload
 
@@ -34,6 +35,7 @@ from dagster_flinkpy.datastream.aggregations import (
 )
 from dagster_flinkpy.datastream.batch_function import BatchAggregateFunction, KeyedBatchFunction
 from dagster_flinkpy.datastream.connectors.base import Sink
+from dagster_flinkpy.datastream.connectors.blocking_edge import check_blocking
 from dagster_flinkpy.datastream.connectors.spark import SparkTransform, check_transform_types
 from dagster_flinkpy.datastream.functions import (
     FilterFunction,
@@ -289,25 +291,24 @@ class DataStream(StreamSettings):
 
     # --- partitioning ------------------------------------------------------------------------------------------------
 
-    def blocking(self) -> DataStream:
+    def blocking(self, retain: timedelta | None = None) -> DataStream:
         """Writes the stream to the store once, for every operator that reads the result. Not in PyFlink.
 
         The operators after it form a separate pipelined region of the job. It reads what was written in an epoch while
         the operators before it run the next one. Call it before ``key_by()``, ``rebalance()`` and the like.
 
+        Args:
+            retain: How long the store keeps what was written, so that operators after it can be recomputed.
+                Default: until they have read it.
+
         Raises:
-            JobGraphError: The stream is keyed, or its records have no type (stored records are never pickled).
+            JobGraphError: The stream is keyed, its records have no type (stored records are never pickled), or
+                ``retain`` is not above 0.
         """
-        if self.is_keyed:
-            raise JobGraphError(
-                "call blocking() before key_by(): the records are partitioned after they are read again"
-            )
-        if isinstance(self.get_type(), PickledBytesTypeInfo):
-            raise JobGraphError(
-                "blocking() stores records, and these have no type: declare output_type=..., such as "
-                "Types.ROW_NAMED([...], [...]), on the operator before it"
-            )
-        return self._with_inputs(tuple(replace(i, blocking=True) for i in self._upstream.inputs))
+        check_blocking(self.get_type(), retain, keyed=self.is_keyed)
+        return self._with_inputs(
+            tuple(replace(i, blocking=True, retain=retain or i.retain) for i in self._upstream.inputs)
+        )
 
     def transform_spark(self, func: DataFrameFunction, output_type: RowTypeInfo | None = None) -> DataStream:
         """Applies a function to the records as a Spark DataFrame. Not in PyFlink.

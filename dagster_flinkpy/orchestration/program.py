@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +26,7 @@ from dagster_flinkpy.orchestration.resources import SparkResource, checkpoint_st
 
 if TYPE_CHECKING:
     from dagster_flinkpy.checkpoint.evolution import Evolution, OperatorEvolution
+    from dagster_flinkpy.checkpoint.recomputation import Recomputation
     from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import StoredCheckpoint
     from dagster_flinkpy.datastream.checkpointing.state_recovery import NonRestoredState
     from dagster_flinkpy.datastream.program.job_graph import JobGraph
@@ -156,6 +157,15 @@ class RestoreForecast:
     """Why the restore would fail, or None if it would succeed."""
     unknown: tuple[str, ...] = ()
     """Why it could not be found out of some operators whether their state fits."""
+    recomputation: Recomputation | None = None
+    """What is recomputed, or could be because its state does not fit."""
+
+    @property
+    def of_recomputation(self) -> list[str]:
+        """What is recomputed, or could be, as lines for people; empty if nothing is."""
+        if self.recomputation is None:
+            return []
+        return [*(["a switch could recompute it:"] if self.problem is not None else []), *self.recomputation.lines]
 
     def to_json(self) -> dict[str, Any]:
         """Encodes the forecast for the output of a command."""
@@ -176,6 +186,7 @@ class RestoreForecast:
             "remarks": remarks,
             "problem": self.problem,
             "unknown": list(self.unknown),
+            "recomputation": None if self.recomputation is None else self.recomputation.to_json(),
         }
 
 
@@ -186,6 +197,8 @@ def plan_restore(
     allow_non_restored_state: NonRestoredState = False,
     *,
     allow_pickled_state: bool = False,
+    recompute: Collection[str] = (),
+    since: str | None = None,
 ) -> RestoreForecast:
     """Returns what would happen if a program started on a checkpoint or savepoint. Starts and changes nothing.
 
@@ -198,13 +211,23 @@ def plan_restore(
         allow_non_restored_state: Whether state without an operator may be left behind, or the uids whose state may.
         allow_pickled_state: Whether functions may read operator state that is pickled. Whoever wrote it can run code
             in this process. Default: it is unknown whether such state fits.
+        recompute: Uids of operators that would not keep their state, see `switch_program`. Default: none.
+        since: ``chk-7``: their state needs no input from before this checkpoint. Default: it needs all.
 
     Raises:
         JobGraphError: The program is not valid, or a stateful operator has no uid.
+        ConfigurationError: No operator has such a uid, or ``since`` cannot be used.
     """
     env = program if isinstance(program, StreamExecutionEnvironment) else program()
-    graph = flink_job(env, stored.metadata.job_id).graph
-    return forecast(graph, stored, parallelism, allow_non_restored_state, allow_pickled_state=allow_pickled_state)
+    return forecast(
+        flink_job(env, stored.metadata.job_id).graph,
+        stored,
+        parallelism,
+        allow_non_restored_state,
+        allow_pickled_state=allow_pickled_state,
+        recompute=recompute,
+        since=since,
+    )
 
 
 def forecast(
@@ -214,15 +237,23 @@ def forecast(
     allow_non_restored_state: NonRestoredState = False,
     *,
     allow_pickled_state: bool = False,
+    recompute: Collection[str] = (),
+    since: str | None = None,
 ) -> RestoreForecast:
     """Returns what would happen if a job started on a checkpoint or savepoint, like `plan_restore`."""
     from dagster_flinkpy.checkpoint.evolution import evolution_since
     from dagster_flinkpy.checkpoint.kept_parallelism import settle_parallelism
+    from dagster_flinkpy.checkpoint.recomputation import recomputation_of, without_state
     from dagster_flinkpy.checkpoint.restore import assign, restore_targets
     from dagster_flinkpy.runtime.restore_trial import try_operators
 
     evolution = evolution_since(stored.metadata, graph, allow_non_restored_state=allow_non_restored_state)
+    built: Recomputation | None = None
     try:
+        if recompute:
+            built = recomputation_of(stored.metadata, graph, recompute, since)
+            evolution = replace(evolution, operators=tuple(_recomputed(each, built) for each in evolution.operators))
+            stored = replace(stored, metadata=without_state(stored.metadata, graph, built))
         settled = settle_parallelism(graph, stored.metadata, parallelism)
         assign(stored.metadata, restore_targets(settled.graph), allow_non_restored_state=allow_non_restored_state)
         trials = try_operators(
@@ -232,13 +263,28 @@ def forecast(
             allow_pickled_state=allow_pickled_state,
         )
     except (ParallelismError, RestoreError, ConfigurationError, StateSchemaError, UserFunctionError) as error:
-        return RestoreForecast(evolution, (), str(error))
+        return RestoreForecast(evolution, (), str(error), recomputation=built)
+    problem = "; ".join(trial.problem for trial in trials.values() if trial.problem is not None) or None
+    unfit = [uid for uid, trial in trials.items() if trial.problem is not None]
+    if problem is not None and built is None:
+        try:
+            built = recomputation_of(stored.metadata, graph, unfit)
+        except (ConfigurationError, RestoreError) as error:
+            problem += f"; it cannot be recomputed either: {error}"
     return RestoreForecast(
         replace(evolution, operators=tuple(_tried(each, trials.get(each.uid)) for each in evolution.operators)),
         settled.told,
-        "; ".join(trial.problem for trial in trials.values() if trial.problem is not None) or None,
+        problem,
         tuple(trial.unknown for trial in trials.values() if trial.unknown is not None),
+        built,
     )
+
+
+def _recomputed(found: OperatorEvolution, built: Recomputation) -> OperatorEvolution:
+    from dagster_flinkpy.checkpoint.evolution import StateOutcome
+
+    kept = found.uid in built.uids and found.state is StateOutcome.KEPT
+    return replace(found, state=StateOutcome.RECOMPUTED) if kept else found
 
 
 def _tried(found: OperatorEvolution, trial: OperatorTrial | None) -> OperatorEvolution:
@@ -254,11 +300,11 @@ def _tried(found: OperatorEvolution, trial: OperatorTrial | None) -> OperatorEvo
     return replace(found, change=Change.CHANGED, details=(*found.details, *trial.changes))
 
 
-def program_committers(program: Environment, job: StorageLocation) -> Committers:
+def program_committers(program: Environment | FlinkJob, job: StorageLocation) -> Committers:
     """Creates the committers of a program's job, given the folder of its checkpoints. Use them for queries only.
 
     Args:
-        program: The program.
+        program: The program, or its job.
         job: ``{checkpoint storage}/{job id}``.
 
     Raises:
@@ -267,7 +313,8 @@ def program_committers(program: Environment, job: StorageLocation) -> Committers
     from dagster_flinkpy.runtime.master.commits.committers import Committers
     from dagster_flinkpy.runtime.master.watchdog import Watchdog
 
-    env = program if isinstance(program, StreamExecutionEnvironment) else program()
-    found = flink_job(env, job.url.rpartition("/")[2])
+    if not isinstance(program, FlinkJob):
+        program = flink_job(program, job.url.rpartition("/")[2])
+    found = program
     watchdog = Watchdog(found.checkpointing.timeout)
     return Committers(found.graph, found.job_id, fencing_token=0, watchdog=watchdog)

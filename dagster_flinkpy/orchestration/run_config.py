@@ -19,6 +19,7 @@ __all__ = [
     "RescaleConfig",
     "ResetConfig",
     "RestoreConfig",
+    "RollbackConfig",
     "SavepointConfig",
     "StopConfig",
     "SweepConfig",
@@ -170,11 +171,25 @@ class UpgradeConfig(_RangedConfig):
     )
 
 
-class SwitchConfig(Config):
-    """Config of a switch job and of a rollback job."""
+class RollbackConfig(Config):
+    """Config of a rollback job."""
 
     kept: str | None = Field(
         default=None, description="Name of the fork that keeps the state of the old version. Default: {job}_before."
+    )
+
+
+class SwitchConfig(RollbackConfig):
+    """Config of a switch job."""
+
+    recompute: list[str] = Field(
+        default=[],
+        description="Uids of operators that do not keep their state. They and all that follow start empty, read their "
+        "input again, and replace their rows.",
+    )
+    since: str | None = Field(
+        default=None,
+        description="The checkpoint (chk-n) after which they read all again. Default: from the beginning of the job.",
     )
 
 

@@ -263,7 +263,8 @@ def _first_checkpoint(
     source: _Source, name: str, attempt: Attempt, checkpoint_id: int, now_ms: int
 ) -> CheckpointMetadata:
     """Returns the metadata of the fork's first checkpoint. What the other job has to commit is not its own."""
-    metadata = without_committables(as_savepoint(source.metadata, source.metadata.operators))
+    found = source.metadata
+    metadata = without_committables(replace(as_savepoint(found, ()), operators=found.operators))
     properties = {key: value for key, value in metadata.properties.items() if key != STOPPED}
     return replace(
         metadata,

@@ -92,7 +92,7 @@ def write_savepoint(
     try:
         if not native:
             operators = tuple(
-                replace(o, subtasks=copy_files(o.subtasks, source, store, go_on)) for o in metadata.operators
+                replace(o, subtasks=copy_files(o.subtasks, source, store, go_on)) for o in savepoint.operators
             )
             _copy({path: sha256_of(path) for o in operators for path in o.segments()}, source, store, go_on=go_on)
             savepoint = replace(savepoint, operators=operators)
@@ -129,7 +129,7 @@ def as_savepoint(
     operators: tuple[OperatorState, ...],
     format_type: SavepointFormatType = SavepointFormatType.CANONICAL,
 ) -> CheckpointMetadata:
-    """Returns the metadata of a savepoint of a checkpoint, or of another savepoint.
+    """Returns the metadata of a savepoint of a checkpoint, or of another savepoint, without the history of edges.
 
     Args:
         metadata: The checkpoint or the other savepoint.
@@ -139,6 +139,7 @@ def as_savepoint(
     properties = {name: value for name, value in metadata.properties.items() if name != _FORMAT_TYPE}
     if format_type is not SavepointFormatType.CANONICAL:
         properties[_FORMAT_TYPE] = format_type.value
+    operators = tuple(o if o.history is None else replace(o, history=None) for o in operators)
     return replace(metadata, kind=CheckpointKind.SAVEPOINT, operators=operators, properties=properties)
 
 

@@ -312,6 +312,12 @@ class StagedFileCommitter(Committer):
         self._store.delete_many(older)
         return len(older)
 
+    def replace_epochs(self, after: int, before: int) -> int:
+        found = ((info.key, self._names.checkpoint(info.key)) for info in self._store.list())
+        gone = [key for key, checkpoint in found if checkpoint is not None and after < checkpoint < before]
+        self._store.delete_many(gone)
+        return len(gone)
+
     def last_committed(self) -> int | None:
         found = (self._names.checkpoint(info.key) for info in self._store.list())
         return max((checkpoint for checkpoint in found if checkpoint is not None), default=None)

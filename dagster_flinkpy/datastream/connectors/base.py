@@ -524,6 +524,21 @@ class Committer(ABC):
             f"{type(self).__qualname__} cannot replace partition {partition!r}: it has no replace_partition method"
         )
 
+    def replace_epochs(self, after: int, before: int) -> int:
+        """Removes what this job and uid committed from some checkpoints, and returns the number of removed items.
+
+        It is called after a commit, if the operators before the sink are recomputed and the sink has written the rows
+        of these epochs again. It is idempotent.
+
+        Args:
+            after: The checkpoint before the first one; 0 for all.
+            before: The checkpoint behind the last one.
+
+        Raises:
+            ConfigurationError: The sink does not support this.
+        """
+        raise ConfigurationError(f"{type(self).__qualname__} has no replace_epochs method, and cannot replace its rows")
+
     def last_committed(self) -> int | None:
         """Returns the newest checkpoint from which this job and uid committed anything, 0 if none, or None if unknown.
 

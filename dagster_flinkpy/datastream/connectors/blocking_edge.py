@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, TypeInformation
 from dagster_flinkpy.datastream.connectors.base import (
     CommittingSinkWriter,
     Json,
@@ -20,12 +21,35 @@ from dagster_flinkpy.datastream.connectors.base import (
     SplitEnumerator,
     WriterInitContext,
 )
+from dagster_flinkpy.errors import JobGraphError
 from dagster_flinkpy.registry import resolve
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["BlockingEdgeSink", "BlockingEdgeSource"]
+__all__ = ["BlockingEdgeSink", "BlockingEdgeSource", "check_blocking"]
+
+
+def check_blocking(type_info: TypeInformation, retain: timedelta | None, *, keyed: bool) -> None:
+    """Checks what is to go over a blocking edge.
+
+    Args:
+        type_info: Type of the records.
+        retain: How long segments are kept, or None.
+        keyed: Whether the stream is keyed.
+
+    Raises:
+        JobGraphError: The stream is keyed, its records have no type, or ``retain`` is no span of time above 0.
+    """
+    if keyed:
+        raise JobGraphError("call blocking() before key_by(): the records are partitioned after they are read again")
+    if isinstance(type_info, PickledBytesTypeInfo):
+        raise JobGraphError(
+            "blocking() stores records, and these have no type: declare output_type=..., such as "
+            "Types.ROW_NAMED([...], [...]), on the operator before it"
+        )
+    if retain is not None and not (isinstance(retain, timedelta) and retain > timedelta(0)):
+        raise JobGraphError(f"blocking(retain=...) needs a timedelta above 0, not {retain!r}")
 
 
 @dataclass(frozen=True)
@@ -34,6 +58,8 @@ class BlockingEdgeSink(Sink):
 
     location: Any = None
     """The storage prefix of the job's segments, a ``StorageLocation``; set when the job runs."""
+    retain: timedelta | None = None
+    """How long segments are kept after all operators have read them. Default: not at all."""
 
     def validate(self, type_info: TypeInformation | None) -> None:
         """Accepts records of any type."""

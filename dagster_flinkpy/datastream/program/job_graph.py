@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from enum import Enum
 from functools import cached_property
 from typing import Any
@@ -87,6 +88,8 @@ class JobEdge:
     """Whether it was declared as forward. As in Flink, it rebalances between different parallelisms."""
     blocking: bool = False
     """Whether it joins two pipelined regions through stored segments (Flink: ``ResultPartitionType.BLOCKING``)."""
+    retain: timedelta | None = None
+    """How long the segments are kept after they were read."""
 
     @property
     def key_type(self) -> TypeInformation | None:
@@ -385,9 +388,9 @@ def _split(graph: JobGraph) -> JobGraph:
         new = sink_uid not in sinks
         if new:
             beside = target if united else upstream
-            sinks[sink_uid] = _edge_end(
-                beside, sink_uid, BlockingEdgeSinkSpec(BlockingEdgeSink()), e.type_info, beside.uid_set
-            )
+            same = (each for each in graph.outputs(e.source) if each.side_output == e.side_output)
+            end = BlockingEdgeSinkSpec(BlockingEdgeSink(retain=_longest(graph.inputs(target.uid) if united else same)))
+            sinks[sink_uid] = _edge_end(beside, sink_uid, end, e.type_info, beside.uid_set)
         if new or united:
             edges.append(JobEdge(0, upstream.uid, sink_uid, 0, forward, e.type_info, e.side_output, forward=True))
         if isinstance(target.spec, SparkTransformSpec):
@@ -404,6 +407,11 @@ def _split(graph: JobGraph) -> JobGraph:
         vertices += [*before.get(v.uid, {}).values(), transforms.get(v.uid, v), *behind.get(v.uid, {}).values()]
     split = JobGraph(tuple(vertices), tuple(replace(e, id=i) for i, e in enumerate(edges)))
     return JobGraph(split.vertices, tuple(_fit(e, split) for e in split.edges))
+
+
+def _longest(edges: Iterable[JobEdge]) -> timedelta | None:
+    """Returns how long what all of these edges carry is kept."""
+    return max((e.retain for e in edges if e.retain is not None), default=None)
 
 
 def _edge_end(beside: JobVertex, uid: str, spec: OperatorSpec, type_info: TypeInformation, uid_set: bool) -> JobVertex:

@@ -179,7 +179,7 @@ class StreamProgram(Generic[S]):
                     source = uids[id(i.transformation)]
                     edge_id = len(edges)
                     edge = JobEdge(edge_id, source, uids[id(t)], index, i.partitioner, i.type_info, i.side_output)
-                    edges.append(replace(edge, blocking=i.blocking))
+                    edges.append(replace(edge, blocking=i.blocking, retain=i.retain))
         graph = build_job_graph(vertices, edges)
         for uid in self.migrations:
             if not any(vertex.uid == uid and vertex.spec.keeps_state for vertex in graph.vertices):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.datastream.operator_specs import OperatorSpec
@@ -56,6 +57,8 @@ class Input:
     side_output: str | None = None
     blocking: bool = False
     """Whether the output is written to the store, for another pipelined region to read."""
+    retain: timedelta | None = None
+    """How long it is kept there after it was read."""
 
     @property
     def type_info(self) -> TypeInformation:

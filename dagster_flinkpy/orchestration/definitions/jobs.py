@@ -20,6 +20,7 @@ from dagster_flinkpy.orchestration.run_config import (
     RescaleConfig,
     ResetConfig,
     RestoreConfig,
+    RollbackConfig,
     SavepointConfig,
     StopConfig,
     SweepConfig,
@@ -211,7 +212,7 @@ def _jobs_of_versions(operations: JobOperations) -> list[JobDefinition]:
         build(
             "rollback",
             f"roll_back_{name}",
-            SwitchConfig,
+            RollbackConfig,
             operations.roll_back,
             f"Brings job {job_id} back to this version of the program, whose state the switch has kept.",
         ),

@@ -332,7 +332,7 @@ def _span(duration: timedelta) -> str:
 
 def _evolution(view: _View) -> CheckFinding:
     found = view.of_job.forecast(view.latest)
-    said = [*map(str, found.evolution.changes), *found.evolution.remarks, *found.parallelism]
+    said = [*map(str, found.evolution.changes), *found.evolution.remarks, *found.parallelism, *found.of_recomputation]
     facts: dict[str, Any] = {"changes": MetadataValue.md("\n".join(f"- {line}" for line in said) or "none")}
     if found.problem is not None:
         return CheckFinding(False, f"The next run will be refused: {found.problem}", facts)

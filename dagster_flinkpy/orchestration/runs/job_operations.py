@@ -26,6 +26,7 @@ from dagster_flinkpy.orchestration.run_config import (
     RescaleConfig,
     ResetConfig,
     RestoreConfig,
+    RollbackConfig,
     SavepointConfig,
     StopConfig,
     SweepConfig,
@@ -192,9 +193,10 @@ class JobOperations:
         """Brings the state to this version of the program, and returns the id of the checkpoint."""
         from dagster_flinkpy.orchestration.upgrade import switch_program
 
-        return self._to_this_version(context, "switch", partial(switch_program, keep=config.kept))
+        change = partial(switch_program, keep=config.kept, recompute=config.recompute, since=config.since)
+        return self._to_this_version(context, "switch", change)
 
-    def roll_back(self, context: OpExecutionContext, config: SwitchConfig) -> int:
+    def roll_back(self, context: OpExecutionContext, config: RollbackConfig) -> int:
         """Brings the job back to this version of the program, and returns the id of the checkpoint."""
         from dagster_flinkpy.orchestration.upgrade import roll_back
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_flinkpy.errors import CheckpointError, ConfigurationError, JobNotFoundError
 from dagster_flinkpy.orchestration.flink_job import Environment, FlinkJob, flink_job
-from dagster_flinkpy.orchestration.program import RestoreForecast, forecast, program_attempt
+from dagster_flinkpy.orchestration.program import RestoreForecast, forecast, program_attempt, program_committers
 from dagster_flinkpy.orchestration.resources import SparkResource
 from dagster_flinkpy.orchestration.upgrade.row_difference import RowDifference, compare_rows
 from dagster_flinkpy.orchestration.upgrade.shadow import Shadow, positions_of, sinks_of, sources_of
@@ -18,6 +18,7 @@ from dagster_flinkpy.storage import StorageLocation
 
 if TYPE_CHECKING:
     from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+    from dagster_flinkpy.checkpoint.recomputation import Recomputation
 
 __all__ = ["UpgradeReport", "UpgradeVerdict", "prove_upgrade", "roll_back", "switch_program"]
 
@@ -151,6 +152,8 @@ def switch_program(
     owner: str = "switch_program",
     on_progress: Callable[[str], None] = lambda line: None,
     keep: str | None = None,
+    recompute: Collection[str] = (),
+    since: str | None = None,
 ) -> int:
     """Brings a job's state at its last barrier to a new program, before any record is read. No run may be active.
 
@@ -165,30 +168,59 @@ def switch_program(
         on_progress: Receives one-line progress messages.
         keep: Name of the fork. Default: ``{job}_before``. One that is there is disposed of, unless the job has read
             nothing since: then it is of a switch that died, or of another one just now, and is kept.
+        recompute: Uids of operators whose state cannot be kept, or must not be. They, all that follow, and what
+            pipelined edges connect with these start empty. In the first epoch after the switch they read again what
+            the blocking edges before them have kept (``blocking(retain=...)``), or from then on their sources from
+            the beginning. The other operators keep their state and go on. When it has been read, sinks behind them
+            delete the rows that they had written for the same epochs. Default: all operators keep their state.
+        since: ``chk-7``: what is recomputed needs no input from before this checkpoint, and the rows up to it stay.
+            Default: it needs all input since the beginning of the job.
 
     Returns:
         The id of the checkpoint from which the new program continues.
 
     Raises:
         CheckpointError: A run may be active, or the job has no checkpoint.
-        RestoreError: The state does not fit the program; nothing is changed.
+        RestoreError: The state does not fit the program, or a blocking edge has not kept what would be read again;
+            nothing is changed.
+        ConfigurationError: There is no such operator to recompute, ``since`` cannot be used, the job is partitioned by
+            time, or a sink cannot replace its rows; nothing is changed.
     """
     from dagster_flinkpy.checkpoint.forks.fork import fork_job
     from dagster_flinkpy.checkpoint.offline import refuse_beside_run
+    from dagster_flinkpy.checkpoint.recomputation import TO_REPLACE
     from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
     from dagster_flinkpy.common.clock import current_millis
 
     refuse_beside_run(job, current_millis())
-    _clear_dead_proof(job)
-    fork = job.parent.child(keep or f"{job.name}_before")
-    sources = sources_of(_job_of(new, job.name).graph)
+    program, fork = _job_of(new, job.name), job.parent.child(keep or f"{job.name}_before")
     kept, latest = (CompletedCheckpointStore(each.open()).latest() for each in (fork, job))
+    recomputation = _recomputation(program, job, latest, recompute, since)
+    _clear_dead_proof(job)
     # A switch that died has kept the old state already, and may have got as far as to change the job.
-    if kept is None or positions_of(kept, sources) != positions_of(latest, sources):
+    changed = latest is not None and TO_REPLACE in latest.properties
+    sources = sources_of(program.graph)
+    if kept is None or not (changed or positions_of(kept, sources) == positions_of(latest, sources)):
         _clear(None, fork)
         fork_job(job, fork.name, owner=owner)
-    with program_attempt(new, job, spark=spark, owner=owner, on_progress=on_progress) as attempt:
+    options: dict[str, Any] = {"owner": owner, "on_progress": on_progress, "recomputation": recomputation}
+    with program_attempt(program, job, spark=spark, **options) as attempt:
         return attempt.commit_restored().checkpoint_id
+
+
+def _recomputation(
+    program: FlinkJob, job: StorageLocation, latest: CheckpointMetadata | None, uids: Collection[str], since: str | None
+) -> Recomputation | None:
+    """Returns what a switch recomputes, and checks that it can."""
+    from dagster_flinkpy.checkpoint.recomputation import recomputation_of
+
+    if not uids and since is not None:
+        raise ConfigurationError("since says from where operators are recomputed: name them with recompute")
+    if not uids or latest is None:
+        return None
+    recomputation = recomputation_of(latest, program.graph, uids, since)
+    program_committers(program, job).check_replaceable(recomputation)
+    return recomputation
 
 
 def roll_back(

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from dagster_flinkpy.checkpoint.coordinator.instructions import WriteMetadata
+from dagster_flinkpy.checkpoint.edge_history import EdgeHistory
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind, CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_program import operator_program
 from dagster_flinkpy.checkpoint.operator_states import OperatorState
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd
+from dagster_flinkpy.checkpoint.recomputation import REPLACES, TO_REPLACE
 from dagster_flinkpy.checkpoint.state_migration import state_version
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
-from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSourceSpec
+from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSinkSpec, BlockingEdgeSourceSpec
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
+from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeOutput
 
 __all__ = ["CheckpointContents"]
 
@@ -39,18 +42,32 @@ class CheckpointContents:
         """The last checkpoint that has the state of the one before it."""
         self._graph, self._job_id, self._token = graph, job_id, fencing_token
         self._edges = {v.uid for v in graph.vertices if isinstance(v.spec, BlockingEdgeSourceSpec)}
+        ends = {v.uid: v.spec.sink.retain for v in graph.vertices if isinstance(v.spec, BlockingEdgeSinkSpec)}
+        self._retain = {uid: retain for uid, retain in ends.items() if retain is not None}
+        self._histories = {uid: self._history(uid) for uid in self._retain}
+        """What is retained of blocking edges as of the last metadata, by uid of the sink."""
         # An operator without an explicit uid has a generated one, which another operator may have tomorrow.
         self._versions = {v.uid: state_version(v, restored) for v in graph.vertices}
         self._programs = {v.uid: operator_program(graph, v.uid) for v in graph.vertices if v.uid_set}
 
-    def metadata(self, write: WriteMetadata, *, ended: bool, properties: Mapping[str, Any]) -> CheckpointMetadata:
+    def metadata(
+        self,
+        write: WriteMetadata,
+        written: Sequence[Mapping[str, EdgeOutput]],
+        *,
+        ended: bool,
+        properties: Mapping[str, Any],
+    ) -> CheckpointMetadata:
         """Returns the metadata of the checkpoint at the end of an epoch.
 
         Args:
             write: The acknowledged state.
+            written: What was written to blocking edges that belongs to it, in order, by uid of the sink.
             ended: Whether all input ends with the checkpoint.
             properties: Properties of the checkpoint, as JSON values; those that are None are left out.
         """
+        self._grow(write, written)
+        told = {**properties, **self._rows_to_replace(write)}
         operators = tuple(
             OperatorState(
                 uid=v.uid,
@@ -60,6 +77,7 @@ class CheckpointContents:
                 coordinator_state=None if v.uid in self._edges else write.coordinator_states.get(v.uid),
                 subtasks=write.states[v.uid],
                 in_flight=tuple(write.coordinator_states.get(v.uid, ())) if v.uid in self._edges else (),
+                history=self._histories.get(v.uid),
                 program=self._programs.get(v.uid),
                 state_version=self._versions[v.uid],
             )
@@ -76,9 +94,37 @@ class CheckpointContents:
             graph_fingerprint=self._graph.fingerprint,
             end_of_input=ended,
             operators=operators,
-            properties={name: value for name, value in properties.items() if value is not None},
+            properties={name: value for name, value in told.items() if value is not None},
             master_states=dict(write.master_states),
         )
+
+    def _history(self, uid: str) -> EdgeHistory:
+        """Returns what is retained of an edge when the attempt begins."""
+        if self.parent is None:
+            return EdgeHistory()
+        stored = self.parent.operator(uid)
+        if stored is None or stored.history is None:
+            return EdgeHistory(self.parent.checkpoint_id)
+        return stored.history
+
+    def _grow(self, write: WriteMetadata, written: Sequence[Mapping[str, EdgeOutput]]) -> None:
+        """Adds to the histories of edges what was written since the last metadata."""
+        in_channels = (s.channel_state for states in write.states.values() for s in states)
+        settled = not any(in_channels) and not any(write.coordinator_states.get(uid) for uid in self._edges)
+        for uid, retain in self._retain.items():
+            outputs = [each[uid].to_json() for each in written if uid in each]
+            grown = self._histories[uid].grown
+            self._histories[uid] = grown(outputs, write.checkpoint_id, write.trigger_ms, retain, settled=settled)
+
+    def _rows_to_replace(self, write: WriteMetadata) -> dict[str, Any]:
+        """Returns the property of a checkpoint whose operators are recomputed, or whose sinks replace their rows."""
+        asked = None if self.parent is None else self.parent.properties.get(TO_REPLACE)
+        if asked is None:
+            return {}
+        left = (each["checkpoint_id"] for uid in self._edges for each in write.coordinator_states.get(uid, ()))
+        before = max((each["before"] for each in asked.values()), default=0)
+        waits = write.checkpoint_id == self.repeated or any(number < before for number in left)
+        return {TO_REPLACE if waits else REPLACES: asked}
 
     def partition_end(self, metadata: CheckpointMetadata, kept: Iterable[PartitionEnd]) -> PartitionEnd | None:
         """Returns the entry for the end state of a time partition, or None if a checkpoint is no end state.

@@ -24,6 +24,7 @@ from dagster_flinkpy.checkpoint.metadata import STOPPED, CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_program import operator_folders
 from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd
+from dagster_flinkpy.checkpoint.recomputation import Recomputation
 from dagster_flinkpy.checkpoint.reports.execution_report import ExecutionReport
 from dagster_flinkpy.checkpoint.restore import RestorePlan
 from dagster_flinkpy.checkpoint.savepoints.savepoint_target import check_job
@@ -101,6 +102,7 @@ class JobAttempt(AttemptRuns):
             state, or a list of uids.
         allow_pickled_state: Whether a savepoint outside the job's own prefix may contain pickled state. Whoever wrote
             it can run code here.
+        recomputation: Which operators start empty, and read their input again. Default: none.
         run_id: Identifies the run; all its tries have the same one. Once a try has completed a checkpoint, later tries
             continue from there. They neither restore ``restore_from`` again, which would commit the same rows twice,
             nor read a DataFrame again.
@@ -134,6 +136,7 @@ class JobAttempt(AttemptRuns):
         claim_mode: RecoveryClaimMode | None = None,
         allow_non_restored_state: NonRestoredState = False,
         allow_pickled_state: bool = False,
+        recomputation: Recomputation | None = None,
         run_id: str | None = None,
         require_uids: bool = True,
         on_progress: Callable[[str], None] | None = None,
@@ -164,6 +167,7 @@ class JobAttempt(AttemptRuns):
             claim_mode=claim_mode or config.checkpointing.claim_mode,
             allow_non_restored_state=allow_non_restored_state,
             allow_pickled_state=allow_pickled_state,
+            recomputation=recomputation,
             run_id=run_id,
             progress=self._progress,
         )
@@ -571,7 +575,7 @@ class JobAttempt(AttemptRuns):
         self._deployed.failover.restart_all()
         self._begin()
 
-    # --- the lanes of the regions ------------------------------------------------------------------------------------
+    # --- what the lanes do -------------------------------------------------------------------------------------------
 
     def _on_results(self, results: EpochResults, job: EpochJob) -> None:
         pass_on(results.logs, results.missing_logs, self._on_log, job.checkpoint_id)
@@ -581,17 +585,15 @@ class JobAttempt(AttemptRuns):
         deployed = self._deployed
         return self._exchange.run(job, deployed.regions.sessions[job.region], deployed.slots, open_epoch)
 
-    # --- completing --------------------------------------------------------------------------------------------------
-
     def _commit(self, metadata: CheckpointMetadata) -> int:
         return self._transactions.commit(metadata)
 
     def _create_metadata(self, write: WriteMetadata) -> CheckpointMetadata:
-        stopped = True if self._stopping or self._stopped else None
-        ended = self._deployed.regions.end_with(write.checkpoint_id)
-        return self._deployed.contents.metadata(
-            write, ended=ended, properties={**self._restore.properties, STOPPED: stopped}
-        )
+        deployed, stopped = self._deployed, True if self._stopping or self._stopped else None
+        written = [each for region in deployed.master.state.regions for each in region.outputs[write.checkpoint_id]]
+        ended = deployed.regions.end_with(write.checkpoint_id)
+        properties = {**self._restore.properties, STOPPED: stopped}
+        return deployed.contents.metadata(write, written, ended=ended, properties=properties)
 
 
 def _now() -> int:

@@ -12,6 +12,7 @@ from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.evolution import evolution_since
 from dagster_flinkpy.checkpoint.kept_parallelism import PARALLELISM, settle_parallelism
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointKind, CheckpointMetadata
+from dagster_flinkpy.checkpoint.recomputation import Recomputation, without_state
 from dagster_flinkpy.checkpoint.restore import RestorePlan, assign, restore_targets
 from dagster_flinkpy.checkpoint.savepoints.dispose import dispose_savepoint
 from dagster_flinkpy.checkpoint.savepoints.savepoint import import_savepoint, pickled_state
@@ -54,6 +55,8 @@ class Restore:
     """The run that restores the path; all its tries have the same id."""
     progress: Callable[[str], None]
     """Takes one-line progress messages."""
+    recomputation: Recomputation | None = None
+    """Which operators start empty, and read again what their state was built from."""
     claimed: StorageLocation | None = None
     """A savepoint that the job owns now, and deletes once it has completed a checkpoint."""
 
@@ -72,7 +75,7 @@ class Restore:
 
     def continue_run(self) -> None:
         """Lets the next attempt of the same run start from the latest checkpoint, which the run has completed."""
-        self.path, self.start_empty, self.claimed = None, False, None
+        self.path, self.start_empty, self.claimed, self.recomputation = None, False, None, None
 
     def load(
         self, config: JobConfig, graph: JobGraph, store: CompletedCheckpointStore, attempt: Attempt
@@ -98,6 +101,10 @@ class Restore:
         found = self._found(config, graph, store, attempt)
         if found is None:
             return None
+        if self.recomputation is not None:
+            for line in self.recomputation.lines:
+                self.progress(line)
+            found = without_state(found, graph, self.recomputation)
         # Like the copies of a savepoint's files, what is written is this attempt's, and not of its epochs.
         return migrate(found, graph, store.store, f"{attempt.token}-0", self.progress)
 

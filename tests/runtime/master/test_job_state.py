@@ -106,7 +106,7 @@ class Job:
                 owner="test",
                 can_open_epochs=lambda: False,
             ),
-            create_metadata=lambda write: self.contents.metadata(write, ended=False, properties={}),
+            create_metadata=lambda write: self.contents.metadata(write, (), ended=False, properties={}),
         )
         self.told: list[Instruction] = []
         self.does(JobStarted(0))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.recomputation import REPLACES, Recomputation
 from dagster_flinkpy.datastream.connectors.base import (
     CommitRequest,
     Committer,
@@ -71,6 +72,22 @@ class Committers:
     def __iter__(self) -> Iterator[Committer]:
         return iter(self._committers.values())
 
+    def check_replaceable(self, recomputation: Recomputation) -> None:
+        """Checks that sinks can replace the rows of the epochs that are read again.
+
+        Raises:
+            ConfigurationError: One cannot. The message names it.
+        """
+        for uid in recomputation.sinks:
+            committer = self._committers.get(uid)
+            if committer is None or type(committer).replace_epochs is Committer.replace_epochs:
+                name = "" if committer is None else f" {type(committer).__qualname__}"
+                raise ConfigurationError(
+                    f"nothing before sink {uid!r} can be recomputed: it cannot replace the rows that it has written "
+                    f"(its committer{name} has no replace_epochs method). Sinks of files can. Or write all rows to "
+                    "another place, with a sink of another uid"
+                )
+
     def check_partitioned(self) -> None:
         """Checks that all sinks can replace a partition; otherwise no attempt could commit a completed checkpoint.
 
@@ -87,8 +104,8 @@ class Committers:
     def commit(self, metadata: CheckpointMetadata) -> int:
         """Commits a completed checkpoint.
 
-        A checkpoint of a time partition replaces what older checkpoints have committed to that partition. For a moment
-        readers see both.
+        A checkpoint of a time partition replaces what older checkpoints have committed to that partition, and one of
+        operators that are recomputed what was committed of the same epochs. For a moment readers see both.
 
         Returns:
             How many of its committables had already been committed.
@@ -112,6 +129,11 @@ class Committers:
             for uid, committer in self._committers.items():
                 what = f"replacing partition {metadata.partition} in sink {uid!r}"
                 self._run(uid, what, committer.replace_partition, metadata.partition, metadata.checkpoint_id)
+        for uid, between in metadata.properties.get(REPLACES, {}).items():
+            if uid in self._committers:
+                replace_epochs = self._committers[uid].replace_epochs
+                what = f"replacing the rows of sink {uid!r}"
+                self._run(uid, what, replace_epochs, between["after"], between["before"])
         return before
 
     def last_committed(self) -> int | None:

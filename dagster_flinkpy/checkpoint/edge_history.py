@@ -1,0 +1,70 @@
+"""What a blocking edge keeps of what was written to it, so that the operators behind it can be recomputed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+from dagster_flinkpy.common.clock import to_millis
+from dagster_flinkpy.json_records import Count, Json, JsonRecord
+
+__all__ = ["EdgeHistory"]
+
+
+@dataclass(frozen=True)
+class EdgeHistory(JsonRecord, omit_defaults=True):
+    """The retained outputs of the operator that writes a blocking edge, the oldest first, without a gap."""
+
+    after: Count = 0
+    """The checkpoint since which all is there; 0 for the beginning of the job."""
+    outputs: tuple[Json, ...] = ()
+    """What was written in each epoch, as in ``OperatorState.in_flight``, and with it the ``checkpoint`` that was the
+    first to name it, when that was triggered (``written_ms``), and whether nothing was in flight at its barriers
+    (``settled``)."""
+
+    def grown(
+        self,
+        outputs: Iterable[Mapping[str, Json]],
+        checkpoint_id: int,
+        now_ms: int,
+        retain: timedelta,
+        *,
+        settled: bool,
+    ) -> EdgeHistory:
+        """Returns what the next checkpoint keeps.
+
+        Args:
+            outputs: What was written since the one before.
+            checkpoint_id: The checkpoint.
+            now_ms: When it was triggered, in milliseconds since 1970.
+            retain: How long outputs are kept.
+            settled: Whether nothing is in flight at its barriers.
+        """
+        kept = list(self.outputs)
+        for output in outputs:
+            before = kept[-1]["watermark"] if kept else None
+            if output["segments"] or output["end_of_input"] or output["watermark"] != before:
+                facts = {"checkpoint": checkpoint_id, "written_ms": now_ms, "settled": settled}
+                kept.append({**output, **facts})
+        after, oldest_ms = self.after, now_ms - to_millis(retain)
+        while kept and kept[0]["written_ms"] < oldest_ms:
+            after = kept.pop(0)["checkpoint"]
+        return EdgeHistory(after, tuple(kept))
+
+    def since(self, checkpoint_id: int) -> tuple[Json, ...] | None:
+        """Returns what was written after a checkpoint, 0 for the beginning of the job; None if that is not known.
+
+        It is not known either if something was in flight at the barriers of the checkpoint: sinks have written that
+        later, with what they have written of later epochs.
+        """
+        if checkpoint_id == 0:
+            return self.outputs if self.after == 0 else None
+        if checkpoint_id not in self.choices:
+            return None
+        return tuple(each for each in self.outputs if each["checkpoint"] > checkpoint_id)
+
+    @property
+    def choices(self) -> list[int]:
+        """The checkpoints that :meth:`since` takes besides the beginning of the job."""
+        return list(dict.fromkeys(each["checkpoint"] for each in self.outputs if each["settled"]))

@@ -1,0 +1,201 @@
+"""Recomputing operators whose state is not to be kept: which ones, and from what. Reads no files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dagster_flinkpy.checkpoint.edge_history import EdgeHistory
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.operator_states import OperatorState
+from dagster_flinkpy.checkpoint.state_migration import state_version
+from dagster_flinkpy.datastream.operator_specs import (
+    BlockingEdgeSinkSpec,
+    BlockingEdgeSourceSpec,
+    SinkSpec,
+    SourceSpec,
+)
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
+from dagster_flinkpy.errors import ConfigurationError, RestoreError
+from dagster_flinkpy.json_records import Json
+
+__all__ = ["REPLACES", "TO_REPLACE", "Recomputation", "recomputation_of", "without_state"]
+
+TO_REPLACE = "rows_to_replace"
+"""Property of a checkpoint at which operators have not read again what they are recomputed from: for each sink behind
+them, ``after`` and ``before``, the checkpoints between which it has written the rows that it will replace."""
+REPLACES = "rows_replaced"
+"""Property of the checkpoint that has read it, with the same value: its commit deletes the rows."""
+
+
+@dataclass(frozen=True)
+class Recomputation:
+    """What is recomputed: operators that are named, all that follow, and what pipelined edges connect with these."""
+
+    operators: tuple[str, ...]
+    """Their uids, in the order of the program, without the ends of blocking edges."""
+    sinks: tuple[str, ...]
+    """Those that replace the rows of the epochs that are read again. A new sink has written none."""
+    sources: tuple[str, ...]
+    """Those that read their input again from the beginning."""
+    edges: tuple[str, ...]
+    """Uids of the operators that write the blocking edges whose segments are read again."""
+    after: int
+    """The checkpoint after whose barrier all is read again; 0 for the beginning of the job."""
+    records: int
+    """How many records the segments have."""
+    bytes: int
+    """Size of the segments."""
+    uids: frozenset[str]
+    """The uids of all that starts empty, with the ends of blocking edges."""
+
+    @property
+    def lines(self) -> list[str]:
+        """Describes it in lines for a log."""
+        since = f"since checkpoint {self.after}" if self.after else "since the beginning of the job"
+        told = [f"recomputed: {_quoted(self.operators)}"]
+        if self.edges:
+            before = _quoted([edge.removesuffix(".exchange") for edge in self.edges])
+            what = f"{self.records:,} records, {self.bytes:,} bytes"
+            told.append(f"read again: what the blocking edges after {before} keep {since}: {what}")
+        if self.sources:
+            told.append(f"read again from the beginning: sources {_quoted(self.sources)}")
+        if self.sinks:
+            told.append(f"replaced: the rows that sinks {_quoted(self.sinks)} have written {since}")
+        return told
+
+    def to_json(self) -> dict[str, Any]:
+        """Encodes it for the output of a command."""
+        names = ("operators", "sinks", "sources", "edges", "after", "records", "bytes")
+        return {name: list(value) if isinstance(value := getattr(self, name), tuple) else value for name in names}
+
+
+def recomputation_of(
+    metadata: CheckpointMetadata, graph: JobGraph, uids: Collection[str], since: str | None = None
+) -> Recomputation:
+    """Finds out what has to be recomputed if operators do not keep their state.
+
+    That is what a pipelined edge connects with them, because it reads again what they read, and all that follows. It
+    reads the segments that the blocking edges before it have kept, and its own sources from their beginning.
+
+    Args:
+        metadata: The checkpoint.
+        graph: The program.
+        uids: Uids of the operators.
+        since: ``chk-7``: the state needs no input from before this checkpoint. Default: it needs all.
+
+    Raises:
+        ConfigurationError: There is no such operator, the job is partitioned by time, or ``since`` cannot be used.
+        RestoreError: A blocking edge does not keep what has to be read again.
+    """
+    graph = graph.split()
+    _check(metadata, graph, uids)
+    after = _number(since)
+    parts = [{v.uid for v in part.vertices} for part in graph.parts()]
+    reads = {v.uid: v.spec.source.sink_uid for v in graph.vertices if isinstance(v.spec, BlockingEdgeSourceSpec)}
+    anew = {uid for part in parts if not part.isdisjoint(uids) for uid in part}
+    while more := {uid for part in parts for uid in part if any(reads.get(u) in anew for u in part)} - anew:
+        anew |= more
+    edges = sorted({edge for uid, edge in reads.items() if uid in anew} - anew)
+    specs = {v.uid: v.spec for v in graph.vertices if v.uid in anew}
+    sources = tuple(uid for uid, spec in specs.items() if isinstance(spec, SourceSpec) and uid not in reads)
+    if after and sources:
+        raise ConfigurationError(
+            f"{_quoted(uids)} cannot be recomputed since checkpoint {after}: sources {_quoted(sources)} are read with "
+            "them, and can only be read from the beginning. Leave out since"
+        )
+    sinks = (u for u, s in specs.items() if isinstance(s, SinkSpec) and not isinstance(s, BlockingEdgeSinkSpec))
+    segments = [s for edge in edges for output in _retained(metadata, edge, after) for s in output["segments"]]
+    return Recomputation(
+        tuple(u for u, s in specs.items() if type(s) not in (BlockingEdgeSinkSpec, BlockingEdgeSourceSpec)),
+        tuple(uid for uid in sinks if metadata.operator(uid) is not None),
+        sources,
+        tuple(edges),
+        after,
+        sum(segment["rows"] for segment in segments),
+        sum(segment["bytes"] for segment in segments),
+        frozenset(anew),
+    )
+
+
+def _check(metadata: CheckpointMetadata, graph: JobGraph, uids: Collection[str]) -> None:
+    known = {v.uid for v in graph.vertices}
+    if unknown := sorted({*uids} - known):
+        raise ConfigurationError(
+            f"{_quoted(unknown)} cannot be recomputed: the program has no such operator. It has "
+            f"{_quoted(sorted(known))}"
+        )
+    if metadata.partition is not None:
+        raise ConfigurationError(
+            f"job {metadata.job_id!r} is partitioned by time: its partitions are run again, which replaces their rows. "
+            "Operators are not recomputed beside that"
+        )
+
+
+def _number(since: str | None) -> int:
+    if since is None:
+        return 0
+    found = re.fullmatch(r"chk-([1-9]\d*)", since)
+    if found is None:
+        raise ConfigurationError(f"since is {since!r}, but must be a checkpoint, such as chk-7")
+    return int(found[1])
+
+
+def _retained(metadata: CheckpointMetadata, edge: str, after: int) -> tuple[Json, ...]:
+    """Returns what an edge has kept since a checkpoint.
+
+    Raises:
+        RestoreError: It has not kept all of it.
+    """
+    stored = metadata.operator(edge)
+    history = None if stored is None else stored.history
+    found = None if history is None else history.since(after)
+    if found is not None:
+        return found
+    before = edge.removesuffix(".exchange")
+    if history is None:
+        kept = "keeps nothing that was read. Declare blocking(retain=...) for the next time"
+    else:
+        choices = ", ".join(f"chk-{number}" for number in history.choices) or "none yet"
+        asked = f"checkpoint {after}" if after else "the beginning of the job"
+        kept = (
+            f"does not keep all since {asked}. If the state needs no input from before a later checkpoint, name that "
+            f"with since: {choices}"
+        )
+    raise RestoreError(
+        f"the blocking edge after {before!r} {kept}. Or recompute {before!r}, too, which then reads its own input again"
+    )
+
+
+def without_state(metadata: CheckpointMetadata, graph: JobGraph, recomputation: Recomputation) -> CheckpointMetadata:
+    """Returns a checkpoint with which operators start empty and read again what they are built from.
+
+    Args:
+        metadata: The checkpoint.
+        graph: The program.
+        recomputation: Which operators these are.
+    """
+    programs = {operator.uid: operator.program for operator in metadata.operators}
+    empty: list[OperatorState] = []
+    for v in graph.split().vertices:
+        if v.uid not in recomputation.uids or v.uid in recomputation.sources:
+            continue  # a source that is not known reads from the beginning
+        state = OperatorState(v.uid, v.name, v.parallelism, v.max_parallelism, (), program=programs.get(v.uid))
+        state = replace(state, state_version=state_version(v, None))
+        if isinstance(v.spec, BlockingEdgeSourceSpec) and (edge := v.spec.source.sink_uid) in recomputation.edges:
+            outputs = ({"edge": edge, **each} for each in _retained(metadata, edge, recomputation.after))
+            state = replace(state, in_flight=tuple(outputs))
+        elif isinstance(v.spec, BlockingEdgeSinkSpec) and not recomputation.after:
+            state = replace(state, history=EdgeHistory())  # it will write all again
+        empty.append(state)
+    between = {"after": recomputation.after, "before": metadata.checkpoint_id + 1}
+    to_replace = {**metadata.properties.get(TO_REPLACE, {}), **dict.fromkeys(recomputation.sinks, between)}
+    properties = {**metadata.properties, TO_REPLACE: to_replace}
+    kept = (operator for operator in metadata.operators if operator.uid not in recomputation.uids)
+    return replace(metadata, operators=(*kept, *empty), properties=properties, end_of_input=False)
+
+
+def _quoted(uids: Collection[str]) -> str:
+    return ", ".join(map(repr, uids)) or "none"
