@@ -193,7 +193,12 @@ def without_state(metadata: CheckpointMetadata, graph: JobGraph, recomputation: 
     between = {"after": recomputation.after, "before": metadata.checkpoint_id + 1}
     to_replace = {**metadata.properties.get(TO_REPLACE, {}), **dict.fromkeys(recomputation.sinks, between)}
     properties = {**metadata.properties, TO_REPLACE: to_replace}
-    kept = (operator for operator in metadata.operators if operator.uid not in recomputation.uids)
+    # What they had to commit is committed, so nothing is lost of a sink that the program no longer has.
+    kept = (
+        replace(operator, subtasks=tuple(replace(subtask, committables=()) for subtask in operator.subtasks))
+        for operator in metadata.operators
+        if operator.uid not in recomputation.uids
+    )
     return replace(metadata, operators=(*kept, *empty), properties=properties, end_of_input=False)
 
 

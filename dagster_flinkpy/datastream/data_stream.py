@@ -302,8 +302,7 @@ class DataStream(StreamSettings):
                 Default: until they have read it.
 
         Raises:
-            JobGraphError: The stream is keyed, its records have no type (stored records are never pickled), or
-                ``retain`` is not above 0.
+            JobGraphError: The stream is keyed, its records have no type, or ``retain`` is not above 0.
         """
         check_blocking(self.get_type(), retain, keyed=self.is_keyed)
         return self._with_inputs(

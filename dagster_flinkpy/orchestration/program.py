@@ -218,9 +218,9 @@ def plan_restore(
         JobGraphError: The program is not valid, or a stateful operator has no uid.
         ConfigurationError: No operator has such a uid, or ``since`` cannot be used.
     """
-    env = program if isinstance(program, StreamExecutionEnvironment) else program()
-    return forecast(
-        flink_job(env, stored.metadata.job_id).graph,
+    job = flink_job(program if isinstance(program, StreamExecutionEnvironment) else program(), stored.metadata.job_id)
+    found = forecast(
+        job.graph,
         stored,
         parallelism,
         allow_non_restored_state,
@@ -228,6 +228,12 @@ def plan_restore(
         recompute=recompute,
         since=since,
     )
+    if found.recomputation is not None and found.problem is None:
+        try:
+            program_committers(job, stored.files).check_replaceable(found.recomputation)
+        except ConfigurationError as error:
+            return replace(found, problem=str(error))
+    return found
 
 
 def forecast(

@@ -27,6 +27,7 @@ from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.sweep import sweep
 from dagster_flinkpy.common import Types
 from dagster_flinkpy.common.clock import current_millis
+from dagster_flinkpy.common.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.connectors import ParquetSink
 from dagster_flinkpy.datastream import KeyedProcessFunction, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
@@ -40,12 +41,13 @@ from dagster_flinkpy.orchestration import (
 from dagster_flinkpy.orchestration.program import plan_restore, program_attempt
 from dagster_flinkpy.orchestration.upgrade import switch_program
 from dagster_flinkpy.runtime.epoch import EpochJob
+from dagster_flinkpy.runtime.master.failover import FailoverConfig
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.storage import StorageLocation
 from tests.checkpoint.interruptions import Died, at_request, dies
 from tests.examples import examples
-from tests.runtime.harness import run_rows
+from tests.runtime.harness import HarnessAttempt, run_rows
 from tests.runtime.programs import FolderSink, environment, events
 
 ROW = Types.ROW_NAMED(["key", "count", "total"], [Types.STRING(), Types.LONG(), Types.LONG()])
@@ -105,6 +107,7 @@ def program(
     unaligned: bool = False,
     edges: int = 1,
     sink: Any = None,
+    sink_uid: str = "table",
     parallelism: int = 2,
 ) -> Program:
     """Returns a program of two branches behind a blocking edge, of which one is changed."""
@@ -118,7 +121,7 @@ def program(
         totals = read.key_by("key").process(function or Totals(), ROW).uid("totals")
         for number in range(edges - 1):
             totals = totals.blocking(retain).map(lambda row: row, ROW).uid(f"behind-{number}")
-        totals.sink_to(sink or ParquetSink(str(folder / "table"))).uid("table")
+        totals.sink_to(sink or ParquetSink(str(folder / "table"))).uid(sink_uid)
         others = read.key_by("key").process(Totals(10), ROW).uid("others")
         others.sink_to(ParquetSink(str(folder / "kept"))).uid("kept")
         return env
@@ -193,7 +196,7 @@ def test_a_changed_operator_reads_retained_segments_again_while_the_others_keep_
 
 
 @given(
-    before=st.integers(1, 4),
+    before=st.integers(1, 5),
     times=st.integers(1, 3),
     unaligned=st.booleans(),
     edges=st.integers(1, 2),
@@ -324,7 +327,47 @@ def test_nothing_is_changed_if_what_would_be_read_again_is_not_there(tmp_path: P
     refused(ConfigurationError, "the program has no such operator", recompute=["else"])
     folder = program(tmp_path, sink=FolderSink(tmp_path / "folder"))
     refused(ConfigurationError, "nothing before sink 'table' can be recomputed", folder, since="chk-2")
+    planned = plan_restore(folder, open_checkpoint(job), recompute=["totals"], since="chk-2")
+    assert "nothing before sink 'table' can be recomputed" in str(planned.problem)
     switch_program(program(tmp_path), job, spark=SPARK, recompute=["totals"], since="chk-2")
+
+
+def test_any_sink_can_write_all_rows_to_another_place(tmp_path: Path) -> None:
+    run(program(tmp_path), tmp_path, 2)
+    sink = FolderSink(tmp_path / "folder")
+    new = program(tmp_path, Totals(7), sink=sink, sink_uid="other_table")
+    switch_program(new, job_of(tmp_path), spark=SPARK, recompute=["totals"])
+    run(new, tmp_path)
+    assert table(tmp_path) == expected(epochs=2)
+    assert (sorted((key, count) for key, count, _ in sink.rows()), {k: t for k, _, t in sink.rows()}) == expected(7)
+
+
+def test_a_segment_that_is_written_anew_is_the_one_that_is_kept(tmp_path: Path) -> None:
+    graph, lost = program(tmp_path)().get_job_graph(), list[Path]()
+
+    class Attempt(HarnessAttempt):
+        def _on_spark(self, job: EpochJob) -> list[WireRow]:
+            if job.region == 1 and not lost:
+                lost.append(sorted((tmp_path / "jobs").rglob("*.arrow"))[0])
+                lost[0].unlink()
+            return run_rows(job)
+
+    restarts = {"failover": FailoverConfig(FixedDelayRestart(3, timedelta(0)))}
+    with Attempt(graph, tmp_path / "jobs", config=restarts) as attempt:
+        attempt.run_epoch()
+    [path] = lost
+    found = latest(job_of(tmp_path)).files()
+    assert not path.exists()
+    assert verify_files(job_of(tmp_path), found) == set()
+    switch_program(program(tmp_path, Totals(7)), job_of(tmp_path), spark=SPARK, recompute=["totals"])
+    run(program(tmp_path, Totals(7)), tmp_path)
+    assert table(tmp_path) == expected(7)
+
+
+def verify_files(job: StorageLocation, files: set[str]) -> set[str]:
+    """Returns those that do not exist."""
+    store = job.open()
+    return {file for file in files if store.head(file) is None}
 
 
 def test_segments_are_kept_for_as_long_as_the_edge_retains_them(

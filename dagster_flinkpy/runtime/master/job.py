@@ -158,7 +158,6 @@ class JobAttempt(AttemptRuns):
         """How many open transactions of dead attempts were aborted."""
         self._owner, self._led_by, self._takes_over = owner, led_by, take_over
         self._start_over = start_empty or restore_from is not None if start_over is None else start_over
-        self._run_id = run_id
         self._on_progress, self._on_log = on_progress, on_log
         self._restore = Restore(
             path=restore_from,
@@ -174,7 +173,6 @@ class JobAttempt(AttemptRuns):
         self._spark = SharedSession(config.spark, self._progress)
         self._exchange = self._create_exchange(graph)
         self._stopped = False
-        """Whether the job was stopped earlier, and nobody has restored a savepoint since."""
         self._keeper = self._create_lease_keeper()
         self._lease = config.checkpointing.timeout + _LEASE_MARGIN if self._keeper is None else _LEASE
         self._watchdog = Watchdog(config.checkpointing.timeout)
@@ -286,8 +284,9 @@ class JobAttempt(AttemptRuns):
             graph, plan = self._restore.assign(graph, start)
             self._require_slots(graph)  # the parallelism may be another one
         slots = JobSlots(self.config.job_id, graph, graph.regions(), self.config.spark, self._progress)
+        config, run_id = self.config, self._restore.run_id
         regions = JobRegions(
-            graph, self.config, self.token, self._run_id, start, plan, self._spark, self._watchdog, self._progress
+            graph, config, self.token, run_id, start, plan, self._spark, self._watchdog, self._progress
         )
         regions.discard_lingering(partial(self._store.unnamed, self._attempt))
         contents = CheckpointContents(graph, self.config.job_id, self.token, start)
