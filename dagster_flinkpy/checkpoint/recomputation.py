@@ -18,16 +18,42 @@ from dagster_flinkpy.datastream.operator_specs import (
     SourceSpec,
 )
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
-from dagster_flinkpy.errors import ConfigurationError, RestoreError
-from dagster_flinkpy.json_records import Json
+from dagster_flinkpy.errors import ConfigurationError, CorruptMetadataError, RestoreError
+from dagster_flinkpy.json_records import Count, Id, Json, JsonRecord
 
-__all__ = ["REPLACES", "TO_REPLACE", "Recomputation", "recomputation_of", "without_state"]
+__all__ = ["REPLACES", "TO_REPLACE", "Recomputation", "ReplacedRows", "recomputation_of", "without_state"]
 
 TO_REPLACE = "rows_to_replace"
 """Property of a checkpoint at which operators have not read again what they are recomputed from: for each sink behind
-them, ``after`` and ``before``, the checkpoints between which it has written the rows that it will replace."""
+them, the `ReplacedRows`."""
 REPLACES = "rows_replaced"
 """Property of the checkpoint that has read it, with the same value: its commit deletes the rows."""
+
+
+@dataclass(frozen=True)
+class ReplacedRows(JsonRecord, error=CorruptMetadataError):
+    """Which rows of a sink are replaced."""
+
+    after: Count
+    """The checkpoint before the first one that has committed them; 0 for all."""
+    before: Id
+    """The checkpoint behind the last one."""
+
+    @staticmethod
+    def of(metadata: CheckpointMetadata, name: str) -> dict[str, ReplacedRows] | None:
+        """Returns the value of a property, by uid of the sink; None if the checkpoint does not have it.
+
+        Args:
+            metadata: The checkpoint.
+            name: `TO_REPLACE` or `REPLACES`.
+
+        Raises:
+            CorruptMetadataError: It is something else.
+        """
+        stored = metadata.properties.get(name)
+        if not isinstance(stored, dict | None):
+            raise CorruptMetadataError(f"property {name!r} of checkpoint {metadata.checkpoint_id} is {stored!r:.100}")
+        return None if stored is None else {uid: ReplacedRows.from_json(each) for uid, each in stored.items()}
 
 
 @dataclass(frozen=True)
@@ -190,9 +216,9 @@ def without_state(metadata: CheckpointMetadata, graph: JobGraph, recomputation: 
         elif isinstance(v.spec, BlockingEdgeSinkSpec) and not recomputation.after:
             state = replace(state, history=EdgeHistory())  # it will write all again
         empty.append(state)
-    between = {"after": recomputation.after, "before": metadata.checkpoint_id + 1}
-    to_replace = {**metadata.properties.get(TO_REPLACE, {}), **dict.fromkeys(recomputation.sinks, between)}
-    properties = {**metadata.properties, TO_REPLACE: to_replace}
+    rows = ReplacedRows(recomputation.after, metadata.checkpoint_id + 1)
+    to_replace = {**(ReplacedRows.of(metadata, TO_REPLACE) or {}), **dict.fromkeys(recomputation.sinks, rows)}
+    properties = {**metadata.properties, TO_REPLACE: {uid: each.to_json() for uid, each in to_replace.items()}}
     # What they had to commit is committed, so nothing is lost of a sink that the program no longer has.
     kept = (
         replace(operator, subtasks=tuple(replace(subtask, committables=()) for subtask in operator.subtasks))

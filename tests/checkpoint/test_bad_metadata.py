@@ -112,6 +112,20 @@ def in_flight(without: Collection[str] = (), **fields: Any) -> bytes:
     return changed(lambda body: [body.pop("inventory"), body["operators"][0].update(in_flight=[kept])])
 
 
+def history(without: Collection[str] = (), **fields: Any) -> bytes:
+    """Returns metadata without an inventory, whose first operator retains a segment."""
+    segment = {"subtask": 0, "key": "1-1/x.arrow", "bytes": 1, "rows": 1}
+    output = {"checkpoint_id": 1, "segments": [segment], "watermark": 1, "end_of_input": False, "checkpoint": 1}
+    output = {**output, "written_ms": 5, "settled": True, **fields}
+    kept = {"outputs": [{name: value for name, value in output.items() if name not in without}]}
+    return changed(lambda body: [body.pop("inventory"), body["operators"][0].update(history=kept)])
+
+
+def test_what_is_retained_is_read() -> None:
+    found = CheckpointMetadata.from_bytes(history(), "chk-1")
+    assert f"exchange/{found.operators[0].uid}/1-1/x.arrow" in found.files()
+
+
 def test_what_is_in_flight_is_read() -> None:
     (output,) = CheckpointMetadata.from_bytes(in_flight(), "chk-1").operators[0].in_flight
     assert output["segments"][0]["key"] == "1-1/x.arrow"
@@ -163,6 +177,10 @@ BAD: dict[str, bytes] = {
     "what is in flight is of no epoch": in_flight(checkpoint_id=-1),
     "a segment in flight has no size": in_flight(segments=[{"subtask": 0, "key": "1-1/x.arrow", "rows": 1}]),
     "a segment in flight leads out": in_flight(edge="../../up"),
+    "what is retained is of no time": history({"written_ms"}),
+    "what is retained is of a text": history(checkpoint="1"),
+    "what is retained may be in flight": history(settled=None),
+    "a retained segment leads out": history(segments=[{"subtask": 0, "key": "../../x", "bytes": 1, "rows": 1}]),
     "the position of a source is missing": changed(lambda body: body["operators"][0].pop("coordinator_state")),
     "splits are missing": changed(lambda body: body["operators"][0]["subtasks"][0].pop("splits")),
     "a split twice": changed(

@@ -6,12 +6,14 @@ import gzip
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
 
+from dagster_flinkpy.checkpoint.edge_history import EdgeHistory
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from tests.checkpoint.samples import metadata, operator
 
@@ -52,6 +54,16 @@ def test_what_was_written_is_valid_and_is_written_so_again(path: Path) -> None:
 def test_what_is_written_now_is_valid() -> None:
     for sample in (metadata(), metadata(2, *(operator(f"op-{i}") for i in range(40)))):
         VALIDATOR.validate(document(replace(sample, master_states={"hook": [1]}).to_bytes()))
+
+
+def test_what_a_blocking_edge_retains_is_valid_and_counted() -> None:
+    segment = {"subtask": 0, "key": f"1-1/{'0' * 64}.arrow", "bytes": 1, "rows": 1}
+    output = {"checkpoint_id": 1, "segments": [segment], "watermark": None, "end_of_input": False}
+    history = EdgeHistory().grown([output], 1, 5, timedelta(days=1), settled=True)
+    written = document(metadata(2, replace(operator("edge"), history=history)).to_bytes())
+    VALIDATOR.validate(written)
+    parts = written["checkpoint"]["inventory"]["operators"]["edge"]
+    assert (parts["retained epochs"], parts["retained segments"]) == (1, 1)
 
 
 def test_unknown_fields_are_valid() -> None:

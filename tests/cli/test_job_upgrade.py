@@ -10,12 +10,14 @@ from dagster_flinkpy.cli import main
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
+from tests.orchestration import test_recomputation as recomputation
 from tests.orchestration.test_upgrade import Totals, expected, program, run, table
 from tests.runtime.harness import run_rows
 
 PROGRAMS = """
 from pathlib import Path
 
+from tests.orchestration import test_recomputation as recomputation
 from tests.orchestration.test_upgrade import Sums, Totals, program, renamed
 
 HERE = Path(__file__).parent
@@ -58,3 +60,28 @@ def test_an_upgrade_is_proved_made_and_taken_back(tmp_path: Path) -> None:
     assert "the old program continues" in invoke(0, "job", "rollback", job, "--to", f"{programs}:old")
     run(program(tmp_path, Totals()), tmp_path, 3)
     assert table(tmp_path) == expected(6)
+
+
+RECOMPUTED = """
+from pathlib import Path
+
+from tests.orchestration.test_recomputation import Texts, program
+
+new = program(Path(__file__).parent, Texts())
+"""
+
+
+def test_an_operator_whose_state_does_not_fit_is_planned_and_recomputed(tmp_path: Path) -> None:
+    programs, job = tmp_path / "programs_of_recomputation.py", tmp_path / "jobs" / "job"
+    programs.write_text(RECOMPUTED)
+    recomputation.run(recomputation.program(tmp_path), tmp_path, 3)
+    plan = ("savepoint", "plan", job, "--program", f"{programs}:new")
+    assert "a switch could recompute it:" in invoke(1, *plan)
+    planned = invoke(0, *plan, "--recompute", "totals")
+    assert "recomputed: 'totals', 'table'" in planned
+    facts = json.loads(invoke(0, *plan, "--recompute", "totals", "--since", "chk-2", "--json"))
+    assert (facts["recomputation"]["after"], facts["recomputation"]["records"]) == (2, 6)
+    switch = ("job", "switch", job, "--to", f"{programs}:new")
+    assert "the new program continues" in invoke(0, *switch, "--recompute", "totals")
+    recomputation.run(recomputation.program(tmp_path, recomputation.Texts()), tmp_path)
+    assert recomputation.table(tmp_path) == recomputation.expected()

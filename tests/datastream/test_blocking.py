@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.datastream import DataStream, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
+from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSinkSpec
 from dagster_flinkpy.datastream.program.job_graph import JobGraph, PartitionerKind
 from dagster_flinkpy.errors import JobGraphError, MissingUidError
 
@@ -173,3 +175,21 @@ def test_what_a_spark_transform_cannot_read_is_refused(env: StreamExecutionEnvir
     stream.transform_spark(same, PAIR)
     with pytest.raises(MissingUidError, match=r"Spark Transform \(spark_transform\)"):
         env.get_job_graph().require_uids()
+
+
+def test_an_edge_keeps_segments_for_as_long_as_one_of_its_readers_asks(env: StreamExecutionEnvironment) -> None:
+    source, day = pairs(env), timedelta(days=1)
+    identity(source.blocking(day), "a")
+    identity(source.blocking(2 * day).blocking(), "b")
+    identity(source.blocking(), "c")
+    other = identity(pairs(env, "other").blocking(), "d")
+    other.blocking(day).union(pairs(env, "third")).transform_spark(same, PAIR).uid("t").print().uid("printed")
+    specs = {v.uid: v.spec for v in env.get_job_graph().split().vertices}
+    found = {uid: spec.sink.retain for uid, spec in specs.items() if isinstance(spec, BlockingEdgeSinkSpec)}
+    assert found == {"pairs.exchange": 2 * day, "other.exchange": None, "t.union.exchange": day}
+
+
+@pytest.mark.parametrize("retain", [timedelta(0), timedelta(days=-1), 7])
+def test_segments_are_kept_for_a_span_of_time(env: StreamExecutionEnvironment, retain: Any) -> None:
+    with pytest.raises(JobGraphError, match="needs a timedelta above 0"):
+        pairs(env).blocking(retain)

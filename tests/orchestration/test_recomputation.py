@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from dagster import DagsterInstance, Definitions, materialize
+from dagster import AssetSelection, DagsterInstance, Definitions, define_asset_job, materialize
 from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
 from dagster._core.loader import LoadingContextForTest
 from hypothesis import given, settings
@@ -34,6 +34,7 @@ from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.errors import ConfigurationError, RestoreError
 from dagster_flinkpy.orchestration import (
     CheckpointStorageResource,
+    FlinkAssetChecks,
     SparkResource,
     build_flink_jobs,
     flink_assets,
@@ -433,3 +434,17 @@ def test_dagster_shows_the_assets_as_out_of_sync_before_and_fresh_after(tmp_path
         assert materialize(flink_assets(new, name="job"), instance=instance, resources=resources).success
         assert stale(new) == set()
     assert table(tmp_path) == expected(7, epochs=2)
+
+
+def test_the_check_of_the_state_says_what_can_be_recomputed(tmp_path: Path) -> None:
+    run(program(tmp_path), tmp_path, 2)
+    resources = {"spark": SPARK, "checkpoint_storage": CheckpointStorageResource(url=str(tmp_path / "jobs"))}
+    assets = flink_assets(program(tmp_path, Texts()), name="job", checks=FlinkAssetChecks())
+    mine = [key for each in assets for key in each.check_keys if key.name == "state_evolution"]
+    chosen = define_asset_job("chosen", AssetSelection.checks(*mine))
+    job = Definitions(assets, resources=resources, jobs=[chosen]).resolve_job_def("chosen")
+    with DagsterInstance.ephemeral() as instance:
+        found = job.execute_in_process(instance=instance, raise_on_error=False).get_asset_check_evaluations()
+    [check] = [each for each in found if each.asset_key.path[-1] == "totals"]
+    assert not check.passed
+    assert "recomputed: 'totals', 'table'" in str(check.metadata["changes"].value)

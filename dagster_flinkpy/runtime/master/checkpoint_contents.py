@@ -13,7 +13,7 @@ from dagster_flinkpy.checkpoint.metadata import CheckpointKind, CheckpointMetada
 from dagster_flinkpy.checkpoint.operator_program import operator_program
 from dagster_flinkpy.checkpoint.operator_states import OperatorState
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd
-from dagster_flinkpy.checkpoint.recomputation import REPLACES, TO_REPLACE
+from dagster_flinkpy.checkpoint.recomputation import REPLACES, TO_REPLACE, ReplacedRows
 from dagster_flinkpy.checkpoint.state_migration import state_version
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSinkSpec, BlockingEdgeSourceSpec
@@ -118,13 +118,13 @@ class CheckpointContents:
 
     def _rows_to_replace(self, write: WriteMetadata) -> dict[str, Any]:
         """Returns the property of a checkpoint whose operators are recomputed, or whose sinks replace their rows."""
-        asked = None if self.parent is None else self.parent.properties.get(TO_REPLACE)
-        if asked is None:
+        asked = None if self.parent is None else ReplacedRows.of(self.parent, TO_REPLACE)
+        if self.parent is None or asked is None:
             return {}
         left = (each["checkpoint_id"] for uid in self._edges for each in write.coordinator_states.get(uid, ()))
-        before = max((each["before"] for each in asked.values()), default=0)
+        before = max((rows.before for rows in asked.values()), default=0)
         waits = write.checkpoint_id == self.repeated or any(number < before for number in left)
-        return {TO_REPLACE if waits else REPLACES: asked}
+        return {TO_REPLACE if waits else REPLACES: self.parent.properties[TO_REPLACE]}
 
     def partition_end(self, metadata: CheckpointMetadata, kept: Iterable[PartitionEnd]) -> PartitionEnd | None:
         """Returns the entry for the end state of a time partition, or None if a checkpoint is no end state.

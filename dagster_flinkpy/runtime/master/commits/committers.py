@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
-from dagster_flinkpy.checkpoint.recomputation import REPLACES, Recomputation
+from dagster_flinkpy.checkpoint.recomputation import REPLACES, Recomputation, ReplacedRows
 from dagster_flinkpy.datastream.connectors.base import (
     CommitRequest,
     Committer,
@@ -129,11 +129,10 @@ class Committers:
             for uid, committer in self._committers.items():
                 what = f"replacing partition {metadata.partition} in sink {uid!r}"
                 self._run(uid, what, committer.replace_partition, metadata.partition, metadata.checkpoint_id)
-        for uid, between in metadata.properties.get(REPLACES, {}).items():
+        for uid, rows in (ReplacedRows.of(metadata, REPLACES) or {}).items():
             if uid in self._committers:
-                replace_epochs = self._committers[uid].replace_epochs
                 what = f"replacing the rows of sink {uid!r}"
-                self._run(uid, what, replace_epochs, between["after"], between["before"])
+                self._run(uid, what, self._committers[uid].replace_epochs, rows.after, rows.before)
         return before
 
     def last_committed(self) -> int | None:
