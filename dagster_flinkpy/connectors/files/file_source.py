@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
-import pyarrow as pa
 
 from dagster_flinkpy.connectors.files.text_content import TextFile, ends_of_records, location_of
-from dagster_flinkpy.connectors.sources.input_files import input_files
+from dagster_flinkpy.connectors.sources.input_files import input_files, reading
 from dagster_flinkpy.connectors.sources.known_files import KnownFiles, some_of, version_of
 from dagster_flinkpy.connectors.sources.open_splits import OpenSplits, Quantity, SplitMeter
 from dagster_flinkpy.connectors.sources.split_enumerators import OpenEnumerator
@@ -201,7 +199,7 @@ class _TextMeter(SplitMeter):
             stop = min(offset + most.bytes, end)
             return None if stop == end else stop, Quantity(None, stop - offset)
         number = split.properties["number"]
-        with _reading(split):
+        with reading(f"{split.properties['root']}/{split.properties['key']}"):
             scan = self._scans.pop((number, offset), None) or _Scan(file, offset, split.properties.get("end"))
             ended, used = scan.take(most, least)
         if ended:
@@ -250,11 +248,3 @@ class _Scan:
         self._rest, end = next(self._blocks, (b"", self.position))
         self.position = end - len(self._rest)
         return bool(self._rest)
-
-
-@contextmanager
-def _reading(split: SourceSplit) -> Iterator[None]:
-    try:
-        yield
-    except (StorageError, OSError, UnicodeError, pa.ArrowException, SourceReadError) as error:
-        raise SourceReadError(f"cannot read {split.properties['root']}/{split.properties['key']}: {error}") from error

@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ from dagster_flinkpy.common.arguments import check_argument, check_count
 from dagster_flinkpy.common.decimals import check_has_scale
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.sources.declared_source import DeclaredSource, names_of_partition
-from dagster_flinkpy.connectors.sources.input_files import input_files
+from dagster_flinkpy.connectors.sources.input_files import input_files, reading
 from dagster_flinkpy.connectors.sources.known_files import KnownFiles, check_unchanged, some_of, version_of
 from dagster_flinkpy.connectors.sources.open_splits import OpenSplits, RowMeter
 from dagster_flinkpy.connectors.sources.parquet_rows import rows_between
@@ -33,10 +32,8 @@ from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, 
 from dagster_flinkpy.errors import (
     ConfigurationError,
     InputChangedError,
-    InputTypeError,
     SourceReadError,
     StorageError,
-    TypeMismatchError,
 )
 from dagster_flinkpy.storage import ObjectInfo, ObjectStore, StorageLocation
 from dagster_flinkpy.storage.ranged_file import RangedFile
@@ -177,7 +174,7 @@ class ParquetSource(DeclaredSource, PartitionedSource):
             raise SourceReadError(
                 f"there is no file {self.pattern!r} in {store.url} to take the columns from; pass row_type=..."
             )
-        with _naming(store, first.key), _open(store, first.key, first.size) as file:
+        with reading(f"{store.url}/{first.key}"), _open(store, first.key, first.size) as file:
             _check_unique(file.schema_arrow, file.schema_arrow.names)
             return row_type_of(file.schema_arrow)
 
@@ -221,7 +218,7 @@ class ParquetSource(DeclaredSource, PartitionedSource):
     def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
         store, key, row_type = self.location.open(), _file_of(split), self.produced_type
         size, version = split.properties["size"], split.properties["version"]
-        with _naming(store, key):
+        with reading(f"{store.url}/{key}"):
             check_unchanged(store, key, size, version)
             with _open(store, key, size, _footer(self.location, key, size, version)) as file:
                 self._check_columns(file.schema_arrow, row_type)
@@ -334,7 +331,7 @@ class _ParquetEnumerator(OpenEnumerator[OpenSplits]):
         """Returns the row groups of each split of a file. Only the footer of a large file is read."""
         if parallelism == 1 or info.size < 2 * _SPLIT_BYTES:
             return [(0, 0)]  # the whole file, whatever is in it
-        with _naming(self._store, info.key):
+        with reading(f"{self._store.url}/{info.key}"):
             footer = _footer(self._source.location, info.key, info.size, version_of(info))
         rows = [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
         return row_group_ranges(rows, max(_SPLIT_BYTES / info.size, 1 / (_SPLITS_PER_SUBTASK * parallelism)))
@@ -434,26 +431,11 @@ class _ParquetMeter(RowMeter):
 
     def measure(self, split: SourceSplit) -> tuple[int, int]:
         key, size, version = _file_of(split), split.properties["size"], split.properties["version"]
-        with _naming(self._store, key):
+        with reading(f"{self._store.url}/{key}"):
             footer = _footer(self._source.location, key, size, version)
         first, stop = split.properties.get("row_groups", (0, footer.num_row_groups))
         rows = sum(footer.row_group(group).num_rows for group in range(first, stop))
         return rows, size * rows // max(footer.num_rows, 1)
-
-
-@contextmanager
-def _naming(store: ObjectStore, key: str) -> Iterator[None]:
-    """Turns errors with one file into a SourceReadError that names the file."""
-    import pyarrow as pa
-
-    try:
-        yield
-    except TypeMismatchError as error:
-        raise InputTypeError(f"cannot read {store.url}/{key}: {error}") from error
-    except InputChangedError as error:
-        raise InputChangedError(f"cannot read {store.url}/{key}: {error}") from error
-    except (pa.ArrowException, OSError, StorageError, SourceReadError, ConfigurationError) as error:
-        raise SourceReadError(f"cannot read {store.url}/{key}: {error}") from error
 
 
 def _open(store: ObjectStore, key: str, size: int, footer: pq.FileMetaData | None = None) -> pq.ParquetFile:

@@ -18,11 +18,12 @@ from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.columns.record_formats import wrong_member
 from dagster_flinkpy.connectors.columns.text_values import as_text, from_text
 from dagster_flinkpy.connectors.files.text_content import TextFile, ends_of_records, location_of
+from dagster_flinkpy.connectors.sources.input_files import reading
 from dagster_flinkpy.connectors.sources.known_files import check_unchanged
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.datastream.formats.csv import CsvReaderFormat
 from dagster_flinkpy.datastream.formats.json_lines import JsonLinesReaderFormat
-from dagster_flinkpy.errors import InputChangedError, SourceReadError, StorageError
+from dagster_flinkpy.errors import InputChangedError, SourceReadError
 
 if TYPE_CHECKING:
     from dagster_flinkpy.datastream.connectors.file_system import FileSource
@@ -52,17 +53,13 @@ def read_text(source: FileSource, split: SourceSplit) -> Iterator[tuple[pa.Array
     store, key, size = location_of(source, properties["root"]).open(), properties["key"], properties["size"]
     file = TextFile(store, key, size, source.stream_format)
     stop = properties.get("stop", properties.get("end"))
-    try:
+    with reading(f"{properties['root']}/{key}"):
         check_unchanged(store, key, size, properties.get("version"))
         skipped = properties.get("lines", 0) if split.offset == 0 else 0
         for rows, end in _batches(file, split.offset, stop):
             if skipped < len(rows):
                 yield rows[skipped:], end
             skipped = max(skipped - len(rows), 0)
-    except InputChangedError as error:
-        raise InputChangedError(f"cannot read {properties['root']}/{key}: {error}") from error
-    except (StorageError, OSError, UnicodeError, pa.ArrowException, SourceReadError) as error:
-        raise SourceReadError(f"cannot read {properties['root']}/{key}: {error}") from error
 
 
 def _batches(file: TextFile, start: int, stop: int | None) -> Iterator[tuple[pa.Array, int]]:

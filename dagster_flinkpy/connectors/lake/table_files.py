@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -24,7 +25,6 @@ from dagster_flinkpy.storage.ranged_file import RangedFile
 
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors.lake.table_source import TableSource
-    from dagster_flinkpy.storage import ObjectStore
 
 __all__ = ["count_rows", "read_table_file"]
 
@@ -40,43 +40,42 @@ def read_table_file(source: TableSource, split: SourceSplit) -> Iterator[tuple[p
     A column has the name that it has in the table, or, if both have ids, the id. A column that the file does not have
     has the file's partition value, or is null.
     """
-    path, size = split.properties["path"], split.properties["size"]
-    store = source.location.open()
-    try:
-        with pq.ParquetFile(RangedFile(store, path, size), pre_buffer=True, coerce_int96_timestamp_unit="us") as file:
-            _check_fields(file.schema_arrow, split, f"{store.url}/{path}")
-            columns = _columns(file.schema_arrow, split)
-            there = [columns[name] for name in source.table_type.field_names if name in columns]
-            there += [_CHANGE] if split.properties.get("kind") in _KINDS else []
-            groups, stop = range(file.num_row_groups), split.properties.get("stop", file.metadata.num_rows)
-            for rows, position in rows_between(file, groups, there, source.batch_rows, split.offset, stop):
-                if len(column := _struct(source, split, rows, columns)):
-                    yield column, position
-    except TypeMismatchError as error:
-        raise InputTypeError(f"cannot read {store.url}/{path}: {error}") from error
-    except (pa.ArrowException, ValueError, OSError, StorageError) as error:
-        raise _unreadable(store, path, error) from error
+    with _opened(source, split) as (file, url):
+        _check_fields(file.schema_arrow, split, url)
+        columns = _columns(file.schema_arrow, split)
+        there = [columns[name] for name in source.table_type.field_names if name in columns]
+        there += [_CHANGE] if split.properties.get("kind") in _KINDS else []
+        groups, stop = range(file.num_row_groups), split.properties.get("stop", file.metadata.num_rows)
+        for rows, position in rows_between(file, groups, there, source.batch_rows, split.offset, stop):
+            if len(column := _struct(source, split, rows, columns)):
+                yield column, position
 
 
 def count_rows(source: TableSource, split: SourceSplit) -> int:
     """Returns the number of rows of a data file. Only its footer is read."""
+    with _opened(source, split) as (file, _):
+        return int(file.metadata.num_rows)
+
+
+@contextmanager
+def _opened(source: TableSource, split: SourceSplit) -> Iterator[tuple[pq.ParquetFile, str]]:
+    """Opens a data file, yields it with its URL, and turns errors with it into SourceReadErrors that name it."""
     path, size = split.properties["path"], split.properties["size"]
     store = source.location.open()
+    url = f"{store.url}/{path}"
     try:
-        with pq.ParquetFile(RangedFile(store, path, size)) as file:
-            return int(file.metadata.num_rows)
-    except (pa.ArrowException, OSError, StorageError) as error:
-        raise _unreadable(store, path, error) from error
-
-
-def _unreadable(store: ObjectStore, path: str, error: Exception) -> SourceReadError:
-    if not isinstance(error, ObjectNotFoundError):
-        return SourceReadError(f"cannot read {store.url}/{path}: {error}")
-    return InputChangedError(
-        f"{store.url}/{path} is gone, and its rows were not read yet: VACUUM, or the expiry of snapshots, has deleted "
-        "it, or the table was moved. Put it back and run again. If it cannot be put back, start from empty state to "
-        "read the table as it is now, and let files be kept for longer"
-    )
+        with pq.ParquetFile(RangedFile(store, path, size), pre_buffer=True, coerce_int96_timestamp_unit="us") as file:
+            yield file, url
+    except TypeMismatchError as error:
+        raise InputTypeError(f"cannot read {url}: {error}") from error
+    except ObjectNotFoundError as error:
+        raise InputChangedError(
+            f"{url} is gone, and its rows were not read yet: VACUUM, or the expiry of snapshots, has deleted it, or "
+            "the table was moved. Put it back and run again. If it cannot be put back, start from empty state to read "
+            "the table as it is now, and let files be kept for longer"
+        ) from error
+    except (pa.ArrowException, ValueError, OSError, StorageError) as error:
+        raise SourceReadError(f"cannot read {url}: {error}") from error
 
 
 def _columns(schema: pa.Schema, split: SourceSplit) -> dict[str, str]:

@@ -2,18 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-from dagster_flinkpy.errors import InputChangedError, PathEscapesPrefixError
+from dagster_flinkpy.errors import (
+    ConfigurationError,
+    InputChangedError,
+    InputTypeError,
+    PathEscapesPrefixError,
+    SourceReadError,
+    StorageError,
+    TypeMismatchError,
+)
 from dagster_flinkpy.storage import ObjectInfo, ObjectStore
 from dagster_flinkpy.storage.object_store import check_relative
 
-__all__ = ["input_files", "is_hidden"]
+__all__ = ["input_files", "is_hidden", "reading"]
 
 
 def is_hidden(key: str) -> bool:
     """Returns whether a source ignores a file: a part of its path begins with ``_`` or ``.``."""
     return any(part.startswith((".", "_")) for part in key.split("/"))
+
+
+@contextmanager
+def reading(url: str) -> Iterator[None]:
+    """Turns errors with a file into SourceReadErrors that name it."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except TypeMismatchError as error:
+        raise InputTypeError(f"cannot read {url}: {error}") from error
+    except InputChangedError as error:
+        raise InputChangedError(f"cannot read {url}: {error}") from error
+    except (pa.ArrowException, OSError, UnicodeError, StorageError, SourceReadError, ConfigurationError) as error:
+        raise SourceReadError(f"cannot read {url}: {error}") from error
 
 
 def input_files(
