@@ -42,6 +42,7 @@ __all__ = [
     "merge_runs",
     "sort_order",
     "sorted_rows",
+    "starts_of",
     "to_json",
 ]
 
@@ -269,6 +270,20 @@ def sort_order(sort_keys: SortKeys, identity: list[pa.Array[Any]]) -> Indices:
     return order
 
 
+def starts_of(order: Indices, sort_keys: SortKeys, identity: list[pa.Array[Any]]) -> Mask:
+    """Returns which rows, in the order of :func:`sort_order`, have another identity than the one before."""
+    # starts: bool, by place in order. ordered: uint64, ascending. tied: places in order whose next row has the same
+    # sort key.
+    starts = np.ones(len(order), dtype=np.bool_)
+    ordered = sort_keys[order]
+    tied = np.flatnonzero(ordered[1:] == ordered[:-1])
+    if len(tied):
+        first, second = pa.array(order[tied]), pa.array(order[tied + 1])
+        repeated = equal_rows([c.take(first) for c in identity], [c.take(second) for c in identity])
+        starts[tied[repeated] + 1] = False
+    return starts
+
+
 def sorted_rows(layout: TableLayout, table: pa.Table) -> pa.Table:
     """Returns the rows of a table in sort order."""
     sort_keys = table.column("sort_key").to_numpy()
@@ -312,8 +327,7 @@ def merge_runs(
         drop_deleted: Whether to leave out tombstones. Only correct if no older run can have the rows that they hide.
         now: If given, rows that have expired by this time, in milliseconds, are left out as well.
     """
-    # order: int64, rows by sort key and identity, the newest of an identity first. ordered: uint64, ascending. tied:
-    # places in order whose next row has the same sort key. kept: bool, by place in order.
+    # order: int64, rows by sort key and identity, the newest of an identity first. kept: bool, by place in order.
     appends = any(APPEND in table.column_names for table in newest_first)
     if appends:
         newest_first = [_with_appends(table) for table in newest_first]
@@ -324,13 +338,7 @@ def merge_runs(
     sort_keys = columns["sort_key"].to_numpy()
     identity = [columns[name] for name in layout.identity]
     order = sort_order(sort_keys, identity)
-    kept = np.ones(len(order), dtype=np.bool_)
-    ordered = sort_keys[order]
-    tied = np.flatnonzero(ordered[1:] == ordered[:-1])
-    if len(tied):
-        first, second = pa.array(order[tied]), pa.array(order[tied + 1])
-        repeated = equal_rows([c.take(first) for c in identity], [c.take(second) for c in identity])
-        kept[tied[repeated] + 1] = False
+    kept = starts_of(order, sort_keys, identity)
     if appends:
         table = _join_lists(table.take(pa.array(order)), np.flatnonzero(kept), keep_appends=not drop_deleted)
         order = np.arange(len(table))

@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from dagster_flinkpy.errors import CorruptStateError
 from dagster_flinkpy.key_hashes import key_groups_of_hashes
-from dagster_flinkpy.state.layout import TableLayout, equal_rows, hashes_of, make_sort_keys, sorted_rows
+from dagster_flinkpy.state.layout import TableLayout, hashes_of, make_sort_keys, sorted_rows, starts_of
 
-__all__ = ["in_key_groups", "one_chunk", "starts_of", "unplaced_rows"]
+__all__ = ["in_key_groups", "one_chunk", "unplaced_rows"]
 
 
 def unplaced_rows(layout: TableLayout, columns: dict[str, Any], hashes: npt.NDArray[np.int32]) -> pa.Table:
@@ -46,23 +46,12 @@ def in_key_groups(layout: TableLayout, rows: pa.Table, max_parallelism: int) -> 
     hashes = hashes_of(rows.column("sort_key").to_numpy())
     sort_keys = make_sort_keys(key_groups_of_hashes(hashes, max_parallelism), hashes)
     placed = sorted_rows(layout, rows.set_column(0, layout.local_schema.field(0), pa.array(sort_keys)))
-    columns = {name: one_chunk(placed.column(name)) for name in ("sort_key", *layout.identity)}
-    if len(again := np.flatnonzero(~starts_of(columns, layout.identity))):
-        shown = {name: columns[name][int(again[0])].as_py() for name in layout.identity}
+    identity = [one_chunk(placed.column(name)) for name in layout.identity]
+    starts = starts_of(np.arange(len(placed)), placed.column("sort_key").to_numpy(), identity)
+    if len(again := np.flatnonzero(~starts)):
+        shown = {name: placed.column(name)[int(again[0])].as_py() for name in layout.identity}
         raise CorruptStateError(f"state {layout.name!r} has {shown} more than once")
     return placed
-
-
-def starts_of(columns: dict[str, pa.Array[Any]], identity: list[str]) -> npt.NDArray[np.bool_]:
-    """Returns which of the sorted rows differ from the previous one."""
-    sort_keys = columns["sort_key"].to_numpy()
-    starts = np.ones(len(sort_keys), dtype=np.bool_)
-    tied = np.flatnonzero(sort_keys[1:] == sort_keys[:-1])
-    if len(tied):
-        one, other = pa.array(tied), pa.array(tied + 1)
-        same = equal_rows([columns[n].take(one) for n in identity], [columns[n].take(other) for n in identity])
-        starts[tied[same] + 1] = False
-    return starts
 
 
 def one_chunk(column: pa.ChunkedArray[Any]) -> pa.Array[Any]:
