@@ -20,7 +20,7 @@ from dagster_flinkpy.state_processor.import_report import ImportReport, ImportTa
 from dagster_flinkpy.state_processor.reader import read_savepoint
 from dagster_flinkpy.storage import StorageLocation
 
-__all__ = ["declarations_of_program", "export_savepoint", "import_for_graph", "import_savepoint", "import_targets"]
+__all__ = ["declarations_of_program", "export_savepoint", "import_savepoint", "import_targets"]
 
 
 def declarations_of_program(program: Environment) -> Declarations:
@@ -71,30 +71,10 @@ def import_savepoint(
         JobGraphError: The program is not valid.
         UserFunctionError: A function cannot be opened here.
     """
-    return import_for_graph(
-        source,
-        flink_job(program, "import").graph,
-        target,
-        declared=declared,
-        allow_non_restored_state=allow_non_restored_state,
-        on_progress=on_progress,
-    )
-
-
-def import_for_graph(
-    source: StorageLocation,
-    graph: JobGraph,
-    target: StorageLocation,
-    *,
-    declared: Mapping[str, Iterable[StateDescriptor]] | None = None,
-    allow_non_restored_state: NonRestoredState = False,
-    on_progress: Callable[[str], None] = lambda line: None,
-) -> ImportReport:
-    """Does what :func:`import_savepoint` does, for the graph of a program."""
     return import_flink_savepoint(
         source,
         target,
-        import_targets(graph, declared),
+        import_targets(flink_job(program, "import").graph, declared),
         allow_non_restored_state=allow_non_restored_state,
         on_progress=on_progress,
     )

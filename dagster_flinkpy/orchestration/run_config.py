@@ -214,14 +214,24 @@ class RestoreConfig(_StartConfig):
 
 
 class ImportConfig(_LeavingConfig):
-    """Config of a job that imports a savepoint of Flink."""
+    """Config of a job that imports a savepoint of Flink, or a checkpoint of Spark."""
 
-    flink_savepoint: str = Field(description="Folder of a canonical savepoint of Flink.")
+    flink_savepoint: str | None = Field(default=None, description="Folder of a canonical savepoint of Flink.")
+    spark_checkpoint: str | None = Field(
+        default=None,
+        description="The checkpointLocation of a stopped Spark streaming query, in place of flink_savepoint. Of its "
+        "state, allow_non_restored_state takes the ids of Spark's operators.",
+    )
     target: str = Field(description="Folder of the new savepoint, outside of the job's checkpoints.")
     declared: str | None = Field(
         default=None,
         description="MODULE:NAME of descriptors of state that functions do not ask for in open(): a dict of lists by "
         "uid, or a function that returns it.",
+    )
+    mapping: dict[str, str] = Field(
+        default={},
+        description="Of a Spark checkpoint: where state goes that is not found by its name, from STATE or "
+        "OPERATOR.STATE to UID or UID:STATE, and from sources/N to the uid of a source.",
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
+from dagster import DagsterEventType, DagsterInstance
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,6 +34,7 @@ from dagster_flinkpy.errors import (
     RestoreError,
     UnsupportedSavepointError,
 )
+from dagster_flinkpy.orchestration import CheckpointStorageResource, SparkResource, build_flink_jobs
 from dagster_flinkpy.orchestration.flink_job import flink_job
 from dagster_flinkpy.orchestration.spark_import import import_spark_checkpoint
 from dagster_flinkpy.state_processor import SavepointReader, read_savepoint
@@ -256,6 +258,39 @@ def test_a_program_goes_on_with_the_counts_and_sums_of_a_streaming_aggregation(
     assert len(progress) == 2  # one of each state partition
     assert progress[-1] == "keyed.sum: 5 rows"
     check_goes_on(tmp_path, Totals, report.url)
+
+
+@pytest.mark.usefixtures("one_server")
+def test_a_run_of_dagster_imports_a_checkpoint_and_shows_what_it_left_behind(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    write(tmp_path / "in", "a.json", BEFORE)
+    run_in_spark(spark, tmp_path, lambda rows: rows.dropDuplicates(["user"]), "append")
+    (tmp_path / "elsewhere" / "in").mkdir(parents=True)
+    env = program(tmp_path / "elsewhere", First())
+    jobs = {job.name: job for job in build_flink_jobs(env, name="first")}
+    config = {
+        "spark_checkpoint": str(tmp_path / "checkpoint"),
+        "target": str(tmp_path / "savepoint"),
+        "mapping": {"dedupe": "keyed:seen"},
+        "allow_non_restored_state": ["sources/0"],
+    }
+    resources = {
+        "spark": SparkResource(),
+        "checkpoint_storage": CheckpointStorageResource(url=str(tmp_path / "checkpoints"), num_retained=2),
+    }
+    with DagsterInstance.ephemeral() as instance:
+        run_config = {"ops": {"import_for_first": {"config": config}}}
+        result = jobs["first_import"].execute_in_process(run_config, instance, resources=resources)
+        logged = [event.user_message for event in instance.all_logs(result.run_id)]
+    (output,) = result.filter_events(lambda event: event.event_type is DagsterEventType.STEP_OUTPUT)
+    shown = {name: each.value for name, each in output.step_output_data.metadata.items()}
+    assert shown["rows/keyed/seen"] == 5
+    (left,) = shown["left_behind"]
+    assert (left["operator"], "none of the paths" in left["problem"]) == ("sources/0", True)
+    assert {"keyed.seen: 5 rows", f"left behind: {left['problem']}"} <= set(logged)
+    found = read_savepoint(result.output_for_node("import_for_first")).state("keyed", "seen")
+    assert [row["value"] for row in found.to_pylist()] == [True] * 5
 
 
 def test_what_was_not_committed_is_read_again(spark: SparkSession, tmp_path: Path) -> None:

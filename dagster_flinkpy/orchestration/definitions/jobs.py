@@ -53,7 +53,7 @@ def build_flink_jobs(
     ``{name}_checkpoint`` Takes checkpoints: it materializes the assets, and evaluates their checks.
     ``{name}_savepoint``  Keeps the last completed checkpoint, or the next one of a running job, as a savepoint.
     ``{name}_restore``    Makes a savepoint the job's latest checkpoint, optionally at another parallelism.
-    ``{name}_import``     Makes a savepoint of a savepoint of Flink, to be restored.
+    ``{name}_import``     Makes a savepoint of one of Flink, or of a checkpoint of Spark, to be restored.
     ``{name}_rescale``    Spreads the latest checkpoint over another parallelism. A stopped job stays stopped.
     ``{name}_reset``      Goes back to an older checkpoint that is still kept.
     ``{name}_stop``       Takes a last checkpoint and keeps it as a savepoint. The job then stays stopped, and its
@@ -231,9 +231,11 @@ def _jobs_on_savepoints(operations: JobOperations, savepoint_of_job: Mapping[str
             "import",
             f"import_for_{name}",
             ImportConfig,
-            operations.import_flink,
-            f"Makes a savepoint for job {job_id} of a savepoint of Flink. Then restore it with {name}_restore.",
+            operations.import_state,
+            f"Makes a savepoint for job {job_id} of one of Flink, or of a checkpoint of Spark. Then restore it with "
+            f"{name}_restore.",
             attempt=False,
+            spark=True,
             example={"flink_savepoint": "", "target": ""},
         ),
         build(

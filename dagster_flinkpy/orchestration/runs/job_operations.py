@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
     from dagster_flinkpy.checkpoint.requests import Answer, Order
     from dagster_flinkpy.runtime.master.job import JobAttempt
+    from dagster_flinkpy.state_processor.import_report import ImportReport
 
 __all__ = ["JobOperations"]
 
@@ -253,25 +254,19 @@ class JobOperations:
             }
         )
 
-    def import_flink(self, context: OpExecutionContext, config: ImportConfig) -> str:
-        """Makes a savepoint of one of Flink, and returns its URL."""
-        from dagster_flinkpy.orchestration.flink_import import import_for_graph
-        from dagster_flinkpy.orchestration.program import load_descriptors
-
-        location = self._location(context)
+    def import_state(self, context: OpExecutionContext, config: ImportConfig) -> str:
+        """Makes a savepoint of one of Flink, or of a checkpoint of Spark, and returns its URL."""
         with flink_failures(context.log):
-            report = import_for_graph(
-                replace(location, url=config.flink_savepoint),
-                self.job.graph,
-                replace(location, url=config.target),
-                declared=None if config.declared is None else load_descriptors(config.declared),
-                allow_non_restored_state=config.allow_non_restored_state,
-                on_progress=context.log.info,
-            )
+            report = self._imported(context, config)
         for left in report.left_behind:
             context.log.warning(f"left behind: {left.problem}")
-        rows = {f"rows/{each.uid}/{each.name}": each.rows for each in report.imported}
-        context.add_output_metadata({**dict(FlinkCheckpointMetadataSet(savepoint=place(report.url))), **rows})
+        context.add_output_metadata(
+            {
+                **FlinkCheckpointMetadataSet(savepoint=place(report.url)),
+                **{f"rows/{each.uid}/{each.name}": each.rows for each in report.imported},
+                "left_behind": MetadataValue.json([asdict(each) for each in report.left_behind]),
+            }
+        )
         return report.url
 
     # --- what they share ---------------------------------------------------------------------------------------------
@@ -288,6 +283,33 @@ class JobOperations:
             return []
         last = latest.checkpoint_id
         return old_runs(context.instance, self.job.job_id, self.assets.keys, keep=config.keep_runs, checkpoint_id=last)
+
+    def _imported(self, context: OpExecutionContext, config: ImportConfig) -> ImportReport:
+        from dagster_flinkpy.orchestration.flink_import import import_targets
+        from dagster_flinkpy.orchestration.program import load_descriptors
+        from dagster_flinkpy.spark.sessions import open_session
+        from dagster_flinkpy.state_processor.flink_import import import_flink_savepoint
+        from dagster_flinkpy.state_processor.spark_checkpoint import SparkCheckpoint
+        from dagster_flinkpy.state_processor.spark_import import import_spark_state
+
+        if bool(config.flink_savepoint) == bool(config.spark_checkpoint):
+            raise ConfigurationError("set either flink_savepoint or spark_checkpoint")
+        if config.mapping and config.flink_savepoint:
+            raise ConfigurationError("mapping is for a spark_checkpoint; state of Flink is found by its uid and name")
+        location = self._location(context)
+        target = replace(location, url=config.target)
+        targets = import_targets(self.job.graph, None if config.declared is None else load_descriptors(config.declared))
+        options: dict[str, Any] = {
+            "allow_non_restored_state": config.allow_non_restored_state,
+            "on_progress": context.log.info,
+        }
+        if config.flink_savepoint:
+            return import_flink_savepoint(replace(location, url=config.flink_savepoint), target, targets, **options)
+        source = replace(location, url=str(config.spark_checkpoint))
+        with open_session(getattr(context.resources, self.spark_key).settings()) as session:
+            return import_spark_state(
+                SparkCheckpoint(source, session), target, targets, mapping=config.mapping, **options
+            )
 
     def _ask(self, context: OpExecutionContext, order: Order) -> Answer | None:
         return ask_running_job(context, self.assets, self._location(context), order)

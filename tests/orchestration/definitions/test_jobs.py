@@ -209,8 +209,23 @@ def test_a_savepoint_of_flink_is_imported_by_a_run(
     result = jobs["windows_import"].execute_in_process(run_config, instance, resources=resources)
     assert result.output_for_node("import_for_windows") == (tmp_path / "to").as_uri()
     (output,) = result.filter_events(lambda e: e.event_type is DagsterEventType.STEP_OUTPUT)
-    assert output.step_output_data.metadata["rows/session/window-contents"].value == 3
+    found = output.step_output_data.metadata
+    assert found["rows/session/window-contents"].value == 3
+    assert [each["operator"] for each in found["left_behind"].value] == ["lines"]
     assert [row["value"] for row in read_savepoint(str(tmp_path / "to")).state("session", "fired").to_pylist()]
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        ({}, "set either flink_savepoint or spark_checkpoint"),
+        ({"flink_savepoint": "a", "spark_checkpoint": "b"}, "set either flink_savepoint or spark_checkpoint"),
+        ({"flink_savepoint": "a", "mapping": {"0": "b"}}, "mapping is for a spark_checkpoint"),
+    ],
+)
+def test_an_import_is_of_one_savepoint_or_checkpoint(run: Any, config: dict[str, Any], problem: str) -> None:
+    result = run("words_import", "import_for_words", {"target": "to", **config})
+    assert problem in str(failure(result).description)
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
