@@ -29,6 +29,8 @@ __all__ = [
 
 _MAGIC = b"\x49\x60\x67\x2d"
 _VERSIONS = range(3, 7)
+_STOPPING = tuple(b"t" + len(each).to_bytes(2, "big") + each for each in (b"Suspend Savepoint", b"Terminate Savepoint"))
+"""What Flink calls the savepoints of ``flink stop``, as Java writes it: ``SavepointType``."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,8 @@ class FlinkMetadata:
     version: int
     checkpoint_id: int
     operators: tuple[FlinkOperator, ...]
+    stopped: bool = False
+    """Whether the job was stopped with it, so that its sinks have committed; False if that is not known."""
 
     def operator(self, uid: str) -> FlinkOperator | None:
         """Returns the operator with a uid, which is known by its hash, or with an id."""
@@ -120,7 +124,7 @@ def is_flink_metadata(data: bytes) -> bool:
 
 
 def read_metadata(data: bytes) -> FlinkMetadata:
-    """Parses ``_metadata``. The Java object at its end is not read.
+    """Parses ``_metadata``. Of the Java object at its end, only the name of the kind of savepoint is looked for.
 
     Raises:
         CorruptMetadataError: It is damaged, or no metadata of Flink.
@@ -146,7 +150,8 @@ def read_metadata(data: bytes) -> FlinkMetadata:
         operators = tuple(_operator(reader, version) for _ in range(reader.count(33)))
     except CorruptStateError as error:
         raise CorruptMetadataError(str(error)) from None
-    return FlinkMetadata(version, checkpoint_id, operators)
+    properties = reader.take(reader.left)
+    return FlinkMetadata(version, checkpoint_id, operators, any(each in properties for each in _STOPPING))
 
 
 def _operator(reader: ByteReader, version: int) -> FlinkOperator:

@@ -16,6 +16,7 @@ from dagster_flinkpy.datastream.state import MapStateDescriptor
 from dagster_flinkpy.errors import TypeMismatchError, UnsupportedSavepointError
 from dagster_flinkpy.flink_savepoint.metadata import FlinkOperator
 from dagster_flinkpy.flink_savepoint.savepoint import FlinkSavepoint, name_of
+from dagster_flinkpy.flink_savepoint.sink_output import COMMITTER_STATE, WRITER_STATE, committables, open_part_file
 from dagster_flinkpy.state.keys import hash_keys
 from dagster_flinkpy.state.placed_rows import unplaced_rows
 from dagster_flinkpy.state_processor.flink_reader import (
@@ -118,8 +119,8 @@ class _Plan:
                 self._plan_operator_state(state)
         self._plan_source(states)
 
-    def _problem(self, text: str) -> None:
-        self.problems.append(LeftBehind(self._name, text))
+    def _problem(self, text: str, *, lost: bool = True) -> None:
+        self.problems.append(LeftBehind(self._name, text, lost))
 
     def _plan_source(self, states: Sequence[StoredState]) -> None:
         splits = [
@@ -162,17 +163,38 @@ class _Plan:
 
     def _plan_operator_state(self, state: FlinkOperatorRows) -> None:
         what = f"{name_of(self._operator)}, operator state {state.name!r}"
-        if not any(state.elements(position) for position in range(len(state.subtasks))):
+        found = [each for position in range(len(state.subtasks)) for each in state.elements(position)]
+        if not found:
             return
-        if self._target is None:
+        if state.name in (COMMITTER_STATE, WRITER_STATE):
+            try:
+                (self._plan_committer if state.name == COMMITTER_STATE else self._plan_writer)(found, what)
+            except UnsupportedSavepointError as error:
+                self._problem(str(error))
+        elif self._target is None:
             self._problem(f"{what}: no operator of the program has this uid")
         elif state.declared is None:
-            self._problem(
-                f"{what}: it is not broadcast state that the program declares, and nothing else of it is known. What "
-                "sinks and sources of Flink keep is not imported; stop the job with --drain, so that sinks finish"
-            )
+            self._problem(f"{what}: it is not broadcast state that the program declares, and nothing else is imported")
         else:
             self._broadcast.append((state, state.declared))
+
+    def _plan_committer(self, elements: Sequence[bytes], what: str) -> None:
+        if not (count := sum(committables(each, what) for each in elements)):
+            return
+        if self._savepoint.metadata.stopped:
+            self._problem(f"{what}: Flink committed its last results ({count}) when the job had stopped", lost=False)
+        else:
+            self._problem(
+                f"{what}: its last results ({count}) are not committed, which only Flink can do. Stop the job with "
+                "`flink stop`, and import the savepoint of that"
+            )
+
+    def _plan_writer(self, elements: Sequence[bytes], what: str) -> None:
+        if folders := [folder for each in elements if (folder := open_part_file(each, what))]:
+            self._problem(
+                f"{what}: part files are open ({len(folders)}) in {', '.join(dict.fromkeys(folders))}, and their rows "
+                "are in no other file. Stop the job with --drain, or with a sink that rolls files at each checkpoint"
+            )
 
     def add_to(self, writer: SavepointWriter, on_progress: Callable[[str], None]) -> None:
         """Adds the state to a new savepoint, which reads it when it is written."""

@@ -51,10 +51,12 @@ class ImportedState:
 
 @dataclass(frozen=True)
 class LeftBehind:
-    """State that was not written, because that was allowed."""
+    """State that was not written, because that was allowed, or nothing is lost."""
 
     operator: str
     problem: str
+    lost: bool = True
+    """Whether something is lost, so that it must be allowed."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def left_behind(
     refused = [
         each
         for each in problems
-        if not (may_stay_behind(allowed, each.operator) or may_stay_behind(allowed, id_of(each.operator)))
+        if each.lost and not (may_stay_behind(allowed, each.operator) or may_stay_behind(allowed, id_of(each.operator)))
     ]
     if refused:
         lines = "\n".join(f"- {each.problem}" for each in refused)
