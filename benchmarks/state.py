@@ -74,7 +74,7 @@ def profile() -> str:
                 with JobAttempt(program(KEYS, PER_CHECKPOINT, SUBTASKS), config, owner="benchmark") as attempt:
                     attempt.run_epoch()
                     before = sampling.cpu_seconds(folder)
-                    attempt.run_epoch(barriers=PROFILED // PER_CHECKPOINT)
+                    list(attempt.run_epochs(PROFILED // PER_CHECKPOINT))
                     found[form] = sampling.spent(before, sampling.cpu_seconds(folder))
         finally:
             spark.stop()
@@ -190,10 +190,14 @@ def _table(growths: list[Growth]) -> str:
 # --- throughput -------------------------------------------------------------------------------------------------------
 
 
+def _run(attempt: JobAttempt, epochs: int) -> None:
+    for _ in attempt.run_epochs(epochs):
+        pass
+
+
 def throughput(folder: Path, events: int, per_checkpoint: int, keys: int) -> tuple[dict[str, float], Lines]:
     """Returns events per second by program, with checkpoints, and the lines about them."""
     actions: dict[str, Callable[[], Any]] = {}
-    barriers = events // per_checkpoint
     with ExitStack() as attempts:
 
         def job(name: str, program: JobGraph) -> JobAttempt:
@@ -209,7 +213,7 @@ def throughput(folder: Path, events: int, per_checkpoint: int, keys: int) -> tup
             plain = job(f"{name}-plain", program(keys, events, SUBTASKS))
             checkpointed = job(f"{name}-checkpointed", program(keys, per_checkpoint, SUBTASKS))
             actions[f"{name} plain"] = plain.run_epoch
-            actions[name] = partial(checkpointed.run_epoch, barriers=barriers)
+            actions[name] = partial(_run, checkpointed, events // per_checkpoint)
         for action in actions.values():
             action()
         rounds = [{name: timed(action)[0] for name, action in actions.items()} for _ in range(RATE_ROUNDS)]

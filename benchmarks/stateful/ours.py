@@ -29,7 +29,7 @@ def session(folder: Path) -> Iterator[None]:
 
 
 def run_program(name: str, source: Input, folder: Path, parallelism: int) -> tuple[float, float]:
-    """Runs a program to its end, in one Spark job. Its output is in ``output``, below the folder.
+    """Runs a program to its end. Its output is in ``output``, below the folder.
 
     Returns:
         Seconds, and CPU seconds of all processes.
@@ -38,5 +38,6 @@ def run_program(name: str, source: Input, folder: Path, parallelism: int) -> tup
     config = JobConfig(name, StorageLocation(str(folder / "store")), cache_dir=str(folder / "cache"))
     with JobAttempt(env.get_job_graph(), config, owner="benchmark") as attempt:
         started, before = time.perf_counter(), cpu_seconds()
-        attempt.run_epoch(barriers=source.slices)
+        for _ in attempt.run_epochs(source.slices):
+            pass
         return time.perf_counter() - started, cpu_seconds() - before

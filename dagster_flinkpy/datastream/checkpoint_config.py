@@ -37,8 +37,6 @@ class CheckpointConfig:
     max_concurrent: int = 1
     tolerable_failed: int = 0
     """The number of consecutive checkpoints that may fail before the job does."""
-    barriers_per_job: int = 1
-    """The number of checkpoints that one Spark job takes, one after another."""
     unaligned: bool = False
     """Whether an input gate that aligns for too long takes its snapshot early, including the waiting input."""
     aligned_timeout: timedelta = timedelta(0)
@@ -141,24 +139,6 @@ class CheckpointConfig:
         if tolerable_checkpoint_failure_number < 0:
             raise ConfigurationError(f"at least 0 checkpoints may fail, not {tolerable_checkpoint_failure_number}")
         self.tolerable_failed = tolerable_checkpoint_failure_number
-        return self
-
-    def get_barriers_per_job(self) -> int:
-        """Returns how many checkpoints one Spark job takes."""
-        return self.barriers_per_job
-
-    def set_barriers_per_job(self, barriers_per_job: int) -> CheckpointConfig:
-        """Sets how many checkpoints one Spark job takes, one after another; 1 by default. Not in PyFlink.
-
-        Each has its own epoch of input. More than one saves the fixed cost of a Spark job if epochs are small, but a
-        failure fails all of them.
-
-        Raises:
-            ConfigurationError: It is less than 1.
-        """
-        if barriers_per_job < 1:
-            raise ConfigurationError(f"a Spark job takes at least 1 checkpoint, not {barriers_per_job}")
-        self.barriers_per_job = barriers_per_job
         return self
 
     def is_fail_on_checkpointing_errors(self) -> bool:

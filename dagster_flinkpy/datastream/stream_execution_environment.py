@@ -118,14 +118,14 @@ class StreamExecutionEnvironment:
         one result per key and epoch, without event time, instead of one per record),
         ``restart-strategy.*``, ``jobmanager.execution.failover-strategy``; with the prefix ``execution.checkpointing.``
         ``interval``, ``dir``, ``mode``, ``timeout``, ``min-pause``, ``max-concurrent-checkpoints``,
-        ``tolerable-failed-checkpoints``, ``unaligned.enabled``, ``aligned-checkpoint-timeout``, ``barriers-per-job``
-        and ``externalized-checkpoint-retention``; and for ``env.execute()`` only
+        ``tolerable-failed-checkpoints``, ``unaligned.enabled``, ``aligned-checkpoint-timeout`` and
+        ``externalized-checkpoint-retention``; and for ``env.execute()`` only
         ``execution.local`` (tasks run in this process, without Spark), ``execution.state-recovery.path``,
         ``execution.state-recovery.claim-mode`` and ``execution.state-recovery.ignore-unclaimed-state`` (``true``, or
         the uids whose state may be left behind, with ``;`` between them).
 
         Raises:
-            ConfigurationError: The value of an option is invalid.
+            ConfigurationError: The value of an option is invalid, or the option was removed.
         """
         check_argument("configure()", configuration, Configuration, "a Configuration")
         apply_options(self._program, configuration)

@@ -74,11 +74,6 @@ class FlinkRunConfig(_StartConfig):
         ge=0,
         description="Number of checkpoints, one after each epoch. 0: until the input ends, or the job is told to end.",
     )
-    barriers: int | None = Field(
-        default=None,
-        ge=1,
-        description="Checkpoints that one Spark job takes, each with its own epoch. Default: set by the program.",
-    )
     periodic: bool = Field(
         default=False,
         description="Take a checkpoint at the program's interval. Default: one right after the other.",

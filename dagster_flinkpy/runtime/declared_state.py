@@ -60,7 +60,7 @@ def declared_state(graph: JobGraph) -> Mapping[str, DeclaredOperator]:
         job = EpochJob(
             graph=graph,
             job_id="plan",
-            epochs=(EpochInput(1, {}),),
+            epoch=EpochInput(1, {}),
             fencing_token=0,
             job_storage=StorageLocation(folder),
             inputs=inputs_of_plan(plan),

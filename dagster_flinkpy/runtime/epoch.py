@@ -99,13 +99,13 @@ class EpochInput:
 
 @dataclass(frozen=True)
 class EpochJob:
-    """Describes one Spark job of a pipelined region, which reads one epoch or several in a row."""
+    """Describes one Spark job of a pipelined region, which reads an epoch."""
 
     graph: JobGraph
     """The region."""
     job_id: str
-    epochs: tuple[EpochInput, ...]
-    """The epochs in order, at least one."""
+    epoch: EpochInput
+    """The epoch. Tasks that live read others after it."""
     fencing_token: int
     """Fencing token of the execution attempt."""
     job_storage: StorageLocation
@@ -136,9 +136,9 @@ class EpochJob:
     counts: str = ""
     """The folder in which tasks record how many records they have read. Default: empty, which records nothing."""
     start: int = 0
-    """The last checkpoint of the epochs whose state it starts from; 0 for what the execution attempt started from."""
+    """The epoch whose state it starts from; 0 for what the execution attempt started from."""
     pipelined: bool = False
-    """Whether its tasks live: they go on after the last of these epochs, and are told of more. Default: False."""
+    """Whether its tasks live: they go on after the epoch, and are told of others. Default: False."""
     buffer_timeout: float | None = 0.1
     """After how many seconds a live task sends records that have not filled a buffer; None if only then. Default: 0.1,
     as in Flink."""
@@ -166,12 +166,12 @@ class EpochJob:
 
     @property
     def checkpoint_id(self) -> int:
-        """The checkpoint of the barrier that ends the first epoch."""
-        return self.epochs[0].checkpoint_id
+        """The checkpoint of the barrier that ends the epoch."""
+        return self.epoch.checkpoint_id
 
     @property
     def written_by(self) -> str:
-        """Part of the names of the state files of the first epoch; see :meth:`writer_of`."""
+        """Part of the names of the state files of the epoch; see :meth:`writer_of`."""
         return self.writer_of(self.checkpoint_id)
 
     def writer_of(self, checkpoint_id: int) -> str:

@@ -77,7 +77,7 @@ def try_operators(
         job = EpochJob(
             graph=graph,
             job_id=stored.metadata.job_id,
-            epochs=(EpochInput(stored.metadata.checkpoint_id + 1, {}),),
+            epoch=EpochInput(stored.metadata.checkpoint_id + 1, {}),
             fencing_token=0,
             job_storage=stored.files,
             inputs=inputs_of_plan(plan),
@@ -145,7 +145,7 @@ def opened(job: EpochJob, vertex: JobVertex) -> Iterator[tuple[StreamOperator, O
         emit=lambda tag, batch: None,
         collect=lambda *values: None,
         watermark=MIN_WATERMARK,
-        epoch=job.epochs[0],
+        epoch=job.epoch,
         state=state,
         send_status=lambda idle: None,
     )

@@ -44,7 +44,7 @@ class LogEntry:
     subtask: int
     """Index of the subtask."""
     checkpoint_id: int
-    """The checkpoint whose epoch it belongs to; the first one if the Spark job has several."""
+    """The checkpoint whose epoch it belongs to; of tasks that live, the first one that they have read."""
     level: int
     """The level, as in :mod:`logging`; 0 for a printed line."""
     logger: str

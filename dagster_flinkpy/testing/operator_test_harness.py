@@ -260,7 +260,7 @@ class OperatorTestHarness:
         job = EpochJob(
             graph=self._graph,
             job_id=_JOB,
-            epochs=(EpochInput(self._checkpoint_id, {}),),
+            epoch=EpochInput(self._checkpoint_id, {}),
             fencing_token=1,
             job_storage=self._storage.job,
             inputs=inputs,

@@ -23,18 +23,22 @@ def test_options_set_the_environment() -> None:
         "execution.runtime-mode": "batch",
         "execution.checkpointing.interval": "10 s",
         "execution.checkpointing.dir": "/checkpoints",
-        "execution.checkpointing.barriers-per-job": "4",
         "pipeline.strict": "true",
         "taskmanager.memory.size": "1g",
     }
     env = StreamExecutionEnvironment.get_execution_environment(Configuration.from_dict(options))
     assert (env.get_parallelism(), env.get_max_parallelism(), env.get_checkpoint_interval()) == (3, 64, 10_000)
     assert env.get_checkpoint_config().storage_dir == "/checkpoints"
-    assert env.get_checkpoint_config().get_barriers_per_job() == 4
     assert env.get_config().is_strict()
     numbers = env.from_collection([1], Types.INT()).uid("ones").key_by(lambda v: v).reduce(lambda a, b: a).uid("first")
     numbers.print()
     assert env.get_job_graph().vertex("first").spec.final_only
+
+
+def test_an_option_that_was_removed_says_what_to_do() -> None:
+    options = Configuration.from_dict({"execution.checkpointing.barriers-per-job": "4"})
+    with pytest.raises(ConfigurationError, match=r"barriers-per-job' was removed: leave it out"):
+        StreamExecutionEnvironment.get_execution_environment(options)
 
 
 def test_operators_have_the_parallelism_the_environment_had_when_they_were_declared(
@@ -64,8 +68,6 @@ def test_checkpoint_settings(env: StreamExecutionEnvironment) -> None:
     assert not config.set_fail_on_checkpointing_errors(False).is_fail_on_checkpointing_errors()
     with pytest.raises(ConfigurationError, match="at least 10 ms"):
         config.set_checkpoint_interval(5)
-    with pytest.raises(ConfigurationError, match="at least 1 checkpoint, not 0"):
-        config.set_barriers_per_job(0)
 
 
 def test_in_batch_mode_there_are_no_watermarks_before_the_end(env: StreamExecutionEnvironment) -> None:

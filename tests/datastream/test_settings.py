@@ -75,9 +75,6 @@ ACTS = {
     "CheckpointConfig.set_aligned_checkpoint_timeout": (
         "runtime/task/test_barriers_in_job.py::test_alignment_goes_over_to_unaligned_when_it_takes_too_long"
     ),
-    "CheckpointConfig.set_barriers_per_job": (
-        "runtime/master/test_local_executor.py::test_a_spark_job_may_take_several_checkpoints"
-    ),
     "CheckpointConfig.set_checkpoint_interval": (
         "runtime/master/test_periodic_trigger.py::test_checkpoints_are_taken_at_the_interval"
     ),
@@ -259,7 +256,6 @@ VALUES: dict[str, tuple[str, Callable[[StreamExecutionEnvironment], object], obj
         lambda e: e.get_checkpoint_config().get_aligned_checkpoint_timeout(),
         Duration.of_seconds(1),
     ),
-    "execution.checkpointing.barriers-per-job": ("4", lambda e: e.get_checkpoint_config().get_barriers_per_job(), 4),
     "execution.checkpointing.externalized-checkpoint-retention": (
         "DELETE_ON_CANCELLATION",
         lambda e: e.get_checkpoint_config().get_externalized_checkpoint_retention().name,

@@ -29,7 +29,7 @@ def _settings(**more: st.SearchStrategy[Any]) -> st.SearchStrategy[Settings]:
     return st.builds(
         Settings,
         parallelism=st.integers(1, 4),
-        barriers=st.integers(1, 4),
+        epochs=st.integers(1, 4),
         heap=st.booleans(),
         swaps=st.booleans(),
         small=st.booleans(),

@@ -10,45 +10,6 @@ __all__ = ["NOTICED"]
 _RECORDS = (("a", 1, 3), ("a", 2, 4), ("b", 3, 5), ("a", 4, 4))
 
 NOTICED: dict[str, tuple[Program, Settings]] = {
-    "idleness_outlasts_its_epoch": (
-        Program(
-            inputs=(
-                Input(
-                    epochs=((), (), (), (), ((("b", 29, 6), ("b", 78, 7), ("b", 100, 2), ("a", 59, 7)),)),
-                    idleness=True,
-                ),
-            ),
-            path=Path_.MAP,
-            legs=(Leg.ODD_KEYS,),
-            ends=True,
-        ),
-        Settings(parallelism=2, barriers=3, swaps=True, rescale={2: 3}),
-    ),
-    "a_channel_that_is_behind_does_not_count": (
-        Program(
-            inputs=(
-                Input(
-                    epochs=(
-                        (),
-                        (),
-                        ((),),
-                        (
-                            (
-                                *(("c", 71, 3), ("c", 112, 0), ("a", 100, 5), ("c", 32, 9)),
-                                *(("b", 73, 1), ("b", 35, 4), ("b", 100, 1)),
-                            ),
-                        ),
-                        ((("b", 115, 8),),),
-                    ),
-                    idleness=True,
-                ),
-            ),
-            path=Path_.STAMPED,
-            legs=(Leg.SESSIONS_LATENESS,),
-            ends=True,
-        ),
-        Settings(parallelism=4, barriers=3, heap=True, swaps=True, small=True),
-    ),
     "sources_share_one_event_time": (
         Program(
             inputs=(
@@ -61,7 +22,7 @@ NOTICED: dict[str, tuple[Program, Settings]] = {
         ),
         Settings(
             parallelism=3,
-            barriers=3,
+            epochs=3,
             order=0,
             at_least_once=True,
             heap=True,
@@ -69,33 +30,6 @@ NOTICED: dict[str, tuple[Program, Settings]] = {
             small=True,
             attempts=True,
             rescale={2: 3},
-        ),
-    ),
-    "the_end_of_input_does_not_wait_for_idle_sources": (
-        Program(
-            inputs=(
-                Input(
-                    epochs=(
-                        (),
-                        ((("a", 46, 5), ("c", 45, 6)), (("c", 48, 3), ("a", 44, 6), ("a", 43, 9), ("c", 52, 2)), ()),
-                    ),
-                    idleness=True,
-                ),
-                Input(epochs=((),), idleness=True),
-            ),
-            path=Path_.MAP,
-            legs=(Leg.TUMBLING, Leg.SESSIONS),
-            ends=True,
-        ),
-        Settings(
-            parallelism=4,
-            barriers=4,
-            order=599,
-            at_least_once=True,
-            heap=True,
-            swaps=True,
-            attempts=True,
-            savepoints=frozenset({1}),
         ),
     ),
     "what_was_in_flight_is_forgotten": (
@@ -118,7 +52,7 @@ NOTICED: dict[str, tuple[Program, Settings]] = {
         ),
         Settings(
             parallelism=4,
-            barriers=3,
+            epochs=3,
             order=73,
             unaligned=True,
             lags=True,

@@ -46,8 +46,8 @@ class Settings:
     """How a job is run. The defaults are one uninterrupted run."""
 
     parallelism: int = 1
-    barriers: int = 1
-    """Number of barriers per Spark job."""
+    epochs: int = 1
+    """How many epochs are asked for at once."""
     order: int | None = None
     """Seed of the order in which tasks read their channels, or None for Spark's order."""
     unaligned: bool = False
@@ -61,13 +61,13 @@ class Settings:
     small: bool = False
     """Whether limits are so small that few records do what takes many otherwise, such as writing state out early."""
     attempts: bool = False
-    """Whether each Spark job is a separate attempt, which restores the state of the previous one."""
+    """Whether each request for epochs is a separate attempt, which restores the state of the previous one."""
     crashes: frozenset[int] = frozenset()
-    """Spark jobs whose results are lost, so that another attempt runs them again."""
+    """Requests in which a Spark job is lost, so that another attempt runs it again."""
     rescale: Mapping[int, int] = field(default_factory=dict)
-    """Spark job -> parallelism with which another attempt continues."""
+    """Request -> parallelism with which another attempt continues."""
     savepoints: frozenset[int] = frozenset()
-    """Spark jobs before which a savepoint is taken, from which another attempt continues."""
+    """Requests before which a savepoint is taken, from which another attempt continues."""
     partitions: bool = False
     """Whether each epoch is read as a partition of time. The input must not end."""
     live: bool = False
@@ -224,9 +224,8 @@ def _run_job(
                     elif periodic:
                         list(attempt.run_epochs(2, periodic=True))
                     else:
-                        jobs = 2 if settings.lags else 1
-                        epochs = min(jobs * settings.barriers, _remaining(program, metadata))
-                        list(attempt.run_epochs(epochs, barriers=settings.barriers))
+                        epochs = 2 * settings.epochs if settings.lags else settings.epochs
+                        list(attempt.run_epochs(min(epochs, _remaining(program, metadata))))
                 except _Crash:
                     crashed.add(number)
                     break

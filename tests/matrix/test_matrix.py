@@ -56,9 +56,7 @@ def test_how_a_job_is_run_changes_neither_what_comes_out_nor_what_is_late(case: 
             Path_.REBALANCE,
             (Leg.SLIDING, Leg.ODD_KEYS),
         ),
-        Settings(
-            parallelism=3, barriers=3, small=True, savepoints=frozenset({1}), live=True, raises=frozenset({7, 20})
-        ),
+        Settings(parallelism=3, epochs=3, small=True, savepoints=frozenset({1}), live=True, raises=frozenset({7, 20})),
     )
 )
 # Both sources are in one task: each may stop amid a split, and no reader waits for that of the other one.
@@ -97,7 +95,7 @@ def test_how_a_job_is_run_changes_neither_what_comes_out_nor_what_is_late(case: 
         ),
         Settings(
             parallelism=2,
-            barriers=3,
+            epochs=3,
             order=882,
             unaligned=True,
             lags=True,
@@ -138,7 +136,7 @@ def test_how_a_job_is_run_changes_neither_what_comes_out_nor_what_is_late(case: 
         ),
         Settings(
             parallelism=4,
-            barriers=1,
+            epochs=1,
             order=None,
             unaligned=True,
             lags=False,
@@ -189,7 +187,7 @@ def test_how_a_job_is_run_changes_neither_what_comes_out_nor_what_is_late(case: 
         ),
         Settings(
             parallelism=3,
-            barriers=4,
+            epochs=4,
             order=103,
             unaligned=True,
             lags=True,

@@ -16,48 +16,13 @@ from hypothesis import strategies as st
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.runtime.operators import collector, function_operators
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
-from dagster_flinkpy.runtime.task import operator_task, watermark_valve
+from dagster_flinkpy.runtime.task import operator_task
 from dagster_flinkpy.runtime.task.operator_task import OperatorTask
-from dagster_flinkpy.runtime.task.watermark_valve import WatermarkValve
 from dagster_flinkpy.state import overlay_table
 from tests.matrix.cases import any_order, in_order
 from tests.matrix.noticed import NOTICED
 from tests.matrix.programs import Leg
 from tests.matrix.run import check
-
-
-@contextmanager
-def idleness_outlasts_its_epoch() -> Iterator[None]:
-    """A channel that was idle up to one barrier stays idle after it, until it sends something."""
-    real = WatermarkValve.on_status
-
-    def on_status(valve: Any, channel: Any, origin: str, idle: bool, epoch: int) -> bool:
-        return real(valve, channel, origin, idle, 10**6 if idle else epoch)
-
-    def advance(valve: Any, origin: Any, epoch: int) -> bool:
-        return real_advance(valve, origin, min(epoch, 10**6 - 1))
-
-    real_advance = WatermarkValve._advance
-    with (
-        mock.patch.object(WatermarkValve, "on_status", on_status),
-        mock.patch.object(WatermarkValve, "_advance", advance),
-    ):
-        yield
-
-
-@contextmanager
-def a_channel_that_is_behind_does_not_count() -> Iterator[None]:
-    """As in Flink's valve, a channel that was idle is ignored until it has caught up."""
-
-    def advance(origin: Any, epoch: int) -> None:
-        vars(origin).setdefault("was_idle", set()).update(origin.idle)
-        behind = {c for c, w in origin.watermarks.items() if c in vars(origin)["was_idle"] and w < origin.reached}
-        counting = [w for c, w in origin.watermarks.items() if origin.idle.get(c, -2) < epoch and c not in behind]
-        if counting or origin.idle_in(epoch):
-            origin.reached = max(origin.reached, min(counting) if counting else max(origin.watermarks.values()))
-
-    with mock.patch.object(watermark_valve._Origin, "advance", advance):
-        yield
 
 
 @contextmanager
@@ -80,23 +45,6 @@ def sources_share_one_event_time() -> Iterator[None]:
 @contextmanager
 def what_was_in_flight_is_forgotten() -> Iterator[None]:
     with mock.patch.object(OperatorTask, "replay", lambda task: None):
-        yield
-
-
-@contextmanager
-def the_end_of_input_does_not_wait_for_idle_sources() -> Iterator[None]:
-    """An input that has ended sets the event time of a gate whose other inputs are idle."""
-    real = WatermarkValve._advance
-
-    def advance(valve: Any, origin: Any, epoch: int) -> bool:
-        risen = real(valve, origin, epoch)
-        active = [each.reached for each in valve._origins.values() if not each.idle_in(valve._epoch)]
-        if active and min(active) > valve.watermark:
-            valve.watermark = min(active)
-            return True
-        return risen
-
-    with mock.patch.object(WatermarkValve, "_advance", advance):
         yield
 
 
@@ -128,21 +76,13 @@ def what_was_given_is_shared() -> Iterator[None]:
 
 
 # Cases in which a rule matters, so that few have to be run.
-TURNS = in_order().filter(
-    lambda case: (
-        case[1].parallelism > 1 < case[1].barriers and not case[1].partitions and len(case[0].inputs[0].epochs) > 2
-    )
-)
 UNITED = any_order().filter(lambda case: case[1].parallelism > 1 < len(case[0].inputs) and not case[1].unaligned)
 SPOILT = any_order().map(lambda case: (replace(case[0], spoils=True), case[1]))
 CHANGEABLE = in_order().map(lambda case: (replace(case[0], spoils=True, legs=(Leg.CHANGEABLE,)), case[1]))
 IN_FLIGHT = any_order().filter(lambda case: case[1].unaligned and case[1].parallelism > 1)
 
 MUTATIONS: list[tuple[Callable[[], Any], st.SearchStrategy[Any]]] = [
-    (idleness_outlasts_its_epoch, TURNS),
-    (a_channel_that_is_behind_does_not_count, TURNS),
     (sources_share_one_event_time, UNITED),
-    (the_end_of_input_does_not_wait_for_idle_sources, UNITED),
     (what_was_in_flight_is_forgotten, IN_FLIGHT),
     (state_shares_its_values, CHANGEABLE),
     (what_was_emitted_is_shared, SPOILT),

@@ -87,7 +87,6 @@ class FakeAttempt:
         self.graph, self.config, self.options = graph, config, options
         self.token = 7
         self.exited = False
-        self.barriers: list[int] = []
         self.periodic = 0
         self.savepoint_target: str | None = None
         self.format_type: SavepointFormatType | None = None
@@ -122,23 +121,21 @@ class FakeAttempt:
     def terminate(self, error: BaseException) -> None:
         raise AssertionError("nobody terminates it")
 
-    def run_epoch(self, barriers: int = 1) -> CompletedEpoch:
+    def run_epoch(self) -> CompletedEpoch:
         if self._error is not None:
             raise self._error
-        self.barriers.append(barriers)
-        taken = min(barriers, self._left)
-        self._left -= taken
-        self._id += taken
+        self._left -= 1
+        self._id += 1
         return self._epoch(self._id)
 
     def run_epochs(
-        self, limit: int | None = None, *, barriers: int = 1, periodic: bool = False, continuous: bool = False
+        self, limit: int | None = None, *, periodic: bool = False, continuous: bool = False
     ) -> Iterator[CompletedEpoch]:
         taken = 0
         while self._left and (limit is None or taken < limit):
             self.periodic += periodic
-            taken += barriers
-            yield self.run_epoch(barriers if limit is None else min(barriers, barriers + limit - taken))
+            taken += 1
+            yield self.run_epoch()
 
     def commit_restored(self) -> CompletedEpoch:
         if self._error is not None:

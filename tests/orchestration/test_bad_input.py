@@ -185,7 +185,12 @@ def test_run_config_of_the_wrong_type(
         deployment.run(word_count(tmp_path / "table", ["a"]), "words", **config)
 
 
-@pytest.mark.parametrize("config", [{"epochs": -1}, {"parallelism": 0}, {"barriers": 0}])
+def test_run_config_of_an_earlier_version_is_refused_by_name(deployment: Deployment, tmp_path: Path) -> None:
+    with pytest.raises(DagsterInvalidConfigError, match='unexpected config entry "barriers" at path root:ops:words'):
+        deployment.run(word_count(tmp_path / "table", ["a"]), "words", barriers=2)
+
+
+@pytest.mark.parametrize("config", [{"epochs": -1}, {"parallelism": 0}])
 def test_run_config_out_of_range(deployment: Deployment, tmp_path: Path, config: dict[str, Any]) -> None:
     result = deployment.run(word_count(tmp_path / "table", ["a"]), "words", **config)
     (failure,) = [event for event in result.all_events if event.is_step_failure]

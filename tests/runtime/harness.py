@@ -118,7 +118,7 @@ def make_job(
     return EpochJob(
         graph=graph,
         job_id="job",
-        epochs=(EpochInput(checkpoint_id, read, frozenset(ended)),),
+        epoch=EpochInput(checkpoint_id, read, frozenset(ended)),
         fencing_token=1,
         job_storage=StorageLocation(str(folder / "job")),
         inputs=inputs,
@@ -128,7 +128,7 @@ def make_job(
 
 def run_epoch(job: EpochJob, order: Order = spark_order, **options: Any) -> EpochResults:
     """Runs an epoch, and sorts the rows that it returns to the driver."""
-    return EpochResults.of(run_rows(job, order, **options))
+    return EpochResults.of(run_rows(job, order, **options), job.checkpoint_id)
 
 
 def collect_graph(stream: DataStream) -> JobGraph:
@@ -221,33 +221,31 @@ def run_job(
     *,
     rescale_at: Mapping[int, int] | None = None,
     order: Order = spark_order,
-    barriers: int = 1,
     live: bool = False,
 ) -> list[Any]:
-    """Runs a job to its end, and returns the records of its collect operator, one Spark job after the other.
+    """Runs a job to its end, and returns the records of its collect operator, one epoch after the other.
 
     Args:
         graph: The program, with a collect operator.
         folder: Where its checkpoints go.
-        rescale_at: Number of the Spark job -> parallelism with which another attempt continues from there.
+        rescale_at: Number of the epoch -> parallelism with which another attempt continues from there.
         order: The order in which tasks get their rows.
-        barriers: How many epochs each Spark job reads.
         live: Whether tasks live in slots. Default: False.
     """
     rescale_at = rescale_at or {}
     records: list[Any] = []
-    job, finished = 0, False
+    number, finished = 0, False
     while not finished:
-        with HarnessAttempt(graph, folder, order=order, live=live, parallelism=rescale_at.get(job)) as attempt:
-            if job in rescale_at and attempt.restored is not None:
+        with HarnessAttempt(graph, folder, order=order, live=live, parallelism=rescale_at.get(number)) as attempt:
+            if number in rescale_at and attempt.restored is not None:
                 attempt.commit_restored()
             finished = attempt.finished
             while not finished:
-                attempt.run_epoch(barriers)
+                attempt.run_epoch()
                 records += collected(attempt.graph, attempt.collected)
                 finished = attempt.finished
-                job += 1
-                if job in rescale_at:
+                number += 1
+                if number in rescale_at:
                     break
     return records
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dagster_flinkpy.checkpoint.coordinator.instructions import HandOver, Instruction
 from dagster_flinkpy.checkpoint.coordinator.stimuli import Stimulus
 from dagster_flinkpy.runtime.master.job_state import JobState
-from dagster_flinkpy.runtime.master.regions.region_epochs import Phase, RegionStage
+from dagster_flinkpy.runtime.master.regions.region_epoch import Phase, RegionStage
 from dagster_flinkpy.runtime.master.regions.region_state import RegionState
 
 __all__ = ["check_after_each_stimulus", "check_region", "check_state"]
@@ -37,11 +37,11 @@ def check_region(region: RegionState) -> None:
     """Raises an AssertionError that says what does not hold."""
     at_hand = [each for each in region._epochs if each.stage is RegionStage.CURRENT]
     assert len(at_hand) == (region.phase not in (Phase.IDLE, Phase.LOOKING)), f"{region.phase} with CURRENT {at_hand}"
-    firsts = [each.first for each in region._epochs]
-    assert firsts == sorted(firsts), f"epochs are not in order: {firsts}"
+    ids = [each.checkpoint_id for each in region._epochs]
+    assert ids == sorted(ids), f"epochs are not in order: {ids}"
     acknowledged = [each for each in region._epochs if each.stage is RegionStage.ACKNOWLEDGED]
-    assert all(each.last <= region.acknowledged for each in acknowledged), "acknowledged epochs are ahead"
-    assert all(each.settled for each in acknowledged[:-1]), "only the last acknowledged epochs may be unsettled"
+    assert all(each.checkpoint_id <= region.acknowledged for each in acknowledged), "acknowledged epochs are ahead"
+    assert all(each.settled for each in acknowledged[:-1]), "only the last acknowledged epoch may be unsettled"
     if region.number in region._graph.waiting and region.executing:
         assert region.canceling, "a region that waits for its restart is at work"
 

@@ -105,12 +105,10 @@ def _(real: Wrapped, files: DiscardedFiles, checkpoint_id: int, names: Any) -> N
     "but the files have",
     **_TOLERANT,
 )
-def _(real: Wrapped, chain: CompletionChain, checkpoint_id: int | None) -> bool:
+def _(real: Wrapped, chain: CompletionChain, checkpoint_id: int | None) -> None:
     current = chain.current
-    if current is None or current.checkpoint_id != checkpoint_id:
-        return False
-    chain.current, chain.replacing_head = None, False
-    return True
+    if current is not None and current.checkpoint_id == checkpoint_id:
+        chain.current, chain.replacing_head = None, False
 
 
 @mutation(
@@ -205,8 +203,8 @@ def _(real: Wrapped, planner: EpochPlanner, checkpoint_id: int) -> None:
     **_LOSING,
 )
 def _(real: Wrapped, region: RegionState, ended: Any) -> Any:
-    epochs = region._current
+    epoch = region._current
     acknowledged = real(region, ended)
-    assert epochs is not None
-    epochs.stale = False
+    assert epoch is not None
+    epoch.stale = False
     return acknowledged

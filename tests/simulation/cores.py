@@ -29,7 +29,8 @@ class Cores:
         return next(self._jobs)
 
     @property
-    def _free(self) -> bool:
+    def free(self) -> bool:
+        """Whether a task could begin."""
         return sum(not is_over() for is_over in self._running) < self._number
 
     @contextmanager
@@ -38,7 +39,7 @@ class Cores:
         task = job, next(self._tasks)
         self._queue.add(task)
         try:
-            self._wait_for(lambda: is_over() or (self._free and task == min(self._queue)))
+            self._wait_for(lambda: is_over() or (self.free and task == min(self._queue)))
         finally:
             self._queue.remove(task)
         if is_over():

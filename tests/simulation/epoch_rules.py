@@ -1,4 +1,4 @@
-"""What must hold between a checkpoint and the Spark jobs of its epochs, whenever one is complete."""
+"""What must hold between a checkpoint and the Spark jobs of its epoch, whenever one is complete."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class EpochRules:
     def __init__(self, regions: Sequence[RegionState], fail: Callable[[str], None]) -> None:
         self._fail = fail
         self._aligned = not regions[0].planner.config.checkpointing.unaligned
-        """Whether a Spark job belongs to the checkpoints of its own barriers."""
+        """Whether a Spark job belongs to the checkpoint of its own barrier."""
         self._edges = {uid: (r, sink) for r in regions for uid, sink in r.planner.edge_sources.items()}
         """The region that reads, and the sink that writes, by uid of the source."""
         self._written: dict[tuple[str, int], Segments] = {}
@@ -46,20 +46,19 @@ class EpochRules:
 
     def started(self, job: EpochJob) -> None:
         """Notes what a Spark job reads."""
-        for epoch in job.epochs:
-            for uid in self._edges:
-                splits = [split for (source, _), given in epoch.splits.items() if source == uid for split in given]
-                keys = [segment["key"] for split in splits for segment in split.properties["segments"]]
-                if splits:
-                    self._jobs[uid, epoch.checkpoint_id] = frozenset(keys)
+        for uid in self._edges:
+            splits = [split for (source, _), given in job.epoch.splits.items() if source == uid for split in given]
+            keys = [segment["key"] for split in splits for segment in split.properties["segments"]]
+            if splits:
+                self._jobs[uid, job.checkpoint_id] = frozenset(keys)
 
     def ended(self, region: RegionState, ended: RegionEnded) -> None:
         """Notes what a Spark job that counts has read and written."""
-        for checkpoint_id in ended.checkpoint_ids:
-            for uid in region.planner.edge_sources:
-                self._read[uid, checkpoint_id] = self._jobs.get((uid, checkpoint_id), frozenset())
-            for sink, output in ended.outputs.get(checkpoint_id, {}).items():
-                self._written[sink, checkpoint_id] = _keys([output])
+        number = ended.checkpoint_id
+        for uid in region.planner.edge_sources:
+            self._read[uid, number] = self._jobs.get((uid, number), frozenset())
+        for sink, output in ended.outputs.items():
+            self._written[sink, number] = _keys([output])
 
     def acknowledged(self, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> None:
         """Notes what the tasks of a region have acknowledged."""

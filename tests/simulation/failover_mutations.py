@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -50,8 +49,8 @@ def _(real: Wrapped, state: JobState, *args: Any) -> Any:
 
 
 @mutation("a region that restarts does not read its input again", JobRunner, "run", "but counted", **_FAILING)
-def _(real: Wrapped, runner: JobRunner, epochs: Sequence[EpochInput], restarts: int = 0, **options: Any) -> Any:
-    read = [replace(epoch, splits={}) for epoch in epochs] if restarts else epochs
+def _(real: Wrapped, runner: JobRunner, epoch: EpochInput, restarts: int = 0, **options: Any) -> Any:
+    read = replace(epoch, splits={}) if restarts else epoch
     return real(runner, read, restarts, **options)
 
 

@@ -32,9 +32,9 @@ from dagster_flinkpy.runtime.master.failover import (
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.runtime.master.job_state import JobState
 from dagster_flinkpy.runtime.master.mailbox import Done, Lane, Mailbox, Work
+from dagster_flinkpy.runtime.master.regions.region_epoch import Acknowledged
 from dagster_flinkpy.runtime.master.regions.region_runner import RegionEnded
 from dagster_flinkpy.runtime.master.regions.region_state import RegionState
-from dagster_flinkpy.runtime.master.results import EpochResults
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from tests.runtime.state_rules import check_state
 from tests.simulation.bucket import URL
@@ -66,6 +66,8 @@ class _ActorMailbox(Mailbox):
         self._inbox: deque[Done | None] = deque()
         self._todo: defaultdict[Lane, deque[Work]] = defaultdict(deque)
         self._at_work: set[Lane] = set()
+        self._slow = world.rng.random() < 0.3
+        """Whether its lane to the store is slow, so that checkpoints wait for each other."""
 
     def _submit(self, lane: Lane, work: Work) -> None:
         self._todo[lane].append(work)
@@ -77,6 +79,8 @@ class _ActorMailbox(Mailbox):
     def _work_off(self, lane: Lane) -> None:
         while self._todo[lane]:
             work = self._todo[lane].popleft()
+            if self._slow and lane == Lane.STORE:
+                self._world.sleep(self._world.rng.choice((0.1, 1, 3)))
             try:
                 done = Done(lane, work, work())
             except Exception as error:
@@ -152,10 +156,10 @@ class SimulatedAttempt(JobAttempt):
     def _on_spark(self, job: EpochJob, open_epoch: OpenEpoch | None = None) -> Sequence[WireRow]:
         world = self._world
         if self._live:
-            world.step(f"tasks read up to checkpoint {job.checkpoint_id}, {len(job.epochs)} barriers")
+            world.step(f"tasks read up to checkpoint {job.checkpoint_id}")
             self._deployed.master.state.rules.started(job)
             return super()._on_spark(replace(job, clock=WorldClock()), open_epoch)
-        world.step(f"Spark job of checkpoint {job.checkpoint_id}, {len(job.epochs)} barriers")
+        world.step(f"Spark job of checkpoint {job.checkpoint_id}")
         self._deployed.master.state.rules.started(job)
         return SparkJob(
             world,
@@ -203,7 +207,6 @@ class SimulatedState(JobState):
         super().__init__(*args, **options)
         self._world = here()
         self._strays = False
-        self._results = EpochResults()
         self._before: dict[int, dict[Subtask, SubtaskState]] = {}
         """What was acknowledged of the checkpoints so far."""
         self.rules = EpochRules(self.regions, self._world.report)
@@ -215,20 +218,17 @@ class SimulatedState(JobState):
     def handle(self, stimulus: Stimulus) -> list[Instruction]:
         if isinstance(stimulus, RegionEnded):
             region, ended = self.regions[stimulus.region], stimulus
-            self._results = EpochResults() if region.works_ahead else ended.results
             if isinstance(ended.error, SegmentLostError) and not region.canceling:
                 segment_lost(ended.error, self._token, region.number, region.restarts)
             if ended.error is None and not region.canceling:
                 self.rules.ended(region, ended)
                 self._world.bucket.acknowledged |= {
                     f"{JOB}/{EXCHANGE_FOLDER}/{uid}/{segment['key']}"
-                    for outputs in ended.outputs.values()
-                    for uid, output in outputs.items()
+                    for uid, output in ended.outputs.items()
                     for segment in output.segments
                 }
         instructions = super().handle(stimulus)
         check_state(self)
-        self._results = EpochResults()
         return instructions
 
     def _finish(self) -> None:
@@ -237,22 +237,16 @@ class SimulatedState(JobState):
         assert metadata is not None
         self.rules.completed(metadata)
 
-    def _acknowledge(self, region: RegionState, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> None:
+    def _acknowledge(self, region: RegionState, acknowledged: Acknowledged) -> None:
         """Acknowledges in any order, mixed with messages for other checkpoints."""
-        rng, chaos = self._world.rng, self._world.chaos
-        self.rules.acknowledged(checkpoint_id, states)
-        shuffled = list(states.items())
+        rng, chaos, checkpoint_id = self._world.rng, self._world.chaos, acknowledged.checkpoint_id
+        self.rules.acknowledged(checkpoint_id, acknowledged.states)
+        shuffled = list(acknowledged.states.items())
         rng.shuffle(shuffled)
-        for later_id, later in self._results.acknowledged.items():
-            if later_id > checkpoint_id and rng.random() < 0.5:
-                # Never the first task, or the later checkpoint would be the first to be acknowledged: no region does.
-                for task in rng.sample(sorted(later)[1:], rng.randint(1, len(later) - 1)):
-                    message = AcknowledgeCheckpoint(JOB, later_id, self._token, task.uid, task.subtask, later[task])
-                    super()._drive(Acknowledge(self._world.clock(), message))
         self._strays = rng.random() < chaos.stray_messages
         if self._strays:
             self._stray_messages(checkpoint_id, dict(shuffled))
-        super()._acknowledge(region, checkpoint_id, dict(shuffled))
+        super()._acknowledge(region, replace(acknowledged, states=dict(shuffled)))
         if self._strays:
             self._late_messages(checkpoint_id, dict(shuffled))
             for earlier in self._before.items():

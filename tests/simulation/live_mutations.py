@@ -159,7 +159,7 @@ def _(real: Wrapped, uploads: Uploads, needed: Any) -> None:
     {**_DECLINING, "slot_lost": 0.002, "restarts": 1.0},
 )
 def _(real: Wrapped, planner: EpochPlanner, checkpoint_id: int, results: Any, **options: Any) -> None:
-    real(planner, checkpoint_id, replace(results, declined={}), **options)
+    real(planner, checkpoint_id, replace(results, declined=None), **options)
 
 
 @live_mutation(

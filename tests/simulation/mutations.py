@@ -254,20 +254,6 @@ def _(real: Wrapped, path: str, checkpoint_id: int) -> int:
     return checkpoint_id
 
 
-@mutation(
-    "checkpoints are subsumed while others of their Spark job are to complete",
-    JobMaster,
-    "_perform",
-    "which does not exist",
-    **{**CALM, "partitioned": 0, "restore": 0, "savepoint": 0.1},
-)
-def _(real: Wrapped, master: JobMaster, instruction: Any) -> None:
-    real(master, instruction)
-    if subsumed := master.state._subsumed:
-        steps = master._steps
-        steps.store.subsume(steps.attempt, subsumed)
-
-
 # --- savepoints, and whose they are -----------------------------------------------------------------------------------
 
 

@@ -24,7 +24,7 @@ _LOSING = {**_TWO_REGIONS, "segment_loss": 0.05, "restarts": 1}
 
 
 @mutation("a region does not wait for its input", RegionState, "_written", "KeyError", **_TWO_REGIONS)
-def _(real: Wrapped, region: RegionState, epochs: Any) -> bool:
+def _(real: Wrapped, region: RegionState, epoch: Any) -> bool:
     return True
 
 
@@ -41,16 +41,16 @@ def _(real: Wrapped, region: RegionState, checkpoint_id: int) -> Any:
     "stopped before the epoch began",
     **_TWO_REGIONS,
 )
-def _(real: Wrapped, state: JobState, region: RegionState, checkpoint_id: int, states: Any) -> None:
+def _(real: Wrapped, state: JobState, region: RegionState, acknowledged: Any) -> None:
     if not region.before:
-        real(state, region, checkpoint_id, states)
+        real(state, region, acknowledged)
 
 
 @mutation("segments are deleted when they are read", JobState, "_acknowledge", "is not complete", **_TWO_REGIONS)
-def _(real: Wrapped, state: JobState, region: RegionState, checkpoint_id: int, states: Any) -> None:
-    real(state, region, checkpoint_id, states)
+def _(real: Wrapped, state: JobState, region: RegionState, acknowledged: Any) -> None:
+    real(state, region, acknowledged)
     if region.before:
-        written = {uid: [checkpoint_id] for each in region.before for uid in each.planner.edge_sinks}
+        written = {uid: [acknowledged.checkpoint_id] for each in region.before for uid in each.planner.edge_sinks}
         state._tell(DiscardRead(written, frozenset()))
 
 

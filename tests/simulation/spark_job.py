@@ -68,10 +68,10 @@ class SparkJob:
             sources = self._stage(range(width), lambda i, e: reads(self._job, i, e).run())
             rest: Callable[[int, str], Any]
             if "count" in uids:
-                read = [[n for each in sources for n in each[epoch][1]] for epoch in range(len(self._job.epochs))]
+                read = [n for _, records in sources for n in records]
                 rest = lambda i, e: CountTask(self._job, i, e).run(read)  # noqa: E731
             else:
-                rest = lambda i, e: EdgeWriteTask(self._job, i, e).run([each for _, each in sources[i]])  # noqa: E731
+                rest = lambda i, e: EdgeWriteTask(self._job, i, e).run(sources[i][1])  # noqa: E731
             counted = self._stage(range(width), rest)
         except (StorageError, CheckpointError) as error:
             if isinstance(error, StorageError) or self._interrupted():
@@ -79,7 +79,7 @@ class SparkJob:
             return [_row(Kind.FAILURE, error_to_json(error, self._job.graph.vertices[-1].uid, 0))]
         except FlinkPyError as error:
             return [_row(Kind.FAILURE, error_to_json(error, self._job.graph.vertices[-1].uid, 0))]
-        acks = [ack for each in sources for acks, _ in each for ack in acks] + [ack for acks in counted for ack in acks]
+        acks = [ack for acks, _ in sources for ack in acks] + [ack for acks in counted for ack in acks]
         return [_row(Kind.ACK, json.dumps(ack).encode()) for ack in acks]
 
     def _stage(self, indexes: Iterable[int], run: Callable[[int, str], Any]) -> list[Any]:

@@ -202,7 +202,8 @@ class Supervisor:
                 if isinstance(error, NamedSegmentLostError):
                     put_back(error)
                 world.note(f"{type(error).__name__}: {str(error).splitlines()[0]}")
-                if run.peaceful and not isinstance(error, (FencedError, JobCancelledError)):
+                waits = not world.cores.free  # the tasks of a zombie have all of them
+                if run.peaceful and not waits and not isinstance(error, (FencedError, JobCancelledError)):
                     world.report(f"{name} failed, though nothing fails any more: {error}")
 
         self._drivers.append(self._world.spawn(name, drive))
@@ -243,7 +244,7 @@ class Supervisor:
         while not self._scenario.partitioned and not attempt.finished:
             if rng.random() < 0.6:
                 periodic = attempt.config.checkpointing.interval is not None and rng.random() < 0.5
-                epochs = attempt.run_epochs(rng.choice((None, 2, 5)), barriers=rng.choice((1, 1, 2)), periodic=periodic)
+                epochs = attempt.run_epochs(rng.choice((None, 2, 5)), periodic=periodic)
                 for _ in epochs:
                     if rng.random() < 0.1:
                         break  # a running step continues
@@ -252,7 +253,7 @@ class Supervisor:
                 list(attempt.run_epochs(1, periodic=True))
             else:
                 try:
-                    attempt.run_epoch(barriers=rng.choice((1, 1, 1, 2, 3)))
+                    attempt.run_epoch()
                 except CheckpointError:
                     if attempt._deployed.master.error is not None or not attempt.finished:
                         raise

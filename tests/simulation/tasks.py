@@ -47,7 +47,7 @@ _HELD = 7
 
 @dataclass
 class _Task:
-    """One try of a subtask of a stage, over all barriers of the Spark job."""
+    """One try of a subtask of a stage."""
 
     job: EpochJob
     index: int
@@ -79,25 +79,22 @@ def _edge(job: EpochJob, uid: str) -> ObjectStore:
 class SourceTask(_Task):
     """Reads the splits of a subtask."""
 
-    def run(self) -> list[tuple[list[dict[str, Any]], list[int]]]:
-        """Returns acknowledgements and records for each barrier."""
+    def run(self) -> tuple[list[dict[str, Any]], list[int]]:
+        """Returns acknowledgements and records."""
         world = here()
         seen = read_seen(self.job.input("numbers", self.index).operator_state, self._read)
-        done: list[tuple[list[dict[str, Any]], list[int]]] = []
-        for epoch in self.job.epochs:
-            world.step()
-            splits = epoch.splits.get(("numbers", self.index), ())
-            read = [split.properties["n"] for split in splits]
-            world.rng.shuffle(read)  # a task that runs again need not do the same
-            seen = seen + read
-            records = [s.properties["n"] * SPLIT_RECORDS + r for s in splits for r in range(SPLIT_RECORDS)]
-            state = SubtaskState(
-                self.index,
-                operator_state=(OperatorStateHandle("seen", DistributionMode.SPLIT_DISTRIBUTE, self._stored(seen)),),
-                splits=tuple(split.advanced(SPLIT_RECORDS, finished=True).to_json() for split in splits),
-            )
-            done.append(([_ack("numbers", epoch.checkpoint_id, state)], records))
-        return done
+        world.step()
+        splits = self.job.epoch.splits.get(("numbers", self.index), ())
+        read = [split.properties["n"] for split in splits]
+        world.rng.shuffle(read)  # a task that runs again need not do the same
+        records = [s.properties["n"] * SPLIT_RECORDS + r for s in splits for r in range(SPLIT_RECORDS)]
+        stored = self._stored(seen + read)
+        state = SubtaskState(
+            self.index,
+            operator_state=(OperatorStateHandle("seen", DistributionMode.SPLIT_DISTRIBUTE, stored),),
+            splits=tuple(split.advanced(SPLIT_RECORDS, finished=True).to_json() for split in splits),
+        )
+        return [_ack("numbers", self.job.checkpoint_id, state)], records
 
     def _stored(self, seen: Sequence[int]) -> tuple[Any, ...]:
         if len(seen) < 3:
@@ -114,63 +111,57 @@ class SourceTask(_Task):
 class EdgeReadTask(_Task):
     """Reads what regions before this one have written to blocking edges."""
 
-    def run(self) -> list[tuple[list[dict[str, Any]], list[int]]]:
-        """Returns acknowledgements and records for each barrier."""
-        world = here()
+    def run(self) -> tuple[list[dict[str, Any]], list[int]]:
+        """Returns acknowledgements and records."""
         slow_down(self.job)
-        done: list[tuple[list[dict[str, Any]], list[int]]] = []
-        for epoch in self.job.epochs:
-            world.step()
-            acks: list[dict[str, Any]] = []
-            records: list[int] = []
-            for uid in sources_of(self.job):
-                edge, splits = uid.rpartition(".")[0], []
-                for split in epoch.splits.get((uid, self.index), ()):
-                    keys = [segment["key"] for segment in split.properties["segments"]]
-                    read = [n for key in keys for n in read_segment(self.job, _edge(self.job, edge), edge, key)]
-                    splits.append(split.advanced(len(read), finished=True).to_json())
-                    records += read
-                acks.append(_ack(uid, epoch.checkpoint_id, SubtaskState(self.index, splits=tuple(splits))))
-            done.append((acks, records))
-        return done
+        here().step()
+        acks: list[dict[str, Any]] = []
+        records: list[int] = []
+        for uid in sources_of(self.job):
+            edge, splits = uid.rpartition(".")[0], []
+            for split in self.job.epoch.splits.get((uid, self.index), ()):
+                keys = [segment["key"] for segment in split.properties["segments"]]
+                read = [n for key in keys for n in read_segment(self.job, _edge(self.job, edge), edge, key)]
+                splits.append(split.advanced(len(read), finished=True).to_json())
+                records += read
+            acks.append(_ack(uid, self.job.checkpoint_id, SubtaskState(self.index, splits=tuple(splits))))
+        return acks, records
 
 
 @dataclass
 class EdgeWriteTask(_Task):
     """Writes the output of a region that others read."""
 
-    def run(self, records: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
-        """Writes the records of one subtask as segments, an epoch after the other, and returns acknowledgements."""
-        world, acks = here(), []
+    def run(self, records: Sequence[int]) -> list[dict[str, Any]]:
+        """Writes the records of one subtask as segments, and returns acknowledgements."""
+        epoch = self.job.epoch
         uids, sources = [vertex.uid for vertex in self.job.graph.vertices], set(sources_of(self.job))
         uid = next(uid for uid in uids if uid.endswith(EXCHANGE))
         filters = [each for each in uids if each in FILTERS]
-        for epoch, batch in zip(self.job.epochs, records, strict=True):
-            world.step()
-            name = f"{self.job.fencing_token:010d}-{epoch.checkpoint_id:010d}/{self.index}.{self.execution}"
-            segments = []
-            kept = [record for record in batch if all(FILTERS[each](record) for each in filters)]
-            for number, record in enumerate(kept):
-                data = json.dumps([record]).encode()
-                key = f"{name}.{number}-{hashlib.sha256(data).hexdigest()}.arrow"
-                _edge(self.job, uid).put(key, data)
-                segments.append({"key": key, "bytes": len(data), "rows": 1})
-            output = {
-                "segments": segments,
-                "event_times": {"numbers": {"watermark": None, "idle": False}},
-                "end_of_input": epoch.ended_sources >= sources,
-            }
-            acks += [_ack(each, epoch.checkpoint_id, SubtaskState(self.index)) for each in filters]
-            acks.append(_ack(uid, epoch.checkpoint_id, SubtaskState(self.index, committables=(output,))))
-        return acks
+        here().step()
+        name = f"{self.job.fencing_token:010d}-{epoch.checkpoint_id:010d}/{self.index}.{self.execution}"
+        segments = []
+        kept = [record for record in records if all(FILTERS[each](record) for each in filters)]
+        for number, record in enumerate(kept):
+            data = json.dumps([record]).encode()
+            key = f"{name}.{number}-{hashlib.sha256(data).hexdigest()}.arrow"
+            _edge(self.job, uid).put(key, data)
+            segments.append({"key": key, "bytes": len(data), "rows": 1})
+        output = {
+            "segments": segments,
+            "event_times": {"numbers": {"watermark": None, "idle": False}},
+            "end_of_input": epoch.ended_sources >= sources,
+        }
+        acks = [_ack(each, epoch.checkpoint_id, SubtaskState(self.index)) for each in filters]
+        return [*acks, _ack(uid, epoch.checkpoint_id, SubtaskState(self.index, committables=(output,)))]
 
 
 @dataclass
 class CountTask(_Task):
     """Counts records per key, and writes the counts to files."""
 
-    def run(self, records: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
-        """Takes the records of each epoch, and returns the acknowledgements of both operators."""
+    def run(self, records: Sequence[int]) -> list[dict[str, Any]]:
+        """Takes the records, and returns the acknowledgements of both operators."""
         try:
             return self._run(records)
         except StorageError:
@@ -178,8 +169,8 @@ class CountTask(_Task):
                 upload.abort()
             raise
 
-    def _run(self, records: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
-        world, job = here(), self.job
+    def _run(self, records: Sequence[int]) -> list[dict[str, Any]]:
+        job = self.job
         self._uploads: list[StagedUpload] = []
         width = job.graph.vertex("count").parallelism
         groups = self._groups = compute_key_group_range_for_operator_index(MAX_PARALLELISM, width, self.index)
@@ -188,40 +179,38 @@ class CountTask(_Task):
         state = merged(runs, self._read)
         turns = {key: value for key, (_, value) in merged(runs_of(given, "turns"), self._read).items()}
         held = merged(runs_of(given, "held"), self._read)
-        acks, sources = [], set(sources_of(job))
-        for epoch, arrived in zip(job.epochs, records, strict=True):
-            world.step()
-            rows: list[list[int]] = []
-            touched: dict[Any, tuple[int, Any]] = {}
-            for record in sorted(arrived):
-                key = key_of(record)
-                group = group_of(key)
-                if group in groups:
-                    state[key] = touched[key] = (group, [*state.get(key, (group, []))[1], record])
-                    # As in a window, some rows wait for the next row of their key, or for the end of input.
-                    rows += held.pop(key, (group, []))[1]
-                    row = [record, len(state[key][1])]
-                    if record % _HELD == 0:
-                        held[key] = (group, [row])
-                    else:
-                        rows.append(row)
-            if epoch.ended_sources >= sources:
-                rows += [row for _, waiting in held.values() for row in waiting]
-                held = {}
-            if touched:
-                runs.append(self._write(to_rows(touched)))
-            if len(runs) > _MAX_RUNS:
-                runs = [self._write(to_rows(state))]
-            # The content repeats from time to time.
-            turn = 1 - turns.get(f"turn-{groups.start}", 0)
-            turns = {f"turn-{groups.start}": turn}
-            turning = self._write([(groups.start, f"turn-{groups.start}", turn)])
-            waiting = [self._write(to_rows(held))] if held else []
-            tables = (table_of("counts", runs), table_of("turns", [turning]), table_of("held", waiting))
-            keyed = KeyedSnapshot(groups, tables)
-            acks.append(_ack("count", epoch.checkpoint_id, SubtaskState(self.index, keyed=keyed)))
-            acks.append(_ack("files", epoch.checkpoint_id, self._written(epoch.checkpoint_id, rows)))
-        return acks
+        here().step()
+        rows: list[list[int]] = []
+        touched: dict[Any, tuple[int, Any]] = {}
+        for record in sorted(records):
+            key = key_of(record)
+            group = group_of(key)
+            if group in groups:
+                state[key] = touched[key] = (group, [*state.get(key, (group, []))[1], record])
+                # As in a window, some rows wait for the next row of their key, or for the end of input.
+                rows += held.pop(key, (group, []))[1]
+                row = [record, len(state[key][1])]
+                if record % _HELD == 0:
+                    held[key] = (group, [row])
+                else:
+                    rows.append(row)
+        if job.epoch.ended_sources >= set(sources_of(job)):
+            rows += [row for _, waiting in held.values() for row in waiting]
+            held = {}
+        if touched:
+            runs.append(self._write(to_rows(touched)))
+        if len(runs) > _MAX_RUNS:
+            runs = [self._write(to_rows(state))]
+        # The content repeats from time to time.
+        turn = 1 - turns.get(f"turn-{groups.start}", 0)
+        turning = self._write([(groups.start, f"turn-{groups.start}", turn)])
+        waiting = [self._write(to_rows(held))] if held else []
+        tables = (table_of("counts", runs), table_of("turns", [turning]), table_of("held", waiting))
+        keyed = KeyedSnapshot(groups, tables)
+        return [
+            _ack("count", job.checkpoint_id, SubtaskState(self.index, keyed=keyed)),
+            _ack("files", job.checkpoint_id, self._written(job.checkpoint_id, rows)),
+        ]
 
     def _write(self, rows: Rows) -> RunHandle:
         return write_run(rows, self._groups, self._store, self.job.written_by)

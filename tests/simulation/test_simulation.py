@@ -60,7 +60,7 @@ def test_a_violation_says_what_happened_and_how_to_see_it_again() -> None:
 
 
 def test_seeds_that_once_lost_rows() -> None:
-    """Of a Spark job with several barriers, the first checkpoint expires as its acknowledgement comes."""
+    """A checkpoint expires as its acknowledgement comes."""
     for seed in ("1041", "1170", "1433"):
         code, printed = run("--seed", seed)
         assert code == 0, printed

@@ -14,7 +14,7 @@ __all__ = ["CheckpointPhases"]
 class CheckpointPhases(JsonRecord):
     """The phases of a checkpoint, from its trigger to the end of its commit, in milliseconds.
 
-    What runs in several regions is added up. A Spark job that reads several epochs counts for each of them.
+    What runs in several regions is added up.
     """
 
     trigger_ms: Count = 0

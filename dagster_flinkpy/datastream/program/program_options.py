@@ -38,7 +38,7 @@ def apply_options(program: StreamProgram[Any], configuration: Configuration) -> 
         configuration: The options.
 
     Raises:
-        ConfigurationError: The value of an option is invalid.
+        ConfigurationError: The value of an option is invalid, or the option was removed.
     """
     if any(map(is_reporter_option, configuration.key_set())):
         program.config.metric_reporters = metric_reporters_of(configuration)
@@ -49,6 +49,8 @@ def apply_options(program: StreamProgram[Any], configuration: Configuration) -> 
             OPTIONS[name](program, configuration, name)
         elif name in FAILOVER_OPTIONS:
             program.config.failover_options.set_string(name, configuration.get_string(name, ""))
+        elif name in _REMOVED:
+            raise ConfigurationError(f"option {name!r} was removed: {_REMOVED[name]}")
         else:
             near = get_close_matches(name, [*OPTIONS, *FAILOVER_OPTIONS], n=1)
             because = "this library does not have it" + (f"; did you mean {near[0]!r}?" if near else "")
@@ -161,7 +163,6 @@ OPTIONS: Mapping[str, Option] = {
         c.get_boolean(k, False)
     ),
     f"{_CHECKPOINTING}aligned-checkpoint-timeout": _aligned_timeout,
-    f"{_CHECKPOINTING}barriers-per-job": lambda p, c, k: p.checkpoint_config.set_barriers_per_job(c.get_integer(k, 1)),
     f"{_CHECKPOINTING}externalized-checkpoint-retention": (
         lambda p, c, k: p.checkpoint_config.set_externalized_checkpoint_retention(
             _member(ExternalizedCheckpointRetention, c.get_string(k, ""))
@@ -174,6 +175,12 @@ OPTIONS: Mapping[str, Option] = {
     "execution.state-recovery.ignore-unclaimed-state": _non_restored_state,
 }
 """What each option sets, by its name."""
+
+_REMOVED: Mapping[str, str] = {
+    f"{_CHECKPOINTING}barriers-per-job": "leave it out. Tasks that live (execution.exchange) read epoch after epoch, "
+    "and no checkpoint needs a Spark job of its own",
+}
+"""The options of earlier versions, each with what to do instead."""
 
 _FIXED, _RATE = "restart-strategy.fixed-delay", "restart-strategy.failure-rate"
 _EXPONENTIAL = "restart-strategy.exponential-delay"

@@ -70,9 +70,8 @@ def run_epochs(
             events.begin(None if config.start_empty or config.restore_from is not None else attempt.restored)
             attempt.refuse_input_after_end()
             if not attempt.finished:
-                barriers = 1 if config.periodic else config.barriers or job.checkpointing.barriers_per_job
                 with interrupts_passed_to(attempt.terminate):
-                    for epoch in _epochs(attempt, config, barriers):
+                    for epoch in _epochs(attempt, config):
                         taken += 1
                         events.completed(epoch, attempt.token, is_last=attempt.finished or taken == config.epochs)
     except BaseException as error:
@@ -94,8 +93,8 @@ def run_epochs(
     return events
 
 
-def _epochs(attempt: JobAttempt, config: FlinkRunConfig, barriers: int) -> Iterator[CompletedEpoch]:
+def _epochs(attempt: JobAttempt, config: FlinkRunConfig) -> Iterator[CompletedEpoch]:
     """Runs as many epochs as the config says; without a limit, until the input ends or the job is told to end."""
-    yield from attempt.run_epochs(config.epochs or None, barriers=barriers, periodic=config.periodic)
+    yield from attempt.run_epochs(config.epochs or None, periodic=config.periodic)
     if not config.epochs and not attempt.finished:  # it has read what there was, and waits for more
-        yield from attempt.run_epochs(barriers=barriers, continuous=True)
+        yield from attempt.run_epochs(continuous=True)

@@ -82,42 +82,31 @@ class AttemptRuns(ABC):
 
     # --- epochs ------------------------------------------------------------------------------------------------------
 
-    def run_epoch(self, barriers: int = 1, *, partition: TimePartition | None = None) -> CompletedEpoch:
+    def run_epoch(self, *, partition: TimePartition | None = None) -> CompletedEpoch:
         """Reads up to the next barrier, and returns when the checkpoint is complete and the sinks have committed.
 
         Args:
-            barriers: How many epochs one Spark job reads. Each ends with a barrier. When the job is done, the
-                checkpoints complete and the sinks commit one after the other. If the job fails, all of them fail. There
-                are fewer epochs if the input ends. Default: 1.
             partition: The time partition to read completely, instead of the next input. State continues from the last
                 checkpoint. Sinks replace what they committed to this partition earlier. The checkpoint is kept as the
                 end state of the partition, and the input does not end with it. Default: reads the next input.
 
-        Returns:
-            The last epoch.
-
         Raises:
-            ConfigurationError: ``barriers`` is below 1, or above 1 for a partition; or a source cannot be read, or a
-                sink cannot be written, by partition.
+            ConfigurationError: A source cannot be read, or a sink cannot be written, by partition.
             UserFunctionError: A user function raised. The checkpoint was declined; nothing of the epoch is visible.
             CheckpointError: The checkpoint was not completed, or a request to stop had come before.
             FencedError: A newer attempt took over.
             SourceReadError: Input cannot be read.
             InputAfterEndError: Input has come for a source that has ended.
         """
-        if barriers < 1:
-            raise ConfigurationError(f"an epoch ends with a barrier; barriers={barriers} must be at least 1")
         if partition is not None:
-            if barriers > 1:
-                raise ConfigurationError(f"a partition ends with one barrier, not with barriers={barriers}")
             self._deployed.read_partition(partition)
         try:
-            return self._checkpoint(EpochRequest(limit=barriers, barriers=barriers))
+            return self._checkpoint(EpochRequest())
         finally:
             self._deployed.end_partition()
 
     def run_epochs(
-        self, limit: int | None = None, *, barriers: int = 1, periodic: bool = False, continuous: bool = False
+        self, limit: int | None = None, *, periodic: bool = False, continuous: bool = False
     ) -> Iterator[CompletedEpoch]:
         """Reads epoch after epoch, and yields each one when its checkpoint is complete and the sinks have committed.
 
@@ -127,7 +116,6 @@ class AttemptRuns(ABC):
         Args:
             limit: The number of epochs; there are fewer if the input ends. Default: None, until the input ends or an
                 epoch has nothing to read.
-            barriers: How many epochs one Spark job reads; see :meth:`run_epoch`. Default: 1.
             periodic: Whether to wait before each epoch until its checkpoint is due. The program sets the interval and
                 the minimum pause between checkpoints. The first checkpoint is due after a random delay between pause
                 and interval (Flink: ``CheckpointCoordinator.getRandomInitDelay``). The iteration ends with the input,
@@ -141,16 +129,14 @@ class AttemptRuns(ABC):
             The epochs in order.
 
         Raises:
-            ConfigurationError: ``barriers`` is below 1, or ``periodic`` is set but the program has no interval.
+            ConfigurationError: ``periodic`` is set, but the program has no interval.
             Exception: Whatever :meth:`run_epoch` raises.
         """
-        if barriers < 1:
-            raise ConfigurationError(f"an epoch ends with a barrier; barriers={barriers} must be at least 1")
         if periodic:
             self._require_interval()
         waits = continuous and self.config.checkpointing.interval is None
         periodic |= continuous and not waits
-        yield from self._run(EpochRequest(limit=limit, barriers=barriers, periodic=periodic, continuous=waits))
+        yield from self._run(EpochRequest(limit=limit, periodic=periodic, continuous=waits))
 
     def _require_interval(self) -> None:
         if self.config.checkpointing.interval is None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 
-__all__ = ["Completion", "EpochBatch", "EpochKind", "EpochRequest"]
+__all__ = ["Completion", "Epoch", "EpochKind", "EpochRequest"]
 
 
 class EpochKind(Enum):
@@ -31,8 +31,6 @@ class EpochRequest:
     kind: EpochKind = EpochKind.READ
     limit: int | None = 1
     """The number of epochs; fewer if the input ends. None: until the input ends or an epoch has nothing to read."""
-    barriers: int = 1
-    """How many epochs one Spark job reads."""
     periodic: bool = False
     """Whether each epoch waits until the next periodic checkpoint is due."""
     continuous: bool = False
@@ -47,25 +45,18 @@ class EpochRequest:
 
 
 @dataclass
-class EpochBatch:
-    """Epochs that each region reads with one Spark job."""
+class Epoch:
+    """An epoch that all regions run."""
 
     kind: EpochKind
-    checkpoint_ids: list[int]
-    """The checkpoints of their barriers, in order."""
-    closed: bool
-    """Whether no further epoch is added."""
+    checkpoint_id: int
+    """The checkpoint of the barrier at its end."""
     ends: bool | None = None
-    """Whether all input of the regions that read no blocking edge ends with them; None if it is not known yet."""
+    """Whether all input of the regions that read no blocking edge ends with it; None if it is not known yet."""
     live: bool = False
     """Whether its sources read from before its checkpoint is triggered."""
     open: bool = False
     """Whether its checkpoint is not triggered, and more input may follow."""
-
-    @property
-    def last(self) -> int:
-        """The last checkpoint so far."""
-        return self.checkpoint_ids[-1]
 
 
 @dataclass(frozen=True)
@@ -76,6 +67,6 @@ class Completion:
     duration_ms: int
     """Time from the trigger to the end of the commit."""
     collected: Mapping[str, list[pa.Array]]
-    """The records of collect operators, by uid. The last checkpoint of a Spark job has all of the job's records."""
+    """The records of collect operators, by uid."""
     epochs: int
     """How many of the requested epochs it ends: several if failed checkpoints have handed over to it."""

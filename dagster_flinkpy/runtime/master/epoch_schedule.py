@@ -15,7 +15,7 @@ from dagster_flinkpy.runtime.master.checkpoint_contents import CheckpointContent
 from dagster_flinkpy.runtime.master.epoch_request import EpochKind, EpochRequest
 from dagster_flinkpy.runtime.master.epoch_sequence import EpochSequence
 from dagster_flinkpy.runtime.master.job_messages import ReserveCheckpointIds
-from dagster_flinkpy.runtime.master.regions.region_epochs import Phase, Turn
+from dagster_flinkpy.runtime.master.regions.region_epoch import Phase, Turn
 from dagster_flinkpy.runtime.master.regions.region_state import RegionState
 from dagster_flinkpy.runtime.master.requests.taken_requests import TakenRequests
 
@@ -167,9 +167,9 @@ class EpochSchedule:
 
     def _open(self, checkpoint_id: int) -> None:
         """Lets the sources read what comes until a checkpoint is triggered."""
-        batch = self.epochs.begin_open(checkpoint_id)
+        epoch = self.epochs.begin_open(checkpoint_id)
         for region in self._regions:
-            region.enqueue(batch)
+            region.enqueue(epoch)
 
     def _reserve(self) -> None:
         if not self._reserving:
@@ -196,10 +196,8 @@ class EpochSchedule:
                 region.close(self.epochs.following)
             self._reserve()
             return
-        batch = self.epochs.add(checkpoint_id, takes_over=takes_over)
-        if batch is None:
-            return
-        if batch.kind is EpochKind.REPEAT and not takes_over:
+        epoch = self.epochs.add(checkpoint_id, takes_over=takes_over)
+        if epoch.kind is EpochKind.REPEAT and not takes_over:
             self._contents.repeated = checkpoint_id
         for region in self._regions:
-            region.enqueue(batch)
+            region.enqueue(epoch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dagster_flinkpy.errors import CheckpointError
-from dagster_flinkpy.runtime.master.epoch_request import EpochBatch, EpochKind, EpochRequest
+from dagster_flinkpy.runtime.master.epoch_request import Epoch, EpochKind, EpochRequest
 from dagster_flinkpy.runtime.master.regions.region_state import RegionState
 
 __all__ = ["EpochSequence"]
@@ -24,11 +24,11 @@ class EpochSequence:
         """The current request, or the last one."""
         self.enough = True
         """Whether no further epoch begins."""
-        self.batch: EpochBatch | None = None
-        """The latest epochs of the request."""
+        self.latest: Epoch | None = None
+        """The latest epoch of the request."""
         self._begun: set[int] = set()
         """The checkpoints of its epochs, without those that only take over what failed ones have prepared."""
-        self._followed: EpochBatch | None = None
+        self._followed: Epoch | None = None
         self._number_of_regions = len(regions)
         self.ids: tuple[int, ...] = ()
         """The ids of the next checkpoints, as far as they are known."""
@@ -37,7 +37,7 @@ class EpochSequence:
 
     def begin(self, request: EpochRequest, *, enough: bool) -> None:
         """Begins another request."""
-        self.request, self.enough, self.batch = request, enough, None
+        self.request, self.enough, self.latest = request, enough, None
         self._begun.clear()
 
     @property
@@ -56,20 +56,20 @@ class EpochSequence:
         self.enough |= self.at_limit
         if self.enough:
             return False
-        if self.batch is None or self.request is None:
+        if self.latest is None or self.request is None:
             return True
-        more = self._has_more_behind(self.batch, until_idle=self.request.until_idle)
+        more = self._has_more_behind(self.latest, until_idle=self.request.until_idle)
         self.enough |= more is False
         return more is True
 
-    def _has_more_behind(self, batch: EpochBatch, *, until_idle: bool) -> bool | None:
-        """Returns whether more input is to be read after these epochs, or None if it is not known yet.
+    def _has_more_behind(self, epoch: Epoch, *, until_idle: bool) -> bool | None:
+        """Returns whether more input is to be read after an epoch, or None if it is not known yet.
 
         Args:
-            batch: The epochs.
+            epoch: The epoch.
             until_idle: Whether an epoch that has read nothing is the last one, unless barriers have overtaken records.
         """
-        known = [region for region in self.readers if region.acknowledged >= batch.last]
+        known = [region for region in self.readers if region.acknowledged >= epoch.checkpoint_id]
         has_input = not until_idle or any(region.has_read for region in known)
         if has_input and not all(region.input_ended for region in known):
             return True
@@ -77,75 +77,66 @@ class EpochSequence:
             return None
         if has_input:
             return False
-        unread = [region.has_unread(batch.last) for region in self._followers]
+        unread = [region.has_unread(epoch.checkpoint_id) for region in self._followers]
         return True if True in unread else None if None in unread else False
 
     @property
     def unread(self) -> bool:
         """Whether barriers have overtaken records that nobody is reading, for which no input need come."""
-        batch = self.batch
+        latest = self.latest
         idle = [each for each in self._followers if not each.works_ahead]
-        return batch is not None and any(each.has_unread(batch.last) for each in idle)
+        return latest is not None and any(each.has_unread(latest.checkpoint_id) for each in idle)
 
-    def is_followed(self, batch: EpochBatch) -> bool:
-        """Returns whether it is certain that other epochs follow, even if nobody waits for what regions are reading.
+    def is_followed(self, epoch: Epoch) -> bool:
+        """Returns whether it is certain that others follow, even if nobody waits for what regions are reading.
 
         Args:
-            batch: The latest epochs, which the sources have read.
+            epoch: The latest epoch, which the sources have read.
         """
         request = self.request
         if request is None or self.enough or self.at_limit:
             return False
-        reading = any(region.has_read for region in self.readers if region.acknowledged >= batch.last)
+        reading = any(region.has_read for region in self.readers if region.acknowledged >= epoch.checkpoint_id)
         return request.periodic or request.continuous or reading
 
     def followed(self) -> bool:
-        """Returns True once for epochs that are running, as soon as it is certain that others follow if they succeed.
+        """Returns True once for an epoch that is running, as soon as it is certain that another follows if it succeeds.
 
         Then the id of the next checkpoint can be taken meanwhile. An id for which no epoch follows would be lost.
         """
-        batch, request, readers = self.batch, self.request, self.readers
-        if batch is None or request is None or batch is self._followed or not batch.closed or batch.live:
+        latest, request, readers = self.latest, self.request, self.readers
+        if latest is None or request is None or latest is self._followed or latest.live:
             return False
         if not self.iterating or self.at_limit or not readers:
             return False
-        if not all(region.batch is batch and region.all_planned for region in readers):
+        if not all(region.epoch is latest and region.planned is not None for region in readers):
             return False
-        if all(region.planner.ended[batch.last] for region in readers):
+        if all(region.planner.ended[latest.checkpoint_id] for region in readers):
             return False
-        if request.until_idle and not any(any(e.splits.values()) for region in readers for e in region.planned):
+        if request.until_idle and not any(each.planned.has_input for each in readers if each.planned is not None):
             return False
-        self._followed = batch
+        self._followed = latest
         return True
 
-    def add(self, checkpoint_id: int, *, takes_over: bool) -> EpochBatch | None:
-        """Adds the epoch of a checkpoint that was triggered.
+    def add(self, checkpoint_id: int, *, takes_over: bool) -> Epoch:
+        """Adds the epoch of a checkpoint that was triggered, and returns it.
 
         Args:
             checkpoint_id: The checkpoint.
             takes_over: Whether a failed checkpoint has handed over to it. Then it reads nothing if the request has
                 enough.
-
-        Returns:
-            The epochs for the regions to run, or None if they run it with others.
         """
-        request, batch = self.request, self.batch
-        assert request is not None
-        if batch is not None and not batch.closed:
-            self._begun.add(checkpoint_id)
-            batch.checkpoint_ids.append(checkpoint_id)
-            return None
+        assert self.request is not None
         only_takes_over = takes_over and not self.iterating
         if not only_takes_over:
             self._begun.add(checkpoint_id)
-        kind = EpochKind.REPEAT if only_takes_over else request.kind
-        self.batch = EpochBatch(kind, [checkpoint_id], request.barriers == 1 or kind is not EpochKind.READ)
-        return self.batch
+        self.latest = Epoch(EpochKind.REPEAT if only_takes_over else self.request.kind, checkpoint_id)
+        return self.latest
 
     @property
-    def open(self) -> EpochBatch | None:
+    def open(self) -> Epoch | None:
         """The epoch whose checkpoint is not triggered yet, though its sources read."""
-        return self.batch if self.batch is not None and self.batch.open else None
+        return self.latest if self.latest is not None and self.latest.open else None
 
     @property
     def may_be_open(self) -> bool:
@@ -154,11 +145,11 @@ class EpochSequence:
         assigns_late = any(region.planner.splits.assigns_late for region in sources)
         return assigns_late and len(sources) == self._number_of_regions
 
-    def begin_open(self, checkpoint_id: int) -> EpochBatch:
+    def begin_open(self, checkpoint_id: int) -> Epoch:
         """Adds an epoch whose checkpoint is not triggered yet."""
         self.following = None
-        self.batch = EpochBatch(EpochKind.READ, [checkpoint_id], closed=True, live=True, open=True)
-        return self.batch
+        self.latest = Epoch(EpochKind.READ, checkpoint_id, live=True, open=True)
+        return self.latest
 
     def close(self, checkpoint_id: int, *, lives: bool) -> bool:
         """Takes note that a checkpoint was triggered. Returns whether its epoch was open.
@@ -172,35 +163,25 @@ class EpochSequence:
         Raises:
             CheckpointError: Another epoch is open.
         """
-        batch = self.open
+        epoch = self.open
         self.ids = tuple(each for each in self.ids if each > checkpoint_id)
-        if batch is None:
+        if epoch is None:
             return False
-        if batch.last != checkpoint_id:
-            raise CheckpointError(f"checkpoint {checkpoint_id} was triggered while epoch {batch.last} is open")
-        batch.open = False
+        if epoch.checkpoint_id != checkpoint_id:
+            raise CheckpointError(f"checkpoint {checkpoint_id} was triggered while epoch {epoch.checkpoint_id} is open")
+        epoch.open = False
         self._begun.add(checkpoint_id)
         goes_on = lives and self.iterating and not self.at_limit
         if self.ids and goes_on and not all(region.at_end for region in self.sources):
             self.following = self.ids[0]
         return True
 
-    def on_planned(self) -> bool:
-        """Takes note that an epoch is planned. Returns whether its Spark job reads another one, too."""
-        batch, request = self.batch, self.request
-        if batch is None or request is None or batch.ends is not None:
-            return False
-        last = batch.last
-        if not all(last in each.planner.ended for each in self.sources):
-            return False
-        ended = all(each.planner.ended[last] for each in self.sources)
-        if batch.closed or not all(each.all_planned for each in self.sources):
-            batch.ends = ended if batch.closed else None
-            return False
-        another = self.iterating and not self.at_limit and not ended
-        batch.closed = not another or len(batch.checkpoint_ids) >= request.barriers
-        batch.ends = ended if batch.closed else None
-        return not batch.closed
+    def on_planned(self) -> None:
+        """Takes note that a region has planned an epoch."""
+        latest = self.latest
+        if latest is not None and latest.ends is None:
+            ended = [each.planner.ended.get(latest.checkpoint_id) for each in self.sources]
+            latest.ends = None if None in ended else all(ended)
 
     def count(self, checkpoint_ids: Sequence[int]) -> int:
         """Returns how many epochs of the request end with these checkpoints."""

@@ -1,7 +1,7 @@
 """The states of a job and of its tasks during an attempt (Flink: ``ExecutionGraph``).
 
 All operators of a pipelined region run in the same Spark job, so they are scheduled, restarted and canceled together. A
-Spark job runs one epoch or a few; an execution lasts until its region restarts. Between two epochs it stays RUNNING.
+Spark job runs one epoch; an execution lasts until its region restarts. Between two epochs it stays RUNNING.
 
 Flink's state ``INITIALIZING``, in which a task restores its state, is missing: a task reads its state when it needs it.
 

@@ -95,7 +95,7 @@ class RegionFailure:
     region: int
     """The region that failed."""
     epoch: int
-    """The first epoch of its Spark job."""
+    """The epoch of its Spark job."""
     begun: Mapping[str, int]
     """The last epoch of each blocking edge that its consumer has begun to read. Edges that nobody reads are missing."""
     lost: Mapping[str, Iterable[int]] = field(default_factory=dict)

@@ -56,7 +56,7 @@ from dagster_flinkpy.runtime.master.lease_keeper import LeaseKeeper, await_leade
 from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Mailbox, ThreadMailbox
 from dagster_flinkpy.runtime.master.metrics.timeline import CheckpointTimeline
 from dagster_flinkpy.runtime.master.regions.job_regions import JobRegions
-from dagster_flinkpy.runtime.master.regions.region_epochs import Turn
+from dagster_flinkpy.runtime.master.regions.region_epoch import Turn
 from dagster_flinkpy.runtime.master.regions.region_runner import JobRunner
 from dagster_flinkpy.runtime.master.requests.request_desk import RequestDesk
 from dagster_flinkpy.runtime.master.requests.savepoints import JobSavepoints
@@ -473,8 +473,8 @@ class JobAttempt(AttemptRuns):
         """
         try:
             if error is None and self._deployed.master.error is None:
-                results = EpochResults.of(self._exchange.finish())
                 last = 0 if self.latest is None else self.latest.checkpoint_id
+                results = EpochResults.of(self._exchange.finish(), last)
                 pass_on(results.logs, results.missing_logs, self._on_log, last)
                 if results.failure is not None:
                     return results.failure.error
@@ -580,7 +580,7 @@ class JobAttempt(AttemptRuns):
         pass_on(results.logs, results.missing_logs, self._on_log, job.checkpoint_id)
 
     def _on_spark(self, job: EpochJob, open_epoch: OpenEpoch | None = None) -> Sequence[WireRow]:
-        """Runs the tasks of a region for some epochs, where and as the exchange says."""
+        """Runs the tasks of a region for an epoch, where and as the exchange says."""
         deployed = self._deployed
         return self._exchange.run(job, deployed.regions.sessions[job.region], deployed.slots, open_epoch)
 

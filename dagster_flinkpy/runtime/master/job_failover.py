@@ -2,8 +2,8 @@
 
 Three kinds of restart:
 
-- A region restarts alone: it runs the same epochs again, from the state of its last acknowledgement, with the same
-  splits. Their checkpoints stay pending, so other regions keep what they have acknowledged. Nothing of the failed
+- A region restarts alone: it runs the same epoch again, from the state of its last acknowledgement, with the same
+  splits. Its checkpoint stays pending, so other regions keep what they have acknowledged. Nothing of the failed
   execution can get into a checkpoint: only a Spark job that has succeeded is acknowledged, its state files are named
   by content, and its sinks have staged other files. What the failed one has staged is aborted when nothing is
   running, at the latest when the attempt ends.
@@ -176,7 +176,7 @@ class JobFailover:
     ) -> RegionFailure:
         begun = {uid: number for each in regions for uid, number in each.begun.items()}
         lost = region.written_in(error) if isinstance(error, SegmentLostError) else {}
-        return RegionFailure(region.number, ended.checkpoint_ids[0], begun, lost)
+        return RegionFailure(region.number, ended.checkpoint_id, begun, lost)
 
     def _unavailable(
         self, epochs: Mapping[int, int], regions: Sequence[RegionState], collecting: Collection[int]

@@ -27,7 +27,7 @@ from dagster_flinkpy.runtime.master.epoch_request import Completion, EpochReques
 from dagster_flinkpy.runtime.master.job_messages import (
     AbortLingering,
     AnswerRequest,
-    BeginEpochs,
+    BeginEpoch,
     CloseEpoch,
     CommitCheckpoint,
     CompleteCheckpoint,
@@ -47,7 +47,7 @@ from dagster_flinkpy.runtime.master.job_messages import (
     RequestsTaken,
     ReserveCheckpointIds,
     Resumed,
-    RunEpochs,
+    RunEpoch,
     Say,
     StepFailed,
     Subsume,
@@ -320,13 +320,13 @@ class JobMaster:
                 submit(runner.look)
             case NotifySources(checkpoint_id=checkpoint_id):
                 submit(partial(runner.notify_complete, checkpoint_id))
-            case BeginEpochs(checkpoint_id=checkpoint_id):
+            case BeginEpoch(checkpoint_id=checkpoint_id):
                 runner.begin(checkpoint_id)
-            case PlanEpoch(checkpoint_id=checkpoint_id, before=before, inputs=inputs, drain=drain):
-                submit(partial(runner.plan, checkpoint_id, before, inputs, drain=drain))
-            case RunEpochs(epochs=epochs, restarts=restarts, rewritten=rewritten, was_read=was_read):
-                open_epoch = runner.open(epochs[0].checkpoint_id) if epochs[0].open else None
-                run = partial(runner.run, epochs, restarts, rewritten=rewritten, was_read=was_read)
+            case PlanEpoch(checkpoint_id=checkpoint_id, inputs=inputs, drain=drain):
+                submit(partial(runner.plan, checkpoint_id, inputs, drain=drain))
+            case RunEpoch(epoch=epoch, restarts=restarts, rewritten=rewritten, was_read=was_read):
+                open_epoch = runner.open(epoch.checkpoint_id) if epoch.open else None
+                run = partial(runner.run, epoch, restarts, rewritten=rewritten, was_read=was_read)
                 submit(partial(run, open_epoch=open_epoch))
             case CloseEpoch(following=following):
                 runner.close(following)

@@ -22,7 +22,7 @@ from dagster_flinkpy.runtime.master.epoch_request import EpochRequest
 __all__ = [
     "AbortLingering",
     "AnswerRequest",
-    "BeginEpochs",
+    "BeginEpoch",
     "CheckpointIdsReserved",
     "CloseEpoch",
     "CommitCheckpoint",
@@ -43,7 +43,7 @@ __all__ = [
     "RequestsTaken",
     "ReserveCheckpointIds",
     "Resumed",
-    "RunEpochs",
+    "RunEpoch",
     "SavepointWritten",
     "Say",
     "StepFailed",
@@ -155,8 +155,8 @@ class NotifySources(RegionInstruction):
 
 
 @dataclass(frozen=True)
-class BeginEpochs(RegionInstruction):
-    """Prepare the Spark job whose first barrier belongs to a checkpoint."""
+class BeginEpoch(RegionInstruction):
+    """Prepare the Spark job of the epoch of a checkpoint."""
 
     checkpoint_id: int
 
@@ -166,25 +166,23 @@ class PlanEpoch(RegionInstruction):
     """Plan the input up to a barrier."""
 
     checkpoint_id: int
-    before: EpochInput | None
-    """The epoch before it that the same Spark job reads, or None."""
     inputs: EdgeInputs
     """What it reads of blocking edges."""
     drain: bool
 
 
 @dataclass(frozen=True)
-class RunEpochs(RegionInstruction):
-    """Run the Spark job that reads these epochs."""
+class RunEpoch(RegionInstruction):
+    """Run the tasks that read an epoch."""
 
-    epochs: tuple[EpochInput, ...]
-    """In order. If it is one that is open, more input follows until `CloseEpoch`."""
+    epoch: EpochInput
+    """If it is open, more input follows until `CloseEpoch`."""
     restarts: int
     """How often the region has restarted in this attempt."""
-    rewritten: Mapping[int, EdgeInputs]
-    """By checkpoint, what an epoch reads that was written anew since it was planned."""
+    rewritten: EdgeInputs | None
+    """What it reads of blocking edges, if that was written anew since it was planned."""
     was_read: bool
-    """Whether an earlier Spark job has read the epochs."""
+    """Whether an earlier Spark job has read the epoch."""
 
 
 @dataclass(frozen=True)

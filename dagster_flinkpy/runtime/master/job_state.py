@@ -13,7 +13,7 @@ epochs begin in :mod:`.epoch_schedule`, and when checkpoints are taken in :mod:`
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import singledispatchmethod
 
 from dagster_flinkpy.checkpoint.coordinator.coordinator import CheckpointCoordinator
@@ -36,11 +36,7 @@ from dagster_flinkpy.checkpoint.coordinator.instructions import (
     TriggerMasterHooks,
     WriteMetadata,
 )
-from dagster_flinkpy.checkpoint.coordinator.messages import (
-    AcknowledgeCheckpoint,
-    CheckpointFailureReason,
-    Subtask,
-)
+from dagster_flinkpy.checkpoint.coordinator.messages import AcknowledgeCheckpoint, CheckpointFailureReason
 from dagster_flinkpy.checkpoint.coordinator.stimuli import (
     Acknowledge,
     AcknowledgedLate,
@@ -54,7 +50,6 @@ from dagster_flinkpy.checkpoint.coordinator.stimuli import (
     TimerFired,
 )
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
-from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.common.clock import to_millis
 from dagster_flinkpy.errors import (
     CheckpointError,
@@ -67,7 +62,7 @@ from dagster_flinkpy.errors import (
 from dagster_flinkpy.runtime.master.checkpoint_contents import CheckpointContents
 from dagster_flinkpy.runtime.master.commits.checkpoint_steps import Outcome
 from dagster_flinkpy.runtime.master.commits.completion_chain import CompletionChain
-from dagster_flinkpy.runtime.master.epoch_request import EpochBatch
+from dagster_flinkpy.runtime.master.epoch_request import Epoch
 from dagster_flinkpy.runtime.master.epoch_schedule import EpochSchedule
 from dagster_flinkpy.runtime.master.job_failover import AttemptFailure, JobFailover, declined, diagnosed
 from dagster_flinkpy.runtime.master.job_messages import (
@@ -95,7 +90,7 @@ from dagster_flinkpy.runtime.master.job_messages import (
     WriteCheckpoint,
     describe,
 )
-from dagster_flinkpy.runtime.master.regions.region_epochs import Turn
+from dagster_flinkpy.runtime.master.regions.region_epoch import Acknowledged, Turn
 from dagster_flinkpy.runtime.master.regions.region_runner import (
     EpochPlanned,
     InputEnded,
@@ -256,7 +251,7 @@ class JobState:
         since = 0
         if isinstance(stimulus.instruction, RegionInstruction):
             region = self.regions[stimulus.instruction.region]
-            since = region.batch.checkpoint_ids[0] if region.batch is not None else 0
+            since = region.epoch.checkpoint_id if region.epoch is not None else 0
             region.on_failed()
             self._failover.graph.ended(region.number)
         elif isinstance(stimulus.instruction, _COMPLETING):
@@ -324,8 +319,7 @@ class JobState:
         if not self.chain.idle:
             return
         if self._subsumed and self.failure is None and not self.requests.writing:
-            # State files are named by content: one that an old checkpoint names and the first of a Spark job does not
-            # may be named by the second again. So old checkpoints go when all of the Spark job are complete.
+            # A checkpoint that waits for its commit does not wait for this, and a savepoint may still copy an old one.
             self._tell(Subsume(tuple(self._subsumed)))
             self._subsumed.clear()
         if self._abort_due and not self.takes_over and not any(region.at_work for region in self.regions):
@@ -377,7 +371,7 @@ class JobState:
     @_on.register
     def _(self, stimulus: EpochPlanned) -> None:
         region = self.regions[stimulus.region]
-        if region.batch is None:  # telling it of a checkpoint has failed before it planned, so the attempt ends
+        if region.epoch is None:  # telling it of a checkpoint has failed before it planned, so the attempt ends
             return
         canceled = region.canceling
         region.on_planned(stimulus.epoch)
@@ -385,8 +379,8 @@ class JobState:
             self._failover.graph.ended(region.number)
         if self.failure is not None:
             region.drop_from(self.failure.since)
-        elif not canceled and self.epochs.on_planned() and (request := self.epochs.request) is not None:
-            self._drive(self.schedule.trigger(request))
+        elif not canceled:
+            self.epochs.on_planned()
 
     @_on.register
     def _(self, ended: RegionEnded) -> None:
@@ -399,7 +393,7 @@ class JobState:
             if self.failure is not None:
                 region.drop_from(self.failure.since)
                 self._discard(ended)
-        elif self.failure is not None and (region.works_ahead or not self._may_complete(ended.checkpoint_ids[-1])):
+        elif self.failure is not None and (region.works_ahead or not self._may_complete(ended.checkpoint_id)):
             region.on_failed()
             self._failover.graph.ended(region.number)
             self._discard(ended)
@@ -412,28 +406,26 @@ class JobState:
 
     def _discard(self, ended: RegionEnded) -> None:
         """The attempt fails, and no checkpoint waits for what the tasks of a region have stored."""
-        states = (state for each in ended.results.acknowledged.values() for state in each.values())
-        self._drive(AcknowledgedLate(self._turn.now_ms, frozenset(path for state in states for path in state.files())))
+        paths = (path for state in ended.results.states.values() for path in state.files())
+        self._drive(AcknowledgedLate(self._turn.now_ms, frozenset(paths)))
 
     def _on_acknowledged(self, region: RegionState, ended: RegionEnded) -> None:
-        """All tasks of a region have acknowledged its epochs."""
-        last, now, sources = ended.checkpoint_ids[-1], self._turn.now_ms, self.epochs.sources
+        """All tasks of a region have acknowledged its epoch."""
+        number, sources = ended.checkpoint_id, self.epochs.sources
         acknowledged = region.on_acknowledged(ended)
-        jobs = [each.job.results for each in acknowledged if each.job is not None]
-        self.chain.outputs.add(region.number, ended.checkpoint_ids, *jobs, ended.results)
-        if region in sources and min(each.acknowledged for each in sources) >= last > self._read_up_to:
-            self._read_up_to = last
-            self.requests.epoch_ended(last)
+        before = [] if acknowledged.job is None else [acknowledged.job.results]
+        self.chain.outputs.add(region.number, number, *before, ended.results)
+        if region in sources and min(each.acknowledged for each in sources) >= number > self._read_up_to:
+            self._read_up_to = number
+            self.requests.epoch_ended(number)
             if all(each.input_ended for each in sources):
                 self.epochs.following = None  # the last parts have shown it
-        for each in acknowledged:
-            if self._may_complete(each.checkpoint_id):  # it may have expired just now
-                self._acknowledge(region, each.checkpoint_id, each.states)
-                self.chain.note_declined(each)
+        if self._may_complete(number):  # it may have expired just now
+            self._acknowledge(region, acknowledged)
         for reader in self.regions:
             for checkpoint_id, uid, in_flight in reader.settle():
                 if self._may_complete(checkpoint_id):
-                    self._drive(CoordinatorSnapshotted(now, checkpoint_id, uid, in_flight))
+                    self._drive(CoordinatorSnapshotted(self._turn.now_ms, checkpoint_id, uid, in_flight))
 
     def _overtake(self) -> bool:
         """Lets regions acknowledge checkpoints that do not wait for what they read. Returns whether any did.
@@ -442,38 +434,36 @@ class JobState:
         the run, and done again by the next.
         """
 
-        def passes(batch: EpochBatch) -> bool:
-            return self.failure is not None or batch is not self.epochs.batch or self.epochs.is_followed(batch)
+        def passes(epoch: Epoch) -> bool:
+            return self.failure is not None or epoch is not self.epochs.latest or self.epochs.is_followed(epoch)
 
         found = False
         for region in self.regions:
-            for each in (
-                e for e in region.overtake(passes) if self._may_complete(e.checkpoint_id)
-            ):  # or has just expired
-                jobs = [] if each.job is None else [each.job.results]
-                self.chain.outputs.add(region.number, [each.checkpoint_id], *jobs)
-                self._acknowledge(region, each.checkpoint_id, each.states)
-                self.chain.note_declined(each)
-                for uid, in_flight in each.in_flight:
-                    self._drive(CoordinatorSnapshotted(self._turn.now_ms, each.checkpoint_id, uid, in_flight))
-                found = True
+            acknowledged = region.overtake(passes)
+            if acknowledged is None or not self._may_complete(acknowledged.checkpoint_id):  # it may have just expired
+                continue
+            jobs = [] if acknowledged.job is None else [acknowledged.job.results]
+            self.chain.outputs.add(region.number, acknowledged.checkpoint_id, *jobs)
+            self._acknowledge(region, acknowledged)
+            found = True
         return found
 
-    def _acknowledge(self, region: RegionState, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> None:
+    def _acknowledge(self, region: RegionState, acknowledged: Acknowledged) -> None:
         """Passes the acknowledgements of tasks and enumerators of a region to the coordinator, one by one."""
-        now, planner = self._turn.now_ms, region.planner
+        now, planner, checkpoint_id = self._turn.now_ms, region.planner, acknowledged.checkpoint_id
         job_id, token = planner.config.job_id, planner.fencing_token
-        for task, state in states.items():
+        for task, state in acknowledged.states.items():
             message = AcknowledgeCheckpoint(job_id, checkpoint_id, token, task.uid, task.subtask, state)
             self._drive(Acknowledge(now, message))
-        for uid, position in planner.coordinator_states(checkpoint_id).items():
+        for uid, position in (*planner.coordinator_states(checkpoint_id).items(), *acknowledged.in_flight):
             self._drive(CoordinatorSnapshotted(now, checkpoint_id, uid, position))
+        self.chain.note_declined(acknowledged)
 
     # --- failures and restarts ---------------------------------------------------------------------------------------
 
     def _on_region_failed(self, region: RegionState, ended: RegionEnded, error: FlinkPyError) -> None:
         now, coordinator = self._turn.now_ms, self.coordinator
-        first = region.next_to_acknowledge if region.works_ahead else ended.checkpoint_ids[0]
+        first = region.next_to_acknowledge if region.works_ahead else ended.checkpoint_id
         again = self._failover.region_failed(region, ended, error, self.regions, coordinator.collecting)
         if not again:
             region.on_failed()
@@ -502,8 +492,7 @@ class JobState:
             return False
         self._tell(Say(f"the job tolerates the failure of a checkpoint: {error}"))
         self.schedule.retry_ms = self._turn.now_ms + _RETRY_AFTER_MS
-        if not self.chain.hand_over(checkpoint_id) and self.epochs.batch is not None:
-            self.epochs.batch.closed = True  # its epochs do not wait for the one that was not triggered
+        self.chain.hand_over(checkpoint_id)
         return True
 
     # --- the coordinator ---------------------------------------------------------------------------------------------
@@ -550,7 +539,7 @@ class JobState:
                     self.schedule.deploy(checkpoint_id, takes_over=self.chain.outputs.waiting)
             case CancelSparkJob(checkpoint_id=checkpoint_id):
                 for region in self.regions:
-                    if checkpoint_id in region.working_for:
+                    if region.working_for == checkpoint_id:
                         self._tell(InterruptRegion(region.number))
             case WriteMetadata(checkpoint_id=checkpoint_id):
                 self._timeouts.pop(checkpoint_id, None)

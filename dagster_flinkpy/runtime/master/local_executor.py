@@ -123,11 +123,10 @@ class LocalExecutor:
                 attempt.refuse_input_after_end()
                 if attempt.finished:
                     return
-                barriers = settings.checkpointing.barriers_per_job
-                for epoch in attempt.run_epochs(barriers=barriers):
+                for epoch in attempt.run_epochs():
                     yield attempt, epoch
                 if not attempt.finished:
-                    for epoch in attempt.run_epochs(barriers=barriers, continuous=True):
+                    for epoch in attempt.run_epochs(continuous=True):
                         yield attempt, epoch
 
 

@@ -15,7 +15,7 @@ from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.errors import CheckpointError, FlinkPyError
 from dagster_flinkpy.runtime.failure import error_from_json
 from dagster_flinkpy.runtime.master.failover import cause_rank
-from dagster_flinkpy.runtime.shuffle.wire import PRINTED, SEQ_BITS, Kind, WireRow
+from dagster_flinkpy.runtime.shuffle.wire import PRINTED, Kind, WireRow
 from dagster_flinkpy.runtime.user_logs import LogEntry, UserLogs
 
 __all__ = ["EpochResults", "TaskFailure"]
@@ -31,12 +31,12 @@ class TaskFailure:
 
 @dataclass
 class EpochResults:
-    """Everything that the tasks of a Spark job sent to the driver."""
+    """Everything that the tasks of an epoch sent to the driver."""
 
-    acknowledged: dict[int, dict[Subtask, SubtaskState]] = field(default_factory=dict)
-    """Acknowledged state, by checkpoint id and subtask."""
-    declined: dict[int, TaskFailure] = field(default_factory=dict)
-    """Why a part of that state is not in the store, by checkpoint id."""
+    states: dict[Subtask, SubtaskState] = field(default_factory=dict)
+    """The acknowledged state, by subtask."""
+    declined: TaskFailure | None = None
+    """Why a part of that state is not in the store; None if all is there."""
     failures: list[TaskFailure] = field(default_factory=list)
     collected: dict[str, list[pa.Array]] = field(default_factory=dict)
     """Columns of records, by uid of the collect operator."""
@@ -44,25 +44,21 @@ class EpochResults:
     """What user functions logged and printed, task by task."""
     missing_logs: Counter[int] = field(default_factory=Counter)
     """How many entries are only in Spark's log, by log level."""
-    printed: dict[int, list[str]] = field(default_factory=dict)
-    """Lines of print operators, by the number of barriers before them."""
-    marked_ms: defaultdict[tuple[int, str], list[int]] = field(default_factory=lambda: defaultdict(list))
-    """When sources sent the latency markers that reached the end of a stream, by checkpoint and source."""
-    _sent: dict[tuple[int, str], str] = field(default_factory=dict)
-    _consumed: list[tuple[int, str, dict[str, str]]] = field(default_factory=list)
-
-    @property
-    def states(self) -> dict[Subtask, SubtaskState]:
-        """The acknowledged state of the last checkpoint, by subtask."""
-        return self.acknowledged[max(self.acknowledged)] if self.acknowledged else {}
+    printed: list[str] = field(default_factory=list)
+    """Lines of print operators."""
+    marked_ms: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """When sources sent the latency markers that reached the end of a stream, by source."""
+    _sent: dict[str, str] = field(default_factory=dict)
+    _consumed: list[tuple[str, dict[str, str]]] = field(default_factory=list)
 
     @staticmethod
-    def of(rows: Iterable[WireRow]) -> EpochResults:
-        """Decodes the rows for the driver."""
+    def of(rows: Iterable[WireRow], checkpoint_id: int) -> EpochResults:
+        """Decodes the rows for the driver. Acknowledgements of other checkpoints do not count."""
         results = EpochResults()
-        for row in sorted(rows, key=lambda row: (row.seq >> SEQ_BITS, row.channel, row.seq)):
+        for row in sorted(rows, key=lambda row: (row.channel, row.seq)):
             if row.kind is Kind.ACK:
-                results._acknowledge(json.loads(row.payload.to_pybytes()))
+                if (ack := json.loads(row.payload.to_pybytes()))["checkpoint_id"] == checkpoint_id:
+                    results._acknowledge(ack)
             elif row.kind is Kind.FAILURE:
                 raw = row.payload.to_pybytes()
                 where = json.loads(raw)
@@ -76,41 +72,44 @@ class EpochResults:
                     batch = reader.read_next_batch()
                 name, _, uid = batch.schema.names[0].partition("/")
                 if name == PRINTED:
-                    results.printed.setdefault(row.seq >> SEQ_BITS, []).extend(batch.column(0).to_pylist())
+                    results.printed += batch.column(0).to_pylist()
                 else:
                     results.collected.setdefault(uid, []).append(batch.column(0))
         return results
 
     def _acknowledge(self, ack: dict[str, Any]) -> None:
-        state, checkpoint_id = SubtaskState.from_json(ack["state"]), ack["checkpoint_id"]
+        state = SubtaskState.from_json(ack["state"])
         name = f"{ack['uid']}/{state.index}"
         task = Subtask(ack["uid"], state.index)
-        self.acknowledged.setdefault(checkpoint_id, {})[task] = state
-        if (declined := ack.get("declined")) is not None:
-            self.declined.setdefault(checkpoint_id, TaskFailure(task, error_from_json(declined)))
-        self._sent[checkpoint_id, name] = ack["digest"]
-        self._consumed.append((checkpoint_id, name, ack["consumed"]))
+        self.states[task] = state
+        if self.declined is None and (declined := ack.get("declined")) is not None:
+            self.declined = TaskFailure(task, error_from_json(declined))
+        self._sent[name] = ack["digest"]
+        self._consumed.append((name, ack["consumed"]))
         for source, marked_ms in ack["marked_ms"].items():
-            self.marked_ms[checkpoint_id, source] += marked_ms
+            self.marked_ms[source] += marked_ms
 
     @property
     def failure(self) -> TaskFailure | None:
         """The failure to report, or None. Errors of tasks come before missing input, which they cause."""
         return min(self.failures, key=lambda f: (cause_rank(f.error), f.task), default=None)
 
-    def check_complete(self, checkpoint_ids: Iterable[int], tasks: Collection[Subtask]) -> None:
-        """Checks that all tasks have acknowledged all checkpoints.
+    def check_complete(self, checkpoint_id: int, tasks: Collection[Subtask]) -> None:
+        """Checks that all tasks have acknowledged the checkpoint.
+
+        Args:
+            checkpoint_id: The checkpoint, for the message.
+            tasks: The tasks.
 
         Raises:
             CheckpointError: Acknowledgements are missing. The message names some of the tasks.
         """
-        for checkpoint_id in checkpoint_ids:
-            if missing := set(tasks) - self.acknowledged.get(checkpoint_id, {}).keys():
-                names = ", ".join(f"{task.uid}/{task.subtask}" for task in sorted(missing)[:3])
-                raise CheckpointError(
-                    f"the Spark job ended, but {len(missing)} of {len(tasks)} tasks did not acknowledge checkpoint "
-                    f"{checkpoint_id}: {names}{' and others' if len(missing) > 3 else ''}"
-                )
+        if missing := set(tasks) - self.states.keys():
+            names = ", ".join(f"{task.uid}/{task.subtask}" for task in sorted(missing)[:3])
+            raise CheckpointError(
+                f"the Spark job ended, but {len(missing)} of {len(tasks)} tasks did not acknowledge checkpoint "
+                f"{checkpoint_id}: {names}{' and others' if len(missing) > 3 else ''}"
+            )
 
     def check_consistent(self) -> None:
         """Checks that all tasks consumed the acknowledged output of the tasks upstream.
@@ -121,9 +120,9 @@ class EpochResults:
         Raises:
             CheckpointError: A task consumed another output. The message names both tasks.
         """
-        for checkpoint_id, consumer, consumed in self._consumed:
+        for consumer, consumed in self._consumed:
             for producer, digest in consumed.items():
-                if self._sent.get((checkpoint_id, producer), digest) != digest:
+                if self._sent.get(producer, digest) != digest:
                     raise CheckpointError(
                         f"task {consumer} consumed an output of task {producer} that differs from the acknowledged "
                         "one: Spark ran that task twice, and a user function in it is not deterministic"

@@ -97,7 +97,7 @@ class ShuffleSelector(ChannelSelector):
     Args:
         targets: Downstream parallelism.
         job_id: Id of the job.
-        checkpoint_id: The first checkpoint of the Spark job.
+        checkpoint_id: The checkpoint of the Spark job.
         edge: Id of the edge.
         subtask: Index of the sending subtask.
     """

@@ -267,8 +267,7 @@ class SingleCheckpointBarrierHandler(BarrierHandler):
             return  # the checkpoint was aborted
         if checkpoint_id > self._current:
             if channel in self._arrived:
-                # Only if unaligned: the channel is ahead of the others. Flink allows one checkpoint at a time here, and
-                # gives up the older one. One Spark job may have several, so the newer one waits.
+                # Only if unaligned: the channel is ahead of the others. Flink gives up the older one; here it waits.
                 self._blocked.add(channel)
                 self._kept.append(event)
                 actions.append(Block(channel))

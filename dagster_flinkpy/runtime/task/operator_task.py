@@ -143,7 +143,7 @@ class OperatorTask:
         self._taken: dict[int, _Taken] = {}
         self._position = 0
         """The number of barriers that the operator has passed since the task began."""
-        self._next_epochs = deque(job.epochs[1:])
+        self._next_epochs = deque[EpochInput]()
         """The epochs after the current one, as far as they are known."""
         self._between = False
         """Whether the snapshot of the last known epoch was taken. What arrives afterwards is for the next one."""
@@ -169,7 +169,7 @@ class OperatorTask:
             emit=self._emit,
             collect=self._collect,
             watermark=watermark,
-            epoch=self._job.epochs[0],
+            epoch=self._job.epoch,
             state=OperatorStateHandler(self.vertex, self._subtask, self._job),
             send_status=partial(self.send_status, self.vertex.uid),
             event_times=self._event_times,
@@ -197,7 +197,7 @@ class OperatorTask:
             channel: The channel.
             kind: Kind of the element.
             value: Its payload. From an operator of the same task, the decoded payload.
-            epoch: How many barriers of this Spark job the channel has delivered before it.
+            epoch: How many barriers the channel has delivered to this task before it.
         """
         self.handle(Element(channel, (kind, value, epoch)))
 
@@ -299,12 +299,11 @@ class OperatorTask:
         Raises:
             CheckpointError: The input was not complete.
         """
-        for epoch in self._job.epochs:
-            if missing := self._barriers.missing(epoch.checkpoint_id):
-                raise CheckpointError(
-                    f"operator {self.vertex.uid!r}, subtask {self._subtask}: barrier {epoch.checkpoint_id} did not "
-                    f"arrive from {len(missing)} of its channels; the input of the task was incomplete"
-                )
+        if missing := self._barriers.missing(self._job.checkpoint_id):
+            raise CheckpointError(
+                f"operator {self.vertex.uid!r}, subtask {self._subtask}: barrier {self._job.checkpoint_id} did not "
+                f"arrive from {len(missing)} of its channels; the input of the task was incomplete"
+            )
 
     def _deliver(self, channel: Channel, kind: Kind, value: Any, epoch: int) -> None:
         if self._between:

@@ -30,7 +30,7 @@ __all__ = ["StageTask"]
 
 
 class StageTask(StreamTask):
-    """Runs the operators of one stage at one subtask index for the epochs of a Spark job.
+    """Runs the operators of one stage at one subtask index for the epoch of a Spark job.
 
     Args:
         job: What the tasks do.
@@ -80,7 +80,7 @@ class StageTask(StreamTask):
         try:
             try:
                 self.open()
-                for _ in self._read_sources() if self.stage == 0 else self._read_rows(rows):
+                for _ in self._read(self.job.epoch) if self.stage == 0 else self._read_rows(rows):
                     if self._output.ready:
                         yield from self._drain()
                 self.close()
@@ -148,10 +148,6 @@ class StageTask(StreamTask):
                     yield from self._output.drain()
 
     # --- input -------------------------------------------------------------------------------------------------------
-
-    def _read_sources(self) -> Iterator[None]:
-        for epoch in self.job.epochs:
-            yield from self._read(epoch)
 
     def _read_rows(self, rows: Iterable[WireRow]) -> Iterator[None]:
         for row in rows:

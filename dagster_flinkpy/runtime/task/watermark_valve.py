@@ -46,8 +46,8 @@ class WatermarkValve(Generic[C]):
     - Origins are kept apart. If only some subtasks of a source send to a gate, and they are idle, their next records
       are still not late downstream: a gate that sees all subtasks still waits for that source.
     - Idleness ends with its epoch. As soon as one channel is in the next epoch, every other channel counts until it
-      reports that it is idle in that epoch, too. So neither the number of barriers in a Spark job nor the order in
-      which channels are read makes a difference.
+      reports that it is idle in that epoch, too. So the order in which channels are read
+      makes no difference.
     - A channel that becomes active again counts at once, even if it is behind the gate. The gate then waits for it.
 
     Args:
@@ -98,7 +98,7 @@ class WatermarkValve(Generic[C]):
             channel: The channel that it comes from.
             origin: The origin of the watermark; an unknown one is ignored.
             watermark: Event time in milliseconds.
-            epoch: How many barriers of this Spark job the channel has delivered before it.
+            epoch: How many barriers the channel has delivered to this task before it.
 
         Returns:
             Whether the event time of the gate has advanced.
@@ -115,7 +115,7 @@ class WatermarkValve(Generic[C]):
             channel: The channel that it comes from.
             origin: The origin; an unknown one is ignored.
             idle: Whether the origin is idle in the channel.
-            epoch: How many barriers of this Spark job the channel has delivered before it.
+            epoch: How many barriers the channel has delivered to this task before it.
         """
         known = self._origins.get(origin)
         if known is None or channel not in known.watermarks:

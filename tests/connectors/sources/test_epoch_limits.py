@@ -176,9 +176,9 @@ def test_a_job_with_limits_reads_all_and_ends(tmp_path: Path) -> None:
     assert run_local(env, rows) == [list(range(50))]
 
 
-@pytest.mark.parametrize("barriers", [1, 3])
-def test_a_job_that_restarts_reads_on_amid_files(tmp_path: Path, barriers: int) -> None:
-    """Each attempt has another parallelism, and takes some barriers in one Spark job."""
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_a_job_that_restarts_reads_on_amid_files(tmp_path: Path, epochs: int) -> None:
+    """Each attempt has another parallelism."""
     (tmp_path / "in").mkdir()
     pq.write_table(table(*range(40)), tmp_path / "in" / "1.parquet", row_group_size=10)
     lines = "n\n" + "".join(f"{n}\n" for n in range(40, 64))
@@ -195,8 +195,8 @@ def test_a_job_that_restarts_reads_on_amid_files(tmp_path: Path, barriers: int) 
         with HarnessAttempt(env.get_job_graph(), tmp_path / "job") as attempt:
             if attempt.finished:
                 break
-            attempt.run_epoch(barriers=barriers)
-    assert attempts == 6 // barriers
+            list(attempt.run_epochs(epochs))
+    assert attempts == 6 // epochs
     assert sorted(pq.read_table(tmp_path / "out")["n"].to_pylist()) == list(range(64))
 
 

@@ -305,7 +305,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instance: DagsterInstan
 def test_checkpoints_at_the_interval(run: Any) -> None:
     assert run({"epochs": 0, "periodic": True}, epochs=4).success
     [attempt] = FakeAttempt.made
-    assert (attempt.periodic, attempt.barriers) == (4, [1, 1, 1, 1])
+    assert attempt.periodic == 4
     assert run({"epochs": 2}, epochs=4).success
     assert FakeAttempt.made[0].periodic == 0
 
@@ -345,47 +345,23 @@ def test_several_epochs_are_one_materialization(run: Any, epochs: int, last: int
     assert [e.materialization.metadata["flink/checkpoint_id"].value for e in events] == [last] * 3
 
 
-@pytest.mark.parametrize(
-    ("config", "barriers", "last"),
-    [
-        ({"epochs": 5, "barriers": 2}, [2, 2, 1], 46),
-        ({"epochs": 0, "barriers": 4}, [4, 4], 48),
-        ({"epochs": 1, "barriers": 9}, [1], 42),
-        ({"epochs": 3}, [1, 1, 1], 44),
-    ],
-)
-def test_a_spark_job_may_take_several_checkpoints(
-    run: Any, config: dict[str, int], barriers: list[int], last: int
-) -> None:
-    events = run(config, epochs=7).get_asset_materialization_events()
-    assert FakeAttempt.made[0].barriers == barriers
-    assert events[0].materialization.metadata["flink/checkpoint_id"].value == last
-
-
-@pytest.mark.parametrize("config", [{"epochs": 4, "barriers": 3}, {"epochs": 4}])
-def test_checkpoints_of_one_spark_job_are_checkpoints_as_any(
-    config: dict[str, int],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    instance: DagsterInstance,
-    resources: dict[str, Any],
+def test_a_run_takes_as_many_checkpoints_as_its_config_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instance: DagsterInstance, resources: dict[str, Any]
 ) -> None:
     jobs: list[int] = []
 
     def on_harness(attempt: runtime_job.JobAttempt, job: EpochJob) -> list[WireRow]:
-        jobs.append(len(job.epochs))
+        jobs.append(job.checkpoint_id)
         return run_rows(job)
 
     monkeypatch.setattr(runtime_job.JobAttempt, "_on_spark", on_harness)
-    env = word_count(tmp_path / "table", ["a", "b", "a", "a", "b"], per_epoch=1)
-    env.get_checkpoint_config().set_barriers_per_job(3)
     result = materialize(
-        flink_assets(env, name="words"),
+        flink_assets(word_count(tmp_path / "table", ["a", "b", "a", "a", "b"], per_epoch=1), name="words"),
         instance=instance,
         resources=resources,
-        run_config={"ops": {"words": {"config": config}}},
+        run_config={"ops": {"words": {"config": {"epochs": 4}}}},
     )
-    assert jobs == [3, 1]
+    assert jobs == [1, 2, 3, 4]
     events = result.get_asset_materialization_events()
     assert {e.materialization.metadata["flink/checkpoint_id"].value for e in events} == {4}
     rows = pq.read_table(tmp_path / "table").to_pylist()

@@ -122,10 +122,8 @@ def deployment(
     return Deployment(tmp_path, instance, resources)
 
 
-@pytest.mark.parametrize("barriers", [1, 2])
-def test_numbers_of_the_epoch_are_metadata(deployment: Deployment, barriers: int) -> None:
-    """The same holds if a Spark job has several epochs."""
-    deployment.run(epochs=2, barriers=barriers)
+def test_numbers_of_the_epoch_are_metadata(deployment: Deployment) -> None:
+    deployment.run(epochs=2)
     assert deployment.metadata("window")["flink/late_records_dropped"] == 2
     measured = deployment.metadata("measured")
     assert "flink/late_records_dropped" not in measured

@@ -127,20 +127,6 @@ def test_an_attempt_continues_at_another_parallelism(tmp_path: Path) -> None:
     assert Counter(found) == Counter(COUNTS)
 
 
-def test_several_barriers_of_one_spark_job(tmp_path: Path) -> None:
-    jobs: list[tuple[int, int]] = []
-
-    class Attempt(HarnessAttempt):
-        def _on_spark(self, job: EpochJob) -> list[WireRow]:
-            jobs.append((job.region, len(job.epochs)))
-            return super()._on_spark(job)
-
-    with Attempt(counts(), tmp_path) as attempt:
-        found = [r for _ in attempt.run_epochs(barriers=2) for r in collected(attempt.graph, attempt.collected)]
-    assert jobs == [(0, 2), (1, 2), (0, 1), (1, 1)]
-    assert found == COUNTS
-
-
 def test_an_attempt_that_fails_behind_the_edge_is_repeated_from_before_it(tmp_path: Path) -> None:
     class Attempt(HarnessAttempt):
         def _on_spark(self, job: EpochJob) -> list[WireRow]:

@@ -353,13 +353,12 @@ def test_what_the_first_release_wrote_is_restored(tmp_path: Path, parallelism: i
 @given(
     st.integers(1, 3),
     st.integers(1, 12),
-    st.integers(1, 3),
     st.dictionaries(st.tuples(st.integers(0, 3), st.integers(1, 6)), st.booleans(), max_size=3),
     st.integers(1, 3),
     st.integers(1, 2),
 )
 def test_results_are_exact_whatever_dies(
-    edges: int, per_epoch: int, barriers: int, dies: dict[Any, bool], parallelism: int, ahead: int
+    edges: int, per_epoch: int, dies: dict[Any, bool], parallelism: int, ahead: int
 ) -> None:
     def fail(error: Exception) -> Callable[[], object]:
         def act() -> None:
@@ -379,7 +378,7 @@ def test_results_are_exact_whatever_dies(
                 with Watched(graph, path, config=config, parallelism=width, before=before) as attempt:
                     finished = attempt.finished
                     if not finished:
-                        list(attempt.run_epochs(barriers=barriers))
+                        list(attempt.run_epochs())
                         finished = attempt.finished
             except RestoreError:
                 width = parallelism

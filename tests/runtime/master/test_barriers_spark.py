@@ -34,7 +34,7 @@ def attempt_of(graph: JobGraph, folder: Path, **config: Any) -> JobAttempt:
     return JobAttempt(graph, JobConfig("job", StorageLocation(str(folder)), **config), owner="test")
 
 
-def test_one_spark_job_carries_several_barriers(tmp_path: Path) -> None:
+def test_each_barrier_of_an_attempt_is_a_checkpoint(tmp_path: Path) -> None:
     sink = FolderSink(tmp_path / "sink")
     stream = events(environment(2), RECORDS, per_epoch=8).rebalance().map(lambda v: v, EVENT).uid("map")
     counts = stream.key_by("key").process(CountPerKey(), COUNTED).uid("count")
@@ -42,7 +42,7 @@ def test_one_spark_job_carries_several_barriers(tmp_path: Path) -> None:
     graph = counts.get_execution_environment().get_job_graph()
     config = {"checkpointing": CoordinatorConfig(num_retained=9), "latency_tracking_interval": timedelta(seconds=1)}
     with attempt_of(graph, tmp_path, **config) as attempt:
-        epoch = attempt.run_epoch(3)
+        *_, epoch = attempt.run_epochs(3)
         assert epoch.checkpoint_id == 3
         metadata = [attempt._store.load(i) for i in (1, 2, 3)]
         assert len(sink.rows()) == 24
@@ -60,7 +60,7 @@ def test_one_spark_job_carries_several_barriers(tmp_path: Path) -> None:
     assert first is not None and first.latency_ms_p50 is not None and first.latency_ms_p99 is not None
     assert first.latency_ms_p99 >= first.latency_ms_p50 > 0, "the first markers are sent at once"
     with attempt_of(graph, tmp_path, **config) as attempt:
-        assert attempt.run_epoch(3).checkpoint_id == 5
+        assert [epoch.checkpoint_id for epoch in attempt.run_epochs(3)] == [4, 5]
         assert attempt.finished
     rows = sink.rows()
     assert sorted(row[:2] for row in rows) == [(f"k{k}", n) for k in range(4) for n in range(1, 11)]

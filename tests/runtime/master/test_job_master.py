@@ -219,7 +219,7 @@ def test_a_checkpoint_does_not_complete_after_one_before_it_has_failed(
 
     monkeypatch.setattr(CompletedCheckpointStore, "write_metadata", fails_once)
     with pytest.raises(StorageError, match="503"), HarnessAttempt(graph, tmp_path) as attempt:
-        list(attempt.run_epochs(barriers=3))
+        list(attempt.run_epochs())
     assert attempt.latest is None
     monkeypatch.undo()
     with HarnessAttempt(graph, tmp_path) as attempt:

@@ -48,7 +48,7 @@ from dagster_flinkpy.runtime.master.job_messages import (
     JobStarted,
     PlanEpoch,
     RequestsTaken,
-    RunEpochs,
+    RunEpoch,
     StepFailed,
     TimePassed,
 )
@@ -56,7 +56,7 @@ from dagster_flinkpy.runtime.master.job_session import SharedSession
 from dagster_flinkpy.runtime.master.job_state import JobState
 from dagster_flinkpy.runtime.master.regions import region_state
 from dagster_flinkpy.runtime.master.regions.job_regions import JobRegions
-from dagster_flinkpy.runtime.master.regions.region_epochs import Phase, Turn
+from dagster_flinkpy.runtime.master.regions.region_epoch import Phase, Turn
 from dagster_flinkpy.runtime.master.regions.region_runner import EpochPlanned, InputLooked, RegionEnded
 from dagster_flinkpy.runtime.master.regions.region_state import RegionState
 from dagster_flinkpy.runtime.master.requests.taken_requests import TakenRequests
@@ -123,36 +123,36 @@ class Job:
         return self.does(EpochPlanned(self.now, plan.region, EpochInput(plan.checkpoint_id, {}, frozenset())))
 
     def ran(self, declined: FlinkPyError | None = None) -> list[str]:
-        (run,) = (each for each in self.told if isinstance(each, RunEpochs))
-        ended = self.ended(run.region, run.epochs[0].checkpoint_id)
+        (run,) = (each for each in self.told if isinstance(each, RunEpoch))
+        ended = self.ended(run.region, run.epoch.checkpoint_id)
         if declined is not None:
             task = self.made.planners[run.region].tasks[0]
-            ended.results.declined[ended.checkpoint_ids[0]] = TaskFailure(task, declined)
+            ended.results.declined = TaskFailure(task, declined)
         return self.does(ended)
 
     def ended(self, region: int, checkpoint_id: int) -> RegionEnded:
         """All tasks of a region have acknowledged an epoch, in which it has written one segment to each edge."""
         planner = self.made.planners[region]
-        results = EpochResults(acknowledged={checkpoint_id: {t: SubtaskState(t.subtask) for t in planner.tasks}})
+        results = EpochResults({t: SubtaskState(t.subtask) for t in planner.tasks})
         segment = {"subtask": 0, "key": f"segment-{checkpoint_id}", "bytes": 1, "rows": 1}
         outputs = {uid: EdgeOutput(checkpoint_id, (segment,), None, False) for uid in planner.edge_sinks}
         for uid in planner.splits.uids:  # as the lane does it
             planner.splits._states[checkpoint_id] = {uid: None}
-        return RegionEnded(self.now, region, (checkpoint_id,), results, outputs={checkpoint_id: outputs})
+        return RegionEnded(self.now, region, checkpoint_id, results, outputs=outputs)
 
     def failed(self, region: int, checkpoint_id: int, error: Any) -> list[str]:
-        return self.does(RegionEnded(self.now, region, (checkpoint_id,), EpochResults(), error))
+        return self.does(RegionEnded(self.now, region, checkpoint_id, EpochResults(), error))
 
 
 def test_a_checkpoint_of_two_regions_from_its_trigger_to_its_end(tmp_path: Path) -> None:
     job = Job(tmp_path)
     assert job.does(EpochsAsked(0, EpochRequest(limit=1))) == ["AssignCheckpointId"]
-    assert job.step(CheckpointIdAssigned(0, 1)) == ["ArmTimeout", "BeginEpochs", "PlanEpoch"]
-    assert job.planned() == ["RunEpochs"], "the second region waits for what the first one writes"
-    assert job.ran() == ["BeginEpochs", "PlanEpoch"]
+    assert job.step(CheckpointIdAssigned(0, 1)) == ["ArmTimeout", "BeginEpoch", "PlanEpoch"]
+    assert job.planned() == ["RunEpoch"], "the second region waits for what the first one writes"
+    assert job.ran() == ["BeginEpoch", "PlanEpoch"]
     (plan,) = (each for each in job.told if isinstance(each, PlanEpoch))
     assert (plan.region, [list(outputs) for outputs in plan.inputs]) == (1, [["events.exchange"]])
-    assert job.planned() == ["RunEpochs"]
+    assert job.planned() == ["RunEpoch"]
     assert job.ran() == ["WriteCheckpoint"]
     assert job.step(MetadataWritten(0, 1)) == ["CompleteCheckpoint"]
     assert job.step(HeadReplaced(0, 1)) == ["CommitCheckpoint"]
@@ -173,7 +173,7 @@ def test_periodic_checkpoints_are_pending_only_as_many_as_may_be(tmp_path: Path,
         job.step(CheckpointIdAssigned(job.now, number))
         assert [each.region for each in job.told if isinstance(each, PlanEpoch)] == [0]
         job.does(EpochPlanned(job.now, 0, EpochInput(number, {}, frozenset())))
-        assert job.does(job.ended(0, number)) == (["BeginEpochs", "PlanEpoch"] if number == 1 else [])
+        assert job.does(job.ended(0, number)) == (["BeginEpoch", "PlanEpoch"] if number == 1 else [])
     job.now += 10
     assert job.does(TimePassed(job.now)) == [], "the second region still has all of them to do"
     assert job.state.coordinator.pending == tuple(range(1, most + 1))
@@ -236,8 +236,8 @@ def test_epochs_go_on_while_a_checkpoint_completes(tmp_path: Path) -> None:
     job.does(EpochsAsked(0, EpochRequest(limit=3)))
     job.step(CheckpointIdAssigned(0, 1))
     job.planned()
-    assert job.ran() == ["AssignCheckpointId", "BeginEpochs", "PlanEpoch"], "the first region is free again"
-    assert job.step(CheckpointIdAssigned(0, 2)) == ["ArmTimeout", "BeginEpochs", "PlanEpoch"]
+    assert job.ran() == ["AssignCheckpointId", "BeginEpoch", "PlanEpoch"], "the first region is free again"
+    assert job.step(CheckpointIdAssigned(0, 2)) == ["ArmTimeout", "BeginEpoch", "PlanEpoch"]
     assert not job.state.coordinator.triggering, "two checkpoints are incomplete, as many as may be"
 
 
@@ -251,8 +251,8 @@ def test_a_lost_worker_restarts_its_region_alone_and_after_the_delay(tmp_path: P
     assert job.failed(1, 1, PythonWorkerLostError("killed", operator="counts", subtask=0)) == []
     assert (job.state.next_timer, job.failover.graph.status) == (DELAY_MS, JobStatus.RESTARTING)
     job.now = DELAY_MS
-    assert job.does(TimePassed(job.now)) == ["BeginEpochs", "RunEpochs"], "it runs what it had planned"
-    (run,) = (each for each in job.told if isinstance(each, RunEpochs))
+    assert job.does(TimePassed(job.now)) == ["BeginEpoch", "RunEpoch"], "it runs what it had planned"
+    (run,) = (each for each in job.told if isinstance(each, RunEpoch))
     assert (run.region, run.restarts, job.failover.graph.attempt(0)) == (1, 1, 0)
     assert job.ran() == ["WriteCheckpoint"]
 
@@ -273,9 +273,9 @@ def test_a_lost_segment_restarts_who_has_written_it_and_what_it_does_meanwhile_i
     assert job.failover.next_restart() is None, "nothing is due as long as that runs"
     job.now = 2 * DELAY_MS
     assert job.does(TimePassed(job.now)) == [], "its Spark job has not ended yet"
-    assert job.does(job.ended(0, 2)) == ["BeginEpochs", "RunEpochs"]
-    (run,) = (each for each in job.told if isinstance(each, RunEpochs))
-    assert ([e.checkpoint_id for e in run.epochs], run.was_read) == ([1], True)
+    assert job.does(job.ended(0, 2)) == ["BeginEpoch", "RunEpoch"]
+    (run,) = (each for each in job.told if isinstance(each, RunEpoch))
+    assert (run.epoch.checkpoint_id, run.was_read) == (1, True)
     assert job.failover.graph.restarts == 1
 
 
@@ -321,11 +321,11 @@ def test_what_tasks_store_for_a_checkpoint_that_has_expired_is_deleted(tmp_path:
     job.does(EpochsAsked(0, EpochRequest(limit=1)))
     job.step(CheckpointIdAssigned(0, 1))
     job.planned()
-    (run,) = (each for each in job.told if isinstance(each, RunEpochs))
+    (run,) = (each for each in job.told if isinstance(each, RunEpoch))
     job.now = 5000
     assert "InterruptRegion" in job.does(TimePassed(job.now)), "but its tasks have acknowledged just now"
     late = job.ended(run.region, 1)
-    late.results.acknowledged[1] = {t: SubtaskState(t.subtask, keyed("late")) for t in late.results.acknowledged[1]}
+    late.results.states = {t: SubtaskState(t.subtask, keyed("late")) for t in late.results.states}
     job.does(late)
     (discarded,) = (each for each in job.told if isinstance(each, DiscardState))
     assert discarded.files == frozenset(keyed("late").files())
@@ -338,7 +338,7 @@ def test_the_next_checkpoint_takes_over_from_one_that_has_expired(tmp_path: Path
     job.planned()
     assert job.ran().count("PlanEpoch") == 1, "the region behind it follows"
     job.planned()
-    (run,) = (each for each in job.told if isinstance(each, RunEpochs))
+    (run,) = (each for each in job.told if isinstance(each, RunEpoch))
     job.now = 5000
     assert "InterruptRegion" not in job.does(TimePassed(job.now)), "its tasks go on"
     assert job.state.next_timer == 6000
@@ -383,7 +383,7 @@ def test_an_impossible_stimulus_tells_what_came_before_it(tmp_path: Path) -> Non
     job = Job(tmp_path)
     job.does(EpochsAsked(0, EpochRequest(limit=1)))
     job.step(CheckpointIdAssigned(0, 1))
-    with pytest.raises(AssertionError, match="region 1 has no epochs at hand") as caught:
+    with pytest.raises(AssertionError, match="region 1 has no epoch at hand") as caught:
         job.does(job.ended(1, 1))
     (story,) = caught.value.__notes__
     assert [line.split()[1] for line in story.splitlines()[1:]] == [

@@ -91,20 +91,6 @@ def test_an_empty_file_is_not_the_end() -> None:
     assert list(stream.execute_and_collect()) == [1, 2, 3]
 
 
-def test_a_spark_job_may_take_several_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs: list[list[int]] = []
-
-    def on_harness(self: JobAttempt, job: EpochJob) -> list[WireRow]:
-        jobs.append([epoch.checkpoint_id for epoch in job.epochs])
-        return run_rows(job)
-
-    monkeypatch.setattr(JobAttempt, "_on_spark", on_harness)
-    env = environment(2)
-    env.get_checkpoint_config().set_barriers_per_job(2)
-    assert list(read(env, _Files([[1], [2, 3], [4]])).execute_and_collect()) == [1, 2, 3, 4]
-    assert jobs == [[1, 2], [3]]
-
-
 def test_a_source_that_does_not_end_is_read_until_the_job_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

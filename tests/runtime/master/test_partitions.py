@@ -310,14 +310,6 @@ def test_a_fenced_run_whose_rows_were_replaced_meanwhile_has_lost_nothing(
     assert table(tmp_path / "table") == straight_run()
 
 
-def test_one_barrier_per_partition(tmp_path: Path) -> None:
-    with (
-        HarnessAttempt(program(tmp_path / "table"), tmp_path / "state") as attempt,
-        pytest.raises(ConfigurationError, match="one barrier"),
-    ):
-        attempt.run_epoch(2, partition=day(0))
-
-
 def test_a_source_that_knows_no_partitions_is_named(tmp_path: Path) -> None:
     env = StreamExecutionEnvironment.get_execution_environment()
     env.from_collection(["a"], Types.STRING()).uid("words").sink_to(ParquetSink(str(tmp_path / "t"))).uid("table")

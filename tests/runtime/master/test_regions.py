@@ -239,12 +239,11 @@ def test_what_the_producer_has_done_since_is_done_again(tmp_path: Path) -> None:
 @given(
     st.tuples(st.booleans(), st.booleans(), st.booleans()),
     st.integers(1, 12),
-    st.integers(1, 3),
     st.dictionaries(st.tuples(st.integers(0, 3), st.integers(1, 6)), st.booleans(), max_size=3),
     st.integers(1, 3),
 )
 def test_cuts_change_nothing_whatever_dies(
-    cuts: tuple[bool, ...], per_epoch: int, barriers: int, losses: dict[Run, bool], parallelism: int
+    cuts: tuple[bool, ...], per_epoch: int, losses: dict[Run, bool], parallelism: int
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
@@ -257,7 +256,7 @@ def test_cuts_change_nothing_whatever_dies(
                 with Watched(graph, path, config=restarting(), parallelism=width, before=before) as attempt:
                     finished = attempt.finished
                     if not finished:
-                        list(attempt.run_epochs(barriers=barriers))
+                        list(attempt.run_epochs())
                         finished = attempt.finished
             except RestoreError:
                 width = parallelism

@@ -119,7 +119,7 @@ def restarting(restart: RestartStrategy | None = None, **config: Any) -> dict[st
 
 
 def splits(job: EpochJob) -> list[tuple[str, ...]]:
-    return [tuple(s.split_id for s in given) for _, given in sorted(job.epochs[0].splits.items())]
+    return [tuple(s.split_id for s in given) for _, given in sorted(job.epoch.splits.items())]
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -158,14 +158,6 @@ def test_the_epoch_runs_again_from_the_same_state_with_the_same_splits(tmp_path:
     assert failed.inputs == again.inputs
     assert (failed.restarts, again.restarts) == (0, 1)
     assert attempt.staged_before[3] == 0, "what the failed execution had staged is aborted"
-    assert sink.rows() == expected(tmp_path)
-
-
-def test_all_epochs_of_a_spark_job_run_again(tmp_path: Path) -> None:
-    graph, sink = program(tmp_path, FailsAt(9, tmp_path))
-    with Watched(graph, tmp_path, **restarting()) as attempt:
-        assert [epoch.checkpoint_id for epoch in attempt.run_epochs(barriers=3)] == [1, 2, 3, 4, 5]
-    assert attempt.ran == [1, 1, 4]
     assert sink.rows() == expected(tmp_path)
 
 

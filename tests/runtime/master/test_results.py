@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from dagster_flinkpy.checkpoint.coordinator.messages import Subtask
 from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.errors import (
     CheckpointError,
@@ -41,9 +42,16 @@ def failure(error: FlinkPyError, uid: str = "it", subtask: int = 0) -> WireRow:
 
 
 def test_acknowledgements_are_known_by_uid_and_subtask() -> None:
-    results = EpochResults.of([ack("b", 1), ack("a"), ack("b")])
+    results = EpochResults.of([ack("b", 1), ack("a"), ack("b")], 1)
     assert set(results.states) == {("a", 0), ("b", 0), ("b", 1)}
     assert results.failure is None
+
+
+def test_what_was_acknowledged_of_another_checkpoint_does_not_count() -> None:
+    results = EpochResults.of([ack("a"), ack("b")], 2)
+    assert results.states == {}
+    with pytest.raises(CheckpointError, match=r"1 of 1 tasks did not acknowledge checkpoint 2: a/0"):
+        results.check_complete(2, [Subtask("a", 0)])
 
 
 def test_collected_records_are_in_the_order_of_their_task() -> None:
@@ -51,16 +59,16 @@ def test_collected_records_are_in_the_order_of_their_task() -> None:
         batch = pa.RecordBatch.from_arrays([pa.array(values)], names=["value/collect"])
         return row(Kind.COLLECT, encode_buffer(batch), channel=channel, seq=seq)
 
-    results = EpochResults.of([collect([3], 0, 1), collect([4], 1, 0), collect([1, 2], 0, 0)])
+    results = EpochResults.of([collect([3], 0, 1), collect([4], 1, 0), collect([1, 2], 0, 0)], 1)
     assert np.concatenate([c.to_numpy() for c in results.collected["collect"]]).tolist() == [1, 2, 3, 4]
 
 
 def test_outputs_that_were_consumed_as_acknowledged_are_consistent() -> None:
-    EpochResults.of([ack("a", digest="x"), ack("b", consumed={"a/0": "x"})]).check_consistent()
+    EpochResults.of([ack("a", digest="x"), ack("b", consumed={"a/0": "x"})], 1).check_consistent()
 
 
 def test_an_output_consumed_from_another_attempt_is_refused() -> None:
-    results = EpochResults.of([ack("a", 1, digest="x"), ack("b", 2, consumed={"a/1": "y"})])
+    results = EpochResults.of([ack("a", 1, digest="x"), ack("b", 2, consumed={"a/1": "y"})], 1)
     with pytest.raises(
         CheckpointError, match=r"task b/2 consumed an output of task a/1 that differs .*not deterministic"
     ):
@@ -70,7 +78,7 @@ def test_an_output_consumed_from_another_attempt_is_refused() -> None:
 def test_two_consumers_of_different_attempts_are_found_out_whichever_was_acknowledged() -> None:
     for digest in "xy":
         results = EpochResults.of(
-            [ack("a", digest=digest), ack("b", 0, consumed={"a/0": "x"}), ack("b", 1, consumed={"a/0": "y"})]
+            [ack("a", digest=digest), ack("b", 0, consumed={"a/0": "x"}), ack("b", 1, consumed={"a/0": "y"})], 1
         )
         with pytest.raises(CheckpointError):
             results.check_consistent()
@@ -78,7 +86,7 @@ def test_two_consumers_of_different_attempts_are_found_out_whichever_was_acknowl
 
 def test_the_failure_reported_is_a_cause_rather_than_a_consequence() -> None:
     missing, cause = CheckpointError("a barrier is missing"), SourceReadError("no such file")
-    results = EpochResults.of([failure(missing, "a"), failure(cause, "z", 3), failure(missing, "b")])
+    results = EpochResults.of([failure(missing, "a"), failure(cause, "z", 3), failure(missing, "b")], 1)
     assert results.failure is not None
     assert results.failure.task == ("z", 3)
     assert isinstance(results.failure.error, SourceReadError)

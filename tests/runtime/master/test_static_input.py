@@ -114,7 +114,6 @@ EXPECTED = Counter((n, str(n % 7)) for n in range(60))
     longer=st.booleans(),
     parallelism=st.integers(1, 3),
     per_epoch=st.sampled_from([7, 20, None]),
-    barriers=st.integers(1, 3),
     order=st.none() | st.integers(0, 99),
     live=st.booleans(),
     rescale=st.dictionaries(st.integers(0, 3), st.integers(1, 3), max_size=2),
@@ -125,7 +124,6 @@ def test_each_fact_finds_its_row(
     longer: bool,
     parallelism: int,
     per_epoch: int | None,
-    barriers: int,
     order: int | None,
     live: bool,
     rescale: dict[int, int],
@@ -134,7 +132,7 @@ def test_each_fact_finds_its_row(
     graph = program(table, keyed=keyed, parallelism=parallelism, longer=longer, per_epoch=per_epoch)
     ordered = {} if order is None or live else {"order": random_order(order)}
     folder = tmp_path_factory.mktemp("job")
-    found = run_job(graph, folder, rescale_at=rescale, barriers=barriers, live=live, **ordered)
+    found = run_job(graph, folder, rescale_at=rescale, live=live, **ordered)
     assert Counter(map(tuple, found)) == EXPECTED
 
 

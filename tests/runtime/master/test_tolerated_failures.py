@@ -178,15 +178,6 @@ def test_a_limit_counts_such_epochs_before_a_rescale(tmp_path: Path, monkeypatch
     assert len(sink.rows()) == 16
 
 
-def test_several_barriers_of_a_spark_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    graph, sink = program(tmp_path)
-    fails(monkeypatch, "write_metadata", [1, 3], StorageError("503"))
-    with HarnessAttempt(graph, tmp_path, config=tolerating(1)) as attempt:
-        assert [epoch.checkpoint_id for epoch in attempt.run_epochs(barriers=3)] == [2, 4, 5]
-    monkeypatch.undo()
-    assert sink.rows() == expected()
-
-
 def test_more_failures_in_a_row_than_tolerated_end_the_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph, sink = program(tmp_path)
     fails(monkeypatch, "write_metadata", [2, 3], StorageError("503"))
@@ -244,12 +235,11 @@ class Hook(MasterTriggerRestoreHook):
         return
 
 
-@pytest.mark.parametrize("barriers", [1, 3])
-def test_a_master_hook_that_fails_delays_the_epoch(tmp_path: Path, barriers: int) -> None:
+def test_a_master_hook_that_fails_delays_the_epoch(tmp_path: Path) -> None:
     graph, sink = program(tmp_path)
     hook = Hook({1, 3, 4})
     with HarnessAttempt(graph, tmp_path, config=tolerating(3, master_hooks=(hook,))) as attempt:
-        done = [epoch.checkpoint_id for epoch in attempt.run_epochs(barriers=barriers)]
+        done = [epoch.checkpoint_id for epoch in attempt.run_epochs()]
     assert done == [2, 5, 6, 7, 8]
     assert hook.asked == list(range(1, 9))
     assert sink.rows() == expected()

@@ -62,7 +62,7 @@ CONTENTS: dict[str, Any] = {
     contents=st.sampled_from(sorted(CONTENTS)),
     turns=st.lists(st.integers(0, 1), min_size=1, max_size=4),
     rescale=st.dictionaries(st.integers(1, 4), st.integers(1, 3), max_size=1),
-    barriers=st.integers(1, 3),
+    live=st.booleans(),
 )
 def test_the_quick_way_fires_and_stores_what_the_general_one_does(
     records: list[tuple[str, int, int]],
@@ -72,7 +72,7 @@ def test_the_quick_way_fires_and_stores_what_the_general_one_does(
     contents: str,
     turns: list[int],
     rescale: dict[int, int],
-    barriers: int,
+    live: bool,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     def graph(tumbling: Any, sliding: Any) -> Any:
@@ -84,7 +84,7 @@ def test_the_quick_way_fires_and_stores_what_the_general_one_does(
     graphs = [graph(CountTumblingWindowAssigner, CountSlidingWindowAssigner), graph(GeneralTumbling, GeneralSliding)]
 
     def outcome(turns: list[int]) -> Any:
-        fired, state = run(graphs, tmp_path_factory.mktemp("counts"), turns, rescale, barriers)
+        fired, state = run(graphs, tmp_path_factory.mktemp("counts"), turns, rescale, live=live)
         return [sorted(each) if rescale else each for each in fired], state
 
     assert outcome([0, *turns]) == outcome([1])

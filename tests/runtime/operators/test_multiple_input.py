@@ -213,16 +213,16 @@ def three(parallelism: int, join: Callable[..., DataStream]) -> DataStream:
 
 
 @settings(max_examples=examples(8))
-@given(parallelism=st.integers(1, 3), barriers=st.integers(1, 2), seed=st.integers(0, 999))
+@given(parallelism=st.integers(1, 3), live=st.booleans(), seed=st.integers(0, 999))
 def test_a_checkpoint_holds_all_records_before_the_barriers_of_all_inputs_and_none_behind(
-    tmp_path_factory: pytest.TempPathFactory, parallelism: int, barriers: int, seed: int
+    tmp_path_factory: pytest.TempPathFactory, parallelism: int, live: bool, seed: int
 ) -> None:
     folder = tmp_path_factory.mktemp("job")
     graph = collect_graph(three(parallelism, lambda a, b, c: a.connect(b, c).process(Seen(3), COUNTED).uid("seen")))
     config = {"checkpointing": CoordinatorConfig(num_retained=9)}
-    with HarnessAttempt(graph, folder, order=random_order(seed), config=config) as attempt:
+    with HarnessAttempt(graph, folder, order=random_order(seed), live=live, config=config) as attempt:
         while not attempt.finished:
-            attempt.run_epoch(barriers)
+            attempt.run_epoch()
     for checkpoint, expected in ((1, {0: 10, 1: 10, 2: 1}), (2, {0: 20, 1: 20, 2: 2})):
         assert seen_in(folder, checkpoint) == expected
 

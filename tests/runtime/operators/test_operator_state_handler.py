@@ -556,16 +556,16 @@ def test_rescaled_state_goes_through_collected_records(tmp_path: Path) -> None:
         assert [len(chunk) for chunk in collected(attempt.graph, attempt.collected)] == [7, 5]
 
 
-def test_each_barrier_of_a_job_takes_a_snapshot(tmp_path: Path) -> None:
+@pytest.mark.parametrize("live", [False, True])
+def test_each_barrier_takes_a_snapshot(tmp_path: Path, live: bool) -> None:
     stream = numbers(1, count=20, per_epoch=4).rebalance().flat_map(Buffer()).uid("buffer")
     graph = collect_graph(stream)
     emitted: list[int] = []
     kept: list[list[int]] = []
-    with HarnessAttempt(graph, tmp_path) as attempt:
-        for barriers in (2, 1, 2):
-            epoch = attempt.run_epoch(barriers=barriers)
+    with HarnessAttempt(graph, tmp_path, live=live) as attempt:
+        for epoch in attempt.run_epochs():
             emitted += [n for chunk in collected(graph, attempt.collected) for n in chunk]
             kept += restored_numbers(epoch.metadata.operator("buffer"), tmp_path)
             assert sorted(emitted + kept[-1]) == list(range(4 * epoch.checkpoint_id))
         assert attempt.finished
-    assert [len(part) for part in kept] == [3, 2, 0]
+    assert [len(part) for part in kept] == [4, 3, 2, 1, 0]

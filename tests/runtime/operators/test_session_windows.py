@@ -122,27 +122,27 @@ def graph_of(source: Any, assigner: Any, contents: str, lateness: int) -> Any:
 
 
 def run(
-    graphs: list[Any], folder: Path, turns: list[int], rescale: dict[int, int], barriers: int
+    graphs: list[Any], folder: Path, turns: list[int], rescale: dict[int, int], *, live: bool
 ) -> tuple[list[Any], Any]:
-    """Runs Spark job after Spark job, each with one of the graphs, and returns what comes out in order, and the state.
+    """Runs epoch after epoch, each with one of the graphs, and returns what comes out in order, and the state.
 
     Args:
         graphs: The programs.
         folder: Where checkpoints go.
-        turns: The graph of each Spark job, again and again.
-        rescale: Number of the Spark job -> parallelism from there on.
-        barriers: How many epochs each Spark job reads.
+        turns: The graph of each epoch, again and again.
+        rescale: Number of the epoch -> parallelism from there on.
+        live: Whether tasks live.
     """
     records, job, finished, before = [], 0, False, 1
     while not finished:
         graph, parallelism = graphs[turns[job % len(turns)]], rescale.get(job, before)
         changed = parallelism if parallelism != before else None
-        with HarnessAttempt(graph, folder, parallelism=changed) as attempt:
+        with HarnessAttempt(graph, folder, live=live, parallelism=changed) as attempt:
             if changed is not None and attempt.restored is not None:
                 attempt.commit_restored()
             finished = attempt.finished
             while not finished:
-                attempt.run_epoch(barriers)
+                attempt.run_epoch()
                 records.append(collected(attempt.graph, attempt.collected))
                 finished = attempt.finished
                 job += 1
@@ -171,7 +171,7 @@ def run(
     lateness=st.sampled_from([0, 0, 7]),
     turns=st.lists(st.integers(0, 1), min_size=1, max_size=4),
     rescale=st.dictionaries(st.integers(1, 4), st.integers(1, 3), max_size=2),
-    barriers=st.integers(1, 3),
+    live=st.booleans(),
     full=st.booleans(),
 )
 def test_the_quick_way_fires_and_stores_what_the_general_one_does(
@@ -185,7 +185,7 @@ def test_the_quick_way_fires_and_stores_what_the_general_one_does(
     lateness: int,
     turns: list[int],
     rescale: dict[int, int],
-    barriers: int,
+    live: bool,
     full: bool,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
@@ -199,7 +199,7 @@ def test_the_quick_way_fires_and_stores_what_the_general_one_does(
 
     def outcome(turns: list[int]) -> Any:
         Ends.ended = 0
-        fired, state = run(graphs, tmp_path_factory.mktemp("sessions"), turns, rescale, barriers)
+        fired, state = run(graphs, tmp_path_factory.mktemp("sessions"), turns, rescale, live=live)
         # Several subtasks write in any order.
         return [sorted(each) if rescale else each for each in fired], state, Ends.ended
 

@@ -142,7 +142,7 @@ ASSIGNERS = {
 @given(
     records=records_of,
     per_epoch=st.integers(1, 12),
-    barriers=st.integers(1, 3),
+    live=st.booleans(),
     assigner=st.sampled_from(sorted(ASSIGNERS)),
     trigger=st.sampled_from(sorted(TRIGGERS)),
     lateness=st.integers(0, 20),
@@ -152,7 +152,7 @@ ASSIGNERS = {
 def test_where_epochs_end_changes_nothing(
     records: list[tuple[str, int, int]],
     per_epoch: int,
-    barriers: int,
+    live: bool,
     assigner: str,
     trigger: str,
     lateness: int,
@@ -168,9 +168,7 @@ def test_where_epochs_end_changes_nothing(
             windowed.trigger(TRIGGERS[trigger])
         fired = described(windowed.side_output_late_data(LATE), aggregated)
         graph = collect_graph(fired.get_side_output(LATE) if side else fired)
-        return sorted(
-            map(str, run_job(graph, tmp_path_factory.mktemp("epochs"), rescale_at=rescale_at, barriers=barriers))
-        )
+        return sorted(map(str, run_job(graph, tmp_path_factory.mktemp("epochs"), rescale_at=rescale_at, live=live)))
 
     assert results(per_epoch, {1: 3, 3: 1}) == results(None, {})
 

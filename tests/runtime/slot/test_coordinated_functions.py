@@ -117,7 +117,7 @@ def check(folder: Path, epoch: Any, parallelism: int = 2) -> list[int]:
 
 
 @pytest.mark.parametrize("raises_at", [None, 5, 31], ids=str)
-@pytest.mark.parametrize("how", [{}, {"barriers": 3}, {"periodic": True}], ids=str)
+@pytest.mark.parametrize("how", [{}, {"limit": 3}, {"periodic": True}], ids=str)
 def test_a_checkpoint_has_each_event_once(tmp_path: Path, how: dict[str, Any], raises_at: int | None) -> None:
     graph = program(Says(tmp_path, raises_at))
     checkpointing = CoordinatorConfig(interval=timedelta(milliseconds=10))
@@ -125,7 +125,7 @@ def test_a_checkpoint_has_each_event_once(tmp_path: Path, how: dict[str, Any], r
     heard: list[int] = []
     with HarnessAttempt(graph, tmp_path / "job", live=True, threads=True, config=config) as attempt:
         while not attempt.finished:
-            for epoch in attempt.run_epochs(how.get("barriers", 1), **how):
+            for epoch in attempt.run_epochs(**{"limit": 1, **how}):
                 heard = check(tmp_path, epoch)
     assert heard == VALUES
 

@@ -27,7 +27,7 @@ from tests.runtime.harness import HarnessAttempt
 from tests.runtime.master.test_open_epochs import Run, World, counts
 from tests.runtime.programs import COUNTED, EVENT, CountPerKey, FolderSink, environment, events
 from tests.runtime.slot.test_live_failures import assert_exact, restarts
-from tests.waiting import LIMIT, until
+from tests.waiting import until
 
 RECORDS = [(f"k{i % 3}", i, i) for i in range(20)]
 Fails = Callable[[str, int], bool]
@@ -64,10 +64,7 @@ def written_for(*checkpoints: int) -> Fails:
 
 
 class Remembers(MapFunction, CheckpointedFunction):
-    """Has operator state that changes with the record of one time only."""
-
-    def __init__(self, time: int = 5) -> None:
-        self._time = time
+    """Has operator state that changes with one record only."""
 
     def initialize_state(self, context: Any) -> None:
         store = context.get_operator_state_store()
@@ -77,16 +74,14 @@ class Remembers(MapFunction, CheckpointedFunction):
         pass
 
     def map(self, value: Any) -> Any:
-        if value.time == self._time:
+        if value.time == 5:
             self._seen.add(value.time)
         return value
 
 
-def program(
-    folder: Path, *, regions: bool = False, function: MapFunction | None = None, parallelism: int = 2
-) -> tuple[JobGraph, FolderSink]:
+def program(folder: Path, *, regions: bool = False, function: MapFunction | None = None) -> tuple[JobGraph, FolderSink]:
     """Five epochs of four records, with keyed state, operator state and a sink."""
-    env, sink = environment(parallelism), FolderSink(folder / "sink")
+    env, sink = environment(2), FolderSink(folder / "sink")
     stream = events(env, RECORDS, per_epoch=4).map(function or Remembers(), EVENT).uid("map")
     if regions:
         stream = stream.blocking()
@@ -136,27 +131,6 @@ def test_the_state_can_be_restored_without_local_copies(tmp_path: Path, monkeypa
         assert done(attempt, 4) == [1, 3, 5]
     with live(graph, tmp_path, cache_dir=str(tmp_path / "other")) as attempt:
         done(attempt)
-    assert_exact(sink)
-
-
-def test_snapshots_behind_one_whose_upload_fails_later_fail_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Several barriers at once: they name files of the first one, whose upload has not ended."""
-    graph, sink = program(tmp_path, function=Remembers(time=1), parallelism=1)
-    third = threading.Event()
-
-    def fails(key: str, tries: int) -> bool:
-        if key.startswith("shared/1-3-"):
-            third.set()
-        if not key.startswith("shared/1-1-") or tries:
-            return False
-        return third.wait(LIMIT)
-
-    uploads_fail(monkeypatch, fails)
-    with live(graph, tmp_path, tolerable=3, checkpointing={"max_concurrent": 3}) as attempt:
-        assert done(attempt, barriers=3) == [4, 5]
-        assert attempt._deployed.failover.graph.restarts == 0
     assert_exact(sink)
 
 

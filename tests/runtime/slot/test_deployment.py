@@ -67,7 +67,7 @@ class Slots:
     """
 
     def __init__(self, job: EpochJob, later: list[EpochInput]) -> None:
-        self.epochs = [*job.epochs, *later]
+        self.epochs = [job.epoch, *later]
         places = places_of(job.graph)
         self.names = sorted(set(places.slots.values()))
         self.rows: list[WireRow] = []
@@ -129,20 +129,19 @@ class Slots:
                 rows_of_credits = [(*channel, number) for channel, number in credits.items()]
                 self._slots[name].add_credits(np.array(rows_of_credits, dtype=np.int32))
 
-    def run_to_the_end(self, tasks: int) -> EpochResults:
-        """Lets everything happen that is left."""
+    def run_to_the_end(self, tasks: int) -> list[EpochResults]:
+        """Lets everything happen that is left, and returns the results for each checkpoint."""
         for _ in range(2_000):
             for name in self.names:
                 self.begin(name)
                 self.arrive(name)
                 self.work(name)
-            results = EpochResults.of(self.rows)
-            if results.failure is not None:
-                raise results.failure.error
-            acknowledged = [results.acknowledged.get(epoch.checkpoint_id, {}) for epoch in self.epochs]
-            if all(len(each) == tasks for each in acknowledged):
+            results = [EpochResults.of(self.rows, epoch.checkpoint_id) for epoch in self.epochs]
+            if (failure := results[0].failure) is not None:
+                raise failure.error
+            if all(len(each.states) == tasks for each in results):
                 return results
-        raise AssertionError(f"the tasks wait for each other: {[len(each) for each in acknowledged]} of {tasks}")
+        raise AssertionError(f"the tasks wait for each other: {[len(each.states) for each in results]} of {tasks}")
 
 
 @settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -195,7 +194,7 @@ def test_whoever_is_first_the_outcome_is_the_same(
     job = make_job(graph, tmp_path_factory.mktemp("job"), inputs={})
     job = replace(
         job,
-        epochs=(epochs[0],),
+        epoch=epochs[0],
         mode=CheckpointingMode.AT_LEAST_ONCE if mode == "at least once" else CheckpointingMode.EXACTLY_ONCE,
         alignment_timeout=timedelta(0) if mode == "unaligned" else None,
     )
@@ -208,14 +207,15 @@ def test_whoever_is_first_the_outcome_is_the_same(
         for what, number in steps:
             getattr(slots, what)(slots.names[number % len(slots.names)])
         results = slots.run_to_the_end(sum(v.parallelism for v in graph.vertices))
-    results.check_consistent()
+    for each in results:
+        each.check_consistent()
     seen = Counter[str]()
     expected = []
     for key, _, _ in RECORDS:
         seen[key] += 1
         expected.append((key, seen[key], seen[key]))
-    assert sorted(collected(graph, results.collected)) == sorted(expected)
-    for task, state in results.states.items():
+    assert sorted(collected(graph, results[-1].collected)) == sorted(expected)
+    for task, state in results[-1].states.items():
         assert state.watermark is not None or task.uid == "collect"
         if task.uid in ("events", "count"):  # the others may be chained
             assert ("in_pool_usage" in state.metrics) is (task.uid == "count")
@@ -232,7 +232,7 @@ def test_credits_for_a_slot_that_is_gone_end_the_deployment_and_not_the_slot(
     splits = {
         ("events", i): tuple(each) for i, each in enumerate(source.spec.source.create_enumerator(None).plan_epoch(2))
     }
-    job = replace(make_job(graph, tmp_path, inputs={}), epochs=(EpochInput(1, splits),))
+    job = replace(make_job(graph, tmp_path, inputs={}), epoch=EpochInput(1, splits))
     slots = Slots(job, [])
     first, second = slots.names
     slots.begin(first)
@@ -246,7 +246,7 @@ def test_credits_for_a_slot_that_is_gone_end_the_deployment_and_not_the_slot(
         slots.cancel(first)
     slots.arrive(first)
     slots.work(first)
-    failure = EpochResults.of(slots.rows).failure
+    failure = EpochResults.of(slots.rows, 1).failure
     assert (failure is None) == cancelled
     assert failure is None or isinstance(failure.error, SlotLostError)
 
@@ -261,7 +261,7 @@ def test_a_source_that_waits_for_room_is_back_pressured_whatever_else_the_slot_d
     splits = {
         ("events", i): tuple(each) for i, each in enumerate(source.spec.source.create_enumerator(None).plan_epoch(2))
     }
-    job = replace(make_job(graph, tmp_path, inputs={}), epochs=(EpochInput(1, splits),))
+    job = replace(make_job(graph, tmp_path, inputs={}), epoch=EpochInput(1, splits))
     slots = Slots(job, [])
     first = slots._slots[slots.names[0]]
     task = next(task for task in first.tasks.values() if task.stage == 0)

@@ -100,7 +100,7 @@ def values(graph: JobGraph, folder: Path, how: dict[str, Any], **checkpointing: 
     found: list[int] = []
     with HarnessAttempt(graph, folder, live=True, threads=True, config=config) as attempt:
         while not attempt.finished:
-            for _ in attempt.run_epochs(how.get("barriers", 1), **how):
+            for _ in attempt.run_epochs(**{"limit": 1, **how}):
                 found += collected(graph, attempt.collected)
     return found
 
@@ -116,7 +116,7 @@ MODES = [
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
-@pytest.mark.parametrize("how", [{}, {"barriers": 3}, {"periodic": True}], ids=str)
+@pytest.mark.parametrize("how", [{}, {"limit": 3}, {"periodic": True}], ids=str)
 @pytest.mark.parametrize("per_epoch", [(7, 7), (4, 11), (11, 4)], ids=str)
 def test_a_function_reads_its_inputs_as_it_selects_them(
     tmp_path: Path, mode: dict[str, Any], how: dict[str, Any], per_epoch: tuple[int, int]

@@ -118,8 +118,8 @@ def test_events_come_once_and_in_order(tmp_path: Path) -> None:
     with HarnessAttempt(graph, tmp_path, live=True, threads=True, config=config) as attempt:
         rows, turn = list[int](), 0
         while not attempt.finished:
-            how = ({}, {"barriers": 2}, {"periodic": True}, {}, {"periodic": True}, {"barriers": 3})[turn % 6]
-            for _ in attempt.run_epochs(how.get("barriers", 1), **how):
+            limit, periodic = ((1, False), (2, False), (1, True), (1, False), (1, True), (3, False))[turn % 6]
+            for _ in attempt.run_epochs(limit, periodic=periodic):
                 rows += collected(graph, attempt.collected)
             turn += 1
     assert sorted(rows) == list(range(SPLITS * SIZE))

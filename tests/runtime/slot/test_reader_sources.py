@@ -232,7 +232,7 @@ def test_an_epoch_that_is_not_open_reads_what_is_there(
     (tmp_path / "fail-7").touch()
     release()
     with JobAttempt(program(tmp_path, 3), config_of(tmp_path, spark, exchange), owner="test") as attempt:
-        assert list(attempt.run_epochs(barriers=2))
+        assert list(attempt.run_epochs())
         assert attempt.finished
     assert rows(tmp_path) == list(range(50))
     said = (tmp_path / "enumerator").read_text().split("\n")

@@ -1,4 +1,4 @@
-"""Several barriers in one Spark job, with gates that align, count or do neither, and restores from them."""
+"""Barriers of jobs whose gates align, count or do neither, and restores from them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.connectors import ParquetSource
 from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
-from dagster_flinkpy.errors import ConfigurationError, CorruptStateError, RestoreError, StorageError
+from dagster_flinkpy.errors import CorruptStateError, RestoreError
 from dagster_flinkpy.runtime.master.results import EpochResults
 from dagster_flinkpy.storage import StorageLocation
 from tests.examples import examples
@@ -67,12 +67,11 @@ EXPECTED = {f"k{k}": (12, sum(i for i in range(60) if i % 5 == k)) for k in rang
 def run(
     graph: JobGraph,
     folder: Path,
-    barriers: int,
     *,
     order: Order = spark_order,
     checkpointing: CoordinatorConfig | None = None,
 ) -> tuple[list[Any], list[int], list[Any]]:
-    """Runs to the end, with an attempt per Spark job. Returns records, checkpoints and in-flight data."""
+    """Runs to the end, with an attempt per epoch. Returns records, checkpoints and in-flight data."""
     records: list[Any] = []
     ids: list[int] = []
     in_flight: list[Any] = []
@@ -80,7 +79,7 @@ def run(
     finished = False
     while not finished:
         with HarnessAttempt(graph, folder, order=order, config=config) as attempt:
-            epoch = attempt.run_epoch(barriers)
+            epoch = attempt.run_epoch()
             records += collected(attempt.graph, attempt.collected)
             ids.append(epoch.checkpoint_id)
             in_flight += [c for o in epoch.metadata.operators for s in o.subtasks for c in s.channel_state]
@@ -89,34 +88,34 @@ def run(
 
 
 @slow
-@given(parallelism=st.integers(1, 3), barriers=st.integers(1, 4), seed=st.integers(0, 99))
-def test_the_number_of_barriers_in_a_job_changes_no_state(
-    parallelism: int, barriers: int, seed: int, tmp_path_factory: pytest.TempPathFactory
+@given(parallelism=st.integers(1, 3), seed=st.integers(0, 99))
+def test_the_order_of_channels_changes_no_state(
+    parallelism: int, seed: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("job")
-    records, ids, in_flight = run(counted(parallelism, 10), folder, barriers, order=random_order(seed))
+    records, ids, in_flight = run(counted(parallelism, 10), folder, order=random_order(seed))
     assert sorted(count for key, count, _ in records if key == "k0") == list(range(1, 13))
     assert totals(records) == EXPECTED
-    assert ids == [min(i, 6) for i in range(barriers, 6 + barriers, barriers)]
+    assert ids == [1, 2, 3, 4, 5, 6]
     assert in_flight == []
 
 
 @slow
-@given(parallelism=st.integers(1, 3), barriers=st.integers(1, 3), seed=st.integers(0, 99))
+@given(parallelism=st.integers(1, 3), seed=st.integers(0, 99))
 def test_unaligned_checkpoints_lose_nothing_and_repeat_nothing(
-    parallelism: int, barriers: int, seed: int, tmp_path_factory: pytest.TempPathFactory
+    parallelism: int, seed: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("job")
     graph = counted(parallelism, 10)
-    records, _, _ = run(graph, folder, barriers, order=random_order(seed), checkpointing=UNALIGNED)
+    records, _, _ = run(graph, folder, order=random_order(seed), checkpointing=UNALIGNED)
     assert sorted(count for key, count, _ in records if key == "k0") == list(range(1, 13))
     assert totals(records) == EXPECTED
 
 
 @slow
-@given(parallelism=st.integers(1, 3), barriers=st.integers(1, 4), seed=st.integers(0, 99))
+@given(parallelism=st.integers(1, 3), seed=st.integers(0, 99))
 def test_at_least_once_counts_all_when_nothing_fails(
-    parallelism: int, barriers: int, seed: int, tmp_path_factory: pytest.TempPathFactory
+    parallelism: int, seed: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     config = CoordinatorConfig(mode=CheckpointingMode.AT_LEAST_ONCE)
     folder = tmp_path_factory.mktemp("job")
@@ -124,7 +123,7 @@ def test_at_least_once_counts_all_when_nothing_fails(
     with HarnessAttempt(graph, folder, order=random_order(seed), config={"checkpointing": config}) as attempt:
         records: list[Any] = []
         while not attempt.finished:
-            attempt.run_epoch(barriers)
+            attempt.run_epoch()
             records += collected(attempt.graph, attempt.collected)
     assert totals(records) == EXPECTED
 
@@ -213,24 +212,23 @@ def test_alignment_goes_over_to_unaligned_when_it_takes_too_long(
     tmp_path: Path, timeout: timedelta, in_flight: bool
 ) -> None:
     job = replace(make_job(skewed(), tmp_path), alignment_timeout=timeout, clock=Ticking())
-    results = EpochResults.of(run_rows(job))
+    results = EpochResults.of(run_rows(job), 1)
     assert results.failure is None
     states = {task.uid: state for task, state in results.states.items()}
     assert bool(states["count"].channel_state) == in_flight
 
 
-# --- checkpoints of one job -------------------------------------------------------------------------------------------
+# --- checkpoints of one attempt ---------------------------------------------------------------------------------------
 
 
-def test_each_barrier_is_a_checkpoint_of_its_own_and_they_complete_in_order(tmp_path: Path) -> None:
+@pytest.mark.parametrize("live", [False, True])
+def test_each_barrier_is_a_checkpoint_of_its_own_and_they_complete_in_order(tmp_path: Path, live: bool) -> None:
     sink = FolderSink(tmp_path / "sink")
-    with HarnessAttempt(
-        counted(2, 10, sink), tmp_path, config={"checkpointing": CoordinatorConfig(num_retained=3)}
-    ) as attempt:
-        epoch = attempt.run_epoch(4)
+    config = {"checkpointing": CoordinatorConfig(num_retained=3)}
+    with HarnessAttempt(counted(2, 10, sink), tmp_path, live=live, config=config) as attempt:
+        assert [epoch.checkpoint_id for epoch in attempt.run_epochs(4)] == [1, 2, 3, 4]
         store = attempt._store
         kept = [store.load(i) for i in store.retained()]
-    assert epoch.checkpoint_id == 4
     assert [m.checkpoint_id for m in kept] == [2, 3, 4]
     assert [m.parent_id for m in kept] == [1, 2, 3]
     assert {int(f.name.split(".")[0]) for f in (tmp_path / "sink" / "committed").iterdir()} == {1, 2, 3, 4}
@@ -247,11 +245,10 @@ def test_every_checkpoint_of_the_job_can_be_gone_on_from(tmp_path: Path, checkpo
     graph = counted(2, 10)
     config = {"checkpointing": CoordinatorConfig(num_retained=9)}
     with HarnessAttempt(graph, tmp_path, config=config) as attempt:
-        attempt.run_epoch(4)
+        list(attempt.run_epochs(4))
     records: list[Any] = []
     with HarnessAttempt(graph, tmp_path, config=config, restore_from=f"chk-{checkpoint_id}") as attempt:
-        while not attempt.finished:
-            attempt.run_epoch(3)
+        for _ in attempt.run_epochs():
             records += collected(attempt.graph, attempt.collected)
     assert len(records) == 60 - 10 * checkpoint_id
     assert totals(records) == EXPECTED
@@ -261,31 +258,11 @@ def test_each_file_is_read_once_whichever_barrier_ends_its_epoch(tmp_path: Path)
     (folder := tmp_path / "files").mkdir()
     for i in range(5):
         pq.write_table(pa.table({"n": [i * 2, i * 2 + 1]}), folder / f"{i}.parquet")
-    source = ParquetSource(str(folder), bounded=True, max_files_per_epoch=1)
+    source = ParquetSource(str(folder), bounded=True, max_files_per_epoch=2)
     env = environment(1)
     rows = env.from_source(source, WatermarkStrategy.no_watermarks(), "files").uid("files")
-    records, ids, _ = run(collect_graph(rows.map(lambda row: row.n, Types.LONG())), tmp_path / "state", 2)
-    assert (records, ids) == (list(range(10)), [2, 4, 5])
-
-
-def test_a_failure_fails_all_checkpoints_of_the_job(tmp_path: Path) -> None:
-    sink = FolderSink(tmp_path / "sink", fail_on=("k0", 3, 15))
-    with HarnessAttempt(counted(2, 6, sink), tmp_path) as attempt:
-        with pytest.raises(StorageError, match="the disk is full"):
-            attempt.run_epoch(5)
-        assert attempt._store.latest() is None
-    assert sink.rows() == []
-
-
-def test_the_input_ends_before_all_barriers_are_used(tmp_path: Path) -> None:
-    with HarnessAttempt(counted(2, 25), tmp_path) as attempt:
-        assert attempt.run_epoch(9).checkpoint_id == 3
-        assert attempt.finished
-
-
-def test_an_epoch_has_a_barrier(tmp_path: Path) -> None:
-    with HarnessAttempt(counted(1, 10), tmp_path) as attempt, pytest.raises(ConfigurationError, match="barriers=0"):
-        attempt.run_epoch(0)
+    records, ids, _ = run(collect_graph(rows.map(lambda row: row.n, Types.LONG())), tmp_path / "state")
+    assert (records, ids) == (list(range(10)), [1, 2, 3])
 
 
 # --- latency ----------------------------------------------------------------------------------------------------------

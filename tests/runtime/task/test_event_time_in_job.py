@@ -1,4 +1,4 @@
-"""Event time with several barriers in one Spark job, and with subtasks of a source that read in turn."""
+"""Event time in epoch after epoch, with subtasks of a source that read in turn."""
 
 from __future__ import annotations
 
@@ -80,11 +80,12 @@ def reminders_and_windows(folder: Path, parallelism: int) -> JobGraph:
     return collect_graph(reminders.union(counted, late))
 
 
-def run(graph: JobGraph, folder: Path, barriers: int, order: Order = spark_order, **config: Any) -> list[Any]:
+def run(graph: JobGraph, folder: Path, *, live: bool = False, order: Order = spark_order, **config: Any) -> list[Any]:
     records: list[Any] = []
-    with HarnessAttempt(graph, folder, order=order, config={"checkpointing": CoordinatorConfig(**config)}) as attempt:
+    checkpointing = {"checkpointing": CoordinatorConfig(**config)}
+    with HarnessAttempt(graph, folder, order=order, live=live, config=checkpointing) as attempt:
         while not attempt.finished:
-            attempt.run_epoch(barriers)
+            attempt.run_epoch()
             records += collected(attempt.graph, attempt.collected)
     return sorted(records)
 
@@ -95,43 +96,43 @@ def straight(*starts: int) -> list[Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_files(folder / "files", list(starts))
-        return run(reminders_and_windows(folder / "files", 1), folder / "job", 1)
+        return run(reminders_and_windows(folder / "files", 1), folder / "job")
 
 
-@pytest.mark.parametrize(("parallelism", "barriers"), [(2, 1), (3, 2), (5, 4)])
-def test_the_last_file_is_not_late(tmp_path: Path, parallelism: int, barriers: int) -> None:
+@pytest.mark.parametrize(("parallelism", "live"), [(2, False), (3, True), (5, True)])
+def test_the_last_file_is_not_late(tmp_path: Path, parallelism: int, live: bool) -> None:
     starts = [n * 10 * SECOND for n in range(4)]
     write_files(tmp_path / "files", starts)
     expected = straight(*starts)
-    assert run(reminders_and_windows(tmp_path / "files", parallelism), tmp_path / "job", barriers) == expected
+    assert run(reminders_and_windows(tmp_path / "files", parallelism), tmp_path / "job", live=live) == expected
     assert Counter(kind for kind, _, _ in expected) == {"timer": 40, "window": 12}
 
 
 @settings(max_examples=examples(10), deadline=None)
 @given(
     parallelism=st.integers(2, 4),
-    barriers=st.integers(1, 5),
+    live=st.booleans(),
     order=st.integers(0, 999).map(random_order) | st.just(spark_order),
     config=st.sampled_from([{}, {"unaligned": True}, {"mode": CheckpointingMode.AT_LEAST_ONCE}]),
 )
 def test_nothing_is_late_in_whatever_order_the_channels_are_read(
-    parallelism: int, barriers: int, order: Order, config: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+    parallelism: int, live: bool, order: Order, config: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("job")
     starts = [n * 10 * SECOND for n in range(5)]
     write_files(folder / "files", starts)
     graph = reminders_and_windows(folder / "files", parallelism)
-    assert run(graph, folder / "job", barriers, order, **config) == straight(*starts)
+    assert run(graph, folder / "job", live=live, order=order, **config) == straight(*starts)
 
 
-@pytest.mark.parametrize("barriers", [1, 2, 3, 6])
+@pytest.mark.parametrize("live", [False, True])
 @pytest.mark.parametrize("parallelism", [2, 3, 5])
-def test_what_is_late_does_not_depend_on_who_reads_it(tmp_path: Path, parallelism: int, barriers: int) -> None:
+def test_what_is_late_does_not_depend_on_who_reads_it(tmp_path: Path, parallelism: int, live: bool) -> None:
     """The third and the last file are older than the event time that was reached before them."""
     starts = [n * 10 * SECOND for n in (0, 3, 1, 4, 6, 2)]
     write_files(tmp_path / "files", starts)
     expected = straight(*starts)
-    assert run(reminders_and_windows(tmp_path / "files", parallelism), tmp_path / "job", barriers) == expected
+    assert run(reminders_and_windows(tmp_path / "files", parallelism), tmp_path / "job", live=live) == expected
     assert sum(kind == "late" for kind, _, _ in expected) == 20
 
 
@@ -170,19 +171,19 @@ def straight_of_two_folders(through: Callable[[DataStream], DataStream]) -> list
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_two_folders(folder)
-        return run(of_two_folders(folder, 1, through), folder / "job", 1)
+        return run(of_two_folders(folder, 1, through), folder / "job")
 
 
-@pytest.mark.parametrize("barriers", [1, 3])
+@pytest.mark.parametrize("live", [False, True])
 @pytest.mark.parametrize("parallelism", [2, 3])
 @pytest.mark.parametrize("through", [chained, stamped])
 def test_a_source_that_is_further_on_or_has_ended_does_not_make_another_one_late(
-    tmp_path: Path, parallelism: int, barriers: int, through: Callable[[DataStream], DataStream]
+    tmp_path: Path, parallelism: int, live: bool, through: Callable[[DataStream], DataStream]
 ) -> None:
     """A subtask that reads only the second source in an epoch reads the first one in the next."""
     write_two_folders(tmp_path)
     expected = straight_of_two_folders(through)
-    assert run(of_two_folders(tmp_path, parallelism, through), tmp_path / "job", barriers) == expected
+    assert run(of_two_folders(tmp_path, parallelism, through), tmp_path / "job", live=live) == expected
     assert Counter(kind for kind, _, _ in expected) == {"window": 15}
 
 
@@ -190,4 +191,4 @@ def test_a_source_that_is_further_on_or_has_ended_does_not_make_another_one_late
 def test_a_blocking_edge_keeps_the_event_time_of_each_source_apart(tmp_path: Path, parallelism: int) -> None:
     write_two_folders(tmp_path)
     graph = of_two_folders(tmp_path, parallelism, lambda stream: stream.blocking())
-    assert run(graph, tmp_path / "job", 1) == straight_of_two_folders(chained)
+    assert run(graph, tmp_path / "job") == straight_of_two_folders(chained)

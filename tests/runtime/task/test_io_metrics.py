@@ -64,7 +64,6 @@ def check_sums(graph: JobGraph, found: Mapping[str, OperatorMetrics]) -> None:
     steps=st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.integers(1, 3)), min_size=1, max_size=4),
     parallelism=st.integers(1, 2),
     fan_out=st.booleans(),
-    barriers=st.integers(1, 3),
     seed=st.integers(0, 99),
 )
 def test_what_is_sent_is_received(
@@ -72,7 +71,6 @@ def test_what_is_sent_is_received(
     steps: list[tuple[str, int]],
     parallelism: int,
     fan_out: bool,
-    barriers: int,
     seed: int,
 ) -> None:
     stream = start = events(environment(parallelism), RECORDS, per_epoch=20)
@@ -83,7 +81,7 @@ def test_what_is_sent_is_received(
     graph = collect_graph(stream)
     with HarnessAttempt(graph, tmp_path_factory.mktemp("job"), order=random_order(seed)) as attempt:
         while not attempt.finished:
-            check_sums(attempt.graph, metrics_of(attempt.run_epoch(barriers)))
+            check_sums(attempt.graph, metrics_of(attempt.run_epoch()))
 
 
 def test_bytes_of_an_edge_are_those_of_its_buffers(tmp_path: Path) -> None:

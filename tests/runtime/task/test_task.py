@@ -366,7 +366,7 @@ def test_a_failed_task_cancels_what_it_feeds(tmp_path: Path) -> None:
     sink = FolderSink(tmp_path)
     left.rebalance().map(lambda v: (v.key, v.time, v.value), COUNTED).uid("behind").sink_to(sink).uid("sink")
     rows = run_rows(make_job(env.get_job_graph(), tmp_path))
-    results = EpochResults.of(rows)
+    results = EpochResults.of(rows, 1)
     assert [f.task for f in results.failures] == [("it", 1)]  # cancelled tasks report no failure
     assert {task for task, _ in results.states.items()} == {("left", 0), ("it", 0)}
     assert sink.staged() == []

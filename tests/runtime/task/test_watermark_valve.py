@@ -77,7 +77,7 @@ def taking_turns(draw: st.DrawFn) -> list[OneEpoch]:
 
 
 @given(epochs=taking_turns(), seed=st.integers(0, 999), aligned=st.booleans())
-def test_barriers_in_one_job_or_in_several_reach_the_same_event_time(
+def test_barriers_in_one_task_or_in_several_reach_the_same_event_time(
     epochs: list[OneEpoch], seed: int, aligned: bool
 ) -> None:
     """The model is a valve per epoch, as with one Spark job per epoch."""

@@ -100,7 +100,7 @@ class CheckpointSteps:
     def trigger_hook(self, identifier: str, checkpoint_id: int, timestamp_ms: int) -> Outcome:
         """Calls a master hook for its state."""
         try:
-            with self.timeline.measured("trigger_ms", [checkpoint_id]):
+            with self.timeline.measured("trigger_ms", checkpoint_id):
                 state = self.hooks.trigger(identifier, checkpoint_id, timestamp_ms)
         except CheckpointError as error:
             return Outcome(self.now(), MasterHookFailed(self.now(), checkpoint_id, identifier, str(error)), error)
@@ -147,7 +147,7 @@ class CheckpointSteps:
         done: Callable[[int, int], Stimulus],
     ) -> Outcome:
         try:
-            with self.timeline.measured(phase, [checkpoint_id]):
+            with self.timeline.measured(phase, checkpoint_id):
                 self.watchdog.run(what, write)
         except FlinkPyError as error:
             unknown = isinstance(error, (StorageError, CheckpointTimeoutError))
@@ -162,7 +162,7 @@ class CheckpointSteps:
             FlinkPyError: A sink cannot commit.
         """
         number = metadata.checkpoint_id
-        with self.timeline.measured("commit_ms", [number]):
+        with self.timeline.measured("commit_ms", number):
             self.transactions.check_leader()
             self.commit(metadata)
             self.attempt.committed = number

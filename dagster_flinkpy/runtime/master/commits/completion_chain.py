@@ -18,7 +18,7 @@ from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.runtime.master.commits.checkpoint_steps import Outcome
 from dagster_flinkpy.runtime.master.commits.epoch_outputs import EpochOutputs
 from dagster_flinkpy.runtime.master.job_messages import CommitCheckpoint, CompleteCheckpoint, HandOut, WriteCheckpoint
-from dagster_flinkpy.runtime.master.regions.region_epochs import Acknowledged, Turn
+from dagster_flinkpy.runtime.master.regions.region_epoch import Acknowledged, Turn
 from dagster_flinkpy.runtime.master.results import TaskFailure
 
 __all__ = ["CompletionChain"]
@@ -115,18 +115,12 @@ class CompletionChain:
         self._declined.pop(metadata.checkpoint_id, None)
         return True
 
-    def hand_over(self, checkpoint_id: int | None) -> bool:
-        """Lets the next checkpoint take over from the current one, which has failed.
-
-        Returns:
-            Whether it was the current one.
-        """
+    def hand_over(self, checkpoint_id: int | None) -> None:
+        """Lets the next checkpoint take over from one that has failed, if that is the current one."""
         metadata = self.current
-        if metadata is None or metadata.checkpoint_id != checkpoint_id:
-            return False
-        self.outputs.hand_over(metadata)
-        self.current, self.replacing_head = None, False
-        return True
+        if metadata is not None and metadata.checkpoint_id == checkpoint_id:
+            self.outputs.hand_over(metadata)
+            self.current, self.replacing_head = None, False
 
     def end(self) -> None:
         """Gives up all checkpoints, because one of them has failed."""

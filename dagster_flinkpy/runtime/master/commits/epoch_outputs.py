@@ -6,7 +6,6 @@ in the order of the checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -33,23 +32,19 @@ class EpochOutputs:
         """Whether a failed checkpoint has handed its part over, and none has completed since."""
         return bool(self._handed_over)
 
-    def add(self, region: int, checkpoint_ids: Sequence[int], *jobs: EpochResults) -> None:
-        """Adds the outputs of the epochs that a region has read.
+    def add(self, region: int, checkpoint_id: int, *jobs: EpochResults) -> None:
+        """Adds the outputs of an epoch that a region has read.
 
         Args:
             region: The number of the region.
-            checkpoint_ids: The checkpoints that they belong to.
-            jobs: The results of the Spark job of these epochs. Before it, that of a Spark job whose results belong to
-                the first checkpoint.
+            checkpoint_id: The checkpoint that they belong to.
+            jobs: The results of the Spark job of the epoch. Before it, that of a Spark job that no checkpoint has
+                waited for, and whose results belong to this one.
         """
-        # The last checkpoint of a Spark job has all records of the job.
-        collected = self._collected.setdefault(checkpoint_ids[-1], {})
+        collected = self._collected.setdefault(checkpoint_id, {})
         for uid in {uid for job in jobs for uid in job.collected}:
             collected[uid] = [column for job in jobs for column in job.collected.get(uid, ())]
-        for position, checkpoint_id in enumerate(checkpoint_ids):
-            before = [line for job in jobs[:-1] for line in job.printed.get(0, [])] if position == 0 else []
-            lines = [*before, *jobs[-1].printed.get(position, [])] if jobs else []
-            self._printed.setdefault(checkpoint_id, {})[region] = lines
+        self._printed.setdefault(checkpoint_id, {})[region] = [line for job in jobs for line in job.printed]
 
     def hand_over(self, failed: CheckpointMetadata) -> None:
         """Lets the next checkpoint commit what a failed one would have committed."""

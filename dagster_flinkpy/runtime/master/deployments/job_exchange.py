@@ -52,7 +52,7 @@ _TAKEN = "no slot would be left to others"
 
 
 class JobExchange:
-    """Runs the tasks of a region for some epochs: in slots, in a Spark job, or in this process.
+    """Runs the tasks of a region for an epoch: in slots, in a Spark job, or in this process.
 
     With `ExchangeMode.AUTO` it begins with slots. If there are too few of them, or they do not reach each other, it
     says so, and goes on with Spark jobs. Nothing has been read by then. As slots are kept until the attempt ends, they
@@ -140,14 +140,14 @@ class JobExchange:
         """Runs the tasks, and returns what they have sent to the driver.
 
         Args:
-            job: The region and its epochs.
-            session: The session of the region. Its interruption ends the epochs.
+            job: The region and its epoch.
+            session: The session of the region. Its interruption ends the epoch.
             slots: The slots of the job.
-            open_epoch: Gives out the input of its only epoch, if that comes in parts; see :attr:`can_open_epochs`.
-                Default: the epochs have it all.
+            open_epoch: Gives out the input of the epoch, if that comes in parts; see :attr:`can_open_epochs`. Default:
+                the epoch has it all.
 
         Raises:
-            FlinkPyError: The epochs failed, or they were interrupted.
+            FlinkPyError: The epoch failed, or it was interrupted.
         """
         with self._deciding:
             if self._mode is not ExchangeMode.SPARK and self._decided_for is not slots and not self._is_little(slots):
@@ -155,7 +155,7 @@ class JobExchange:
         if self._pool is not None and self._decided_for is slots and job.region not in self._on_spark_only:
             return self._in_slots(self._pool, job, session, slots, open_epoch)
         if open_epoch is not None:
-            job = replace(job, epochs=(_whole(open_epoch, session),))
+            job = replace(job, epoch=_whole(open_epoch, session))
         if self._config.in_process:
             return list(run_in_process(job))
         return self._on_spark(job, session, slots)

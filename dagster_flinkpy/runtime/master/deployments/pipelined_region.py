@@ -111,6 +111,10 @@ class _Deployment:
         """How many tasks read sources."""
         return sum(chain[0].parallelism for chain in chains_of(self.job.graph, 0))
 
+    def is_done(self, checkpoint_id: int) -> bool:
+        """Returns whether all have acknowledged a checkpoint, or one has failed."""
+        return self.failed or self.acknowledged[checkpoint_id] >= self.number_of_tasks
+
     def begin(self, epoch: EpochInput) -> None:
         """Tells the tasks to read an epoch, or a part of it."""
         body = pickle.dumps(epoch, protocol=5)
@@ -175,31 +179,30 @@ class PipelinedRegion:
         pool.add_listener(self)
 
     def run(self, job: EpochJob, open_epoch: OpenEpoch | None = None) -> Sequence[WireRow]:
-        """Reads the epochs of a job, and returns what the tasks have sent to the driver, when all have acknowledged.
+        """Reads the epoch of a job, and returns what the tasks have sent to the driver, when all have acknowledged.
 
         Args:
-            job: The region and its epochs.
-            open_epoch: Gives out the input of its only epoch, if that comes in parts. Default: the epochs have it all.
+            job: The region and its epoch.
+            open_epoch: Gives out the input of the epoch, if that comes in parts. Default: the epoch has it all.
 
         Raises:
             NoResourceAvailableError: There are too few slots.
             SlotLostError: The process of a slot has ended, or does not answer.
-            CheckpointError: The epochs were interrupted.
+            CheckpointError: The epoch was interrupted.
             FlinkPyError: A slot cannot run on this Spark.
         """
         known = self._deployment
         deployment = self.deploy(job) if known is None or not known.begun or not known.is_broken else known
         if deployment is not known or not known.is_broken:  # otherwise since its last epoch
             if open_epoch is None:
-                for epoch in job.epochs:
-                    deployment.begin(epoch)
+                deployment.begin(job.epoch)
             elif open_epoch.checkpoint_id != deployment.reading:  # otherwise it has begun behind the one before it
                 deployment.begin(open_epoch.begin())
         try:
             if open_epoch is not None:
                 self._give_out(open_epoch, deployment)
                 self._read_on(open_epoch, deployment)
-            self._wait(lambda: self._is_done(deployment, job.epochs), self._epoch_progress(deployment, job))
+            self._wait(lambda: deployment.is_done(job.checkpoint_id), self._epoch_progress(deployment, job))
             if not deployment.failed:
                 self.coordinators.work()  # their checkpoints are due
         except FlinkPyError:
@@ -208,8 +211,8 @@ class PipelinedRegion:
         if open_epoch is not None:
             open_epoch.receive(deployment.id, self._take_messages(deployment))  # those from before the barrier
         base = deployment.epochs << SEQ_BITS
-        deployment.epochs += len(job.epochs)
-        deployment.last = job.epochs[-1].checkpoint_id
+        deployment.epochs += 1
+        deployment.last = job.checkpoint_id
         end = deployment.epochs << SEQ_BITS
         with self._changed:
             rows, deployment.rows = deployment.rows, []
@@ -246,12 +249,12 @@ class PipelinedRegion:
 
     def _read_on(self, open_epoch: OpenEpoch, deployment: _Deployment) -> None:
         """Gives the sources what comes for the next epoch, until all tasks have acknowledged this one."""
-        following, epochs = open_epoch.following, [open_epoch.read]
+        following = open_epoch.following
         if following is None or open_epoch.ended or deployment.failed:
             return
 
         def done() -> bool:
-            return self._is_done(deployment, epochs)
+            return deployment.is_done(open_epoch.checkpoint_id)
 
         deployment.begin(following.begin())
         while not done() and following.error is None and open_epoch.error is None:
@@ -276,17 +279,16 @@ class PipelinedRegion:
             self._changed.notify_all()
 
     def _epoch_progress(self, deployment: _Deployment, job: EpochJob) -> EpochProgress:
-        checkpoint_id = job.epochs[-1].checkpoint_id
         return EpochProgress(
-            f"checkpoint {checkpoint_id} of job {job.job_id!r}",
+            f"checkpoint {job.checkpoint_id} of job {job.job_id!r}",
             deployment.number_of_tasks,
             self._progress,
-            acknowledged=lambda: deployment.acknowledged[checkpoint_id],
+            acknowledged=lambda: deployment.acknowledged[job.checkpoint_id],
             records=self._counts.by_stage,
         )
 
     def deploy(self, job: EpochJob) -> _Deployment:
-        """Deploys the tasks that read the epochs of a job, unless they are there already.
+        """Deploys the tasks that read the epoch of a job, unless they are there already.
 
         Raises:
             Exception: As :meth:`run`.
@@ -305,7 +307,7 @@ class PipelinedRegion:
         deployment = _Deployment(job, places, slots)
         with self._changed:
             self._deployment = deployment
-        program = dump_job(replace(job, pipelined=True, epochs=job.epochs[:1], counts=self._counts.__enter__().folder))
+        program = dump_job(replace(job, pipelined=True, counts=self._counts.__enter__().folder))
         locations = {name: slot.location for name, slot in slots.items()}
         deployment.say(frame("deploy", program, deployment=deployment.id, places=places.to_json(), locations=locations))
         try:
@@ -327,10 +329,6 @@ class PipelinedRegion:
         """
         return self._pool.request(sorted(needed), lambda: self._interrupted, needed)
 
-    def _is_done(self, deployment: _Deployment, epochs: Sequence[EpochInput]) -> bool:
-        tasks = deployment.number_of_tasks
-        return deployment.failed or all(deployment.acknowledged[e.checkpoint_id] >= tasks for e in epochs)
-
     def _wait(
         self, done: Callable[[], bool], progress: EpochProgress | None = None, seconds: float | None = None
     ) -> None:
@@ -343,7 +341,7 @@ class PipelinedRegion:
 
         Raises:
             SlotLostError: A slot was lost.
-            CheckpointError: The epochs were interrupted.
+            CheckpointError: The epoch was interrupted.
         """
         deployment = self._deployment
         assert deployment is not None

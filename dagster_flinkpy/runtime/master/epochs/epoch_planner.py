@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -81,11 +81,11 @@ class EpochPlanner:
         self._inputs = {task: i for task, i in inputs_of_plan(plan).items() if task[0] in uids} if plan else {}
         self._ended = restored is not None and restored.end_of_input
         self._start = 0
-        """The last checkpoint of the epochs whose state the next epoch starts from; 0 for the start of the attempt."""
+        """The epoch whose state the next one starts from; 0 for the start of the attempt."""
         self._unwritten: TaskFailure | None = None
         """Why a part of that state is not in the store; None if all is there."""
         self._states: dict[int, _State] = {0: (self._continues_from, self._inputs, self._ended, None)}
-        """What epochs start from, by the last checkpoint before them; 0 stands for the start of the attempt."""
+        """What epochs have left, from which others start; 0 stands for the start of the attempt."""
 
     def read_partition(self, partition: TimePartition) -> None:
         """Restricts the sources to a time partition; the next epoch reads all of it.
@@ -101,28 +101,27 @@ class EpochPlanner:
         self.ended[checkpoint_id] = self._ended
         self.splits.snapshot(checkpoint_id)
         self.coordinators.repeat(checkpoint_id, self._start)
-        states, failure = states_of_inputs(self._graph, self._inputs), self._unwritten
-        return EpochResults({checkpoint_id: states}, {} if failure is None else {checkpoint_id: failure})
+        return EpochResults(states_of_inputs(self._graph, self._inputs), self._unwritten)
 
     def empty_epoch(self, checkpoint_id: int) -> EpochInput:
         """Returns an epoch that reads nothing, at which sources that have ended stay ended."""
         return EpochInput(checkpoint_id, {}, frozenset(self.splits.all_uids if self._ended else ()))
 
-    def job(self, epochs: Sequence[EpochInput], restarts: int = 0) -> EpochJob:
-        """Returns the Spark job that reads these epochs in order.
+    def job(self, epoch: EpochInput, restarts: int = 0) -> EpochJob:
+        """Returns the Spark job that reads an epoch.
 
         Args:
-            epochs: The epochs.
+            epoch: The epoch.
             restarts: How often the region has restarted in this execution attempt. Default: 0.
         """
         config, checkpointing = self.config, self.config.checkpointing
         # After the end of input no Spark job follows that could process in-flight records, and one of another time
         # partition would write them as its own. Of an epoch that is open, the barriers say whether its input ends.
-        unaligned = checkpointing.unaligned and self.partition is None and not self.splits.ends(epochs[-1])
+        unaligned = checkpointing.unaligned and self.partition is None and not self.splits.ends(epoch)
         return EpochJob(
             graph=self._program,
             job_id=config.job_id,
-            epochs=tuple(epochs),
+            epoch=epoch,
             fencing_token=self.fencing_token,
             job_storage=config.storage.child(config.job_id),
             inputs=self._inputs,
@@ -146,21 +145,21 @@ class EpochPlanner:
         """Lets the next epoch start from the state that a Spark job has left.
 
         Args:
-            checkpoint_id: The last checkpoint of its epochs.
+            checkpoint_id: The checkpoint of its epoch.
             results: Its results.
             ended: Whether the input of the region ends with it; None if it has read nothing.
         """
         self._start, self._continues_from, self._inputs = checkpoint_id, checkpoint_id, inputs_after(results.states)
-        self._unwritten = results.declined.get(checkpoint_id)
+        self._unwritten = results.declined
         if ended is not None:
             self._ended = ended
         self._states[checkpoint_id] = self._continues_from, self._inputs, self._ended, self._unwritten
 
     def unwritten_at(self, epoch: int) -> TaskFailure | None:
-        """Returns why a part of the state is not in the store that epochs have left; None if all is there.
+        """Returns why a part of the state is not in the store that an epoch has left; None if all is there.
 
         Args:
-            epoch: The last checkpoint of these epochs; 0 for the start of the attempt.
+            epoch: The epoch; 0 for the start of the attempt.
         """
         return self._states[epoch][3]
 
@@ -168,7 +167,7 @@ class EpochPlanner:
         """Notes which checkpoint has a state first, so that user functions are told of it.
 
         Args:
-            epoch: The last checkpoint of the epochs that have left the state.
+            epoch: The epoch that has left the state.
             checkpoint_id: The checkpoint.
         """
         self._states[epoch] = (checkpoint_id, *self._states[epoch][1:])
@@ -177,7 +176,7 @@ class EpochPlanner:
         """Lets the next epoch start from an earlier state.
 
         Args:
-            checkpoint_id: The last checkpoint of the epochs that have left it; 0 for the start of the attempt.
+            checkpoint_id: The epoch that has left it; 0 for the start of the attempt.
         """
         self._start = checkpoint_id
         self._continues_from, self._inputs, self._ended, self._unwritten = self._states[checkpoint_id]

@@ -87,25 +87,18 @@ class SplitPlanner:
         """Uids of all sources."""
         return tuple(self._enumerators)
 
-    def plan(
-        self, checkpoint_id: int, inputs: EdgeInputs, *, before: EpochInput | None = None, drain: bool = False
-    ) -> EpochInput:
+    def plan(self, checkpoint_id: int, inputs: EdgeInputs, *, drain: bool = False) -> EpochInput:
         """Assigns the splits up to a barrier.
 
         Args:
             checkpoint_id: The checkpoint of the barrier.
             inputs: What it reads of blocking edges, in its order, by uid of the sink.
-            before: The previous epoch of the same Spark job. It is treated as read, because the job reads all splits to
-                their end, or fails as a whole. Default: none.
             drain: Whether all input ends with the epoch, and only blocking edges are read.
 
         Raises:
             SourceReadError: The input cannot be listed.
             InputAfterEndError: A source has input that came after its end.
         """
-        if before is not None:
-            self.take_back(before)
-            self.snapshot(before.checkpoint_id)
         splits, self._ended = ({}, set(self.uids)) if drain else self._ahead or self._assign_input()
         self._ahead = None
         of_edges = self.plan_edges(inputs)

@@ -35,19 +35,13 @@ class CheckpointTimeline:
         self._tracks: dict[int, _Track] = {}
 
     @contextmanager
-    def measured(self, phase: str, checkpoint_ids: Iterable[int]) -> Iterator[None]:
-        """Adds the time of the block to a phase of some checkpoints.
-
-        Args:
-            phase: A field of :class:`CheckpointPhases`.
-            checkpoint_ids: The checkpoints.
-        """
+    def measured(self, phase: str, checkpoint_id: int) -> Iterator[None]:
+        """Adds the time of the block to a phase of a checkpoint, which is a field of :class:`CheckpointPhases`."""
         began_ms = self._now()
         try:
             yield
         finally:
-            for checkpoint_id in checkpoint_ids:
-                self.add(phase, checkpoint_id, began_ms)
+            self.add(phase, checkpoint_id, began_ms)
 
     def add(self, phase: str, checkpoint_id: int, began_ms: int) -> None:
         """Adds the time since ``began_ms`` to a phase. The first one of a checkpoint is its trigger."""

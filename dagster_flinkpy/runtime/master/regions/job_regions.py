@@ -20,7 +20,7 @@ from dagster_flinkpy.runtime.master.epochs.epoch_planner import EpochPlanner
 from dagster_flinkpy.runtime.master.execution_graph import ExecutionGraph
 from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.runtime.master.job_session import JobSession, SharedSession
-from dagster_flinkpy.runtime.master.regions.region_epochs import Turn
+from dagster_flinkpy.runtime.master.regions.region_epoch import Turn
 from dagster_flinkpy.runtime.master.regions.region_state import RegionState
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 from dagster_flinkpy.checkpoint.coordinator.messages import Subtask
 from dagster_flinkpy.checkpoint.coordinator.stimuli import Stimulus
+from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.errors import (
     CheckpointTimeoutError,
     CorruptStateError,
@@ -53,16 +53,16 @@ class EpochPlanned(Stimulus):
 
 @dataclass(frozen=True)
 class RegionEnded(Stimulus):
-    """The Spark job of some epochs has ended: all tasks have acknowledged them, or one has failed."""
+    """The Spark job of an epoch has ended: all tasks have acknowledged it, or one has failed."""
 
     region: int
-    checkpoint_ids: tuple[int, ...]
+    checkpoint_id: int
     results: EpochResults
     error: FlinkPyError | None = None
     task: Subtask | None = None
     """The subtask that raised the error; None if the driver raised it."""
-    outputs: Mapping[int, Mapping[str, EdgeOutput]] = field(default_factory=dict)
-    """What was written to blocking edges, by checkpoint and by uid of the sink."""
+    outputs: Mapping[str, EdgeOutput] = field(default_factory=dict)
+    """What was written to blocking edges, by uid of the sink."""
     given: EpochInput | None = None
     """What the sources were given of an epoch that was open; None if it was planned before."""
 
@@ -105,7 +105,7 @@ class JobRunner:
     """The epoch that was opened last."""
 
     def begin(self, checkpoint_id: int) -> None:
-        """Prepares a Spark job whose first barrier belongs to a checkpoint."""
+        """Prepares the Spark job of the epoch of a checkpoint."""
         config, token = self.planner.config, self.planner.fencing_token
         self.session.begin(
             f"flinkpy-{config.job_id}-{token}-{checkpoint_id}-{self.planner.number}",
@@ -129,15 +129,15 @@ class JobRunner:
         found = self.watchdog.run("looking for input", self.planner.splits.look)
         return InputLooked(self.now(), self.planner.number, found)
 
-    def plan(self, checkpoint_id: int, before: EpochInput | None, inputs: EdgeInputs, *, drain: bool) -> EpochPlanned:
+    def plan(self, checkpoint_id: int, inputs: EdgeInputs, *, drain: bool) -> EpochPlanned:
         """Plans the input up to a barrier, see :meth:`SplitPlanner.plan`.
 
         Raises:
             SourceReadError: The input cannot be listed.
             CheckpointTimeoutError: A source hangs.
         """
-        plan = partial(self.planner.splits.plan, checkpoint_id, inputs, before=before, drain=drain)
-        with self.timeline.measured("plan_ms", [checkpoint_id]):
+        plan = partial(self.planner.splits.plan, checkpoint_id, inputs, drain=drain)
+        with self.timeline.measured("plan_ms", checkpoint_id):
             epoch = self.watchdog.run(f"planning what checkpoint {checkpoint_id} reads", plan)
         return EpochPlanned(self.now(), self.planner.number, epoch)
 
@@ -170,44 +170,43 @@ class JobRunner:
 
     def run(
         self,
-        epochs: Sequence[EpochInput],
+        epoch: EpochInput,
         restarts: int = 0,
         *,
-        rewritten: Mapping[int, EdgeInputs] = MappingProxyType({}),
+        rewritten: EdgeInputs | None = None,
         was_read: bool = False,
         open_epoch: OpenEpoch | None = None,
     ) -> RegionEnded:
-        """Runs the tasks that read some epochs.
+        """Runs the tasks that read an epoch.
 
         Args:
-            epochs: The epochs.
+            epoch: The epoch.
             restarts: How often the region has restarted in this execution attempt. Default: 0.
-            rewritten: By checkpoint, what an epoch reads of blocking edges that was written anew since the epochs were
-                planned. Default: nothing.
-            was_read: Whether an earlier Spark job has read the epochs, so that the enumerators are past them. Default:
+            rewritten: What it reads of blocking edges, if that was written anew since it was planned. Default: it was
+                not.
+            was_read: Whether an earlier Spark job has read the epoch, so that the enumerators are past it. Default:
                 False.
             open_epoch: The epoch, if it is open. Default: all input is planned.
 
         Raises:
             Exception: An enumerator raised. What it would read next is unclear.
         """
-        ids = tuple(epoch.checkpoint_id for epoch in epochs)
+        checkpoint_id = epoch.checkpoint_id
 
         def ended(results: EpochResults, *failure: Any, **outputs: Any) -> RegionEnded:
             if open_epoch is not None:
                 if open_epoch.error is not None:
                     raise open_epoch.error
                 outputs["given"] = open_epoch.read
-            return RegionEnded(self.now(), self.planner.number, ids, results, *failure, **outputs)
+            return RegionEnded(self.now(), self.planner.number, checkpoint_id, results, *failure, **outputs)
 
         results = EpochResults()
         try:
-            if rewritten:
-                plan = self.planner.splits.plan_edges
-                epochs = [replace(e, splits={**e.splits, **plan(rewritten[e.checkpoint_id])}) for e in epochs]
-            results = self._run(epochs, restarts, open_epoch)
+            if rewritten is not None:
+                epoch = replace(epoch, splits={**epoch.splits, **self.planner.splits.plan_edges(rewritten)})
+            results = self._run(epoch, restarts, open_epoch)
             if results.failure is None:
-                results.check_complete(ids, self.planner.tasks)
+                results.check_complete(checkpoint_id, self.planner.tasks)
                 results.check_consistent()
         except FlinkPyError as error:
             return ended(results, self._cause(error))
@@ -216,54 +215,48 @@ class JobRunner:
         if open_epoch is not None:
             open_epoch.finish()
         elif not was_read:
-            self.planner.splits.was_read(ids[-1], results.states)  # once, and last: then they assign the next input
-        self._measure(results)
-        return ended(results, outputs=self._take_outputs(results))
+            # Once, and last: then they assign the next input.
+            self.planner.splits.was_read(checkpoint_id, results.states)
+        self._measure(checkpoint_id, results)
+        return ended(results, outputs=self._take_outputs(checkpoint_id, results.states))
 
-    def _measure(self, results: EpochResults) -> None:
-        for checkpoint_id, states in results.acknowledged.items():
-            self.timeline.acknowledged(checkpoint_id, states.values())
-        for (checkpoint_id, source), marked_ms in results.marked_ms.items():
+    def _measure(self, checkpoint_id: int, results: EpochResults) -> None:
+        self.timeline.acknowledged(checkpoint_id, results.states.values())
+        for source, marked_ms in results.marked_ms.items():
             if source not in self.planner.edge_sources:  # there the input was at its source earlier
                 self.timeline.marked(checkpoint_id, marked_ms)
 
-    def _take_outputs(self, results: EpochResults) -> dict[int, dict[str, EdgeOutput]]:
+    def _take_outputs(self, checkpoint_id: int, states: dict[Subtask, SubtaskState]) -> dict[str, EdgeOutput]:
         """Takes what concerns blocking edges out of the acknowledgements: no checkpoint has to name it."""
-        outputs: dict[int, dict[str, EdgeOutput]] = {}
-        sinks, sources = self.planner.edge_sinks, self.planner.edge_sources
-        for checkpoint_id, states in results.acknowledged.items():
-            ordered = sorted(states)
-            outputs[checkpoint_id] = {
-                uid: EdgeOutput.of(checkpoint_id, [states[task] for task in ordered if task.uid == uid])
-                for uid in sinks
-            }
-            for task in ordered:
-                if task.uid in sinks or task.uid in sources:
-                    states[task] = replace(states[task], committables=(), splits=())
+        sinks, ordered = self.planner.edge_sinks, sorted(states)
+        outputs = {
+            uid: EdgeOutput.of(checkpoint_id, [states[task] for task in ordered if task.uid == uid]) for uid in sinks
+        }
+        for task in ordered:
+            if task.uid in sinks or task.uid in self.planner.edge_sources:
+                states[task] = replace(states[task], committables=(), splits=())
         return outputs
 
-    def _run(self, epochs: Sequence[EpochInput], restarts: int, open_epoch: OpenEpoch | None) -> EpochResults:
-        job, began_ms = self.planner.job(epochs, restarts), self.now()
+    def _run(self, epoch: EpochInput, restarts: int, open_epoch: OpenEpoch | None) -> EpochResults:
+        job, began_ms = self.planner.job(epoch, restarts), self.now()
         if open_epoch is None:
-            self._say_what_is_read(epochs)
+            self._say_what_is_read(epoch)
         try:
             rows = self.run_job(job) if open_epoch is None else self.run_job(job, open_epoch)
         except Exception as error:
             if isinstance(error, FlinkPyError) or throwable_type(error) is ThrowableType.RECOVERABLE_ERROR:
                 raise
             raise self._unsupported(job, error) from error
-        results = EpochResults.of(rows)
+        results = EpochResults.of(rows, epoch.checkpoint_id)
         if open_epoch is not None:
             began_ms = open_epoch.closed_ms or self.now()
-            self._say_what_is_read([open_epoch.read])
-        for epoch in epochs:
-            self.timeline.add("spark_ms", epoch.checkpoint_id, began_ms)
+            self._say_what_is_read(open_epoch.read)
+        self.timeline.add("spark_ms", epoch.checkpoint_id, began_ms)
         self.on_results(results, job)
         return results
 
-    def _say_what_is_read(self, epochs: Sequence[EpochInput]) -> None:
-        for epoch in epochs:
-            self.progress(f"checkpoint {epoch.checkpoint_id}: {self.planner.splits.describe(epoch)}")
+    def _say_what_is_read(self, epoch: EpochInput) -> None:
+        self.progress(f"checkpoint {epoch.checkpoint_id}: {self.planner.splits.describe(epoch)}")
 
     def _unsupported(self, job: EpochJob, error: Exception) -> FlinkPyError:
         return unsupported(
@@ -281,12 +274,12 @@ class JobRunner:
             restarts: How often the region has restarted in this execution attempt. Default: 0.
         """
         results = self.planner.repeat(checkpoint_id)
-        if not results.declined:
-            return RegionEnded(self.now(), self.planner.number, (checkpoint_id,), results)
+        if results.declined is None:
+            return RegionEnded(self.now(), self.planner.number, checkpoint_id, results)
         if self.planner.edge_sinks:  # timers may fire meanwhile, and nobody reads what they send
-            error = results.declined[checkpoint_id].error
-            return RegionEnded(self.now(), self.planner.number, (checkpoint_id,), EpochResults(), error)
-        return self.run([self.planner.empty_epoch(checkpoint_id)], restarts, was_read=True)
+            error = results.declined.error
+            return RegionEnded(self.now(), self.planner.number, checkpoint_id, EpochResults(), error)
+        return self.run(self.planner.empty_epoch(checkpoint_id), restarts, was_read=True)
 
     def notify_complete(self, checkpoint_id: int) -> None:
         """Tells the sources that a checkpoint is complete, once they have read what is assigned to them."""

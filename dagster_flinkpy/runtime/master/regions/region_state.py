@@ -18,20 +18,20 @@ from dagster_flinkpy.datastream.connectors.base import Json
 from dagster_flinkpy.errors import FlinkPyError, IllegalStateTransitionError, SegmentLostError
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeInputs, stored_outputs
 from dagster_flinkpy.runtime.epoch import EpochInput
-from dagster_flinkpy.runtime.master.epoch_request import EpochBatch, EpochKind
+from dagster_flinkpy.runtime.master.epoch_request import Epoch, EpochKind
 from dagster_flinkpy.runtime.master.epochs.epoch_planner import EpochPlanner
 from dagster_flinkpy.runtime.master.execution_graph import ExecutionGraph
 from dagster_flinkpy.runtime.master.job_messages import (
-    BeginEpochs,
+    BeginEpoch,
     CloseEpoch,
     InterruptRegion,
     LookForInput,
     NotifySources,
     PlanEpoch,
     RepeatState,
-    RunEpochs,
+    RunEpoch,
 )
-from dagster_flinkpy.runtime.master.regions.region_epochs import Acknowledged, Phase, RegionEpochs, RegionStage, Turn
+from dagster_flinkpy.runtime.master.regions.region_epoch import Acknowledged, Phase, RegionEpoch, RegionStage, Turn
 from dagster_flinkpy.runtime.master.regions.region_runner import RegionEnded
 
 __all__ = ["RegionState"]
@@ -53,7 +53,7 @@ class RegionState:
         self._executions_before = graph.attempt(self.number)
         """How many executions of earlier attempts each subtask has had."""
         self.phase = Phase.IDLE
-        self._epochs: list[RegionEpochs] = []
+        self._epochs: list[RegionEpoch] = []
         """All epochs that are not forgotten, in the order of their checkpoints."""
         self.acknowledged = 0
         """The last checkpoint that all tasks have acknowledged."""
@@ -68,7 +68,7 @@ class RegionState:
         self.outputs: dict[int, EdgeInputs] = {}
         """What it has written to blocking edges, by checkpoint that is not complete yet."""
         self._state = 0
-        """The epochs whose state the next one starts from, by their last checkpoint; 0 for the start of the attempt."""
+        """The epoch whose state the next one starts from; 0 for the start of the attempt."""
         self._in_flight: EdgeInputs = planner.in_flight
         """What the regions before it have written and it has not read, the oldest first."""
         self._permit = 0
@@ -80,32 +80,27 @@ class RegionState:
 
     # --- what is known -----------------------------------------------------------------------------------------------
 
-    def _first(self, stage: RegionStage) -> RegionEpochs | None:
+    def _first(self, stage: RegionStage) -> RegionEpoch | None:
         return next((each for each in self._epochs if each.stage is stage), None)
 
     @property
-    def _current(self) -> RegionEpochs | None:
+    def _current(self) -> RegionEpoch | None:
         return self._first(RegionStage.CURRENT)
 
     @property
-    def _unsettled(self) -> RegionEpochs | None:
-        """Acknowledged epochs of which it is not known yet what was in flight at their barriers."""
+    def _unsettled(self) -> RegionEpoch | None:
+        """An acknowledged epoch of which it is not known yet what was in flight at its barrier."""
         return next((e for e in self._epochs if e.stage is RegionStage.ACKNOWLEDGED and not e.settled), None)
 
     @property
-    def batch(self) -> EpochBatch | None:
-        """The epochs that are planned or run."""
-        return None if (current := self._current) is None else current.batch
+    def epoch(self) -> Epoch | None:
+        """The epoch that is planned or run."""
+        return None if (current := self._current) is None else current.shared
 
     @property
-    def planned(self) -> Sequence[EpochInput]:
-        """Those of the batch that are planned."""
-        return () if (current := self._current) is None else current.planned
-
-    @property
-    def all_planned(self) -> bool:
-        """Whether the epochs of the batch so far are planned."""
-        return (batch := self.batch) is not None and len(self.planned) == len(batch.checkpoint_ids)
+    def planned(self) -> EpochInput | None:
+        """What it reads in that epoch, once it is planned."""
+        return None if (current := self._current) is None else current.planned
 
     @property
     def at_work(self) -> bool:
@@ -114,12 +109,12 @@ class RegionState:
 
     @property
     def executing(self) -> bool:
-        """Whether its lane does something for epochs."""
+        """Whether its lane does something for an epoch."""
         return self.phase in (Phase.PLANNING, Phase.RUNNING)
 
     @property
     def canceling(self) -> bool:
-        """Whether what its lane does for epochs does not count, because they run again, or nobody needs them."""
+        """Whether what its lane does for an epoch does not count, because it runs again, or nobody needs it."""
         return self.executing and self._graph.canceling(self.number)
 
     @property
@@ -133,10 +128,10 @@ class RegionState:
         return (current := self._current) is not None and current.ahead
 
     @property
-    def working_for(self) -> Sequence[int]:
-        """The checkpoints that wait for its Spark job."""
+    def working_for(self) -> int | None:
+        """The checkpoint that waits for what it runs, or None."""
         current = self._current
-        return () if current is None or current.ahead or current.batch.open else current.batch.checkpoint_ids
+        return None if current is None or current.ahead or current.shared.open else current.checkpoint_id
 
     @property
     def restarts(self) -> int:
@@ -144,22 +139,23 @@ class RegionState:
         return self._graph.attempt(self.number) - self._executions_before
 
     def has_before(self, checkpoint_id: int) -> bool:
-        """Returns whether it runs epochs that are all older than a checkpoint, or such epochs wait."""
+        """Returns whether it runs an epoch that is older than a checkpoint, or such an epoch waits."""
         to_run = (RegionStage.WAITING, RegionStage.PASSING, RegionStage.CURRENT)
-        return any(e.stage in to_run and not e.ahead and e.last < checkpoint_id for e in self._epochs)
+        return any(e.stage in to_run and not e.ahead and e.checkpoint_id < checkpoint_id for e in self._epochs)
 
     @property
     def next_to_acknowledge(self) -> int:
         """The next checkpoint that it acknowledges, or a number below it."""
         waiting = (RegionStage.WAITING, RegionStage.PASSING)
-        return min((e.first for e in self._epochs if e.stage in waiting and not e.ahead), default=self.acknowledged + 1)
+        ids = (e.checkpoint_id for e in self._epochs if e.stage in waiting and not e.ahead)
+        return min(ids, default=self.acknowledged + 1)
 
     def acknowledged_from(self, checkpoint_id: int) -> list[int]:
         """Returns the checkpoints that it must give up to run the epoch of a checkpoint and all later ones again."""
-        return [number for each in self._done_from(checkpoint_id) for number in each.batch.checkpoint_ids]
+        return [each.checkpoint_id for each in self._done_from(checkpoint_id)]
 
-    def _done_from(self, checkpoint_id: int) -> list[RegionEpochs]:
-        return [e for e in self._epochs if e.stage is RegionStage.ACKNOWLEDGED and e.last >= checkpoint_id]
+    def _done_from(self, checkpoint_id: int) -> list[RegionEpoch]:
+        return [e for e in self._epochs if e.stage is RegionStage.ACKNOWLEDGED and e.checkpoint_id >= checkpoint_id]
 
     def unwritten_before(self, checkpoint_id: int) -> FlinkPyError | None:
         """Returns why part of the state is not in the store from which the epoch of a checkpoint would run again."""
@@ -170,7 +166,7 @@ class RegionState:
     def overtaken_from(self, checkpoint_id: int) -> list[int]:
         """Returns the incomplete checkpoints from one on whose barriers overtake what the region reads."""
         passing = (e for stage in (RegionStage.PASSED, RegionStage.PASSING) for e in self._epochs if e.stage is stage)
-        return [number for each in passing for number in each.batch.checkpoint_ids if number >= checkpoint_id]
+        return [each.checkpoint_id for each in passing if each.checkpoint_id >= checkpoint_id]
 
     def has_unread(self, checkpoint_id: int) -> bool | None:
         """Returns whether a checkpoint lacks records that were written for the region; None if it is not known yet."""
@@ -185,7 +181,7 @@ class RegionState:
         reads, found = current.reads if (current := self._current) is not None else None, dict[str, list[int]]()
         for uid, sink in self.planner.edge_sources.items():
             if sink == lost.edge:
-                outputs = [outputs[sink] for inputs in reads or () for outputs in inputs if sink in outputs]
+                outputs = [outputs[sink] for outputs in reads or () if sink in outputs]
                 epochs = [o.checkpoint_id for o in outputs if any(s["key"] == lost.key for s in o.segments)]
                 found |= {uid: epochs} if epochs else {}
         return found
@@ -198,7 +194,7 @@ class RegionState:
         if transition is None:
             raise IllegalStateTransitionError(
                 f"region {self.number} cannot go from {self.phase.name} to {phase.name}; its epochs: "
-                + (", ".join(f"{each.batch.checkpoint_ids} {each.stage.name}" for each in self._epochs) or "none")
+                + (", ".join(f"{each.checkpoint_id} {each.stage.name}" for each in self._epochs) or "none")
             )
         self.phase = phase
         transition(self)
@@ -207,43 +203,41 @@ class RegionState:
         self._turn.instructions.append(instruction)
 
     def _deploy(self) -> None:
-        epochs = self._at_hand
-        self.found &= bool(epochs.planned)
-        epochs.start = self._state
+        epoch = self._at_hand
+        self.found &= epoch.planned is not None
+        epoch.start = self._state
         self.planner.rewind(self._state)
         self._graph.schedule(self.number)
         self._graph.deploy(self.number)
-        self._tell(BeginEpochs(self.number, epochs.first))
+        self._tell(BeginEpoch(self.number, epoch.checkpoint_id))
 
     def _plan(self) -> None:
-        epochs, planned = self._at_hand, self._at_hand.planned
-        checkpoint_id, drain = epochs.batch.checkpoint_ids[len(planned)], epochs.batch.kind is EpochKind.DRAIN
-        inputs = epochs.reads[len(planned)] if epochs.reads is not None else ()
-        self._tell(PlanEpoch(self.number, checkpoint_id, planned[-1] if planned else None, inputs, drain))
+        epoch = self._at_hand
+        drain = epoch.shared.kind is EpochKind.DRAIN
+        self._tell(PlanEpoch(self.number, epoch.checkpoint_id, epoch.reads or (), drain))
 
     def _run(self) -> None:
-        epochs, numbers, live = self._at_hand, self._at_hand.batch.checkpoint_ids, self._at_hand.batch.live
-        if not live:  # otherwise they say when they run
+        epoch, shared = self._at_hand, self._at_hand.shared
+        if not shared.live:  # otherwise they say when they run
             self._graph.switch_to_running(self.number)
-        elif not epochs.planned:
-            epochs.planned.append(EpochInput(epochs.first, {}))
-        if epochs.batch.kind is EpochKind.REPEAT:
-            self._tell(RepeatState(self.number, epochs.first, self.restarts))
+        if shared.kind is EpochKind.REPEAT:
+            self._tell(RepeatState(self.number, epoch.checkpoint_id, self.restarts))
             return
-        rewritten = dict(zip(numbers, epochs.reads or (), strict=True)) if epochs.stale else {}
-        planned = tuple(replace(each, open=live) for each in epochs.planned)
-        self._tell(RunEpochs(self.number, planned, self.restarts, rewritten, epochs.read))
-        if live and not epochs.batch.open:
+        epoch.planned = epoch.planned or EpochInput(epoch.checkpoint_id, {})
+        rewritten = epoch.reads if epoch.stale else None
+        planned = replace(epoch.planned, open=shared.live)
+        self._tell(RunEpoch(self.number, planned, self.restarts, rewritten, epoch.read))
+        if shared.live and not shared.open:
             self.close(None)
 
     @property
-    def _at_hand(self) -> RegionEpochs:
+    def _at_hand(self) -> RegionEpoch:
         current = self._current
-        assert current is not None, f"region {self.number} has no epochs at hand"
+        assert current is not None, f"region {self.number} has no epoch at hand"
         return current
 
     def _put_down(self, stage: RegionStage | None) -> None:
-        """Has no epochs at hand any more; they are in another stage, or forgotten."""
+        """Has no epoch at hand any more; it is in another stage, or forgotten."""
         if self.phase is not Phase.IDLE:
             self._to(Phase.IDLE)
         if (current := self._current) is not None:
@@ -254,26 +248,28 @@ class RegionState:
 
     # --- epochs begin ------------------------------------------------------------------------------------------------
 
-    def enqueue(self, batch: EpochBatch) -> None:
-        """Adds epochs to run when the current ones have ended and the input is there."""
-        self._add(RegionEpochs(batch, since_ms=self._turn.now_ms))
+    def enqueue(self, epoch: Epoch) -> None:
+        """Adds an epoch to run when the current one has ended and the input is there."""
+        self._add(RegionEpoch(epoch, since_ms=self._turn.now_ms))
 
-    def _add(self, epochs: RegionEpochs) -> None:
-        self._epochs.append(epochs)
-        self._epochs.sort(key=lambda each: each.first)
+    def _add(self, epoch: RegionEpoch) -> None:
+        self._epochs.append(epoch)
+        self._epochs.sort(key=lambda each: each.checkpoint_id)
 
     def drop_from(self, checkpoint_id: int) -> None:
-        """Forgets epochs that do not run yet, unless all of the batch are older than a checkpoint.
+        """Forgets epochs that do not run yet, unless they are older than a checkpoint.
 
         The attempt fails, so nobody needs the results of a Spark job that no checkpoint waits for.
         """
         if (current := self._current) is not None:
-            if (current.ahead or current.batch.open) and self.executing:
+            if (current.ahead or current.shared.open) and self.executing:
                 self._tell(InterruptRegion(self.number))
-            if not self.executing and (current.ahead or current.last >= checkpoint_id):
+            if not self.executing and (current.ahead or current.checkpoint_id >= checkpoint_id):
                 self._put_down(None)
         waiting = (RegionStage.WAITING, RegionStage.PASSING)
-        self._epochs = [e for e in self._epochs if e.stage not in waiting or (not e.ahead and e.last < checkpoint_id)]
+        self._epochs = [
+            e for e in self._epochs if e.stage not in waiting or (not e.ahead and e.checkpoint_id < checkpoint_id)
+        ]
         self._permit = 0
 
     def look(self) -> None:
@@ -288,94 +284,89 @@ class RegionState:
         if self.phase is Phase.IDLE:
             waiting = self._first(RegionStage.WAITING)
             # Between two epochs: what an enumerator has planned is not read yet.
-            if not self.found and not (waiting is not None and waiting.planned):
+            if not self.found and (waiting is None or waiting.planned is None):
                 for number in self._to_notify:
                     self._tell(NotifySources(self.number, number))
                 self._to_notify.clear()
-            epochs = self._next()
-            if epochs is None:
+            epoch = self._next()
+            if epoch is None:
                 return
-            if epochs is not waiting:
-                self._add(epochs)
-            epochs.stage, self._permit = RegionStage.CURRENT, 0
+            if epoch is not waiting:
+                self._add(epoch)
+            epoch.stage, self._permit = RegionStage.CURRENT, 0
             self._to(Phase.DEPLOYED)
-        batch = self._at_hand.batch
-        if batch.kind is not EpochKind.REPEAT and not batch.live and not self.all_planned:
-            self._to(Phase.PLANNING)
-        elif batch.closed or batch.kind is EpochKind.REPEAT:
-            self._to(Phase.RUNNING)
+        epoch = self._at_hand
+        ready = epoch.shared.kind is EpochKind.REPEAT or epoch.shared.live or epoch.planned is not None
+        self._to(Phase.RUNNING if ready else Phase.PLANNING)
 
     def _let_pass(self) -> None:
         """Lets barriers pass that need not wait for what the region is reading."""
         reads_only_edges = bool(self.before) and not self.planner.splits.uids
-        while reads_only_edges and (epochs := self._first(RegionStage.WAITING)) is not None and self._overtakes(epochs):
-            epochs.stage, self._permit = RegionStage.PASSING, epochs.first
+        while reads_only_edges and (epoch := self._first(RegionStage.WAITING)) is not None and self._overtakes(epoch):
+            epoch.stage, self._permit = RegionStage.PASSING, epoch.checkpoint_id
 
-    def _overtakes(self, epochs: RegionEpochs) -> bool:
-        decided = epochs.ahead or epochs.aligns or epochs.reads is not None
-        return not decided and epochs.batch.closed and self._is_overtaken(epochs) is True
+    def _overtakes(self, epoch: RegionEpoch) -> bool:
+        decided = epoch.ahead or epoch.aligns or epoch.reads is not None
+        return not decided and self._is_overtaken(epoch) is True
 
-    def _next(self) -> RegionEpochs | None:
-        """Returns the epochs to run next, or None if they cannot begin yet."""
+    def _next(self) -> RegionEpoch | None:
+        """Returns the epoch to run next, or None if it cannot begin yet."""
         waiting = self._first(RegionStage.WAITING)
         if waiting is not None and waiting.ahead:
             return waiting
         blocked = self._first(RegionStage.PASSING) is not None or self._unsettled is not None
         if waiting is not None and not blocked and self._is_ready(waiting):
             return waiting
-        if not self._permit or self._result is not None or (waiting is not None and waiting.first < self._permit):
+        if (
+            not self._permit
+            or self._result is not None
+            or (waiting is not None and waiting.checkpoint_id < self._permit)
+        ):
             return None
-        batch = EpochBatch(EpochKind.READ, [self._permit], closed=True, ends=False)
-        now_ms, found = self._turn.now_ms, self._in_flight
-        epochs = RegionEpochs(batch, since_ms=now_ms, found=found, reads=[found], ahead=True)
-        self._note_begun(epochs)
-        return epochs
+        shared, found = Epoch(EpochKind.READ, self._permit, ends=False), self._in_flight
+        epoch = RegionEpoch(shared, since_ms=self._turn.now_ms, found=found, reads=found, ahead=True)
+        self._note_begun(epoch)
+        return epoch
 
-    def _is_ready(self, epochs: RegionEpochs) -> bool:
-        """Decides what epochs read of blocking edges. Returns False if that is not there yet."""
-        batch = epochs.batch
-        if batch.kind is EpochKind.REPEAT or not self.before:
+    def _is_ready(self, epoch: RegionEpoch) -> bool:
+        """Decides what an epoch reads of blocking edges. Returns False if that is not there yet."""
+        if epoch.shared.kind is EpochKind.REPEAT or not self.before or epoch.reads is not None:
             return True
-        if not batch.closed or epochs.reads is not None:
-            return batch.closed
-        overtaken = False if epochs.aligns else self._is_overtaken(epochs)
+        overtaken = False if epoch.aligns else self._is_overtaken(epoch)
         if overtaken is True:
-            # One output per epoch, as they were written; the last epoch reads the rest.
-            found, last = self._in_flight, len(batch.checkpoint_ids) - 1
-            epochs.reads = [found[i : i + 1] if i < last else found[i:] for i in range(last + 1)]
-        elif overtaken is False and self._written(epochs):
-            own = [self._input(number) for number in batch.checkpoint_ids]
-            epochs.reads, epochs.aligns = [[*self._in_flight, *own[0]], *own[1:]], True
+            epoch.reads = self._in_flight
+        elif overtaken is False and self._written(epoch):
+            epoch.reads, epoch.aligns = [*self._in_flight, *self._input(epoch.checkpoint_id)], True
         else:
             return False
-        epochs.found = self._in_flight
-        self._note_begun(epochs)
+        epoch.found = self._in_flight
+        self._note_begun(epoch)
         return True
 
-    def _note_begun(self, epochs: RegionEpochs) -> None:
-        for outputs in (outputs for inputs in epochs.reads or () for outputs in inputs):
+    def _note_begun(self, epoch: RegionEpoch) -> None:
+        for outputs in epoch.reads or ():
             for uid, sink in self.planner.edge_sources.items():
                 if sink in outputs:
                     self.begun[uid] = max(self.begun.get(uid, 0), outputs[sink].checkpoint_id)
 
-    def _written(self, epochs: RegionEpochs) -> bool:
-        """Returns whether the regions before have acknowledged epochs."""
-        return all(each.acknowledged >= epochs.last for each in self.before)
+    def _written(self, epoch: RegionEpoch) -> bool:
+        """Returns whether the regions before have acknowledged an epoch."""
+        return all(each.acknowledged >= epoch.checkpoint_id for each in self.before)
 
-    def _is_overtaken(self, epochs: RegionEpochs) -> bool | None:
-        """Returns whether barriers overtake what the regions before write in these epochs; None if it is not known yet.
+    def _is_overtaken(self, epoch: RegionEpoch) -> bool | None:
+        """Returns whether the barrier overtakes what the regions before write in an epoch; None if not known yet.
 
         An unaligned barrier aligns if no later epoch could read what it overtakes.
         """
-        checkpointing, batch = self.planner.config.checkpointing, epochs.batch
-        if not checkpointing.unaligned or batch.kind is not EpochKind.READ or self.planner.partition is not None:
+        checkpointing, shared = self.planner.config.checkpointing, epoch.shared
+        if not checkpointing.unaligned or shared.kind is not EpochKind.READ or self.planner.partition is not None:
             return False
-        if batch.ends is not False:
-            return None if batch.ends is None else False
+        if shared.ends is not False:
+            return None if shared.ends is None else False
         timeout_ms = to_millis(checkpointing.aligned_timeout)
         if timeout_ms == 0:
             return True
-        return self._turn.now_ms > epochs.since_ms + timeout_ms if self._written(epochs) else None
+        return self._turn.now_ms > epoch.since_ms + timeout_ms if self._written(epoch) else None
 
     def _input(self, checkpoint_id: int) -> EdgeInputs:
         """Returns what the regions before have written that belongs to a checkpoint, and to none before it."""
@@ -390,10 +381,10 @@ class RegionState:
         self.found = found
 
     def on_planned(self, epoch: EpochInput) -> None:
-        """Adds a planned epoch."""
-        epochs = self._at_hand
-        epochs.planned.append(epoch)
-        if not epochs.ahead:
+        """Notes what the epoch at hand reads."""
+        current = self._at_hand
+        current.planned = epoch
+        if not current.ahead:
             self.planner.ended[epoch.checkpoint_id] = self.planner.splits.ends(epoch)
         if self.canceling:
             self.put_back()
@@ -411,13 +402,13 @@ class RegionState:
 
     def on_given(self, given: EpochInput) -> None:
         """Notes what the sources have read, or would have to read again, of an epoch that was open."""
-        epochs = self._at_hand
-        epochs.planned, epochs.read = [replace(given, open=False)], True
+        epoch = self._at_hand
+        epoch.planned, epoch.read = replace(given, open=False), True
         self.planner.ended[given.checkpoint_id] = self.planner.splits.ends(given)
 
     def on_input_ended(self) -> None:
         """Notes that nothing more follows in the epoch that is open."""
-        if (current := self._current) is not None and current.batch.open:
+        if (current := self._current) is not None and current.shared.open:
             current.at_end = True
 
     @property
@@ -426,104 +417,96 @@ class RegionState:
         return (current := self._current) is not None and current.at_end
 
     def on_canceled(self, ended: RegionEnded) -> None:
-        """Notes that a Spark job has ended whose epochs run again."""
+        """Notes that a Spark job has ended whose epoch runs again."""
         self._at_hand.read |= ended.error is None
         self.put_back()
 
     def on_failed(self) -> None:
-        """Forgets the epochs at hand: their Spark job has failed, or they could not be planned."""
+        """Forgets the epoch at hand: its Spark job has failed, or it could not be planned."""
         self._put_down(None)
 
     def on_read_ahead(self, ended: RegionEnded) -> None:
         """Lets the next epoch start from the state of a Spark job that no checkpoint has waited for."""
-        epochs = self._at_hand
-        self._in_flight = self._in_flight[len(epochs.found) :]
-        self._advance(epochs, ended)
+        epoch = self._at_hand
+        self._in_flight = self._in_flight[len(epoch.found) :]
+        self._advance(epoch, ended)
         self._result = ended
         self._put_down(None)
 
-    def on_acknowledged(self, ended: RegionEnded) -> list[Acknowledged]:
+    def on_acknowledged(self, ended: RegionEnded) -> Acknowledged:
         """Lets the next epoch start from the state that all tasks have acknowledged, and offers the outputs.
 
         Returns:
-            What the tasks have acknowledged, by checkpoint.
+            What the tasks have acknowledged.
         """
-        epochs = self._at_hand
-        epochs.read, epochs.before = True, self.acknowledged
-        epochs.carried, self._result = self._result, None
-        epochs.settled = not self.before
-        if self.before and epochs.reads is None:
-            epochs.found = self._in_flight
+        epoch, job, number = self._at_hand, self._result, ended.checkpoint_id
+        epoch.read, epoch.before = True, self.acknowledged
+        epoch.carried, self._result = job, None
+        epoch.settled = not self.before
+        if self.before and epoch.reads is None:
+            epoch.found = self._in_flight
         self._put_down(RegionStage.ACKNOWLEDGED)
-        self.acknowledged = ended.checkpoint_ids[-1]
+        self.acknowledged = number
         self.has_read = any(state.splits for state in ended.results.states.values())
-        self.input_ended = self.planner.ended[self.acknowledged]
-        self._advance(epochs, ended)
-        found: list[Acknowledged] = []
-        for number, states in sorted(ended.results.acknowledged.items()):
-            job = epochs.carried if not found else None
-            own = [ended.outputs[number]] if number in ended.outputs else []
-            self.outputs[number] = [*(job.outputs.values() if job is not None else ()), *own]
-            failure = ended.results.declined.get(number)
-            found.append(Acknowledged(number, states, failure).after(job))
-        return found
+        self.input_ended = self.planner.ended[number]
+        self._advance(epoch, ended)
+        self.outputs[number] = [*([] if job is None else [job.outputs]), ended.outputs]
+        return Acknowledged(number, ended.results.states, ended.results.declined).after(job)
 
-    def _advance(self, epochs: RegionEpochs, ended: RegionEnded) -> None:
-        self._state = ended.checkpoint_ids[-1]
-        ends = self.planner.splits.ends(epochs.planned[-1]) if epochs.planned else None
+    def _advance(self, epoch: RegionEpoch, ended: RegionEnded) -> None:
+        self._state = ended.checkpoint_id
+        ends = None if epoch.planned is None else self.planner.splits.ends(epoch.planned)
         self.planner.advance(self._state, ended.results, ended=ends)
 
     # --- barriers at blocking edges ----------------------------------------------------------------------------------
 
-    def overtake(self, passes: Callable[[EpochBatch], bool]) -> list[Acknowledged]:
-        """Acknowledges checkpoints whose barriers overtake what the region reads, if those before it have done so.
+    def overtake(self, passes: Callable[[Epoch], bool]) -> Acknowledged | None:
+        """Acknowledges a checkpoint whose barrier overtakes what the region reads, if those before it have done so.
 
         Args:
-            passes: Returns whether the checkpoints of a batch need not wait for the Spark job of the region.
+            passes: Returns whether the checkpoint of an epoch need not wait for the Spark job of the region.
+
+        Returns:
+            What it acknowledges; None if there is no such checkpoint.
         """
-        epochs = self._first(RegionStage.PASSING)
-        if epochs is None or self._unsettled is not None or not self._written(epochs):
-            return []
+        epoch = self._first(RegionStage.PASSING)
+        if epoch is None or self._unsettled is not None or not self._written(epoch):
+            return None
         earlier = self._current or self._first(RegionStage.WAITING)
-        if earlier is not None and not earlier.ahead and earlier.first < epochs.first:
-            return []
+        if earlier is not None and not earlier.ahead and earlier.checkpoint_id < epoch.checkpoint_id:
+            return None
         works = (earlier is not None and earlier.ahead) or (self._permit > 0 and self._result is None)
-        if not passes(epochs.batch):
+        if not passes(epoch.shared):
             if works:
-                return []
+                return None
             self._permit = 0  # the last checkpoint of a request: no other one would have the results
-        epochs.stage, epochs.start = RegionStage.PASSED, self._state
-        return [self._acknowledge_in_flight(number) for number in epochs.batch.checkpoint_ids]
+        epoch.stage, epoch.start = RegionStage.PASSED, self._state
+        return self._acknowledge_in_flight(epoch.checkpoint_id)
 
     def _acknowledge_in_flight(self, checkpoint_id: int) -> Acknowledged:
         job, self._result = self._result, None
         results, self.outputs[checkpoint_id] = self.planner.repeat(checkpoint_id), []
-        states, failure = results.states, results.declined.get(checkpoint_id)
+        states = results.states
         if job is not None:
-            states, self.outputs[checkpoint_id] = job.results.states, [*job.outputs.values()]
+            states, self.outputs[checkpoint_id] = job.results.states, [job.outputs]
             self.planner.acknowledged_with(self._state, checkpoint_id)
         self._in_flight = [*self._in_flight, *self._input(checkpoint_id)]
         self.acknowledged = checkpoint_id
         in_flight = stored_outputs(self._in_flight, self.planner.edge_sources)
-        return Acknowledged(checkpoint_id, states, failure, job, in_flight)
+        return Acknowledged(checkpoint_id, states, results.declined, job, in_flight)
 
     def settle(self) -> list[tuple[int, str, list[Json]]]:
-        """Returns what was in flight at the barriers of acknowledged epochs, once the regions before have written it.
+        """Returns what was in flight at the barrier of an acknowledged epoch, once the regions before have written it.
 
         For the metadata: checkpoint, uid of the source that reads the edge, and what it has not read.
         """
-        epochs = self._unsettled
-        if epochs is None or not self._written(epochs):
+        epoch = self._unsettled
+        if epoch is None or not self._written(epoch):
             return []
-        epochs.settled = True
-        told: list[tuple[int, str, list[Json]]] = []
-        outputs, read = [*epochs.found], 0
-        for position, number in enumerate(epochs.batch.checkpoint_ids):
-            outputs.extend(self._input(number))
-            read += len(epochs.reads[position]) if epochs.reads is not None else 0
-            told += [(number, *each) for each in stored_outputs(outputs[read:], self.planner.edge_sources)]
-        self._in_flight = outputs[read:]
-        return told
+        epoch.settled = True
+        self._in_flight = [*epoch.found, *self._input(epoch.checkpoint_id)][len(epoch.reads or ()) :]
+        in_flight = stored_outputs(self._in_flight, self.planner.edge_sources)
+        return [(epoch.checkpoint_id, uid, outputs) for uid, outputs in in_flight]
 
     # --- restarts, and the end of a checkpoint -----------------------------------------------------------------------
 
@@ -539,16 +522,15 @@ class RegionState:
         again = self._done_from(checkpoint_id)
         for each in again:
             each.stage = RegionStage.WAITING
-            for number in each.batch.checkpoint_ids:
-                self.outputs.pop(number, None)
+            self.outputs.pop(each.checkpoint_id, None)
         if again:
             first = again[0]
             self._in_flight, self._result = first.found, first.carried
             self._state, self.acknowledged = first.start, first.before
-        for epochs in self._epochs:
+        for each in self._epochs:
             # What is in flight to Spark jobs ahead was not rewritten. Others may be being planned now.
-            if rewritten and epochs.stage in (RegionStage.CURRENT, RegionStage.WAITING) and not epochs.ahead:
-                epochs.stale, epochs.reads = True, None
+            if rewritten and each.stage in (RegionStage.CURRENT, RegionStage.WAITING) and not each.ahead:
+                each.stale, each.reads = True, None
                 self.begun = {uid: min(number, self.acknowledged) for uid, number in self.begun.items()}
         if self.canceling:
             self._tell(InterruptRegion(self.number))
@@ -556,7 +538,7 @@ class RegionState:
             self.put_back()
 
     def put_back(self) -> None:
-        """Lets the epochs at hand wait for their turn again."""
+        """Lets the epoch at hand wait for its turn again."""
         self._put_down(RegionStage.WAITING)
 
     def on_completed(self, checkpoint_id: int) -> dict[str, set[int]]:
@@ -568,12 +550,10 @@ class RegionState:
         written: dict[str, set[int]] = {}
         for uid, output in ((u, o) for outputs in self.outputs.pop(checkpoint_id, ()) for u, o in outputs.items()):
             written.setdefault(uid, set()).add(output.checkpoint_id)
-        passed = (
-            e.start for e in self._epochs if e.stage is RegionStage.PASSED and checkpoint_id in e.batch.checkpoint_ids
-        )
+        passed = (e.start for e in self._epochs if e.stage is RegionStage.PASSED and e.checkpoint_id == checkpoint_id)
         self.planner.forget_before(next(passed, checkpoint_id))
         done = (RegionStage.PASSED, RegionStage.ACKNOWLEDGED)
-        self._epochs = [each for each in self._epochs if each.stage not in done or each.last > checkpoint_id]
+        self._epochs = [each for each in self._epochs if each.stage not in done or each.checkpoint_id > checkpoint_id]
         del self.planner.ended[checkpoint_id]
         self._to_notify.append(checkpoint_id)
         return written

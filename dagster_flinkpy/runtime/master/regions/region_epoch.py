@@ -1,4 +1,4 @@
-"""What a region knows about epochs, and what its tasks acknowledge."""
+"""What a region knows about an epoch, and what its tasks acknowledge."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.datastream.connectors.base import Json
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeInputs
 from dagster_flinkpy.runtime.epoch import EpochInput
-from dagster_flinkpy.runtime.master.epoch_request import EpochBatch
+from dagster_flinkpy.runtime.master.epoch_request import Epoch
 from dagster_flinkpy.runtime.master.regions.region_runner import RegionEnded
 from dagster_flinkpy.runtime.master.results import TaskFailure
 
-__all__ = ["Acknowledged", "Phase", "RegionEpochs", "RegionStage", "Turn"]
+__all__ = ["Acknowledged", "Phase", "RegionEpoch", "RegionStage", "Turn"]
 
 
 @dataclass
@@ -33,30 +33,30 @@ class Phase(Enum):
     """What the lane of a region does. Whether that counts, its executions say: not if they are being canceled."""
 
     IDLE = auto()
-    """Nothing, and no epochs are at hand."""
+    """Nothing, and no epoch is at hand."""
     LOOKING = auto()
     """It looks for input."""
     DEPLOYED = auto()
-    """Nothing; the epochs at hand wait for another one that the same Spark job reads."""
+    """Nothing; the epoch at hand is to be planned or run next."""
     PLANNING = auto()
-    """It plans the input of an epoch."""
+    """It plans the input of the epoch at hand."""
     RUNNING = auto()
-    """It runs the Spark job of the epochs at hand."""
+    """It runs the epoch at hand."""
 
 
 class RegionStage(Enum):
-    """How far epochs have come in a region."""
+    """How far an epoch has come in a region."""
 
     WAITING = auto()
-    """For their turn or their input."""
+    """For its turn or its input."""
     PASSING = auto()
-    """Their barriers overtake what the region reads; they wait for the regions before it."""
+    """Its barrier overtakes what the region reads; it waits for the regions before it."""
     CURRENT = auto()
-    """They are planned or run."""
+    """It is planned or run."""
     PASSED = auto()
-    """Acknowledged without a Spark job; the checkpoints are not complete."""
+    """Acknowledged without a Spark job; the checkpoint is not complete."""
     ACKNOWLEDGED = auto()
-    """All tasks have acknowledged them; the checkpoints are not complete."""
+    """All tasks have acknowledged it; the checkpoint is not complete."""
 
 
 @dataclass(frozen=True)
@@ -82,44 +82,40 @@ class Acknowledged:
 
 
 @dataclass
-class RegionEpochs:
-    """The epochs of a batch, as one region reads them."""
+class RegionEpoch:
+    """An epoch, as one region reads it."""
 
-    batch: EpochBatch
+    shared: Epoch
+    """The epoch, as all regions know it."""
     stage: RegionStage = RegionStage.WAITING
-    planned: list[EpochInput] = field(default_factory=list)
-    """Those whose splits are assigned."""
+    planned: EpochInput | None = None
+    """What it reads, once its splits are assigned."""
     read: bool = False
-    """Whether the enumerators know that they were read."""
+    """Whether the enumerators know that it was read."""
     stale: bool = False
-    """Whether regions before it may have written what they read anew since they were planned. It stays, as plans do."""
+    """Whether regions before it may have written what it reads anew since it was planned. It stays, as plans do."""
     since_ms: int = 0
-    """When they were triggered, in milliseconds since 1970."""
+    """When it was triggered, in milliseconds since 1970."""
     found: EdgeInputs = ()
-    """What was in flight to the region before them."""
-    reads: Sequence[EdgeInputs] | None = None
-    """What each epoch reads of blocking edges; None if it is not decided yet."""
+    """What was in flight to the region before it."""
+    reads: EdgeInputs | None = None
+    """What it reads of blocking edges; None if it is not decided yet."""
     aligns: bool = False
-    """Whether it is decided that the region reads all that the regions before it write in these epochs."""
+    """Whether it is decided that the region reads all that the regions before it write in this epoch."""
     ahead: bool = False
-    """Whether no checkpoint waits for them: it is one Spark job, which the first checkpoint has only given its name."""
+    """Whether no checkpoint waits for it: it is a Spark job to which a checkpoint has only given its name."""
     start: int = 0
-    """The state from which they start, by the last epoch before it."""
+    """The state from which it starts, by the last epoch before it."""
     before: int = 0
-    """The checkpoint that the region had acknowledged before them."""
+    """The checkpoint that the region had acknowledged before it."""
     carried: RegionEnded | None = None
-    """The Spark job whose results belong to their first checkpoint, too; or None."""
+    """The Spark job whose results belong to its checkpoint, too; or None."""
     at_end: bool = False
-    """Whether nothing more follows before the barrier of an epoch that is open."""
+    """Whether nothing more follows before its barrier, if it is open."""
     settled: bool = True
-    """Whether it is known what was in flight at their barriers, once they are acknowledged."""
+    """Whether it is known what was in flight at its barrier, once it is acknowledged."""
 
     @property
-    def first(self) -> int:
-        """The first checkpoint."""
-        return self.batch.checkpoint_ids[0]
-
-    @property
-    def last(self) -> int:
-        """The last checkpoint."""
-        return self.batch.checkpoint_ids[-1]
+    def checkpoint_id(self) -> int:
+        """The checkpoint of its barrier."""
+        return self.shared.checkpoint_id
