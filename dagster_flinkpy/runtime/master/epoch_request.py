@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 
-__all__ = ["Completion", "Epoch", "EpochKind", "EpochRequest"]
+__all__ = ["Completion", "EpochKind", "EpochRequest", "JobEpoch"]
 
 
 class EpochKind(Enum):
@@ -45,7 +45,7 @@ class EpochRequest:
 
 
 @dataclass
-class Epoch:
+class JobEpoch:
     """An epoch that all regions run."""
 
     kind: EpochKind

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dagster_flinkpy.errors import CheckpointError
-from dagster_flinkpy.runtime.master.epoch_request import Epoch, EpochKind, EpochRequest
+from dagster_flinkpy.runtime.master.epoch_request import EpochKind, EpochRequest, JobEpoch
 from dagster_flinkpy.runtime.master.regions.region_state import RegionState
 
 __all__ = ["EpochSequence"]
@@ -24,11 +24,11 @@ class EpochSequence:
         """The current request, or the last one."""
         self.enough = True
         """Whether no further epoch begins."""
-        self.latest: Epoch | None = None
+        self.latest: JobEpoch | None = None
         """The latest epoch of the request."""
         self._begun: set[int] = set()
         """The checkpoints of its epochs, without those that only take over what failed ones have prepared."""
-        self._followed: Epoch | None = None
+        self._followed: JobEpoch | None = None
         self._number_of_regions = len(regions)
         self.ids: tuple[int, ...] = ()
         """The ids of the next checkpoints, as far as they are known."""
@@ -62,7 +62,7 @@ class EpochSequence:
         self.enough |= more is False
         return more is True
 
-    def _has_more_behind(self, epoch: Epoch, *, until_idle: bool) -> bool | None:
+    def _has_more_behind(self, epoch: JobEpoch, *, until_idle: bool) -> bool | None:
         """Returns whether more input is to be read after an epoch, or None if it is not known yet.
 
         Args:
@@ -87,7 +87,7 @@ class EpochSequence:
         idle = [each for each in self._followers if not each.works_ahead]
         return latest is not None and any(each.has_unread(latest.checkpoint_id) for each in idle)
 
-    def is_followed(self, epoch: Epoch) -> bool:
+    def is_followed(self, epoch: JobEpoch) -> bool:
         """Returns whether it is certain that others follow, even if nobody waits for what regions are reading.
 
         Args:
@@ -118,7 +118,7 @@ class EpochSequence:
         self._followed = latest
         return True
 
-    def add(self, checkpoint_id: int, *, takes_over: bool) -> Epoch:
+    def add(self, checkpoint_id: int, *, takes_over: bool) -> JobEpoch:
         """Adds the epoch of a checkpoint that was triggered, and returns it.
 
         Args:
@@ -130,11 +130,11 @@ class EpochSequence:
         only_takes_over = takes_over and not self.iterating
         if not only_takes_over:
             self._begun.add(checkpoint_id)
-        self.latest = Epoch(EpochKind.REPEAT if only_takes_over else self.request.kind, checkpoint_id)
+        self.latest = JobEpoch(EpochKind.REPEAT if only_takes_over else self.request.kind, checkpoint_id)
         return self.latest
 
     @property
-    def open(self) -> Epoch | None:
+    def open(self) -> JobEpoch | None:
         """The epoch whose checkpoint is not triggered yet, though its sources read."""
         return self.latest if self.latest is not None and self.latest.open else None
 
@@ -145,10 +145,10 @@ class EpochSequence:
         assigns_late = any(region.planner.splits.assigns_late for region in sources)
         return assigns_late and len(sources) == self._number_of_regions
 
-    def begin_open(self, checkpoint_id: int) -> Epoch:
+    def begin_open(self, checkpoint_id: int) -> JobEpoch:
         """Adds an epoch whose checkpoint is not triggered yet."""
         self.following = None
-        self.latest = Epoch(EpochKind.READ, checkpoint_id, live=True, open=True)
+        self.latest = JobEpoch(EpochKind.READ, checkpoint_id, live=True, open=True)
         return self.latest
 
     def close(self, checkpoint_id: int, *, lives: bool) -> bool:

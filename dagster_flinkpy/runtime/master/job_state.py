@@ -62,7 +62,7 @@ from dagster_flinkpy.errors import (
 from dagster_flinkpy.runtime.master.checkpoint_contents import CheckpointContents
 from dagster_flinkpy.runtime.master.commits.checkpoint_steps import Outcome
 from dagster_flinkpy.runtime.master.commits.completion_chain import CompletionChain
-from dagster_flinkpy.runtime.master.epoch_request import Epoch
+from dagster_flinkpy.runtime.master.epoch_request import JobEpoch
 from dagster_flinkpy.runtime.master.epoch_schedule import EpochSchedule
 from dagster_flinkpy.runtime.master.job_failover import AttemptFailure, JobFailover, declined, diagnosed
 from dagster_flinkpy.runtime.master.job_messages import (
@@ -434,7 +434,7 @@ class JobState:
         the run, and done again by the next.
         """
 
-        def passes(epoch: Epoch) -> bool:
+        def passes(epoch: JobEpoch) -> bool:
             return self.failure is not None or epoch is not self.epochs.latest or self.epochs.is_followed(epoch)
 
         found = False

@@ -12,7 +12,7 @@ from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.datastream.connectors.base import Json
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeInputs
 from dagster_flinkpy.runtime.epoch import EpochInput
-from dagster_flinkpy.runtime.master.epoch_request import Epoch
+from dagster_flinkpy.runtime.master.epoch_request import JobEpoch
 from dagster_flinkpy.runtime.master.regions.region_runner import RegionEnded
 from dagster_flinkpy.runtime.master.results import TaskFailure
 
@@ -85,7 +85,7 @@ class Acknowledged:
 class RegionEpoch:
     """An epoch, as one region reads it."""
 
-    shared: Epoch
+    shared: JobEpoch
     """The epoch, as all regions know it."""
     stage: RegionStage = RegionStage.WAITING
     planned: EpochInput | None = None

@@ -18,7 +18,7 @@ from dagster_flinkpy.datastream.connectors.base import Json
 from dagster_flinkpy.errors import FlinkPyError, IllegalStateTransitionError, SegmentLostError
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeInputs, stored_outputs
 from dagster_flinkpy.runtime.epoch import EpochInput
-from dagster_flinkpy.runtime.master.epoch_request import Epoch, EpochKind
+from dagster_flinkpy.runtime.master.epoch_request import EpochKind, JobEpoch
 from dagster_flinkpy.runtime.master.epochs.epoch_planner import EpochPlanner
 from dagster_flinkpy.runtime.master.execution_graph import ExecutionGraph
 from dagster_flinkpy.runtime.master.job_messages import (
@@ -93,7 +93,7 @@ class RegionState:
         return next((e for e in self._epochs if e.stage is RegionStage.ACKNOWLEDGED and not e.settled), None)
 
     @property
-    def epoch(self) -> Epoch | None:
+    def epoch(self) -> JobEpoch | None:
         """The epoch that is planned or run."""
         return None if (current := self._current) is None else current.shared
 
@@ -248,7 +248,7 @@ class RegionState:
 
     # --- epochs begin ------------------------------------------------------------------------------------------------
 
-    def enqueue(self, epoch: Epoch) -> None:
+    def enqueue(self, epoch: JobEpoch) -> None:
         """Adds an epoch to run when the current one has ended and the input is there."""
         self._add(RegionEpoch(epoch, since_ms=self._turn.now_ms))
 
@@ -323,7 +323,7 @@ class RegionState:
             or (waiting is not None and waiting.checkpoint_id < self._permit)
         ):
             return None
-        shared, found = Epoch(EpochKind.READ, self._permit, ends=False), self._in_flight
+        shared, found = JobEpoch(EpochKind.READ, self._permit, ends=False), self._in_flight
         epoch = RegionEpoch(shared, since_ms=self._turn.now_ms, found=found, reads=found, ahead=True)
         self._note_begun(epoch)
         return epoch
@@ -460,7 +460,7 @@ class RegionState:
 
     # --- barriers at blocking edges ----------------------------------------------------------------------------------
 
-    def overtake(self, passes: Callable[[Epoch], bool]) -> Acknowledged | None:
+    def overtake(self, passes: Callable[[JobEpoch], bool]) -> Acknowledged | None:
         """Acknowledges a checkpoint whose barrier overtakes what the region reads, if those before it have done so.
 
         Args:
