@@ -12,6 +12,7 @@ from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.flink_job import Environment, flink_job
 from dagster_flinkpy.runtime.declared_state import DeclaredOperator, declared_state
 from dagster_flinkpy.state.layout import TableLayout
+from dagster_flinkpy.state.stored_names import TIMERS
 from dagster_flinkpy.state_processor.flink_columns import DeclaredState
 from dagster_flinkpy.state_processor.flink_export import ExportReport, ExportTarget, export_to_flink
 from dagster_flinkpy.state_processor.flink_import import import_flink_savepoint
@@ -145,9 +146,9 @@ def _target(operator: DeclaredOperator, more: Declarations) -> ImportTarget:
     names = {each.name for each in known}
     timers = {layout.namespace_type for layout in layouts if layout.kind == "TIMER"}
     namespaces = {layout.name: layout.namespace_type for layout in layouts}
-    for domain in ("event_time", "processing_time"):
+    for name in TIMERS.values():
         for namespace in timers:  # timers of the other kind have the same namespace
-            namespaces.setdefault(f"_timers/{domain}", namespace)
+            namespaces.setdefault(name, namespace)
     return ImportTarget(
         vertex.uid,
         vertex.max_parallelism if vertex.max_parallelism_set else None,

@@ -32,14 +32,15 @@ from dagster_flinkpy.key_hashes import key_groups_of_hashes
 from dagster_flinkpy.state.handles import StateKind
 from dagster_flinkpy.state.keys import hash_keys
 from dagster_flinkpy.state.layout import TableLayout
+from dagster_flinkpy.state.stored_names import EVENT_TIMERS, PROCESSING_TIMERS
 
 __all__ = ["PYTHON_PREFIX", "DeclaredState", "FlinkColumns", "name_in_flink", "row_hashes", "stored_name", "whole"]
 
 PYTHON_PREFIX = "python-state-"
 """What process mode puts before the names of states."""
 _TIMERS = {
-    "_timer_state/event_user-timers": "_timers/event_time",
-    "_timer_state/processing_user-timers": "_timers/processing_time",
+    "_timer_state/event_user-timers": EVENT_TIMERS,
+    "_timer_state/processing_user-timers": PROCESSING_TIMERS,
 }
 _BYTES = Types.PRIMITIVE_ARRAY(Types.BYTE())
 _NAMESPACES = ("TimeWindow", "CountWindow")

@@ -27,6 +27,7 @@ from dagster_flinkpy.flink_savepoint.writer import (
     WrittenState,
 )
 from dagster_flinkpy.key_hashes import key_groups_of_hashes
+from dagster_flinkpy.state.stored_names import ROLLING
 from dagster_flinkpy.state_processor.flink_columns import name_in_flink, row_hashes
 from dagster_flinkpy.state_processor.flink_sources import coordinator_of
 from dagster_flinkpy.state_processor.import_report import LeftBehind, left_behind
@@ -42,7 +43,6 @@ _SIGN = 1 << 63
 _WINDOW = Types.TUPLE([Types.LONG(), Types.LONG()])
 _NAMESPACES = {None: "VoidNamespace", _WINDOW: "TimeWindow", Types.LONG(): "CountWindow"}
 _WRONG = (TypeError, ValueError, AttributeError, OverflowError, ArithmeticError)
-_ROLLING = "_op_state"
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class _ExportPlan:
     def _plan_keyed(self, state: KeyedStateRows) -> None:
         if not any(table.rows for _, table in state.tables):
             return
-        if state.name == _ROLLING:
+        if state.name == ROLLING:
             raise UnsupportedSavepointError(
                 "Flink gives the state of sum(), min(), max() and reduce() another name whenever a program is "
                 "submitted, so it would not find it"

@@ -11,8 +11,7 @@ import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import TypeInformation, Types
 from dagster_flinkpy.datastream.state import MapStateDescriptor, StateDescriptor
-from dagster_flinkpy.datastream.time_domain import TimeDomain
-from dagster_flinkpy.errors import ConfigurationError, CorruptStateError, RestoreError, UnsupportedSavepointError
+from dagster_flinkpy.errors import CorruptStateError, RestoreError, UnsupportedSavepointError
 from dagster_flinkpy.flink_savepoint.header import StateHeader
 from dagster_flinkpy.flink_savepoint.keyed_state import DAMAGED, KeyedFile
 from dagster_flinkpy.flink_savepoint.metadata import FlinkMetadata, FlinkOperator
@@ -20,6 +19,7 @@ from dagster_flinkpy.flink_savepoint.operator_state import OperatorFile
 from dagster_flinkpy.flink_savepoint.python_coders import coder_of
 from dagster_flinkpy.flink_savepoint.savepoint import FlinkSavepoint, name_of
 from dagster_flinkpy.flink_savepoint.serializers import Serializer, type_of
+from dagster_flinkpy.state.stored_names import ROLLING
 from dagster_flinkpy.state.views import kind_of
 from dagster_flinkpy.state_processor.flink_columns import (
     PYTHON_PREFIX,
@@ -28,7 +28,7 @@ from dagster_flinkpy.state_processor.flink_columns import (
     stored_name,
     whole,
 )
-from dagster_flinkpy.state_processor.stored_state import StoredState
+from dagster_flinkpy.state_processor.stored_state import OperatorRows, StatesByName, StoredState
 from dagster_flinkpy.storage import StorageLocation
 
 __all__ = [
@@ -134,7 +134,7 @@ class FlinkKeyedRows(StoredState):
 
 
 @dataclass(frozen=True)
-class FlinkOperatorRows(StoredState):
+class FlinkOperatorRows(OperatorRows):
     """Operator state of a savepoint of Flink. :class:`FlinkSavepointReader` creates it."""
 
     header: StateHeader
@@ -198,9 +198,6 @@ class FlinkOperatorRows(StoredState):
         ]
         return pa.table(arrays, schema=self.schema)
 
-    def for_keys(self, keys: Iterable[Any]) -> StoredState:
-        raise ConfigurationError(f"state {self.name!r} of operator {self.uid!r} is operator state, which has no keys")
-
 
 @dataclass(frozen=True)
 class Unreadable:
@@ -223,7 +220,7 @@ class Declarations:
     """Broadcast state by uid."""
 
 
-class FlinkSavepointReader:
+class FlinkSavepointReader(StatesByName):
     """The operators of a savepoint of Flink and their states. Use :func:`read_savepoint` to create one.
 
     An operator is called by its uid; before Flink 2, and without one, by its id.
@@ -300,14 +297,6 @@ class FlinkSavepointReader:
         names = ", ".join(state.name for state in found) or "none"
         hidden = "".join(f"; {each.problem}" for each in unreadable)
         raise RestoreError(f"operator {uid!r} has no state {name!r}; it has: {names}{hidden}")
-
-    def timers(self, uid: str, domain: TimeDomain = TimeDomain.EVENT_TIME) -> StoredState:
-        """Returns the pending timers of an operator: ``key``, ``time``, and for windows their ``namespace``.
-
-        Raises:
-            RestoreError: The operator has no timers.
-        """
-        return self.state(uid, f"_timers/{domain.name.lower()}")
 
     def states_of(self, operator: FlinkOperator) -> tuple[list[StoredState], list[Unreadable]]:
         """Returns the states of an operator, and those that cannot be read.
@@ -411,4 +400,4 @@ def _declared(descriptor: StateDescriptor) -> DeclaredState:
 
 def _rolling(name: str) -> str:
     """Returns what the state of a rolling aggregation is called here; in Flink each submission gives it a new name."""
-    return "_op_state" if stored_name(name).startswith("_reduce_state") else name
+    return ROLLING if stored_name(name).startswith("_reduce_state") else name

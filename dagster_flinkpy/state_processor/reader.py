@@ -10,12 +10,11 @@ from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_states import OperatorState
 from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import StoredCheckpoint, open_checkpoint
 from dagster_flinkpy.datastream.state import StateDescriptor
-from dagster_flinkpy.datastream.time_domain import TimeDomain
 from dagster_flinkpy.errors import RestoreError, StateSchemaError
 from dagster_flinkpy.flink_savepoint.savepoint import METADATA, FlinkSavepoint, is_flink_savepoint
 from dagster_flinkpy.state.handles import describe_schema
 from dagster_flinkpy.state_processor.flink_reader import FlinkSavepointReader, declarations_of
-from dagster_flinkpy.state_processor.stored_state import KeyedStateRows, OperatorStateRows, StoredState
+from dagster_flinkpy.state_processor.stored_state import KeyedStateRows, OperatorStateRows, StatesByName, StoredState
 from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["SavepointReader", "read_savepoint"]
@@ -47,7 +46,7 @@ def read_savepoint(
     return SavepointReader(open_checkpoint(location))
 
 
-class SavepointReader:
+class SavepointReader(StatesByName):
     """The operators of a savepoint or checkpoint and their states. Use :func:`read_savepoint` to create one."""
 
     def __init__(self, stored: StoredCheckpoint) -> None:
@@ -86,14 +85,6 @@ class SavepointReader:
         if name not in states:
             raise RestoreError(f"operator {uid!r} has no state {name!r}; it has: {', '.join(states) or 'none'}")
         return states[name]
-
-    def timers(self, uid: str, domain: TimeDomain = TimeDomain.EVENT_TIME) -> StoredState:
-        """Returns the pending timers of an operator: ``key``, ``time``, and for windows their ``namespace``.
-
-        Raises:
-            RestoreError: The operator has no timers.
-        """
-        return self.state(uid, f"_timers/{domain.name.lower()}")
 
     def _states_of(self, operator: OperatorState) -> list[StoredState]:
         keyed: dict[str, KeyedStateRows] = {}

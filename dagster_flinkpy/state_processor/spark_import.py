@@ -17,6 +17,7 @@ from dagster_flinkpy.datastream.connectors.file_system import FileSource
 from dagster_flinkpy.datastream.connectors.kafka_source import KafkaSource
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError, UnsupportedSavepointError
 from dagster_flinkpy.state.layout import TableLayout
+from dagster_flinkpy.state.stored_names import EVENT_TIMERS, PROCESSING_TIMERS
 from dagster_flinkpy.state_processor.bootstrap import keyed_rows
 from dagster_flinkpy.state_processor.flink_columns import DeclaredState
 from dagster_flinkpy.state_processor.flink_sources import file_place
@@ -36,7 +37,7 @@ __all__ = ["import_spark_state"]
 
 _MAX_PARALLELISM = 128
 _SINGLE = ("VALUE", "REDUCING", "AGGREGATING")
-_DOMAINS = {"EventTime": "event_time", "ProcessingTime": "processing_time"}
+_TIMERS = {"EventTime": EVENT_TIMERS, "ProcessingTime": PROCESSING_TIMERS}
 
 
 def import_spark_state(
@@ -244,7 +245,7 @@ class _QueryPlan:
                 f"state {state}: it is not known which operator of the program has these timers. Say which with "
                 f"mapping (--map {state.full_name}=UID); {self._known()}"
             )
-        name = f"_timers/{_DOMAINS[state.time_mode]}"
+        name = _TIMERS[state.time_mode]
         if target.namespaces.get(name) is not None:
             raise UnsupportedSavepointError(f"state {state}: operator {target.uid!r} of the program has windows")
         new = _QueryStateImport(target.uid, TableLayout(name, "TIMER", target.key_type), state, None, None)

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from dagster_flinkpy.checkpoint.savepoints.savepoint import has_pickled_values
 from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
+from dagster_flinkpy.datastream.time_domain import TimeDomain
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.spark.versions import frame_of_parts
 from dagster_flinkpy.state.handles import DistributionMode, OperatorStateHandle, TableSnapshot
@@ -24,9 +25,10 @@ from dagster_flinkpy.state.reader import (
     read_table,
     table_schema,
 )
+from dagster_flinkpy.state.stored_names import TIMERS
 from dagster_flinkpy.storage import StorageLocation
 
-__all__ = ["KeyedStateRows", "OperatorStateRows", "StoredState"]
+__all__ = ["KeyedStateRows", "OperatorRows", "OperatorStateRows", "StatesByName", "StoredState"]
 
 _THREADS = 8
 """Number of subtasks whose state is read at the same time."""
@@ -145,6 +147,34 @@ class StoredState(ABC):
 
 
 @dataclass(frozen=True)
+class OperatorRows(StoredState):
+    """Operator state."""
+
+    def for_keys(self, keys: Iterable[Any]) -> StoredState:
+        raise ConfigurationError(f"state {self.name!r} of operator {self.uid!r} is operator state, which has no keys")
+
+
+class StatesByName(ABC):
+    """The states of a savepoint."""
+
+    @abstractmethod
+    def state(self, uid: str, name: str) -> StoredState:
+        """Returns a state by the uid of its operator and its name.
+
+        Raises:
+            RestoreError: There is no such operator or state; the message lists the existing ones.
+        """
+
+    def timers(self, uid: str, domain: TimeDomain = TimeDomain.EVENT_TIME) -> StoredState:
+        """Returns the pending timers of an operator: ``key``, ``time``, and for windows their ``namespace``.
+
+        Raises:
+            RestoreError: The operator has no timers.
+        """
+        return self.state(uid, TIMERS[domain])
+
+
+@dataclass(frozen=True)
 class KeyedStateRows(StoredState):
     """Keyed state or timers. :class:`SavepointReader` creates it."""
 
@@ -197,7 +227,7 @@ class KeyedStateRows(StoredState):
 
 
 @dataclass(frozen=True)
-class OperatorStateRows(StoredState):
+class OperatorStateRows(OperatorRows):
     """Operator state. :class:`SavepointReader` creates it."""
 
     handles: tuple[tuple[int, OperatorStateHandle], ...]
@@ -224,6 +254,3 @@ class OperatorStateRows(StoredState):
     def read_subtask(self, position: int) -> pa.Table:
         _, handle = self.handles[position]
         return read_operator_state(handle.partitions, handle.types, self.files.open())
-
-    def for_keys(self, keys: Iterable[Any]) -> StoredState:
-        raise ConfigurationError(f"state {self.name!r} of operator {self.uid!r} is operator state, which has no keys")

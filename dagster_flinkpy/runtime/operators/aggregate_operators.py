@@ -20,6 +20,7 @@ from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.stream_operator import OperatorSnapshot, StreamOperator
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
 from dagster_flinkpy.state.columns import grown
+from dagster_flinkpy.state.stored_names import ROLLING
 
 __all__ = [
     "RollingAggregateOperator",
@@ -51,7 +52,7 @@ class RollingAggregateOperator(KeyedStateOperator):
     def __init__(self, context: OperatorContext, fold: ColumnFold, *, with_key: bool, flat: bool) -> None:
         super().__init__(context)
         self._fold, self._with_key, self._flat = fold, with_key, flat
-        self._state = self.backend.get_cells(ValueStateDescriptor("_op_state", fold.state_type))
+        self._state = self.backend.get_cells(ValueStateDescriptor(ROLLING, fold.state_type))
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
         keys = self.bind(batch)

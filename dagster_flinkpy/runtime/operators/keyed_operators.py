@@ -43,11 +43,10 @@ from dagster_flinkpy.state.files.cache import RunCache
 from dagster_flinkpy.state.files.compaction import TURNS
 from dagster_flinkpy.state.heap_backend import HeapKeyedStateBackend
 from dagster_flinkpy.state.keys import TouchedKeys, hash_keys
+from dagster_flinkpy.state.stored_names import EVENT_TIMERS, PROCESSING_TIMERS, ROLLING
 from dagster_flinkpy.state.timers.timer_queue import TimerQueue
 
 __all__ = [
-    "EVENT_TIMERS",
-    "PROCESSING_TIMERS",
     "KeyedContext",
     "KeyedOperator",
     "KeyedProcessOperator",
@@ -57,8 +56,6 @@ __all__ = [
     "StrictTimerService",
     "touch_keys",
 ]
-
-EVENT_TIMERS, PROCESSING_TIMERS = "_timers/event_time", "_timers/processing_time"
 
 
 class KeyedTimerService(UnkeyedTimerService):
@@ -315,7 +312,7 @@ class ReduceOperator(KeyedOperator):
         self.functions = (spec.function,)
         self._reduce = keeping(as_callable(spec.function, ReduceFunction, "reduce"), spec.type_info)
         self._final_only = spec.final_only
-        self._state: Any = self.backend.get_state(ValueStateDescriptor("_op_state", spec.type_info))
+        self._state: Any = self.backend.get_state(ValueStateDescriptor(ROLLING, spec.type_info))
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
         records = zip(self.seats(batch), batch.each_value(), strict=True)

@@ -15,7 +15,6 @@ from dagster_flinkpy.datastream.window import (
     TumblingEventTimeWindows,
     TumblingProcessingTimeWindows,
 )
-from dagster_flinkpy.runtime.operators.keyed_operators import EVENT_TIMERS, PROCESSING_TIMERS
 from dagster_flinkpy.runtime.operators.windows.contents import Due, TimeWindows, make_contents
 from dagster_flinkpy.runtime.operators.windows.window_operator import (
     Ints,
@@ -24,6 +23,7 @@ from dagster_flinkpy.runtime.operators.windows.window_operator import (
     has_default_trigger,
 )
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
+from dagster_flinkpy.state.stored_names import EVENT_TIMERS, PROCESSING_TIMERS
 
 __all__ = ["AlignedWindower", "is_aligned"]
 

@@ -22,7 +22,6 @@ from dagster_flinkpy.datastream.window import (
 )
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.runtime.failure import UNKNOWN, USER_EXCEPTIONS
-from dagster_flinkpy.runtime.operators.keyed_operators import EVENT_TIMERS, PROCESSING_TIMERS
 from dagster_flinkpy.runtime.operators.windows.contents import Due, TimeWindows, make_contents
 from dagster_flinkpy.runtime.operators.windows.window_operator import (
     MERGING_WINDOWS,
@@ -33,6 +32,7 @@ from dagster_flinkpy.runtime.operators.windows.window_operator import (
 )
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 from dagster_flinkpy.state.files.time_order import MAX_TIME
+from dagster_flinkpy.state.stored_names import EVENT_TIMERS, PROCESSING_TIMERS
 
 __all__ = ["SessionWindower", "is_session"]
 
