@@ -21,7 +21,7 @@ from dagster_flinkpy.checkpoint.coordinator.coordinator_config import DEFAULT_NU
 from dagster_flinkpy.checkpoint.forks.fork import fork_job
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.offline import release_leadership, trigger_savepoint
-from dagster_flinkpy.checkpoint.recomputation import REPLACES, TO_REPLACE
+from dagster_flinkpy.checkpoint.recomputation import REPLACES, TO_REPLACE, recomputation_of
 from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import open_checkpoint
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.sweep import sweep
@@ -90,6 +90,17 @@ class Texts(Totals):
     """Keeps the count as a text, so that the state of `Totals` does not fit."""
 
     kind = Types.STRING()
+
+
+class Backwards(Totals):
+    """Adds up in other states."""
+
+    def __init__(self) -> None:
+        super().__init__(-1)
+
+    def open(self, context: Any) -> None:
+        self.count = context.get_state(ValueStateDescriptor("n", Types.LONG()))
+        self.total = context.get_state(ValueStateDescriptor("sum", Types.LONG()))
 
 
 class Numbers(Totals):
@@ -198,11 +209,12 @@ def test_a_changed_operator_reads_retained_segments_again_while_the_others_keep_
 
 @given(
     before=st.integers(1, 5),
-    times=st.integers(1, 3),
+    change=st.sampled_from([Totals(3), Texts(2), Backwards()]),
     unaligned=st.booleans(),
     edges=st.integers(1, 2),
     parallelism=st.sampled_from([1, 2, 3]),
     from_sources=st.booleans(),
+    again=st.booleans(),
     in_switch=st.booleans(),
     at=st.integers(1, 250),
 )
@@ -210,24 +222,28 @@ def test_a_changed_operator_reads_retained_segments_again_while_the_others_keep_
 def test_a_recomputation_that_dies_and_is_repeated_equals_a_run_from_the_beginning(
     tmp_path_factory: pytest.TempPathFactory,
     before: int,
-    times: int,
+    change: Totals,
     unaligned: bool,
     edges: int,
     parallelism: int,
     from_sources: bool,
+    again: bool,
     in_switch: bool,
     at: int,
 ) -> None:
     folder = tmp_path_factory.mktemp("recompute")
     retain = None if from_sources else DAY
     old = program(folder, retain=retain, unaligned=unaligned, edges=edges)
-    new = program(folder, Totals(times), retain=retain, unaligned=unaligned, edges=edges, parallelism=parallelism)
+    new = program(folder, change, retain=retain, unaligned=unaligned, edges=edges, parallelism=parallelism)
     uids = ["numbers"] if from_sources else ["totals"]
     steps = [
         lambda: switch_program(new, job_of(folder), spark=SPARK, recompute=uids),
         lambda: run(new, folder),
     ]
     run(old, folder, before)
+    if again:  # nothing runs between two switches
+        other = program(folder, Totals(9), retain=retain, unaligned=unaligned, edges=edges)
+        switch_program(other, job_of(folder), spark=SPARK, recompute=uids)
     for number, step in enumerate(steps):
         if in_switch is (number == 0):
             with suppress(Died), at_request(at, dies):
@@ -237,7 +253,7 @@ def test_a_recomputation_that_dies_and_is_repeated_equals_a_run_from_the_beginni
                 release_leadership(job_of(folder).parent.child(name), owner="test", now_ms=current_millis())
         step()
     run(new, folder)
-    assert table(folder) == expected(times)
+    assert table(folder) == expected(change.times)
     assert table(folder, "kept") == expected(10)
     assert REPLACES not in latest(job_of(folder)).properties
     assert TO_REPLACE not in latest(job_of(folder)).properties
@@ -434,6 +450,20 @@ def test_dagster_shows_the_assets_as_out_of_sync_before_and_fresh_after(tmp_path
         assert materialize(flink_assets(new, name="job"), instance=instance, resources=resources).success
         assert stale(new) == set()
     assert table(tmp_path) == expected(7, epochs=2)
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_job_that_has_ended_ends_again(tmp_path: Path, live: bool) -> None:
+    with HarnessAttempt(program(tmp_path)().get_job_graph(), tmp_path / "jobs", live=live) as attempt:
+        list(attempt.run_epochs())
+        assert attempt.finished
+    new = program(tmp_path, Totals(7))().get_job_graph()
+    found = recomputation_of(latest(job_of(tmp_path)), new, ["totals"])
+    with HarnessAttempt(new, tmp_path / "jobs", live=live, recomputation=found) as attempt:
+        assert len(list(attempt.run_epochs())) == 1
+        assert attempt.finished
+    assert table(tmp_path) == expected(7)
+    assert table(tmp_path, "kept") == expected(10)
 
 
 def test_the_check_of_the_state_says_what_can_be_recomputed(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ import pytest
 from pyspark.errors import AnalysisException
 
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.checkpoint.recomputation import recomputation_of
+from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.common.time import Instant, Time
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.types import Row
@@ -437,6 +439,24 @@ def test_an_aggregation_is_one_of_an_epoch(tmp_path: Path) -> None:
     expected = [("a", 2), ("b", 3), ("a", 5), ("c", 7), ("b", 1), ("a", 1)]
     found = run(collect_graph(stream), tmp_path, epochs=1)
     found += run(collect_graph(stream), tmp_path, parallelism=3)
+    assert Counter((r.key, r.total) for r in found) == Counter(expected)
+
+
+def test_a_transform_that_is_recomputed_has_each_epoch_by_itself(tmp_path: Path) -> None:
+    def graph(factor: int) -> JobGraph:
+        def changed(df: Any) -> Any:
+            return totals(df).selectExpr("key", f"{factor} * total total")
+
+        stream = events(environment(2), RECORDS, per_epoch=2).blocking(timedelta(days=1))
+        return collect_graph(stream.transform_spark(changed, SUMS).uid("totals"))
+
+    run(graph(1), tmp_path, epochs=2)
+    latest = CompletedCheckpointStore(StorageLocation(str(tmp_path / "job")).open()).latest()
+    assert latest is not None
+    recomputation = recomputation_of(latest, graph(10), ["totals"])
+    assert "totals" in recomputation.operators
+    found = run(graph(10), tmp_path, recomputation=recomputation)
+    expected = [("a", 20), ("b", 30), ("a", 50), ("c", 70), ("b", 10), ("a", 10)]
     assert Counter((r.key, r.total) for r in found) == Counter(expected)
 
 
