@@ -70,6 +70,8 @@ class Recomputation:
     """Uids of the operators that write the blocking edges whose segments are read again."""
     after: int
     """The checkpoint after whose barrier all is read again; 0 for the beginning of the job."""
+    replaced: ReplacedRows
+    """Which rows the sinks replace."""
     records: int
     """How many records the segments have."""
     bytes: int
@@ -126,20 +128,25 @@ def recomputation_of(
         anew |= more
     edges = sorted({edge for uid, edge in reads.items() if uid in anew} - anew)
     specs = {v.uid: v.spec for v in graph.vertices if v.uid in anew}
-    sources = tuple(uid for uid, spec in specs.items() if isinstance(spec, SourceSpec) and uid not in reads)
-    if after and sources:
+    sources = {u: spec.static for u, spec in specs.items() if isinstance(spec, SourceSpec) and u not in reads}
+    streams = [uid for uid, static in sources.items() if not static]
+    if after and streams:
         raise ConfigurationError(
-            f"{_quoted(uids)} cannot be recomputed since checkpoint {after}: sources {_quoted(sources)} are read with "
+            f"{_quoted(uids)} cannot be recomputed since checkpoint {after}: sources {_quoted(streams)} are read with "
             "them, and can only be read from the beginning. Leave out since"
         )
     sinks = (u for u, s in specs.items() if isinstance(s, SinkSpec) and not isinstance(s, BlockingEdgeSinkSpec))
-    segments = [s for edge in edges for output in _retained(metadata, edge, after) for s in output["segments"]]
+    outputs = [output for edge in edges for output in _retained(metadata, edge, after)]
+    segments = [segment for output in outputs for segment in output["segments"]]
+    # The job may have started from empty state since its sinks have written their first rows: these are not read again.
+    first = 1 if streams else min((each["checkpoint_id"] for each in outputs), default=metadata.checkpoint_id + 1)
     return Recomputation(
         tuple(u for u, s in specs.items() if type(s) not in (BlockingEdgeSinkSpec, BlockingEdgeSourceSpec)),
         tuple(uid for uid in sinks if metadata.operator(uid) is not None),
-        sources,
+        tuple(sources),
         tuple(edges),
         after,
+        ReplacedRows(after or first - 1, metadata.checkpoint_id + 1),
         sum(segment["rows"] for segment in segments),
         sum(segment["bytes"] for segment in segments),
         frozenset(anew),
@@ -216,8 +223,8 @@ def without_state(metadata: CheckpointMetadata, graph: JobGraph, recomputation: 
         elif isinstance(v.spec, BlockingEdgeSinkSpec) and not recomputation.after:
             state = replace(state, history=EdgeHistory())  # it will write all again
         empty.append(state)
-    rows = ReplacedRows(recomputation.after, metadata.checkpoint_id + 1)
-    to_replace = {**(ReplacedRows.of(metadata, TO_REPLACE) or {}), **dict.fromkeys(recomputation.sinks, rows)}
+    new = dict.fromkeys(recomputation.sinks, recomputation.replaced)
+    to_replace = {**(ReplacedRows.of(metadata, TO_REPLACE) or {}), **new}
     properties = {**metadata.properties, TO_REPLACE: {uid: each.to_json() for uid, each in to_replace.items()}}
     # What they had to commit is committed, so nothing is lost of a sink that the program no longer has.
     kept = (

@@ -29,8 +29,8 @@ from dagster_flinkpy.common import Types
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.connectors import ParquetSink
-from dagster_flinkpy.datastream import KeyedProcessFunction, StreamExecutionEnvironment
-from dagster_flinkpy.datastream.state import ValueStateDescriptor
+from dagster_flinkpy.datastream import BroadcastProcessFunction, KeyedProcessFunction, StreamExecutionEnvironment
+from dagster_flinkpy.datastream.state import MapStateDescriptor, ValueStateDescriptor
 from dagster_flinkpy.errors import ConfigurationError, RestoreError
 from dagster_flinkpy.orchestration import (
     CheckpointStorageResource,
@@ -52,6 +52,7 @@ from tests.runtime.harness import HarnessAttempt, run_rows
 from tests.runtime.programs import FolderSink, environment, events
 
 ROW = Types.ROW_NAMED(["key", "count", "total"], [Types.STRING(), Types.LONG(), Types.LONG()])
+FACTOR = MapStateDescriptor("factor", Types.LONG(), Types.LONG())
 RECORDS = [(f"k{i % 3}", i, i) for i in range(30)]
 PER_EPOCH = 6
 DAY = timedelta(days=1)
@@ -90,6 +91,16 @@ class Texts(Totals):
     """Keeps the count as a text, so that the state of `Totals` does not fit."""
 
     kind = Types.STRING()
+
+
+class Multiply(BroadcastProcessFunction):
+    """Multiplies each record with the factor that a static input gives."""
+
+    def process_element(self, value: Any, context: Any) -> Any:
+        yield value.key, 1, value.value * context.get_broadcast_state(FACTOR).get(0)
+
+    def process_broadcast_element(self, value: int, context: Any) -> None:
+        context.get_broadcast_state(FACTOR).put(0, value)
 
 
 class Backwards(Totals):
@@ -145,16 +156,16 @@ def job_of(folder: Path) -> StorageLocation:
     return StorageLocation(str(folder / "jobs" / "job"))
 
 
-def run(program: Program, folder: Path, epochs: int | None = None, job: StorageLocation | None = None) -> list[str]:
-    """Runs some epochs, or all that there is to read, and returns what the run says."""
-    said: list[str] = []
-    attempt = program_attempt(program, job or job_of(folder), spark=SPARK, owner="test", on_progress=said.append)
-    with attempt:
+def run(
+    program: Program, folder: Path, epochs: int | None = None, job: StorageLocation | None = None, **options: Any
+) -> None:
+    """Runs some epochs, or all that there is to read."""
+    options |= {"spark": SPARK, "owner": "test", "on_progress": lambda line: None}
+    with program_attempt(program, job or job_of(folder), **options) as attempt:
         if epochs is None:
             list(attempt.run_epochs())
         for _ in range(epochs or 0):
             attempt.run_epoch()
-    return said
 
 
 def latest(job: StorageLocation) -> CheckpointMetadata:
@@ -270,6 +281,18 @@ def test_rows_up_to_since_stay_and_the_state_is_built_from_what_follows(tmp_path
     assert table(tmp_path) == expected(7, first=2)
 
 
+def test_rows_from_before_a_start_from_empty_state_stay(tmp_path: Path) -> None:
+    run(program(tmp_path), tmp_path, 2)
+    first = files(tmp_path)
+    run(program(tmp_path), tmp_path, 2, start_empty=True)
+    switch_program(program(tmp_path, Totals(7)), job_of(tmp_path), spark=SPARK, recompute=["totals"])
+    run(program(tmp_path, Totals(7)), tmp_path)
+    assert {*first} < {*files(tmp_path)}
+    for file in first:
+        file.unlink()
+    assert table(tmp_path) == expected(7)
+
+
 def test_an_operator_without_a_blocking_edge_before_it_reads_the_sources_again(tmp_path: Path) -> None:
     def build(times: int) -> Program:
         def of() -> StreamExecutionEnvironment:
@@ -299,6 +322,27 @@ def test_an_operator_without_a_blocking_edge_before_it_reads_the_sources_again(t
     assert table(tmp_path, "b") == expected(1)
     with pytest.raises(ConfigurationError, match="'a-events' are read with them"):
         switch_program(build(7), job, spark=SPARK, recompute=["a-totals"], since="chk-1")
+
+
+def test_a_static_input_is_read_again_whole_also_since_a_checkpoint(tmp_path: Path) -> None:
+    def of(times: int) -> Program:
+        def build() -> StreamExecutionEnvironment:
+            env = environment(1)
+            read = events(env, RECORDS, per_epoch=PER_EPOCH).blocking(DAY)
+            factors = env.from_collection([times], Types.LONG()).uid("factors").static()
+            both = read.connect(factors.broadcast(FACTOR)).process(Multiply(), ROW).uid("multiply")
+            both.sink_to(ParquetSink(str(tmp_path / "table"))).uid("table")
+            return env
+
+        return build
+
+    run(of(1), tmp_path, 3)
+    switch_program(of(7), job_of(tmp_path), spark=SPARK, recompute=["multiply"], since="chk-1")
+    run(of(7), tmp_path)
+    rows = [row for file in files(tmp_path) for row in pq.read_table(file).to_pylist()]
+    assert sorted(row["total"] for row in rows) == sorted(
+        value * (1 if number < PER_EPOCH else 7) for number, (_, _, value) in enumerate(RECORDS)
+    )
 
 
 def test_the_plan_says_what_does_not_fit_and_from_what_it_can_be_recomputed(tmp_path: Path) -> None:
