@@ -29,6 +29,7 @@ NAMES = (
     "growth",
     "stateful",
     "state_sql",
+    "flink_import",
     "forks",
     "scale",
     "continuous",

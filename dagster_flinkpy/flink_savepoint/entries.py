@@ -6,23 +6,24 @@ Source: Flink's ``FullSnapshotAsyncWriter``.
 from __future__ import annotations
 
 import struct
+from array import array
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
 
 from dagster_flinkpy.flink_savepoint.byte_reader import ByteReader
 
-__all__ = ["Entries", "read_entries"]
+__all__ = ["Bytes", "Entries", "Ints", "read_entries"]
 
 Ints = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
 _END_OF_STATE = 0x80
-_LENGTH = struct.Struct(">i")
-_ALIKE = 4
-"""After this many entries of the same lengths, more of them are looked for at once."""
+_LENGTH = struct.Struct(">I")
+_ALIKE, _LONG_RUN = 4, 64
+"""After so many entries of the same lengths, more are looked for at once; after twice as many if that found few."""
 
 
 @dataclass(frozen=True)
@@ -55,46 +56,60 @@ def read_entries(reader: ByteReader, prefix: bytes) -> Entries:
     Raises:
         CorruptStateError: They are damaged.
     """
-    data, at, size = reader.data, reader.position, len(reader.data)
-    view = np.frombuffer(data, np.uint8)
-    parts: list[Any] = []
-    single: list[tuple[int, int, int, int]] = []
-    before, alike, last = (0, 0), 0, False
-    while not last:
-        reader.position = at
-        if size - at < 8:
-            raise reader.corrupt("an entry is not complete")
-        length = _LENGTH.unpack_from(data, at)[0]
-        end = at + 4 + length
-        if length < len(prefix) or end + 4 > size:
-            raise reader.corrupt(f"a key has {length} bytes")
-        width = _LENGTH.unpack_from(data, end)[0]
-        if not 0 <= width <= size - end - 4:
-            raise reader.corrupt(f"a value has {width} bytes")
-        single.append((at + 4, end, end + 4, end + 4 + width))
-        last = bool(data[at + 4] & _END_OF_STATE)
-        alike = alike + 1 if (length, width) == before else 0
-        before = (length, width)
-        at = end + 4 + width
-        if alike >= _ALIKE and not last:
-            count, last = _run(view, at, length, width)
-            stride = 8 + length + width
-            starts = at + 4 + stride * np.arange(count, dtype=np.int64)
-            parts += [
-                np.array(single, dtype=np.int64),
-                np.column_stack((starts, starts + length, starts + length + 4, starts + length + 4 + width)),
-            ]
-            single.clear()
-            at, alike = at + stride * count, 0
-    reader.position = at
-    bounds = np.concatenate([*parts, np.array(single, dtype=np.int64).reshape(-1, 4)])
-    keys = bounds[:, 0]
+    starts, reader.position = _starts(reader)
+    view = np.frombuffer(reader.data, np.uint8)
+    keys = starts + 4
+    lengths = _lengths_at(view, starts)
+    key_ends = keys + lengths
+    values = key_ends + 4
+    if (lengths < len(prefix)).any():
+        raise reader.corrupt(f"a key has {lengths.min()} bytes")
     wrong = (view[keys] & (_END_OF_STATE - 1)) != prefix[0]
     if len(prefix) > 1:
         wrong |= view[keys + 1] != prefix[1]
     if wrong.any():
         raise reader.corrupt("a key is of another key group")
-    return Entries(data, keys, bounds[:, 1], bounds[:, 2], bounds[:, 3])
+    return Entries(reader.data, keys, key_ends, values, values + _lengths_at(view, key_ends))
+
+
+def _lengths_at(view: Bytes, starts: Ints) -> Ints:
+    """Returns the lengths that are written at some positions."""
+    rows = np.ascontiguousarray(sliding_window_view(view, 4)[starts])
+    return rows.view(">u4")[:, 0].astype(np.int64)
+
+
+def _starts(reader: ByteReader) -> tuple[Ints, int]:
+    """Returns where entries begin, the last one included, and where the last one ends."""
+    data, at = reader.data, reader.position
+    view, unpack = np.frombuffer(data, np.uint8), _LENGTH.unpack_from
+    parts: list[Ints] = []
+    single = array("q")
+    before, alike, enough, last = (-1, -1), 0, _ALIKE, 0
+    while not last:
+        try:  # A length without sign leads behind the data if it is negative, or too great.
+            (length,) = unpack(data, at)
+            (width,) = unpack(data, at + 4 + length)
+        except struct.error:
+            reader.position = at
+            raise reader.corrupt("an entry is not complete") from None
+        single.append(at)
+        last = data[at + 4] & _END_OF_STATE
+        at += 8 + length + width
+        if (length, width) != before:
+            before, alike = (length, width), 0
+            continue
+        alike += 1
+        if alike >= enough and not last:
+            count, last = _run(view, at, length, width)
+            stride = 8 + length + width
+            parts += [np.array(single), at + stride * np.arange(count, dtype=np.int64)]
+            single = array("q")
+            at, alike = at + stride * count, 0
+            enough = _ALIKE if count > _LONG_RUN else enough * 2
+    if at > len(data):
+        reader.position = at
+        raise reader.corrupt(f"a value has {width} bytes")
+    return np.concatenate([*parts, np.array(single)]), at
 
 
 def _run(view: Bytes, at: int, length: int, width: int) -> tuple[int, bool]:

@@ -8,14 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.lib.stride_tricks import sliding_window_view
 
-from dagster_flinkpy.flink_savepoint.entries import Entries
+from dagster_flinkpy.flink_savepoint.entries import Bytes, Entries, Ints
 
 __all__ = ["KEYS", "VALUES", "regular_columns"]
-
-_Rows = npt.NDArray[np.uint8]
 
 _NUMBERS: dict[str, tuple[str, int]] = {
     "BYTE": (">i1", 1),
@@ -36,7 +35,7 @@ _ROW_OF_VALUE = 0
 def regular_columns(
     entries: Entries, prefix: int, key: str, value: str, *, wrapped: bool
 ) -> tuple[pa.Array[Any], pa.Array[Any]] | None:
-    """Returns the keys and the values, in any common order; None if an entry is not as expected.
+    """Returns the keys and the values; None if an entry is not as expected.
 
     Args:
         entries: Entries without a namespace, each with a list of one value of PyFlink's process mode.
@@ -46,73 +45,61 @@ def regular_columns(
         wrapped: Whether a key is a row of one field.
     """
     view = np.frombuffer(entries.data, np.uint8)
-    lengths, widths = entries.key_ends - entries.keys, entries.value_ends - entries.values
-    shapes, shape_of = np.unique(lengths << np.int64(32) | widths, return_inverse=True)
-    keys, values = [], []
-    for number, shape in enumerate(shapes.tolist()):
-        chosen = slice(None) if len(shapes) == 1 else shape_of == number
-        length, width = shape >> 32, shape & 0xFFFFFFFF
-        if width < 4:  # the length of the value
-            return None
-        mine = _key(_gathered(view, entries.keys[chosen], length)[:, prefix:], key, wrapped)
-        own = _value(_gathered(view, entries.values[chosen], width), value)
-        if mine is None or own is None:
-            return None
-        keys.append(mine)
-        values.append(own)
-    return pa.concat_arrays(keys), pa.concat_arrays(values)
-
-
-def _gathered(view: _Rows, starts: npt.NDArray[np.int64], width: int) -> _Rows:
-    """Returns the bytes from each start, a row each."""
-    rows: _Rows = np.lib.stride_tricks.sliding_window_view(view, width)[starts]
-    return rows
-
-
-def _key(rows: _Rows, kind: str, wrapped: bool) -> pa.Array[Any] | None:
+    starts, ends = entries.keys + prefix, entries.key_ends
     if wrapped:
-        if rows.shape[1] < 1 or (rows[:, 0] != _ROW_OF_VALUE).any():
+        if (starts >= ends).any() or (view[starts] != _ROW_OF_VALUE).any():
             return None
-        rows = rows[:, 1:]
-    if rows.shape[1] < 1 or rows[:, -1].any():  # the namespace is empty: a zero
+        starts = starts + 1
+    ends = ends - 1  # the namespace is empty: a zero
+    if (starts > ends).any() or view[ends].any():
         return None
-    rows = rows[:, :-1]
-    if kind != "STRING":
-        return _numbers(rows, kind)
-    width = rows.shape[1] - 1  # one byte says one more than the length
-    if not 0 <= width < 0x7F or (rows[:, 0] != width + 1).any():
+    keys = _java_texts(entries.data, starts, ends) if key == "STRING" else _numbers(view, starts, ends, key)
+    starts, ends = entries.values + 4, entries.value_ends
+    if keys is None or not _have_lengths(view, starts, ends):
         return None
-    return _texts(rows[:, 1:])
+    if value != "STRING":
+        values = _numbers(view, starts, ends, value)
+    else:
+        starts = starts + 4
+        values = _texts(entries.data, starts, ends) if _have_lengths(view, starts, ends) else None
+    return None if values is None else (keys, values)
 
 
-def _value(rows: _Rows, kind: str) -> pa.Array[Any] | None:
-    width = rows.shape[1] - 4
-    if (_lengths(rows) != width).any():
-        return None
-    rows = rows[:, 4:]
-    if kind != "STRING":
-        return _numbers(rows, kind)
-    if width < 4 or (_lengths(rows) != width - 4).any():
-        return None
-    return _texts(rows[:, 4:])
+def _have_lengths(view: Bytes, starts: Ints, ends: Ints) -> bool:
+    """Returns whether the length of each part, in four bytes, is before it."""
+    if (starts > ends).any():
+        return False
+    rows = np.ascontiguousarray(sliding_window_view(view, 4)[starts - 4])
+    return bool((rows.view(">i4")[:, 0] == ends - starts).all())
 
 
-def _lengths(rows: _Rows) -> npt.NDArray[np.int32]:
-    return np.ascontiguousarray(rows[:, :4]).view(">i4")[:, 0]
-
-
-def _numbers(rows: _Rows, kind: str) -> pa.Array[Any] | None:
+def _numbers(view: Bytes, starts: Ints, ends: Ints, kind: str) -> pa.Array[Any] | None:
     form, width = _NUMBERS[kind]
-    if rows.shape[1] != width:
+    if (ends - starts != width).any():
         return None
-    packed = np.ascontiguousarray(rows).view(form)[:, 0]
+    packed = np.ascontiguousarray(sliding_window_view(view, width)[starts]).view(form)[:, 0]
     return pa.array(packed.astype(packed.dtype.newbyteorder("=")))
 
 
-def _texts(rows: _Rows) -> pa.Array[Any] | None:
-    count, width = rows.shape
-    if (rows >= 0x80).any() or count * width >= 1 << 31:
+def _java_texts(data: bytes, starts: Ints, ends: Ints) -> pa.Array[Any] | None:
+    """Returns texts as Java's serializer writes them, if they are short, and ASCII."""
+    view = np.frombuffer(data, np.uint8)
+    widths = ends - starts
+    # One byte says one more than the length. Of more than 126 characters it would be two bytes.
+    if ((widths < 1) | (widths > 0x7F)).any() or (view[starts] != widths).any():
         return None
-    offsets = np.arange(count + 1, dtype=np.int32) * np.int32(width)
-    data = np.ascontiguousarray(rows)
-    return pa.StringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(data))
+    texts = _texts(data, starts + 1, ends)
+    return texts if texts is not None and pc.all(pc.string_is_ascii(texts)).as_py() else None
+
+
+def _texts(data: bytes, starts: Ints, ends: Ints) -> pa.Array[Any] | None:
+    """Returns texts in UTF-8, or None if some are not."""
+    # Parts of the data, of which each second is a text. Entries are in order.
+    bounds = np.column_stack((starts, ends)).reshape(-1)
+    parts = pa.LargeBinaryArray.from_buffers(
+        pa.large_binary(), len(bounds) - 1, [None, pa.py_buffer(bounds), pa.py_buffer(data)]
+    )
+    try:
+        return parts.take(pa.array(np.arange(0, len(bounds), 2))).cast(pa.string())
+    except pa.ArrowInvalid:
+        return None

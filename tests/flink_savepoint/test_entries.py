@@ -73,6 +73,35 @@ def test_texts_and_numbers_are_decoded_by_column(values: dict[str, int]) -> None
     assert dict(zip(found[0].to_pylist(), found[1].to_pylist(), strict=True)) == values
 
 
+@settings(max_examples=examples(300), deadline=None)
+@given(st.dictionaries(st.integers(-(2**63), 2**63 - 1), st.text(max_size=8), min_size=1))
+def test_numbers_and_texts_of_any_length_are_decoded_by_column(values: dict[int, str]) -> None:
+    encoded = {key: value.encode() for key, value in values.items()}
+    pairs = [
+        (b"\x01\x80" + struct.pack(">q", key) + b"\0", struct.pack(">ii", len(text) + 4, len(text)) + text)
+        for key, text in encoded.items()
+    ]
+    entries = read_entries(ByteReader(written(pairs), "a group"), b"\x01\x80")
+    found = regular_columns(entries, 2, "LONG", "STRING", wrapped=False)
+    assert found is not None
+    assert dict(zip(found[0].to_pylist(), found[1].to_pylist(), strict=True)) == values
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        struct.pack(">ii", 5, 1) + b"\xc3",  # half a character
+        struct.pack(">ii", 5, 2) + b"k",  # a text that is longer
+        struct.pack(">i", 3) + b"kkk",  # without a length
+        struct.pack(">ii", 6, 1) + b"k",  # a list that is longer
+    ],
+)
+def test_texts_that_are_not_as_expected_are_left_to_the_decoders_of_single_values(value: bytes) -> None:
+    good = (b"\x05" + bytes(9), struct.pack(">ii", 5, 1) + b"k")
+    entries = read_entries(ByteReader(written([good, (good[0], value)]), "a group"), b"\x05")
+    assert regular_columns(entries, 1, "LONG", "STRING", wrapped=False) is None
+
+
 @pytest.mark.parametrize(
     "pair",
     [
