@@ -23,6 +23,7 @@ from dagster_flinkpy.storage import StorageLocation
 
 LONGS, TEXTS = 10_000_000, 1_000_000
 """Keys with a number, and keys with a text of 100 to 300 bytes."""
+ROUNDS = 3
 
 
 def run(peers: tuple[str, ...] = ()) -> list[dict[str, Any]]:
@@ -44,7 +45,7 @@ def _texts(random: np.random.Generator) -> pa.Array[Any]:
 
 
 def _rates(kind: TypeInformation, values: pa.Array[Any]) -> tuple[float, float]:
-    """Returns keys and megabytes of Flink's savepoint per second of CPU, from its file to our savepoint."""
+    """Returns keys and megabytes of Flink's savepoint per second of CPU, from its file to our savepoint: the best."""
     with tempfile.TemporaryDirectory(prefix="flinkpy-benchmark-") as folder:
         ours, flinks, imported = (StorageLocation(str(Path(folder) / name)) for name in ("ours", "flinks", "imported"))
         rows = pa.table({"key": np.arange(len(values)), "value": values})
@@ -53,7 +54,9 @@ def _rates(kind: TypeInformation, values: pa.Array[Any]) -> tuple[float, float]:
         export_to_flink(read_savepoint(ours), flinks, [ExportTarget("totals")])
         size = sum(each.size for each in flinks.open().list())
         target = ImportTarget("totals", key_type=Types.LONG(), states=[DeclaredState("total", "VALUE", kind)])
-        cpu = time.process_time()
-        import_flink_savepoint(flinks, imported, [target])
-        cpu = time.process_time() - cpu
-    return len(values) / cpu, size / 1e6 / cpu
+        seconds = []
+        for round_ in range(ROUNDS):
+            start = time.process_time()
+            import_flink_savepoint(flinks, imported.child(str(round_)), [target])
+            seconds.append(time.process_time() - start)
+    return len(values) / min(seconds), size / 1e6 / min(seconds)

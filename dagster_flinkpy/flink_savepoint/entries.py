@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import struct
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -56,14 +58,11 @@ def read_entries(reader: ByteReader, prefix: bytes) -> Entries:
     Raises:
         CorruptStateError: They are damaged.
     """
-    starts, reader.position = _starts(reader)
+    starts, reader.position = _starts(reader, len(prefix))
     view = np.frombuffer(reader.data, np.uint8)
     keys = starts + 4
-    lengths = _lengths_at(view, starts)
-    key_ends = keys + lengths
+    key_ends = keys + _lengths_at(view, starts)
     values = key_ends + 4
-    if (lengths < len(prefix)).any():
-        raise reader.corrupt(f"a key has {lengths.min()} bytes")
     wrong = (view[keys] & (_END_OF_STATE - 1)) != prefix[0]
     if len(prefix) > 1:
         wrong |= view[keys + 1] != prefix[1]
@@ -78,25 +77,31 @@ def _lengths_at(view: Bytes, starts: Ints) -> Ints:
     return rows.view(">u4")[:, 0].astype(np.int64)
 
 
-def _starts(reader: ByteReader) -> tuple[Ints, int]:
+def _starts(reader: ByteReader, prefix: int) -> tuple[Ints, int]:
     """Returns where entries begin, the last one included, and where the last one ends."""
-    data, at = reader.data, reader.position
-    view, unpack = np.frombuffer(data, np.uint8), _LENGTH.unpack_from
+    data, at, size = reader.data, reader.position, len(reader.data)
+    view = np.frombuffer(data, np.uint8)
     parts: list[Ints] = []
     single = array("q")
-    before, alike, enough, last = (-1, -1), 0, _ALIKE, 0
+    length, head = 1, _head(1)
+    before, alike, enough, last = -1, 0, _ALIKE, 0
     while not last:
-        try:  # A length without sign leads behind the data if it is negative, or too great.
-            (length,) = unpack(data, at)
-            (width,) = unpack(data, at + 4 + length)
-        except struct.error:
+        try:
+            found, first, width = head(data, at)
+        except struct.error:  # it is the last, and its key is shorter, or it is not complete
+            found = -1
+        if found != length:
             reader.position = at
-            raise reader.corrupt("an entry is not complete") from None
+            length, before = reader.int32(), -1
+            if not prefix <= length <= size - at - 8:
+                raise reader.corrupt(f"a key has {length} bytes")
+            head = _head(length)
+            _, first, width = head(data, at)
         single.append(at)
-        last = data[at + 4] & _END_OF_STATE
+        last = first & _END_OF_STATE
         at += 8 + length + width
-        if (length, width) != before:
-            before, alike = (length, width), 0
+        if width != before:
+            before, alike = width, 0
             continue
         alike += 1
         if alike >= enough and not last:
@@ -106,10 +111,16 @@ def _starts(reader: ByteReader) -> tuple[Ints, int]:
             single = array("q")
             at, alike = at + stride * count, 0
             enough = _ALIKE if count > _LONG_RUN else enough * 2
-    if at > len(data):
-        reader.position = at
-        raise reader.corrupt(f"a value has {width} bytes")
+    if at > size:
+        raise reader.corrupt(f"a value of {width} bytes is not complete")
     return np.concatenate([*parts, np.array(single)]), at
+
+
+@lru_cache(maxsize=64)
+def _head(length: int) -> Callable[[bytes, int], tuple[int, int, int]]:
+    """Returns what reads the length of a key, its first byte, and the length of the value, of keys of a length."""
+    read: Callable[[bytes, int], tuple[int, int, int]] = struct.Struct(f">IB{length - 1}xI").unpack_from
+    return read
 
 
 def _run(view: Bytes, at: int, length: int, width: int) -> tuple[int, bool]:

@@ -42,8 +42,8 @@ __all__ = ["import_flink_savepoint"]
 
 _READER_STATE = "SourceReaderState"
 """What readers of Flink's sources call the state with their splits."""
-_ROWS = 200_000
-"""Key groups are written together until they have this many rows."""
+_ROWS, _BYTES = 200_000, 64 << 20
+"""Key groups are written together until they have this many rows, or bytes."""
 
 
 def import_flink_savepoint(
@@ -248,7 +248,7 @@ class _KeyedImport:
                 hashes = hash_keys(self.layout.key_type, columns["key"])
                 waiting.append(unplaced_rows(self.layout, columns, hashes))
                 self.rows += len(hashes)
-                if sum(map(len, waiting)) >= _ROWS:
+                if sum(map(len, waiting)) >= _ROWS or sum(table.nbytes for table in waiting) >= _BYTES:
                     yield pa.concat_tables(waiting)
                     waiting.clear()
             on_progress(

@@ -21,7 +21,7 @@ from dagster_flinkpy.flink_savepoint.metadata import read_metadata
 from dagster_flinkpy.key_hashes import assign_to_key_group
 from dagster_flinkpy.orchestration.flink_import import import_savepoint
 from dagster_flinkpy.orchestration.flink_job import flink_job
-from dagster_flinkpy.state_processor import FlinkSavepointReader, SavepointReader, read_savepoint
+from dagster_flinkpy.state_processor import FlinkSavepointReader, SavepointReader, flink_import, read_savepoint
 from dagster_flinkpy.state_processor.flink_sources import position_of
 from dagster_flinkpy.state_processor.import_report import ImportReport
 from dagster_flinkpy.storage import StorageLocation
@@ -62,6 +62,16 @@ def test_all_states_and_timers_are_imported_as_they_were(name: str, tmp_path: Pa
         assert rows_of(found, each.uid, each.name) == rows_of(before, each.uid, each.name)
     states = {(state.uid, state.name) for state in before.states if state.uid in DECLARED[name] and state.to_arrow()}
     assert {(each.uid, each.name) for each in report.imported if each.name != "position"} == states
+
+
+def test_key_groups_with_great_values_are_written_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flink_import, "_BYTES", 1)
+    _, found = imported("values-hashmap-canonical", tmp_path)
+    before = read_savepoint(str(SAVEPOINTS / "values-hashmap-canonical" / "savepoint"))
+    groups = {row["key_group"] for row in before.state("values", "name").to_pylist()}
+    runs = [run for _, table in found.state("values", "name").tables for run in table.runs]
+    assert len(runs) == len(groups) > 1
+    assert sum(run.rows for run in runs) == len(before.state("values", "name").to_arrow())
 
 
 @pytest.mark.parametrize("name", IMPORTED)
