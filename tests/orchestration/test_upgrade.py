@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +20,7 @@ from dagster_flinkpy.common import Types
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.connectors import ParquetSink
 from dagster_flinkpy.datastream import KeyedProcessFunction, StreamExecutionEnvironment
-from dagster_flinkpy.datastream.state import ValueStateDescriptor
+from dagster_flinkpy.datastream.state import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
 from dagster_flinkpy.errors import CheckpointError, JobNotFoundError
 from dagster_flinkpy.orchestration import CheckpointStorageResource, SparkResource, build_flink_jobs
 from dagster_flinkpy.orchestration.program import program_attempt
@@ -139,35 +140,131 @@ def test_a_change_that_changes_no_row_is_proved_switched_to_and_taken_back(tmp_p
     assert table(tmp_path) == expected(6)
 
 
-@given(st.sampled_from(["prove", "switch", "back"]), st.integers(1, 300), st.integers(1, 3), st.integers(0, 2))
+FORMS = ("value", "map", "list")
+
+
+class Kept(KeyedProcessFunction):
+    """Counts and sums by key.
+
+    Args:
+        form: The kind of state.
+        name: The name of the state.
+        wrong: A record that is taken twice.
+        silent: Records from this one on give no row.
+    """
+
+    def __init__(self, form: str, name: str = "kept", wrong: int | None = None, silent: int | None = None) -> None:
+        self.form, self.name, self.wrong, self.silent = form, name, wrong, silent
+
+    def open(self, context: Any) -> None:
+        get = {"value": context.get_state, "map": context.get_map_state, "list": context.get_list_state}
+        self.state = get[self.form](descriptor(self.form, self.name))
+
+    def process_element(self, value: Any, context: Any) -> Any:
+        for _ in range(1 + (value.value == self.wrong)):
+            if self.form == "value":
+                self.state.update([*(self.state.value() or []), value.value])
+            elif self.form == "map":
+                self.state.put(len(list(self.state.keys())), value.value)
+            else:
+                self.state.add(value.value)
+        kept = {"value": "value", "map": "values", "list": "get"}[self.form]
+        found = list(getattr(self.state, kept)())
+        if self.silent is None or value.value < self.silent:
+            yield value.key, len(found), sum(found)
+
+
+def descriptor(form: str, name: str) -> Any:
+    if form == "value":
+        return ValueStateDescriptor(name, Types.LIST(Types.LONG()))
+    return (
+        MapStateDescriptor(name, Types.LONG(), Types.LONG())
+        if form == "map"
+        else ListStateDescriptor(name, Types.LONG())
+    )
+
+
+class Model:
+    """What a version writes, by the state that it goes on from."""
+
+    def __init__(self, wrong: int | None, silent: int | None, state: dict[str, list[int]]) -> None:
+        self.wrong, self.silent, self.state = wrong, silent, {key: [*kept] for key, kept in state.items()}
+
+    def read(self, epochs: range) -> list[tuple[Any, ...]]:
+        rows = []
+        for key, _, value in RECORDS[8 * epochs.start : 8 * epochs.stop]:
+            kept = self.state.setdefault(key, [])
+            kept += [value] * (1 + (value == self.wrong))
+            if self.silent is None or value < self.silent:
+                rows.append((key, len(kept), sum(kept)))
+        return rows
+
+
+@given(
+    form=st.sampled_from(FORMS),
+    moves=st.booleans(),
+    wrong=st.none() | st.integers(0, 47),
+    silent=st.none() | st.integers(0, 47),
+    dying=st.sampled_from([None, "prove", "switch", "back"]),
+    at=st.integers(1, 300),
+    before=st.integers(1, 3),
+    between=st.integers(0, 2),
+)
 @settings(max_examples=examples(20), deadline=None)
-def test_no_row_is_lost_or_doubled_by_an_upgrade_that_dies_and_is_repeated(
-    tmp_path_factory: pytest.TempPathFactory, dying: str, at: int, before: int, between: int
+def test_an_upgrade_names_the_rows_that_differ_and_loses_and_doubles_none_wherever_it_dies(
+    tmp_path_factory: pytest.TempPathFactory,
+    form: str,
+    moves: bool,
+    wrong: int | None,
+    silent: int | None,
+    dying: str | None,
+    at: int,
+    before: int,
+    between: int,
 ) -> None:
+    def moved(states: dict[str, pa.Table]) -> dict[Any, pa.Table]:
+        return {descriptor(form, "moved"): states["kept"]}
+
     folder = tmp_path_factory.mktemp("upgrade")
-    old, new, job = program(folder, Totals()), program(folder, Sums(), renamed), job_of(folder)
-    steps: dict[str, Callable[[], object]] = {
+    changed = Kept(form, "moved" if moves else "kept", wrong, silent)
+    old, new = program(folder, Kept(form)), program(folder, changed, moved if moves else None)
+    job = job_of(folder)
+    steps: dict[str, Callable[[], Any]] = {
         "prove": lambda: prove_upgrade(old, new, job, spark=SPARK),
         "switch": lambda: switch_program(new, job, spark=SPARK),
         "back": lambda: roll_back(old, job, spark=SPARK),
     }
 
-    def repeated(step: str) -> None:
+    def repeated(step: str) -> Any:
         if step == dying:
             with suppress(Died), at_request(at, dies):
-                steps[step]()
-                return
+                return steps[step]()
             for name in ("job", "job_before", "job_proof_old", "job_proof_new"):  # whose runs are dead
                 release_leadership(job.parent.child(name), owner="test", now_ms=current_millis())
-        steps[step]()
+        return steps[step]()
 
     run(old, folder, before)
-    repeated("prove")
+    found = repeated("prove")
+    assert found is not None
+    model = Model(None, None, {})
+    model.read(range(found.since))
+    other = Model(wrong, silent, model.state)
+    rows, others = (Counter(each.read(range(found.since, found.since + found.epochs))) for each in (model, other))
+    [difference] = found.tables
+    assert (difference.only_before, difference.only_after) == ((rows - others).total(), (others - rows).total())
+    for shown, only in ((difference.examples_before, rows - others), (difference.examples_after, others - rows)):
+        assert {tuple(row.values()) for row in shown} <= {*only}
+        assert bool(shown) is bool(only)
+    assert found.verdict is (UpgradeVerdict.SAME if rows == others else UpgradeVerdict.DIFFERENT)
     repeated("switch")
     run(new, folder, between)
     repeated("back")
     run(old, folder, 1)
-    assert table(folder) == expected(before + between + 1)
+    straight = Model(None, None, {})
+    written = straight.read(range(before))
+    written += Model(wrong, silent, straight.state).read(range(before, before + between))
+    straight.read(range(before, before + between))
+    assert table(folder) == sorted(written + straight.read(range(before + between, before + between + 1)))
 
 
 @pytest.mark.parametrize("step", ["switch", "back"])
