@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 
 from dagster import (
+    AssetCheckEvaluation,
+    AssetCheckKey,
     AssetExecutionContext,
     AssetMaterialization,
     AssetObservation,
@@ -43,6 +45,9 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 
 # How the steps of a run ended. In a run of several jobs, each job is a step.
 from dagster._core.execution.stats import StepEventStatus
+
+# A check's evaluations. The public API gives the latest record, which is without a result while the check is planned.
+from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 
 # The statuses of runs that are queued or alive.
 from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
@@ -83,6 +88,7 @@ __all__ = [
     "extract_data_version_from_entry",
     "get_input_data_version_tag",
     "get_input_event_pointer_tag",
+    "last_evaluation",
     "record_at_once",
     "switch_sensor",
 ]
@@ -160,3 +166,17 @@ def switch_sensor(instance: DagsterInstance, run: DagsterRun, sensor: SensorDefi
         stored = stored.with_data(known.with_sensor_start_timestamp(time.time()))
     instance.update_instigator_state(stored.with_status(status))
     return True
+
+
+def last_evaluation(instance: DagsterInstance, key: AssetCheckKey) -> AssetCheckEvaluation | None:
+    """Returns what a check has found last, or None if it was never evaluated.
+
+    Args:
+        instance: Where its evaluations are stored.
+        key: The check.
+    """
+    done = {AssetCheckExecutionRecordStatus.SUCCEEDED, AssetCheckExecutionRecordStatus.FAILED}
+    for record in instance.event_log_storage.get_asset_check_execution_history(key, limit=1, status=done):
+        if record.event is not None and record.event.dagster_event is not None:
+            return record.event.dagster_event.asset_check_evaluation_data
+    return None

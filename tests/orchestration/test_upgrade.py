@@ -11,7 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from dagster import AssetCheckKey, AssetKey, DagsterInstance, Definitions
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dagster_flinkpy.checkpoint.forks.fork import fork_job, list_forks
@@ -22,7 +23,13 @@ from dagster_flinkpy.connectors import ParquetSink
 from dagster_flinkpy.datastream import KeyedProcessFunction, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.state import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
 from dagster_flinkpy.errors import CheckpointError, JobNotFoundError
-from dagster_flinkpy.orchestration import CheckpointStorageResource, SparkResource, build_flink_jobs
+from dagster_flinkpy.orchestration import (
+    CheckpointStorageResource,
+    FlinkAssetChecks,
+    SparkResource,
+    build_flink_jobs,
+    flink_assets,
+)
 from dagster_flinkpy.orchestration.program import program_attempt
 from dagster_flinkpy.orchestration.upgrade import (
     RowDifference,
@@ -200,6 +207,8 @@ class Model:
         return rows
 
 
+# The fork, which reads on, dies between a checkpoint and its commit.
+@example(form="value", moves=False, wrong=None, silent=None, dying="back", at=57, before=1, between=2)
 @given(
     form=st.sampled_from(FORMS),
     moves=st.booleans(),
@@ -358,6 +367,39 @@ def test_dagster_shows_the_verdict_as_a_check_of_each_table(tmp_path: Path) -> N
         [check] = result.get_asset_check_evaluations()
         assert (check.check_name, check.passed) == ("same_rows", wrong is None)
     assert "1 of 16 rows only before, 1 of 16 only after" in str(check.description)
+
+
+def test_the_page_shows_the_verdict_until_the_next_one_or_a_switch(tmp_path: Path) -> None:
+    programs = tmp_path / "programs_of_the_page.py"
+    programs.write_text(
+        "from pathlib import Path\nfrom tests.orchestration.test_upgrade import Totals, program\n"
+        f"before = program(Path({str(tmp_path)!r}), Totals())\n"
+    )
+    run(program(tmp_path, Totals()), tmp_path, 2)
+    new = program(tmp_path, Totals(13))
+    resources = {"spark": SPARK, "checkpoint_storage": CheckpointStorageResource(url=str(tmp_path / "jobs"))}
+    assets = flink_assets(new(), name="job", checks=FlinkAssetChecks())
+    definitions = Definitions(assets, jobs=build_flink_jobs(new, name="job"), resources=resources)
+    key = AssetCheckKey(AssetKey(["job", "table"]), "same_rows")
+    with DagsterInstance.ephemeral() as instance:
+
+        def launch(job: str, **config: Any) -> None:
+            found = definitions.resolve_job_def(job).execute_in_process({"ops": config}, instance=instance)
+            assert found.success
+
+        def shown() -> tuple[bool, str | None]:
+            config = {"ops": {"job": {"config": {"epochs": 1}}}}
+            result = definitions.resolve_implicit_global_asset_job_def().execute_in_process(config, instance)
+            [check] = [each for each in result.get_asset_check_evaluations() if each.asset_check_key == key]
+            return check.passed, check.description
+
+        assert shown() == (True, "no upgrade was proved yet: launch job_upgrade")
+        launch("job_upgrade", prove_upgrade_of_job={"config": {"from_program": f"{programs}:before"}})
+        passed, said = shown()
+        assert (passed, "of 16 rows only before" in str(said)) == (False, True)
+        launch("job_switch")
+        passed, said = shown()
+        assert (passed, str(said)[: str(said).index(" since")]) == (True, "the job has another version")
 
 
 def test_jobs_of_each_version_bring_the_job_to_it(tmp_path: Path) -> None:

@@ -382,6 +382,8 @@ class JobOperations:
         return epoch.checkpoint_id
 
     def _to_this_version(self, context: OpExecutionContext, why: str, change: Callable[..., int]) -> int:
+        from dagster_flinkpy.orchestration.upgrade.findings import record_switch
+
         with flink_failures(context.log):
             refuse_beside_others(context, self.assets)
             checkpoint_id = change(
@@ -391,6 +393,7 @@ class JobOperations:
                 owner=f"Dagster run {context.run.run_id} ({why})",
                 on_progress=context.log.info,
             )
+        record_switch(context, self.assets.specs, checkpoint_id)
         context.log.info(f"This version of job {self.job.job_id} continues from checkpoint {checkpoint_id}")
         context.add_output_metadata(dict(FlinkCheckpointMetadataSet(checkpoint_id=checkpoint_id)))
         return checkpoint_id

@@ -7,8 +7,11 @@ from collections.abc import Mapping
 
 from dagster import (
     AssetCheckEvaluation,
+    AssetCheckKey,
+    AssetCheckResult,
     AssetCheckSeverity,
     AssetSpec,
+    DagsterInstance,
     MetadataValue,
     OpExecutionContext,
     TableColumn,
@@ -17,13 +20,49 @@ from dagster import (
     TableSchema,
 )
 
+from dagster_flinkpy.orchestration.dagster_internals import last_evaluation
 from dagster_flinkpy.orchestration.upgrade.row_difference import RowDifference
 from dagster_flinkpy.orchestration.upgrade.upgrade import UpgradeReport
 
-__all__ = ["SAME_ROWS", "record_findings"]
+__all__ = ["SAME_ROWS", "found_last", "record_findings", "record_switch"]
 
 SAME_ROWS = "same_rows"
 """Name of the asset check of each table."""
+
+
+def found_last(instance: DagsterInstance, key: AssetCheckKey, job: str) -> AssetCheckResult:
+    """Returns what the last proof of an upgrade has found, so that a run in between does not hide it.
+
+    Args:
+        instance: Where the evaluations are stored.
+        key: The check ``same_rows`` of a table.
+        job: Name of the job, for the text if no upgrade was proved.
+    """
+    found = last_evaluation(instance, key)
+    return AssetCheckResult(
+        passed=found is None or found.passed,
+        asset_key=key.asset_key,
+        check_name=key.name,
+        severity=AssetCheckSeverity.ERROR if found is None else found.severity,
+        description=f"no upgrade was proved yet: launch {job}_upgrade" if found is None else found.description,
+        metadata={} if found is None else found.metadata,
+    )
+
+
+def record_switch(context: OpExecutionContext, specs: Mapping[str, AssetSpec], checkpoint_id: int) -> None:
+    """Records that what the last proof has found is settled, for each table that has been looked at.
+
+    Args:
+        context: The step that has brought the job to another version.
+        specs: The assets of the job, by uid.
+        checkpoint_id: The checkpoint that the version continues from.
+    """
+    for spec in specs.values():
+        if last_evaluation(context.instance, AssetCheckKey(spec.key, SAME_ROWS)) is not None:
+            settled = f"the job has another version since checkpoint {checkpoint_id}"
+            context.log_event(  # which takes more than its type says
+                AssetCheckEvaluation(spec.key, SAME_ROWS, passed=True, metadata={}, description=settled)  # type: ignore[arg-type]
+            )
 
 
 def record_findings(context: OpExecutionContext, specs: Mapping[str, AssetSpec], report: UpgradeReport) -> None:

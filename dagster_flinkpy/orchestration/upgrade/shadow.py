@@ -1,4 +1,4 @@
-"""Runs a program on a fork, with its rows in a folder instead of its tables."""
+"""Runs a program on a fork, with its rows in a folder instead of its tables, or nowhere."""
 
 from __future__ import annotations
 
@@ -7,17 +7,36 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from dagster_flinkpy.datastream.connectors.base import Sink, SinkWriter
 from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSinkSpec, OperatorSpec, SinkSpec, SourceSpec
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
 from dagster_flinkpy.orchestration.resources import SparkResource, checkpoint_storage
 from dagster_flinkpy.storage import StorageLocation
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
     from dagster_flinkpy.datastream.program.job_graph import JobGraph
     from dagster_flinkpy.runtime.master.job import JobAttempt
 
 __all__ = ["Shadow", "positions_of", "sinks_of", "sources_of"]
+
+
+class _NoRows(Sink, SinkWriter):
+    """Drops all rows. So no checkpoint of the fork names any, whenever its run dies."""
+
+    def validate(self, type_info: Any) -> None:
+        pass
+
+    def create_writer(self, context: Any, type_info: Any) -> SinkWriter:
+        return self
+
+    def write(self, column: pa.Array[Any]) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
 
 
 @dataclass(frozen=True)
@@ -28,14 +47,14 @@ class Shadow:
     """The program, as a job of any name."""
     fork: StorageLocation
     """The folder of the fork."""
-    rows: StorageLocation
-    """Where the rows of the sinks go, in a folder for each, as Parquet."""
+    rows: StorageLocation | None
+    """Where the rows of the sinks go, in a folder for each, as Parquet; None: nowhere."""
     spark: SparkResource
     owner: str
     on_progress: Callable[[str], None]
 
     def attempt(self) -> JobAttempt:
-        """Creates an attempt of the fork, with its rows in the folder.
+        """Creates an attempt of the fork.
 
         Raises:
             ConfigurationError: The records of a sink have no type, so they cannot be compared.
@@ -44,7 +63,7 @@ class Shadow:
 
         graph, specs = self.job.graph, dict[str, OperatorSpec]()
         for uid, spec in sinks_of(graph).items():
-            sink = ParquetSink(self.rows.child(uid))
+            sink = _NoRows() if self.rows is None else ParquetSink(self.rows.child(uid))
             sink.validate(graph.inputs(uid)[0].type_info)
             specs[uid] = replace(spec, sink=sink)
         job = replace(self.job, job_id=self.fork.name, graph=graph.with_specs(specs))

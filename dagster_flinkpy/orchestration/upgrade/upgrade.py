@@ -260,24 +260,20 @@ def roll_back(
 
     refuse_beside_run(job, current_millis())
     _clear_dead_proof(job)
-    fork, (rows, _) = job.parent.child(kept or f"{job.name}_before"), _proof_of(job)
+    fork = job.parent.child(kept or f"{job.name}_before")
     program = _job_of(old, job.name)
     if CompletedCheckpointStore(fork.open()).latest() is None:
         raise JobNotFoundError(f"there is no fork {fork.url} to go back to")
     sources = sources_of(program.graph)
     goal = positions_of(CompletedCheckpointStore(job.open()).latest(), sources)
-    _clear(rows)
-    try:
-        _read_up_to(goal, sources, Shadow(program, fork, rows, spark, owner, on_progress), job)
-        savepoint = replace(fork, url=trigger_savepoint(fork))
-        # Whoever can write the fork can write the job: its pickled state is the job's own.
-        how = {"restore_from": savepoint.url, "allow_pickled_state": True}
-        with program_attempt(old, job, spark=spark, owner=owner, on_progress=on_progress, **how) as attempt:
-            checkpoint_id = attempt.commit_restored().checkpoint_id
-        dispose_savepoint(savepoint, owner=owner, now_ms=current_millis())
-        return checkpoint_id
-    finally:
-        _clear(rows)
+    _read_up_to(goal, sources, Shadow(program, fork, None, spark, owner, on_progress), job)
+    savepoint = replace(fork, url=trigger_savepoint(fork))
+    # Whoever can write the fork can write the job: its pickled state is the job's own.
+    how = {"restore_from": savepoint.url, "allow_pickled_state": True}
+    with program_attempt(old, job, spark=spark, owner=owner, on_progress=on_progress, **how) as attempt:
+        checkpoint_id = attempt.commit_restored().checkpoint_id
+    dispose_savepoint(savepoint, owner=owner, now_ms=current_millis())
+    return checkpoint_id
 
 
 def _job_of(program: Environment | FlinkJob, name: str) -> FlinkJob:

@@ -191,7 +191,7 @@ def checked(assets: AssetsDefinition) -> dict[str, set[str]]:
 
 
 STATE = {"snapshot_integrity", "restore_drill", "checkpoint_trend", "state_evolution"}
-LAST = {"event_time", "lag", "lingering_transactions"}
+LAST = {"event_time", "lag", "lingering_transactions", "same_rows"}
 
 
 def test_a_hidden_operator_is_checked_at_the_asset_that_shows_it() -> None:
@@ -216,7 +216,7 @@ def test_each_check_can_run_alone() -> None:
     (assets,) = flink_assets(fan(), name="job", checks=FlinkAssetChecks())
     nodes = AssetGraph.from_assets([assets])
     assert all(nodes.get_execution_set_identifier(key) is None for key in assets.check_keys)
-    assert len(assets.check_keys) == 14
+    assert len(assets.check_keys) == 16
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
@@ -292,6 +292,7 @@ def test_checks_run_in_the_step_of_the_operators(tables: Deployment) -> None:
     found = {each.check_name: each for each in result.get_asset_check_evaluations()}
     assert set(found) == {*STATE, *LAST, "late_records", "source_lag"}
     assert all(each.passed for each in found.values())
+    assert not found.pop("same_rows").metadata, "it is not about a checkpoint"
     assert {each.metadata["flink/checkpoint_id"].value for each in found.values()} == {1}
     drill = found["restore_drill"]
     assert drill.description is not None
