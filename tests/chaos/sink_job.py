@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
-from dagster_flinkpy.connectors.iceberg.table import CommitLog
+from dagster_flinkpy.connectors.iceberg.commit_log import CommitLog
 from dagster_flinkpy.datastream.connectors.base import CommitterInitContext, TwoPhaseCommittingSink
 from dagster_flinkpy.runtime.master.commits import commit_retries
 from dagster_flinkpy.runtime.master.commits.transactions import Transactions

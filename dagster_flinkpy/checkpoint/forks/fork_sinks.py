@@ -57,8 +57,8 @@ def refuse_sinks_of(owner: str, job: StorageLocation, graph: JobGraph) -> None:
             where = program.writes_to or ", ".join(program.folders) or "the same place"
             raise ConfigurationError(
                 f"sink {uid!r} writes to {where}, as sink {same!r} of job {owner!r} does, of which job {job.name!r} is "
-                "a fork. Both would write the same rows. Give the sink of the fork another folder, schema, table or "
-                f"topic; or dispose of job {owner!r} if the fork replaces it"
+                "a fork. Both would write the same rows. Give the sink of the fork another folder, schema, table, "
+                f"branch or topic; or dispose of job {owner!r} if the fork replaces it"
             )
 
 
@@ -73,6 +73,8 @@ def _touched(
 ) -> str | None:
     """Returns the sink of the other job that writes to the same place, or None."""
     for other, there in theirs.items():
+        if _in_another_branch(program, there):
+            continue
         if program.writes_to and program.writes_to == there.writes_to:
             return other
         if _overlap(job, program.folders, there.folders):
@@ -80,6 +82,15 @@ def _touched(
     there_too = theirs.get(uid)
     unknown = not program.writes_to and not program.folders
     return uid if unknown and there_too is not None and program.settings == there_too.settings else None
+
+
+def _in_another_branch(program: OperatorProgram, there: OperatorProgram) -> bool:
+    """Returns whether two sinks write to two branches of a table: ``folder#branch``, or ``folder`` for ``main``."""
+    both = (program, there)
+    in_folders = all(each.writes_to.partition("#")[0] in each.folders for each in both)
+    classes = {each.settings.get("sink", "").partition("@")[0] for each in both}
+    same_table = in_folders and len(classes) == 1 and program.folders == there.folders
+    return same_table and program.writes_to != there.writes_to
 
 
 def _overlap(job: StorageLocation, ours: Iterable[str], theirs: Iterable[str]) -> bool:

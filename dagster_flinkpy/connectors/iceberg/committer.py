@@ -26,12 +26,13 @@ from pyiceberg.io.pyarrow import (
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.partitioning import PartitionField
 from pyiceberg.table import FileScanTask, Table, Transaction
-from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.update import (
     AssertCurrentSchemaId,
     AssertDefaultSpecId,
     AssertRefSnapshotId,
     AssertTableUUID,
+    SetSnapshotRefUpdate,
+    TableUpdate,
 )
 from pyiceberg.transforms import IdentityTransform, VoidTransform
 from pyiceberg.typedef import Record
@@ -42,10 +43,10 @@ from dagster_flinkpy.connectors.commit.checkpoint_committer import StagedCheckpo
 from dagster_flinkpy.connectors.commit.keyed_rows import without
 from dagster_flinkpy.connectors.commit.staged_files import partition_values
 from dagster_flinkpy.connectors.commit.staged_rows import RowFile
+from dagster_flinkpy.connectors.iceberg.commit_log import CommitLog
 from dagster_flinkpy.connectors.iceberg.sink import IcebergSink
 from dagster_flinkpy.connectors.iceberg.table import (
     NAME_MAPPING,
-    CommitLog,
     IcebergTarget,
     check_file_schema,
     column_ids,
@@ -60,6 +61,7 @@ from dagster_flinkpy.storage.ranged_file import RangedFile
 __all__ = ["IcebergCommitter", "IcebergPartitionCommitter", "IcebergUpsertCommitter", "to_data_file"]
 
 _THREADS = 8
+_RETENTION = ("min_snapshots_to_keep", "max_snapshot_age_ms", "max_ref_age_ms")
 _EPOCH = date(1970, 1, 1)
 
 
@@ -80,20 +82,22 @@ class IcebergCommitter(LakeCommitter[Table]):
     _advice: ClassVar[str] = ". Check the settings of the catalog."
 
     def __init__(self, sink: IcebergSink, context: CommitterInitContext) -> None:
-        self._sink, self._table, self._log = sink, IcebergTarget(sink, context), CommitLog(context, sink.table)
+        self._sink, self._table, self._log = sink, IcebergTarget(sink, context), CommitLog(context, sink)
         super().__init__(sink, context, self._table)
         self._latest: tuple[int, str] | None = None
-        """The checkpoint that this attempt has committed last, and its digest."""
+        """The checkpoint that was committed last, as this attempt knows, and its digest."""
 
     def _has(self, table: Table, checkpoint: StagedCheckpoint) -> bool:
         return self._log.has(table, checkpoint.checkpoint_id, checkpoint.digest, checkpoint.staged_ms)
 
     def _checked(self, table: Table) -> Table:
         table = super()._checked(table)
-        if self._latest is not None and not self._log.has_recently(table, self._latest[1]):
+        if self._latest is None:
+            self._latest = self._log.latest(table)
+        elif not self._log.has_recently(table, self._latest[1]):
             raise ConfigurationError(
                 f"{self._what} does not have the rows of checkpoint {self._latest[0]} any more: it was restored from a "
-                "backup. Running again adds rows to what was restored"
+                "backup, rolled back or made anew. Running again adds rows to what is there now"
             )
         return table
 
@@ -119,32 +123,30 @@ class IcebergCommitter(LakeCommitter[Table]):
     def _add(
         self, table: Table, change: _Change, checkpoint_id: int, digest: str, partitions: Sequence[str | None]
     ) -> None:
-        transaction, written = Transaction(table), self._written()
-        ids = column_ids(table, written)
-        properties = self._log.properties(table, checkpoint_id, digest, list(partitions), ids)
-        if (mapping := name_mapping(table, written)) is not None:
-            properties[NAME_MAPPING] = mapping
-        transaction.set_properties(properties)
+        transaction, written, branch = Transaction(table), self._written(), self._sink.branch
         if change.added or change.removed:
-            update = transaction.update_snapshot(self._log.summary(checkpoint_id, digest))
+            update = transaction.update_snapshot(self._log.summary(checkpoint_id, digest), branch=branch)
             with update.overwrite() if change.removed else update.merge_append() as producer:
                 for file in change.removed:
                     producer.delete_data_file(file)
                 for file in change.added:
                     producer.append_data_file(file)
+        head, ids = transaction.table_metadata.snapshot_by_name(branch), column_ids(table, written)
+        properties = self._log.properties(table, checkpoint_id, digest, list(partitions), ids, head)
+        if (mapping := name_mapping(table, written)) is not None:
+            properties[NAME_MAPPING] = mapping
+        transaction.set_properties(properties)
         requirements = transaction._requirements
         if not (change.added or change.removed):  # the property is as important as a snapshot
-            current = table.current_snapshot()
-            requirements = (
-                AssertRefSnapshotId(ref=MAIN_BRANCH, snapshot_id=None if current is None else current.snapshot_id),
-            )
+            requirements = (AssertRefSnapshotId(ref=branch, snapshot_id=None if head is None else head.snapshot_id),)
         requirements = (
             *requirements,
             AssertTableUUID(uuid=table.metadata.table_uuid),
             AssertCurrentSchemaId(current_schema_id=table.metadata.current_schema_id),
             AssertDefaultSpecId(default_spec_id=table.metadata.default_spec_id),
         )
-        table.catalog.commit_table(table, requirements, transaction._updates)
+        updates = tuple(_with_retention(table, update) for update in transaction._updates)
+        table.catalog.commit_table(table, requirements, updates)
 
     def _written(self) -> list[str]:
         return [] if self._context.type_info is None else self._table.schema.names
@@ -174,7 +176,8 @@ class IcebergPartitionCommitter(IcebergCommitter, PartitionReplacement[Table]):
         found: dict[str, DataFile] = {}
         for partition in partitions:
             replaced = self._sink.filled.replaced(partition)
-            for task in _tasks(table, _all_of([EqualTo(name, value) for name, value in replaced.items()])):
+            these = _all_of([EqualTo(name, value) for name, value in replaced.items()])
+            for task in _tasks(table, self._sink.branch, these):
                 if not _within(table, task.file, replaced):
                     raise SinkCommitError(
                         f"cannot replace {replaced} in {self._what}: {task.file.file_path} was written when the table "
@@ -202,7 +205,7 @@ class IcebergUpsertCommitter(IcebergCommitter):
         kinds = {field.name: field for field in self._table.schema}
         rows = rows.cast(pa.schema([kinds.get(field.name, field) for field in rows.schema]))
         parts, removed = [rows], []
-        for task in _tasks(table, _range(rows, self._key[0])):
+        for task in _tasks(table, self._sink.branch, _range(rows, self._key[0])):
             there = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue()).to_table([task])
             kept = without(there, rows, self._key)
             if kept.num_rows < there.num_rows:
@@ -280,9 +283,18 @@ def _range(rows: pa.Table, column: str) -> BooleanExpression:
     return And(GreaterThanOrEqual(column, ordered[0].as_py()), LessThanOrEqual(column, ordered[-1].as_py()))
 
 
-def _tasks(table: Table, row_filter: BooleanExpression) -> list[FileScanTask]:
+def _with_retention(table: Table, update: TableUpdate) -> TableUpdate:
+    """Keeps how long a branch and its snapshots are kept, which pyiceberg forgets."""
+    if not isinstance(update, SetSnapshotRefUpdate) or (ref := table.refs().get(update.ref_name)) is None:
+        return update
+    return update.model_copy(update={name: getattr(ref, name) for name in _RETENTION})
+
+
+def _tasks(table: Table, branch: str, row_filter: BooleanExpression) -> list[FileScanTask]:
+    head = table.snapshot_by_name(branch)
     try:
-        return list(table.scan(row_filter=row_filter).plan_files())
+        scan = table.scan(row_filter=row_filter, snapshot_id=None if head is None else head.snapshot_id)
+        return list(scan.plan_files())
     except (NotImplementedError, ValueError) as error:  # such as equality deletes
         raise ConfigurationError(
             f"the rows to replace in Iceberg table {'.'.join(table.name())!r} cannot be found: {error}. Rewrite the "

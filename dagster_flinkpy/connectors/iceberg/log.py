@@ -13,7 +13,8 @@ from pyiceberg.exceptions import NoSuchTableError, RESTError
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.manifest import DataFile, FileFormat
 from pyiceberg.table import DataScan, FileScanTask, IncrementalAppendScan, Table
-from pyiceberg.table.snapshots import Operation
+from pyiceberg.table.refs import MAIN_BRANCH
+from pyiceberg.table.snapshots import Operation, Snapshot
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import BooleanType, DateType, DoubleType, FloatType, IntegerType, LongType, StringType
 from sqlalchemy.exc import SQLAlchemyError
@@ -43,7 +44,7 @@ class IcebergLog(TableLog):
         self._names: Json | None = None
 
     def latest(self) -> int | None:
-        current = self._load().current_snapshot()
+        current = self._current()
         return None if current is None else int(current.snapshot_id)
 
     def after(self, version: int) -> int | None:
@@ -56,7 +57,7 @@ class IcebergLog(TableLog):
     def _following(self, version: int) -> list[int]:
         """Returns the snapshots after one, the latest first."""
         table, following = self._load(), list[int]()
-        snapshot = table.current_snapshot()
+        snapshot = self._current()
         while snapshot is not None and snapshot.snapshot_id != version:
             following.append(int(snapshot.snapshot_id))
             parent = snapshot.parent_snapshot_id
@@ -68,6 +69,12 @@ class IcebergLog(TableLog):
                 "from empty state to read the table as it is now"
             )
         return following
+
+    def _current(self) -> Snapshot | None:
+        table, branch = self._load(), self._source.branch
+        if branch not in (MAIN_BRANCH, *table.refs()):
+            raise InputChangedError(f"{self._name} has no branch {branch!r}. Was it removed? Create it again")
+        return table.snapshot_by_name(branch)
 
     def all_files(self, version: int) -> list[Json]:
         with self._reading():

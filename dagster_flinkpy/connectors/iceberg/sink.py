@@ -6,6 +6,7 @@ import copy
 import re
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
+from urllib.parse import quote
 
 from dagster_flinkpy.common.arguments import check_installed, check_name
 from dagster_flinkpy.common.typeinfo import (
@@ -25,6 +26,7 @@ from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["IcebergSink"]
 
+_MAIN = "main"
 _TRANSFORM = re.compile(r"(years?|months?|days?|hours?|bucket|truncate|void)\s*[(\[].*", re.IGNORECASE)
 """How people write partition transforms."""
 
@@ -56,7 +58,10 @@ class IcebergSink(LakeSink):
         partition_column: A column that the sink fills with the key of the Dagster partition. The table is partitioned
             by it. It must not be one of the fields.
         merge_schema: Whether columns that the table does not have are added to it, when the job starts. Rows that are
-            there have null in them. Default: the job is refused.
+            there have null in them. Branches have the same columns. Default: the job is refused.
+        branch: The branch of the table to which snapshots are added, as with Iceberg's ``toBranch`` of Flink. Other
+            branches stay as they are. If it does not exist, the job creates it when it starts: it begins with the rows
+            of ``main``. Default: ``main``.
 
     Raises:
         ConfigurationError: Arguments contradict each other, or pyiceberg is not installed.
@@ -77,9 +82,10 @@ class IcebergSink(LakeSink):
         key: Sequence[str] = (),
         partition_column: str | None = None,
         merge_schema: bool = False,
+        branch: str = _MAIN,
     ) -> None:
-        check_name("IcebergSink() as table", table)
-        check_name("IcebergSink() as catalog", catalog)
+        for name, value in (("table", table), ("catalog", catalog), ("branch", branch)):
+            check_name(f"IcebergSink() as {name}", value)
         check_installed("IcebergSink", "pyiceberg", "iceberg")
         if not all(table.split(".")) or "." not in table:
             raise ConfigurationError(f"table {table!r} must be 'namespace.name'")
@@ -94,12 +100,13 @@ class IcebergSink(LakeSink):
                 "and leave kms_key_id out"
             )
         staged = StagedParquet(files.location.child("staged"))
-        self.table, self.catalog, self.properties = table, catalog, dict(properties or {})
+        self.table, self.catalog, self.properties, self.branch = table, catalog, dict(properties or {}), branch
         super().__init__(files, staged, partition_column=partition_column, key=key, merge_schema=merge_schema)
 
     @property
     def what(self) -> str:
-        return f"Iceberg table {self.table!r}"
+        table = f"Iceberg table {self.table!r}"
+        return table if self.branch == _MAIN else f"branch {self.branch!r} of {table}"
 
     def _fill(self, filled: FilledColumns) -> None:
         before = [] if self.filled is None else self.filled.names
@@ -133,6 +140,12 @@ class IcebergSink(LakeSink):
 
     def kinds(self) -> set[str]:
         return {"iceberg"}
+
+    def folders(self) -> list[str]:
+        return [self.location.url]
+
+    def uri(self) -> str:
+        return self.location.url if self.branch == _MAIN else f"{self.location.url}#{quote(self.branch, safe='')}"
 
 
 class _IcebergFiles(StagedParquet):

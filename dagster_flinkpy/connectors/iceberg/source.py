@@ -38,6 +38,7 @@ class IcebergSource(TableSource):
         partition_format: The ``strftime`` format of the values of ``partition_column``, unless the table is partitioned
             by units of time, which are in UTC. Default: ``%Y-%m-%d``.
         batch_rows: Maximum number of records in a batch.
+        branch: The branch of the table that is read. Default: ``main``.
 
     Raises:
         ConfigurationError: A number is not positive, or pyiceberg is not installed.
@@ -61,9 +62,10 @@ class IcebergSource(TableSource):
         partition_column: str | None = None,
         partition_format: str = "%Y-%m-%d",
         batch_rows: int = 8192,
+        branch: str = "main",
     ) -> None:
-        check_name("IcebergSource() as table", table)
-        check_name("IcebergSource() as catalog", catalog)
+        for name, value in (("table", table), ("catalog", catalog), ("branch", branch)):
+            check_name(f"IcebergSource() as {name}", value)
         check_installed("IcebergSource", "pyiceberg", "iceberg")
         super().__init__(
             location,
@@ -77,7 +79,7 @@ class IcebergSource(TableSource):
             partition_format=partition_format,
             batch_rows=batch_rows,
         )
-        self.table, self.catalog, self.properties = table, catalog, dict(properties or {})
+        self.table, self.catalog, self.properties, self.branch = table, catalog, dict(properties or {}), branch
 
     def kinds(self) -> set[str]:
         return {"iceberg"}

@@ -1,30 +1,28 @@
-"""The table behind the Iceberg sink: opening and checking it, and which checkpoints are in it.
-
-What a snapshot has added is in its summary. Snapshots expire, so a property of the table has the latest ones, too.
-"""
+"""The table behind the Iceberg sink, and its branch: opening and checking them."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, unquote, urlsplit
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
 from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids, schema_to_pyarrow
 from pyiceberg.partitioning import PartitionField
-from pyiceberg.table import Table
+from pyiceberg.table import Table, Transaction
 from pyiceberg.table.name_mapping import MappedField, NameMapping, parse_mapping_from_json
+from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
+from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID, SetSnapshotRefUpdate
 from pyiceberg.transforms import IdentityTransform, VoidTransform
 from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
 
-from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.connectors.files.parquet_table import table_schema
+from dagster_flinkpy.connectors.iceberg.commit_log import CommitLog
 from dagster_flinkpy.datastream.connectors.base import CommitterInitContext
-from dagster_flinkpy.errors import CommittableLostError, ConfigurationError, SinkCommitError, StorageError
+from dagster_flinkpy.errors import ConfigurationError, StorageError
 from dagster_flinkpy.storage import StorageLocation
 
 if TYPE_CHECKING:
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NAME_MAPPING",
-    "CommitLog",
     "IcebergTarget",
     "check_file_schema",
     "column_ids",
@@ -47,19 +44,15 @@ __all__ = [
 
 NAME_MAPPING = "schema.name-mapping.default"
 """Tells readers which column of a file is which column of the table; the files have names only."""
-_DIGEST = "flinkpy.digest"
-_RECENT = 32
-"""How many checkpoints the property has."""
-_CLOCK_SKEW_MS = 3_600_000
 _TRIES = 5
 
 
 class IcebergTarget:
-    """The table of a sink."""
+    """The table of a sink, and its branch."""
 
     def __init__(self, sink: IcebergSink, context: CommitterInitContext) -> None:
         self._sink, self._context = sink, context
-        self._what, self._log = sink.what, CommitLog(context, sink.table)
+        self._what, self._log = f"Iceberg table {sink.table!r}", CommitLog(context, sink)
         self._catalog: Catalog | None = None
         self._found: Table | None = None
         """The table as it was found or created. It can be another one later."""
@@ -89,15 +82,15 @@ class IcebergTarget:
         return self._found is not None
 
     def open(self, *, create: bool) -> Table:
-        """Loads the table as it is now. The first time it may be created.
+        """Loads the table as it is now. The first time it may be created, and the branch.
 
         Raises:
-            ConfigurationError: There is none.
+            ConfigurationError: There is no table.
         """
         first = self._context.type_info is not None and self._found is None
         for _ in range(_TRIES):
             try:
-                return self._load_or_create() if first and create else self._load()
+                return self._with_branch(self._load_or_create()) if first and create else self._load()
             except FileNotFoundError as error:
                 raise ConfigurationError(
                     f"the metadata of {self._what} was deleted or moved: {error}. Put it back"
@@ -115,6 +108,7 @@ class IcebergTarget:
         Raises:
             ConfigurationError: It is not, or does not fit.
         """
+        self._check_branch(table)
         if self._context.type_info is None:
             return table
         for _ in range(_TRIES):
@@ -164,6 +158,38 @@ class IcebergTarget:
             mapping = transaction.table_metadata.schema().name_mapping
             transaction.set_properties({NAME_MAPPING: mapping.model_dump_json()})
         return self.catalog.load_table(self._sink.table)
+
+    def _with_branch(self, table: Table) -> Table:
+        """Returns the table with the branch. A new one begins where ``main`` is."""
+        branch, refs = self._sink.branch, table.refs()
+        if branch in (MAIN_BRANCH, *refs):
+            return table
+        transaction = Transaction(table)
+        if MAIN_BRANCH not in refs:  # a branch needs a snapshot
+            with transaction.update_snapshot().fast_append():
+                pass
+        start = transaction.table_metadata.refs[MAIN_BRANCH].snapshot_id
+        creation = SetSnapshotRefUpdate(ref_name=branch, type=SnapshotRefType.BRANCH, snapshot_id=start)
+        # pyiceberg has no requirements for other branches of a table without snapshots, and there are none.
+        new = [ref for ref in (MAIN_BRANCH, branch) if ref not in refs] if table.snapshots() else [MAIN_BRANCH]
+        requirements = [AssertRefSnapshotId(ref=ref, snapshot_id=None) for ref in new]
+        table.catalog.commit_table(
+            table,
+            (*requirements, AssertTableUUID(uuid=table.metadata.table_uuid)),
+            (*transaction._updates, creation),
+        )
+        return self._load()
+
+    def _check_branch(self, table: Table) -> None:
+        ref = table.refs().get(self._sink.branch)
+        if ref is None and self._sink.branch != MAIN_BRANCH:
+            last = self._log.last_snapshot(table)
+            at = "" if last is None else f" at its last snapshot, {last[0]} or one after it"
+            raise ConfigurationError(
+                f"{self._sink.what} does not exist any more: it was removed, or has expired. Create it again{at}"
+            )
+        if ref is not None and ref.snapshot_ref_type != SnapshotRefType.BRANCH:
+            raise ConfigurationError(f"{self._sink.branch!r} is a tag of {self._what}: give IcebergSink a branch")
 
     def _check(self, table: Table) -> None:
         what = self._what
@@ -266,142 +292,15 @@ class IcebergTarget:
         return True
 
 
-class CommitLog:
-    """Which checkpoints of a job and sink are in a table."""
-
-    def __init__(self, context: CommitterInitContext, table: str) -> None:
-        self._context, self._table = context, table
-        parts = (quote(part, safe="").replace(".", "%2E") for part in (context.job_id, context.uid))
-        self._name = f"flinkpy.committed.{'.'.join(parts)}"
-
-    def columns(self, table: Table) -> dict[str, int]:
-        """Returns the ids of the columns that the latest commit has written, by their names then."""
-        try:
-            found = json.loads(table.properties.get(self._name, "{}"))
-            return {str(name): int(number) for name, number in found.get("columns", {}).items()}
-        except (AttributeError, TypeError, ValueError):
-            return {}  # somebody has changed it, which `has` says
-
-    def _recent(self, table: Table) -> list[tuple[int, str, int, list[Any]]]:
-        """Returns checkpoint, digest, time and partitions of the latest commits, oldest first."""
-        text = table.properties.get(self._name)
-        if text is None:
-            return []
-        try:
-            recent = json.loads(text)["recent"]
-            return [(int(checkpoint), str(digest), int(ms), list(keys)) for checkpoint, digest, ms, keys in recent]
-        except (KeyError, TypeError, ValueError) as error:
-            raise SinkCommitError(
-                f"property {self._name!r} of Iceberg table {self._table!r} was changed, so that nobody knows what sink "
-                f"{self._context.uid!r} has committed: {text:.200}. Remove it if the snapshots of the last checkpoints "
-                "still exist."
-            ) from error
-
-    def has(self, table: Table, checkpoint_id: int, digest: str, staged_ms: int) -> bool:
-        """Returns whether a table has the rows of a checkpoint. They were staged before they were added.
-
-        Raises:
-            CommittableLostError: Nobody knows.
-            SinkCommitError: The property was changed.
-        """
-        recent, since = self._recent(table), staged_ms - _CLOCK_SKEW_MS
-        if any(found == digest for _, found, _, _ in recent):
-            return True
-        if _made(table, digest):
-            return True
-        if recent and (len(recent) < _RECENT or recent[0][2] < since):
-            return False
-        oldest = min(table.snapshots(), key=lambda snapshot: snapshot.timestamp_ms, default=None)
-        # The parent does not tell whether it is the first one: who expires that sets it to null.
-        if oldest is None or oldest.sequence_number == 1 or oldest.timestamp_ms < since:
-            return False
-        raise CommittableLostError(
-            f"cannot tell whether Iceberg table {self._table!r} has the rows that sink {self._context.uid!r} staged "
-            f"for checkpoint {checkpoint_id}: its snapshots of that time have expired, and its property {self._name!r} "
-            "begins later. Look for them. Restore a savepoint or an older checkpoint to write the rows again, or "
-            f"'chk-{checkpoint_id}' to continue without them."
-        )
-
-    def has_recently(self, table: Table, digest: str) -> bool:
-        """Returns whether a table has a commit, or too many later ones to know."""
-        recent = self._recent(table)
-        return len(recent) == _RECENT or any(found == digest for _, found, _, _ in recent) or _made(table, digest)
-
-    def replaced_by(self, table: Table, partition: str | None, checkpoint_id: int, since_ms: int) -> int | None:
-        """Returns the checkpoint that has replaced a partition.
-
-        Args:
-            table: The table.
-            partition: The partition.
-            checkpoint_id: A checkpoint or transaction.
-            since_ms: Commits before this time, in milliseconds since 1970, are not later ones.
-
-        Returns:
-            The checkpoint, or the latest one after it, or None.
-        """
-        return max(
-            (
-                found
-                for found, _, ms, partitions in self._recent(table)
-                if partition in partitions and (found == checkpoint_id or (found > checkpoint_id and ms >= since_ms))
-            ),
-            default=None,
-        )
-
-    def check_reaches_back(self, table: Table, since_ms: int) -> None:
-        """Checks that the property has all commits since some time.
-
-        Raises:
-            SinkCommitError: It has not. Somebody else has committed often meanwhile, so this process is outdated.
-        """
-        recent = self._recent(table)
-        if len(recent) == _RECENT and recent[0][2] >= since_ms:
-            raise SinkCommitError(
-                f"Iceberg table {self._table!r} got {_RECENT} commits of sink {self._context.uid!r} since this attempt "
-                "has begun, and not that of its last checkpoint: another attempt runs the job. Nothing was deleted."
-            )
-
-    def summary(self, checkpoint_id: int, digest: str) -> dict[str, str]:
-        """Returns what the summary of the snapshot says about a commit."""
-        return {
-            "flinkpy.job-id": self._context.job_id,
-            "flinkpy.uid": self._context.uid,
-            "flinkpy.checkpoint-id": str(checkpoint_id),
-            _DIGEST: digest,
-        }
-
-    def properties(
-        self, table: Table, checkpoint_id: int, digest: str, partitions: list[Any], written: dict[str, int]
-    ) -> dict[str, str]:
-        """Returns the property of the table after a commit that has written columns with these ids."""
-        recent = [*self._recent(table), (checkpoint_id, digest, current_millis(), partitions)][-_RECENT:]
-        columns = self.columns(table) | written
-        return {self._name: json.dumps({"checkpoint": checkpoint_id, "recent": recent, "columns": columns})}
-
-    def last(self, table: Table) -> int:
-        """Returns the checkpoint that was committed last, or 0 if there is none."""
-        if recent := self._recent(table):
-            return recent[-1][0]
-        ours = {"flinkpy.job-id": self._context.job_id, "flinkpy.uid": self._context.uid}
-        summaries = [snapshot.summary.additional_properties for snapshot in table.snapshots() if snapshot.summary]
-        found = [each for each in summaries if ours.items() <= each.items()]
-        return int(found[-1]["flinkpy.checkpoint-id"]) if found else 0
-
-
 def row_count(sink: IcebergSink) -> int | None:
-    """Returns the number of rows of a sink's table, or None if the current snapshot does not tell it."""
-    snapshot = IcebergTarget(sink, CommitterInitContext("", "", fencing_token=0)).open(create=False).current_snapshot()
+    """Returns the number of rows of a sink's table, or None if the latest snapshot does not tell it."""
+    table = IcebergTarget(sink, CommitterInitContext("", "", fencing_token=0)).open(create=False)
+    snapshot = table.snapshot_by_name(sink.branch)
     if snapshot is None:
         return 0
     summary = {} if snapshot.summary is None else snapshot.summary.additional_properties
     deleted = [int(summary.get(f"total-{kind}-deletes", 0)) for kind in ("position", "equality")]
     return None if any(deleted) or "total-records" not in summary else int(summary["total-records"])
-
-
-def _made(table: Table, digest: str) -> bool:
-    """Returns whether a snapshot says that it was made of files with a digest."""
-    summaries = (snapshot.summary for snapshot in table.snapshots())
-    return any(each is not None and each.additional_properties.get(_DIGEST) == digest for each in summaries)
 
 
 def partition_fields(table: Table) -> list[PartitionField]:

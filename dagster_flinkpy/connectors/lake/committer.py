@@ -109,7 +109,7 @@ class LakeCommitter(CheckpointCommitter, Generic[TableT]):
 
     def _begin(self) -> None:
         if not self._target.found:
-            self._target.check(self._target.open(create=True))
+            self._checked(self._target.open(create=True))
 
     @abstractmethod
     def _has(self, table: TableT, checkpoint: StagedCheckpoint) -> bool:

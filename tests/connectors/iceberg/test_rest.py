@@ -119,6 +119,20 @@ def test_a_rest_catalog(server: Server, tmp_path: Path) -> None:
     assert sorted(n for s in splits for c, _ in source.read(s) for n in c.field("n").to_pylist()) == [1, 2]
 
 
+def test_a_branch_in_a_rest_catalog(server: Server, tmp_path: Path) -> None:
+    properties = {"type": "rest", "uri": f"http://127.0.0.1:{server.http.server_port}"}
+    main, sink = (IcebergSink("db.t", str(tmp_path / "t"), properties=properties, branch=b) for b in ("main", "audit"))
+    commit(main, stage(main, 1, execution="m"))
+    committer(sink).abort_lingering([])
+    request, server.lost = stage(sink, 2, checkpoint_id=2), {server.commits + 1}
+    commit(sink, request)
+    assert (rows(sink), commit(sink, request)) == ([1], 1)
+    head = opened(sink).snapshot_by_name("audit")
+    assert head is not None
+    found = opened(sink).scan(snapshot_id=head.snapshot_id).to_arrow().column("n").to_pylist()
+    assert sorted(found) == [1, 2]
+
+
 def _append(table: Any) -> tuple[Any, Any]:
     transaction = table.transaction()
     transaction.append(pa.table({"n": [9], "s": ["x"]}))

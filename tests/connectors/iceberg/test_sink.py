@@ -23,9 +23,9 @@ from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors import IcebergSink
 from dagster_flinkpy.connectors.commit.staged_files import StagedFileCommitter
 from dagster_flinkpy.connectors.commit.staged_rows import StagedRowsWriter
-from dagster_flinkpy.connectors.iceberg import table as iceberg_table
+from dagster_flinkpy.connectors.iceberg import commit_log
+from dagster_flinkpy.connectors.iceberg.commit_log import CommitLog
 from dagster_flinkpy.connectors.iceberg.committer import IcebergCommitter, IcebergUpsertCommitter
-from dagster_flinkpy.connectors.iceberg.table import CommitLog
 from dagster_flinkpy.connectors.iceberg.writer import IcebergWriter
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext, WriterInitContext
 from dagster_flinkpy.errors import (
@@ -183,7 +183,7 @@ def test_a_commit_whose_outcome_is_unknown_is_looked_up(
 
 
 def test_nobody_knows_what_neither_snapshots_nor_property_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dagster_flinkpy.connectors.iceberg.table._RECENT", 2)
+    monkeypatch.setattr("dagster_flinkpy.connectors.iceberg.commit_log._RECENT", 2)
     sink = sink_in(tmp_path)
     requests = [stage(sink, n, checkpoint_id=n) for n in (1, 2, 3)]
     commit(sink, *requests)
@@ -452,7 +452,7 @@ def test_a_job_that_begins_anew_replaces_what_it_wrote_before(tmp_path: Path) ->
 def test_an_attempt_that_slept_for_many_commits_deletes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(iceberg_table, "_RECENT", 3)
+    monkeypatch.setattr(commit_log, "_RECENT", 3)
     sink = sink_in(tmp_path, partition_column="day")
     commit(sink, stage(sink, 1, partition="a", checkpoint_id=1))
     frozen = committer(sink)

@@ -1,0 +1,210 @@
+"""Which checkpoints are in an Iceberg table, or in a branch of it.
+
+What a snapshot has added is in its summary. Snapshots expire, so a property of the table has the latest ones, too, one
+for each branch.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from pyiceberg.table import Table
+from pyiceberg.table.refs import MAIN_BRANCH
+from pyiceberg.table.snapshots import Snapshot
+
+from dagster_flinkpy.common.clock import current_millis
+from dagster_flinkpy.datastream.connectors.base import CommitterInitContext
+from dagster_flinkpy.errors import CommittableLostError, SinkCommitError
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.connectors.iceberg.sink import IcebergSink
+
+__all__ = ["CommitLog"]
+
+_DIGEST = "flinkpy.digest"
+_RECENT = 32
+"""How many checkpoints the property has."""
+_CLOCK_SKEW_MS = 3_600_000
+
+
+class CommitLog:
+    """Which checkpoints of a job and sink are in a branch of a table."""
+
+    def __init__(self, context: CommitterInitContext, sink: IcebergSink) -> None:
+        self._context, self._what, self._branch = context, sink.what, sink.branch
+        names = (context.job_id, context.uid, *(() if sink.branch == MAIN_BRANCH else (sink.branch,)))
+        parts = (quote(part, safe="").replace(".", "%2E") for part in names)
+        self._name = f"flinkpy.committed.{'.'.join(parts)}"
+
+    def columns(self, table: Table) -> dict[str, int]:
+        """Returns the ids of the columns that the latest commit has written, by their names then."""
+        try:
+            found = json.loads(table.properties.get(self._name, "{}"))
+            return {str(name): int(number) for name, number in found.get("columns", {}).items()}
+        except (AttributeError, TypeError, ValueError):
+            return {}  # somebody has changed it, which `has` says
+
+    def _recent(self, table: Table) -> list[tuple[int, str, int, list[Any]]]:
+        """Returns checkpoint, digest, time and partitions of the latest commits, oldest first.
+
+        There are none if the branch was rolled back or made anew since.
+        """
+        text = table.properties.get(self._name)
+        if text is None:
+            return []
+        try:
+            recent = json.loads(text)["recent"]
+            found = [(int(checkpoint), str(digest), int(ms), list(keys)) for checkpoint, digest, ms, keys in recent]
+            return found if self._has_last_snapshot(table) else []
+        except (KeyError, TypeError, ValueError) as error:
+            raise SinkCommitError(
+                f"property {self._name!r} of {self._what} was changed, so that nobody knows what sink "
+                f"{self._context.uid!r} has committed: {text:.200}. Remove it if the snapshots of the last checkpoints "
+                "still exist."
+            ) from error
+
+    def _history(self, table: Table) -> list[Snapshot]:
+        """Returns the snapshots of the branch, newest first, as far back as they have not expired."""
+        by_id = {snapshot.snapshot_id: snapshot for snapshot in table.snapshots()}
+        found, snapshot = list[Snapshot](), table.snapshot_by_name(self._branch)
+        while snapshot is not None:
+            found.append(snapshot)
+            parent = snapshot.parent_snapshot_id
+            snapshot = None if parent is None else by_id.get(parent)
+        return found
+
+    def last_snapshot(self, table: Table) -> tuple[int, int] | None:
+        """Returns id and time of the snapshot to which the latest commit has led, unless the branch is ``main``."""
+        try:
+            snapshot_id, ms = json.loads(table.properties[self._name])["snapshot"]
+            return int(snapshot_id), int(ms)
+        except (KeyError, TypeError, ValueError):
+            return None  # if somebody has changed it, `has` says so
+
+    def _has_last_snapshot(self, table: Table) -> bool:
+        """Returns whether the branch has the snapshot of the latest commit, or may have had it before it expired."""
+        last = self.last_snapshot(table)
+        if last is None:
+            return True
+        history, (snapshot_id, ms) = self._history(table), last
+        expired = bool(history) and history[-1].timestamp_ms >= ms
+        return expired or any(snapshot.snapshot_id == snapshot_id for snapshot in history)
+
+    def _made(self, table: Table, digest: str) -> bool:
+        """Returns whether a snapshot says that it was made of files with a digest."""
+        summaries = (snapshot.summary for snapshot in self._history(table))
+        return any(each is not None and each.additional_properties.get(_DIGEST) == digest for each in summaries)
+
+    def has(self, table: Table, checkpoint_id: int, digest: str, staged_ms: int) -> bool:
+        """Returns whether a table has the rows of a checkpoint. They were staged before they were added.
+
+        Raises:
+            CommittableLostError: Nobody knows.
+            SinkCommitError: The property was changed.
+        """
+        recent, since = self._recent(table), staged_ms - _CLOCK_SKEW_MS
+        if any(found == digest for _, found, _, _ in recent):
+            return True
+        if self._made(table, digest):
+            return True
+        if recent and (len(recent) < _RECENT or recent[0][2] < since):
+            return False
+        oldest = next(reversed(self._history(table)), None)
+        # The parent does not tell whether it is the first one: who expires that sets it to null.
+        if oldest is None or oldest.sequence_number == 1 or oldest.timestamp_ms < since:
+            return False
+        raise CommittableLostError(
+            f"cannot tell whether {self._what} has the rows that sink {self._context.uid!r} staged "
+            f"for checkpoint {checkpoint_id}: its snapshots of that time have expired, and its property {self._name!r} "
+            "begins later. Look for them. Restore a savepoint or an older checkpoint to write the rows again, or "
+            f"'chk-{checkpoint_id}' to continue without them."
+        )
+
+    def latest(self, table: Table) -> tuple[int, str] | None:
+        """Returns the checkpoint of the latest commit, and its digest."""
+        recent = self._recent(table)
+        return recent[-1][:2] if recent else None
+
+    def has_recently(self, table: Table, digest: str) -> bool:
+        """Returns whether a table has a commit, or too many later ones to know."""
+        recent = self._recent(table)
+        return len(recent) == _RECENT or any(found == digest for _, found, _, _ in recent) or self._made(table, digest)
+
+    def replaced_by(self, table: Table, partition: str | None, checkpoint_id: int, since_ms: int) -> int | None:
+        """Returns the checkpoint that has replaced a partition.
+
+        Args:
+            table: The table.
+            partition: The partition.
+            checkpoint_id: A checkpoint or transaction.
+            since_ms: Commits before this time, in milliseconds since 1970, are not later ones.
+
+        Returns:
+            The checkpoint, or the latest one after it, or None.
+        """
+        return max(
+            (
+                found
+                for found, _, ms, partitions in self._recent(table)
+                if partition in partitions and (found == checkpoint_id or (found > checkpoint_id and ms >= since_ms))
+            ),
+            default=None,
+        )
+
+    def check_reaches_back(self, table: Table, since_ms: int) -> None:
+        """Checks that the property has all commits since some time.
+
+        Raises:
+            SinkCommitError: It has not. Somebody else has committed often meanwhile, so this process is outdated.
+        """
+        recent = self._recent(table)
+        if len(recent) == _RECENT and recent[0][2] >= since_ms:
+            raise SinkCommitError(
+                f"{self._what} got {_RECENT} commits of sink {self._context.uid!r} since this attempt "
+                "has begun, and not that of its last checkpoint: another attempt runs the job. Nothing was deleted."
+            )
+
+    def summary(self, checkpoint_id: int, digest: str) -> dict[str, str]:
+        """Returns what the summary of the snapshot says about a commit."""
+        return {
+            "flinkpy.job-id": self._context.job_id,
+            "flinkpy.uid": self._context.uid,
+            "flinkpy.checkpoint-id": str(checkpoint_id),
+            _DIGEST: digest,
+        }
+
+    def properties(
+        self,
+        table: Table,
+        checkpoint_id: int,
+        digest: str,
+        partitions: list[Any],
+        written: dict[str, int],
+        head: Snapshot | None,
+    ) -> dict[str, str]:
+        """Returns the property of the table after a commit that has written columns with these ids.
+
+        Args:
+            table: The table before.
+            checkpoint_id: The checkpoint.
+            digest: Its identity.
+            partitions: Its partitions.
+            written: The ids of the columns, by name.
+            head: The latest snapshot of the branch after the commit.
+        """
+        recent = [*self._recent(table), (checkpoint_id, digest, current_millis(), partitions)][-_RECENT:]
+        columns = self.columns(table) | written
+        found = {"checkpoint": checkpoint_id, "recent": recent, "columns": columns}
+        if head is not None and self._branch != MAIN_BRANCH:
+            found["snapshot"] = [head.snapshot_id, head.timestamp_ms]
+        return {self._name: json.dumps(found)}
+
+    def last(self, table: Table) -> int:
+        """Returns the checkpoint that was committed last, or 0 if there is none."""
+        if latest := self.latest(table):
+            return latest[0]
+        ours = {"flinkpy.job-id": self._context.job_id, "flinkpy.uid": self._context.uid}
+        summaries = (each.summary.additional_properties for each in self._history(table) if each.summary)
+        return next((int(each["flinkpy.checkpoint-id"]) for each in summaries if ours.items() <= each.items()), 0)
