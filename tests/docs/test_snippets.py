@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -22,8 +23,10 @@ from types import ModuleType
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 from dagster import in_process_executor
 
+from dagster_flinkpy.cli import main
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
@@ -37,11 +40,16 @@ TYPED = "tutorial"
 """The page whose blocks are typed, each in a separate process."""
 IN_DG = "## 11. In a `dg` project"
 """The section of it that is about another folder."""
-WITH_SNIPPETS = [name for name, path in PAGES.items() if "```python" in path.read_text() and name != TYPED]
+MOVED = "how-to/migrate-flink"
+"""The page whose commands are run between its blocks."""
+WITH_SNIPPETS = [n for n, path in PAGES.items() if "```python" in path.read_text() and n not in (TYPED, MOVED)]
 ON_SPARK = ("api/spark", "how-to/migrate-spark")
 """Pages whose blocks use Spark itself."""
+FLINK_MOVED = Path(__file__).parents[1] / "fixtures" / "flink-moved"
+"""What the program of that page left behind in Flink, and what it writes there without a stop."""
 _BLOCK = re.compile(
-    r"^```python(?: title=\"(?P<file>[\w.]+)\")?\n(?P<code>.*?)^```\n(?:\n*```text\n(?P<output>.*?)^```\n)?",
+    r"^```(?P<kind>python|bash)(?: title=\"(?P<file>[\w.]+)\")?\n(?P<code>.*?)^```\n"
+    r"(?:\n*```text\n(?P<output>.*?)^```\n)?",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -49,20 +57,25 @@ _BLOCK = re.compile(
 @dataclass(frozen=True)
 class Snippet:
     code: str
+    """Python, or commands."""
     line: int
     """The line of the page on which the code begins, from 1."""
     output: str
     """The expected output."""
     file: str | None = None
     """The file that the block belongs to, or None if it is typed in a shell."""
+    kind: str = "python"
 
 
-def snippets_of(page: str) -> list[Snippet]:
+def snippets_of(page: str, *kinds: str) -> list[Snippet]:
     found = []
     for block in _BLOCK.finditer(page):
+        if block["kind"] not in (kinds or ("python",)):
+            continue
         said = re.findall(r"# -> (.*)$", block["code"], re.MULTILINE)
         output = block["output"] if block["output"] is not None else "".join(f"{line}\n" for line in said)
-        found.append(Snippet(block["code"], page.count("\n", 0, block.start("code")) + 1, output, block["file"]))
+        line = page.count("\n", 0, block.start("code")) + 1
+        found.append(Snippet(block["code"], line, output, block["file"], block["kind"]))
     return found
 
 
@@ -72,11 +85,27 @@ def run(snippets: list[Snippet], name: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "__main__", module)
     for snippet in snippets:
         printed = StringIO()
-        code = compile("\n" * (snippet.line - 1) + snippet.code, name, "exec", dont_inherit=True)
-        with redirect_stdout(printed):
-            exec(code, vars(module))
+        if snippet.kind == "bash":
+            printed.write(commands_print(snippet))
+        else:
+            code = compile("\n" * (snippet.line - 1) + snippet.code, name, "exec", dont_inherit=True)
+            with redirect_stdout(printed):
+                exec(code, vars(module))
         assert printed.getvalue() == snippet.output, f"{name}, line {snippet.line}"
     return module
+
+
+def commands_print(snippet: Snippet) -> str:
+    """Runs the commands of this library, not those of Flink, and returns what they print, if the page shows it."""
+    printed = ""
+    for command in snippet.code.splitlines():
+        program, *arguments = shlex.split(command)
+        assert program in ("flinkpy", "flink")
+        if program == "flinkpy":
+            result = CliRunner().invoke(main, arguments, catch_exceptions=False)
+            assert result.exit_code == 0, f"{command}: {result.output}"
+            printed += result.output.replace(Path.cwd().as_uri(), "file:///shop")
+    return printed if snippet.output else ""
 
 
 @pytest.fixture
@@ -111,6 +140,19 @@ def test_the_snippets_of_a_page_print_what_it_says(
     snippets = snippets_of(PAGES[name].read_text())
     assert snippets
     run(snippets, PAGES[name].name, monkeypatch)
+
+
+def test_a_job_moves_from_flink_as_its_page_says(monkeypatch: pytest.MonkeyPatch, without_spark: Path) -> None:
+    """In Flink, tests/flink_savepoint/make_fixtures.py has run the program of the page, and stopped it."""
+    for folder in ("totals", "straight"):
+        shutil.copytree(FLINK_MOVED / folder, without_spark / folder)
+    shutil.copytree(FLINK_MOVED / "savepoint", without_spark / "savepoints" / "savepoint-1f2e3d")
+    snippets = snippets_of(PAGES[MOVED].read_text(), "python", "bash")
+    (program,) = [snippet for snippet in snippets if snippet.file]
+    Path(str(program.file)).write_text(program.code)
+    module = run(snippets, PAGES[MOVED].name, monkeypatch)
+    in_flink = sum(len(path.read_text().splitlines()) for path in (FLINK_MOVED / "totals").rglob("part-*"))
+    assert 0 < in_flink < len(module.rows("straight"))
 
 
 def in_process(command: list[object], folder: Path, *more_paths: str, said: str = "") -> str:

@@ -2,7 +2,8 @@
 
 It runs with the Python of an environment with PyFlink, imports nothing from dagster_flinkpy, and starts jobs in Flink's
 mini cluster, one at a time. Of each program it writes ``first.txt`` (what it wrote of the first half), the savepoint
-that it took then, and ``straight.txt`` (what it writes of both halves in one run).
+that it took then, and ``straight.txt`` (what it writes of both halves in one run). Of the program of the page on moving
+a job it writes what the job and a straight run have written to their files, too.
 """
 
 import argparse
@@ -18,6 +19,8 @@ from pyflink.common import Configuration
 from pyflink.java_gateway import get_gateway
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "flink-halves"
+MOVED = FIXTURES.parent / "flink-moved"
+PAGE = FIXTURES.parents[2] / "docs" / "how-to" / "migrate-flink.md"
 QUIET = 10.0
 """Seconds without output after which a job has nothing more to write."""
 LONGEST = 120.0
@@ -47,13 +50,17 @@ def run(name, folder, savepoint_to=None, restore_from=None):
     if savepoint_to is None:
         client.cancel().result()
     else:
-        form = get_gateway().jvm.org.apache.flink.core.execution.SavepointFormatType
-        form = form.NATIVE if name.endswith("-native") else form.CANONICAL
-        url = client._j_job_client.stopWithSavepoint(False, str(folder / "savepoints"), form).get()
-        shutil.rmtree(savepoint_to, ignore_errors=True)
-        shutil.copytree(url.removeprefix("file:"), savepoint_to)
+        stop(client, folder, savepoint_to, "NATIVE" if name.endswith("-native") else "CANONICAL")
     print(f"{name}: {len(out.read_text().splitlines())} lines in {time.monotonic() - began:.1f} s", flush=True)
     return sorted(out.read_text().splitlines(keepends=True))
+
+
+def stop(client, folder, savepoint_to, form="CANONICAL"):
+    """Stops a job with a savepoint."""
+    forms = get_gateway().jvm.org.apache.flink.core.execution.SavepointFormatType
+    url = client._j_job_client.stopWithSavepoint(False, str(folder / "savepoints"), forms.valueOf(form)).get()
+    shutil.rmtree(savepoint_to, ignore_errors=True)
+    shutil.copytree(url.removeprefix("file:"), savepoint_to)
 
 
 def write_half(folder, *which):
@@ -73,6 +80,31 @@ def make(name):
         (target / "first.txt").write_text("".join(run(name, first, savepoint_to=target / "savepoint")))
         write_half(straight, 0, 1)
         (target / "straight.txt").write_text("".join(run(name, straight)))
+
+
+def move():
+    """Makes the fixture of the page: its job is stopped when some of its files are finished, and another one is not."""
+    code = PAGE.read_text().partition('```python title="shop.py"\n')[2].partition("```")[0]
+    program = {"__name__": "__main__"}  # so that functions travel by value
+    exec(compile(code.replace("dagster_flinkpy", "pyflink"), "shop.py", "exec"), program)
+    for target, is_stopped in (("totals", True), ("straight", False)):
+        with tempfile.TemporaryDirectory() as scratch:
+            os.chdir(scratch)
+            config = Configuration()
+            config.set_string("execution.checkpointing.interval", "1 s")
+            if is_stopped:
+                config.set_string("python.fn-execution.bundle.size", "1")  # or it ends before it is stopped
+            env = program["orders"]()
+            env.configure(config)
+            client = env.execute_async("orders")
+            if is_stopped:
+                while sum(len(path.read_text().splitlines()) for path in Path().glob("totals/*/part-*")) < 30:
+                    time.sleep(0.1)
+                stop(client, Path(scratch), MOVED / "savepoint")
+            else:
+                client.get_job_execution_result().result()
+            shutil.copytree("totals", MOVED / target, dirs_exist_ok=True)
+            os.chdir("/")
 
 
 def resume(name, folder):
@@ -98,6 +130,8 @@ def main():
         return
     for name in names or [each for each in halves.PROGRAMS if not (FIXTURES / each).exists()]:
         make(name)
+    if not MOVED.exists():
+        move()
 
 
 if __name__ == "__main__":
