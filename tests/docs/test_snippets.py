@@ -40,10 +40,11 @@ TYPED = "tutorial"
 """The page whose blocks are typed, each in a separate process."""
 IN_DG = "## 11. In a `dg` project"
 """The section of it that is about another folder."""
-MOVED = "how-to/migrate-flink"
-"""The page whose commands are run between its blocks."""
-WITH_SNIPPETS = [n for n, path in PAGES.items() if "```python" in path.read_text() and n not in (TYPED, MOVED)]
-ON_SPARK = ("api/spark", "how-to/migrate-spark")
+FROM_FLINK = "how-to/migrate-flink"
+"""The page that begins with what Flink left behind."""
+WITH_SNIPPETS = [n for n, path in PAGES.items() if "```python" in path.read_text() and n not in (TYPED, FROM_FLINK)]
+FROM_SPARK = "how-to/migrate-spark"
+ON_SPARK = ("api/spark", FROM_SPARK)
 """Pages whose blocks use Spark itself."""
 FLINK_MOVED = Path(__file__).parents[1] / "fixtures" / "flink-moved"
 """What the program of that page left behind in Flink, and what it writes there without a stop."""
@@ -108,6 +109,14 @@ def commands_print(snippet: Snippet) -> str:
     return printed if snippet.output else ""
 
 
+def story_of(name: str) -> list[Snippet]:
+    """Returns the blocks of a page and its commands, and writes the program for them."""
+    snippets = snippets_of(PAGES[name].read_text(), "python", "bash")
+    (program,) = [snippet for snippet in snippets if snippet.file]
+    Path(str(program.file)).write_text(program.code)
+    return snippets
+
+
 @pytest.fixture
 def without_spark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Makes programs run in this process, in an empty folder. Only their DataFrames need Spark."""
@@ -137,7 +146,7 @@ def test_the_snippets_of_a_page_print_what_it_says(
         Path(str(program.file)).write_text(program.code)
         monkeypatch.syspath_prepend(without_spark)
         monkeypatch.delitem(sys.modules, "words", raising=False)
-    snippets = snippets_of(PAGES[name].read_text())
+    snippets = story_of(name) if name == FROM_SPARK else snippets_of(PAGES[name].read_text())
     assert snippets
     run(snippets, PAGES[name].name, monkeypatch)
 
@@ -147,10 +156,7 @@ def test_a_job_moves_from_flink_as_its_page_says(monkeypatch: pytest.MonkeyPatch
     for folder in ("totals", "straight"):
         shutil.copytree(FLINK_MOVED / folder, without_spark / folder)
     shutil.copytree(FLINK_MOVED / "savepoint", without_spark / "savepoints" / "savepoint-1f2e3d")
-    snippets = snippets_of(PAGES[MOVED].read_text(), "python", "bash")
-    (program,) = [snippet for snippet in snippets if snippet.file]
-    Path(str(program.file)).write_text(program.code)
-    module = run(snippets, PAGES[MOVED].name, monkeypatch)
+    module = run(story_of(FROM_FLINK), PAGES[FROM_FLINK].name, monkeypatch)
     in_flink = sum(len(path.read_text().splitlines()) for path in (FLINK_MOVED / "totals").rglob("part-*"))
     assert 0 < in_flink < len(module.rows("straight"))
 
