@@ -16,9 +16,7 @@ from functools import partial, partialmethod
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, NoReturn
-
-import pytest
+from typing import Any
 
 from dagster_flinkpy.common import Configuration
 from dagster_flinkpy.common.former_names import missing
@@ -30,14 +28,15 @@ from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master import local_executor
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
+from tests.pyflink import stand_ins
+from tests.pyflink.stand_ins import NO_JVM, TABLE_API, leave_out
 from tests.pyflink.test_signatures import ABSENT
 from tests.runtime.harness import run_rows
 
-NO_JVM = "needs a JVM"
-
 _WITHOUT = {
-    "pyflink.table": "needs the Table API",
+    "pyflink.table": TABLE_API,
     "pyflink.java_gateway": NO_JVM,
+    "pyflink.pyflink_gateway_server": "reads the log file of Flink's worker",
     "pyflink.util": NO_JVM,
     "pyflink.fn_execution": NO_JVM,
     "pyflink.find_flink_home": NO_JVM,
@@ -46,13 +45,9 @@ _WITHOUT = {
     "pyflink.datastream.formats.orc": "Spark reads and writes formats",
     "pyflink.datastream.formats.parquet": "Spark reads and writes formats",
 }
+_STAND_INS = ("pyflink.table", "pyflink.java_gateway")
 _ABSENT = {path: why for why, paths in ABSENT.items() for path in paths.split()}
 _RESULTS: dict[int, list[Any]] = {}
-
-
-def leave_out(reason: str) -> NoReturn:
-    """Skips a test. The raised object is not an ``Exception``, so that ``assertRaises`` does not catch it."""
-    pytest.skip(reason, allow_module_level=True)
 
 
 class _Absent(type):
@@ -118,7 +113,7 @@ class _Finder(MetaPathFinder, Loader):
             return _module(name, sys.modules[__name__], NO_JVM)
         for prefix, reason in _WITHOUT.items():
             if f"{name}.".startswith(f"{prefix}."):
-                return _module(name, None, reason)
+                return _module(name, stand_ins if prefix in _STAND_INS else None, reason)
         try:
             return _module(name, importlib.import_module(name.replace("pyflink", "dagster_flinkpy", 1)), None)
         except ModuleNotFoundError:
@@ -139,6 +134,7 @@ def install() -> None:
     logging.getLogger("dagster_flinkpy").setLevel(logging.WARNING)  # some programs log to standard output
     JobAttempt._on_spark = on_harness
     local_executor.start_server = lambda: None
+    stand_ins.install()
     DataStream.add_sink = _add_sink
     StreamExecutionEnvironment._j_stream_execution_environment = absent("StreamExecutionEnvironment", NO_JVM)
     Configuration.__init__ = partialmethod(_init_configuration, Configuration.__init__)

@@ -11,14 +11,14 @@ TESTS = """
 import unittest
 
 from pyflink.common import Configuration, Row, Types
-from pyflink.datastream import HashMapStateBackend, MapFunction
+from pyflink.datastream import DataStream, HashMapStateBackend, MapFunction
 from pyflink.datastream.connectors.kafka import FlinkKafkaConsumer
 from pyflink.datastream.connectors.pulsar import PulsarSource
 from pyflink.datastream.formats.avro import AvroRowDeserializationSchema
 from pyflink.datastream.tests.test_util import DataStreamTestSinkFunction
 from pyflink.find_flink_home import _find_flink_home
 from pyflink.java_gateway import get_gateway
-from pyflink.table import TableEnvironment
+from pyflink.table import StreamTableEnvironment, TableEnvironment
 from pyflink.testing.test_case_utils import PyFlinkStreamingTestCase
 from pyflink.util.java_utils import get_j_env_configuration
 
@@ -72,13 +72,40 @@ class Tests(PyFlinkStreamingTestCase):
 
     def test_java(self):
         with self.assertRaises(Exception):
-            get_gateway()
+            get_gateway().jvm.java.lang.String("a")
 
     def test_java_object(self):
         self.env.from_collection([3])._j_data_stream.print()
 
     def test_table(self):
         TableEnvironment.create(self.env)
+
+    def test_sql(self):
+        StreamTableEnvironment.create(self.env).execute_sql("select 1")
+
+    def _partitioned(self, partitioner):
+        check = get_gateway().jvm.org.apache.flink.python.util.PartitionCustomTestMapFunction
+        pairs = self.env.from_collection([(n, n) for n in range(9)])
+        stream = pairs.partition_custom(partitioner, lambda pair: pair[1])
+        DataStream(stream._j_data_stream.map(check())).set_parallelism(3).add_sink(self.sink)
+        self.env.execute()
+
+    def test_partitions(self):
+        self._partitioned(lambda key, count: key % count)
+
+    def test_wrong_partitions(self):
+        self._partitioned(lambda key, count: 0)
+
+    def test_plan(self):
+        self.env.from_collection([1]).rescale().map(lambda n: n).set_parallelism(3).add_sink(self.sink)
+        nodes = eval(self.env.get_execution_plan())["nodes"]
+        self.assertEqual([node["pact"] for node in nodes], ["Data Source", "Operator", "Data Sink"])
+        self.assertEqual(nodes[1]["parallelism"], 3)
+        self.assertEqual(nodes[1]["predecessors"], [{"id": nodes[0]["id"], "ship_strategy": "RESCALE"}])
+
+    def test_plan_of_keys(self):
+        self.env.from_collection([1]).key_by(lambda n: n).add_sink(self.sink)
+        self.env.get_execution_plan()
 
     def test_absent_class(self):
         HashMapStateBackend()
@@ -110,6 +137,11 @@ def test_what_became_of_each_test_is_told(tmp_path: Path) -> None:
         "test_java": "left out",
         "test_java_object": "left out",
         "test_table": "left out",
+        "test_sql": "left out",
+        "test_partitions": "passed",
+        "test_wrong_partitions": "failed",
+        "test_plan": "passed",
+        "test_plan_of_keys": "left out",
         "test_absent_class": "left out",
         "test_absent_method": "left out",
         "test_missing_method": "failed",
