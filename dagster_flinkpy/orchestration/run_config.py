@@ -3,7 +3,7 @@
 from typing import Any
 
 from dagster import Config
-from pydantic import Field, ModelWrapValidatorHandler, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, field_validator, model_validator
 
 from dagster_flinkpy.datastream.checkpointing.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.datastream.checkpointing.state_recovery import RecoveryClaimMode
@@ -29,7 +29,12 @@ __all__ = [
 
 
 class _RangedConfig(Config):
-    """Config whose numbers have a range. Dagster checks types only, and its launchpad fills in 0."""
+    """Config whose numbers have a range. Dagster checks types only, and its launchpad fills in 0.
+
+    In Python, too, it refuses fields that there are not. Dagster's own config ignores them.
+    """
+
+    model_config = ConfigDict(extra="forbid")
 
     @model_validator(mode="wrap")
     @classmethod
@@ -37,8 +42,13 @@ class _RangedConfig(Config):
         try:
             return handler(value)
         except ValidationError as e:
-            wrong = [f"{error['loc'][0]} is {error['input']!r}: {error['msg']}" for error in e.errors()]
-            raise as_failure(ConfigurationError(f"{'; '.join(wrong)}. Launch the run again with another value.")) from e
+            wrong = [
+                f"there is no field {error['loc'][0]!r}: leave it out"
+                if error["type"] == "extra_forbidden"
+                else f"{error['loc'][0]} is {error['input']!r}: {error['msg']}"
+                for error in e.errors()
+            ]
+            raise as_failure(ConfigurationError(f"{'; '.join(wrong)}. Correct this, and launch the run again.")) from e
 
 
 class _LeavingConfig(_RangedConfig):

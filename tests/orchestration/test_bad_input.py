@@ -15,6 +15,7 @@ from dagster import (
     DailyPartitionsDefinition,
     Definitions,
     ExecuteInProcessResult,
+    Failure,
 )
 from dagster._core.errors import DagsterUnknownPartitionError
 from dagster._core.remote_origin import InProcessCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
@@ -26,7 +27,7 @@ from dagster_flinkpy.connectors import ParquetSink
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.orchestration import build_flink_jobs, flink_assets
+from dagster_flinkpy.orchestration import FlinkRunConfig, build_flink_jobs, flink_assets
 from dagster_flinkpy.orchestration.failure import retry_is_pointless
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
 from dagster_flinkpy.orchestration.runs import job_run
@@ -188,6 +189,8 @@ def test_run_config_of_the_wrong_type(
 def test_run_config_of_an_earlier_version_is_refused_by_name(deployment: Deployment, tmp_path: Path) -> None:
     with pytest.raises(DagsterInvalidConfigError, match='unexpected config entry "barriers" at path root:ops:words'):
         deployment.run(word_count(tmp_path / "table", ["a"]), "words", barriers=2)
+    with pytest.raises(Failure, match="there is no field 'barriers': leave it out"):
+        FlinkRunConfig(barriers=2)  # as a schedule would
 
 
 @pytest.mark.parametrize("config", [{"epochs": -1}, {"parallelism": 0}])

@@ -29,7 +29,6 @@ class EpochSequence:
         self._begun: set[int] = set()
         """The checkpoints of its epochs, without those that only take over what failed ones have prepared."""
         self._followed: JobEpoch | None = None
-        self._number_of_regions = len(regions)
         self.ids: tuple[int, ...] = ()
         """The ids of the next checkpoints, as far as they are known."""
         self.following: int | None = None
@@ -141,9 +140,7 @@ class EpochSequence:
     @property
     def may_be_open(self) -> bool:
         """Whether sources can read before the next checkpoint is triggered."""
-        sources = self.sources
-        assigns_late = any(region.planner.splits.assigns_late for region in sources)
-        return assigns_late and len(sources) == self._number_of_regions
+        return not self._followers and any(region.planner.splits.assigns_late for region in self.sources)
 
     def begin_open(self, checkpoint_id: int) -> JobEpoch:
         """Adds an epoch whose checkpoint is not triggered yet."""

@@ -240,8 +240,6 @@ class ExecutionGraph:
 
     def __init__(self, regions: Sequence[Sequence[JobVertex]], now: Callable[[], int]) -> None:
         self.regions = tuple(tuple(ExecutionJobVertex(v, i, now) for v in each) for i, each in enumerate(regions))
-        self.job_vertices = {vertex.uid: vertex for region in self.regions for vertex in region}
-        """The operators by uid."""
         self.status = JobStatus.CREATED
         self.timestamps: dict[JobStatus, int] = {JobStatus.CREATED: now()}
         """When the job last entered each status, in milliseconds since 1970."""

@@ -413,8 +413,6 @@ class JobState:
         """All tasks of a region have acknowledged its epoch."""
         number, sources = ended.checkpoint_id, self.epochs.sources
         acknowledged = region.on_acknowledged(ended)
-        before = [] if acknowledged.job is None else [acknowledged.job.results]
-        self.chain.outputs.add(region.number, number, *before, ended.results)
         if region in sources and min(each.acknowledged for each in sources) >= number > self._read_up_to:
             self._read_up_to = number
             self.requests.epoch_ended(number)
@@ -442,14 +440,13 @@ class JobState:
             acknowledged = region.overtake(passes)
             if acknowledged is None or not self._may_complete(acknowledged.checkpoint_id):  # it may have just expired
                 continue
-            jobs = [] if acknowledged.job is None else [acknowledged.job.results]
-            self.chain.outputs.add(region.number, acknowledged.checkpoint_id, *jobs)
             self._acknowledge(region, acknowledged)
             found = True
         return found
 
     def _acknowledge(self, region: RegionState, acknowledged: Acknowledged) -> None:
         """Passes the acknowledgements of tasks and enumerators of a region to the coordinator, one by one."""
+        self.chain.take(region.number, acknowledged)
         now, planner, checkpoint_id = self._turn.now_ms, region.planner, acknowledged.checkpoint_id
         job_id, token = planner.config.job_id, planner.fencing_token
         for task, state in acknowledged.states.items():
@@ -457,7 +454,6 @@ class JobState:
             self._drive(Acknowledge(now, message))
         for uid, position in (*planner.coordinator_states(checkpoint_id).items(), *acknowledged.in_flight):
             self._drive(CoordinatorSnapshotted(now, checkpoint_id, uid, position))
-        self.chain.note_declined(acknowledged)
 
     # --- failures and restarts ---------------------------------------------------------------------------------------
 

@@ -158,7 +158,7 @@ def test_a_failed_region_restarts_alone() -> None:
     assert states(it) == ["RUNNING", "RUNNING", "CREATED", "CREATED"]
     assert [execution.attempt for execution in it.executions()] == [0, 0, 1, 1]
     assert (it.attempt(0), it.attempt(1)) == (0, 1)
-    (prior,) = it.job_vertices["b"].vertices[1].prior
+    (prior,) = it.regions[1][0].vertices[1].prior
     assert (prior.state, prior.attempt, prior.failure) == (S.FAILED, 0, "UserFunctionError")
     (entry,) = it.failures
     assert (entry.error, entry.message, entry.task) == ("UserFunctionError", "it raised", Subtask("b", 1))
@@ -192,7 +192,7 @@ def test_prior_executions_are_bounded() -> None:
         it.fail(0, ValueError("x"))
         it.await_restart([0])
         it.restart([0])
-    vertex_of_a = it.job_vertices["a"].vertices[0]
+    vertex_of_a = it.regions[0][0].vertices[0]
     assert [execution.attempt for execution in vertex_of_a.prior] == list(range(4, 20))
     assert (vertex_of_a.current.attempt, len(it.failures)) == (20, 16)
 
@@ -288,7 +288,7 @@ def test_an_attempt_that_ends_suspends_the_job() -> None:
     ],
 )
 def test_the_state_of_an_operator(of_tasks: tuple[ExecutionState, ...], of_vertex: ExecutionState) -> None:
-    operator = graph(("a",)).job_vertices["a"]
+    operator = graph(("a",)).regions[0][0]
     for each, state in zip(operator.vertices, of_tasks, strict=True):
         for step in PATHS[state]:
             each.current.transition(step)
@@ -338,7 +338,7 @@ def test_whatever_happens_the_graph_is_consistent(steps: list[tuple[str, int]]) 
             assert all(execution.state.terminal for execution in it.executions())
         if it.status is JobStatus.FINISHED:
             assert set(states(it)) == {"FINISHED"}
-        for vertex_of in it.job_vertices.values():
+        for vertex_of in (each for region in it.regions for each in region):
             assert len({each.current.attempt for each in vertex_of.vertices}) == 1
             assert all(prior.state.terminal for each in vertex_of.vertices for prior in each.prior)
     ended = [status for status in history if status.is_terminal_state()]

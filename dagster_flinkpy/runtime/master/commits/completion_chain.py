@@ -59,8 +59,9 @@ class CompletionChain:
         if not self.broken:
             self.waiting.append(write)
 
-    def note_declined(self, acknowledged: Acknowledged) -> None:
-        """Takes note if a part of what the tasks of a region have acknowledged is not in the store."""
+    def take(self, region: int, acknowledged: Acknowledged) -> None:
+        """Takes what the tasks of a region have done for a checkpoint, and whether a part of it is not in the store."""
+        self.outputs.add(region, acknowledged.checkpoint_id, acknowledged.results)
         if acknowledged.failure is not None:
             self._declined.setdefault(acknowledged.checkpoint_id, acknowledged.failure)
 

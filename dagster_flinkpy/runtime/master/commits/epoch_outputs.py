@@ -6,6 +6,7 @@ in the order of the checkpoints.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -32,19 +33,12 @@ class EpochOutputs:
         """Whether a failed checkpoint has handed its part over, and none has completed since."""
         return bool(self._handed_over)
 
-    def add(self, region: int, checkpoint_id: int, *jobs: EpochResults) -> None:
-        """Adds the outputs of an epoch that a region has read.
-
-        Args:
-            region: The number of the region.
-            checkpoint_id: The checkpoint that they belong to.
-            jobs: The results of the Spark job of the epoch. Before it, that of a Spark job that no checkpoint has
-                waited for, and whose results belong to this one.
-        """
+    def add(self, region: int, checkpoint_id: int, results: Sequence[EpochResults]) -> None:
+        """Adds the outputs of a region for a checkpoint, or replaces them, if the region has run again."""
         collected = self._collected.setdefault(checkpoint_id, {})
-        for uid in {uid for job in jobs for uid in job.collected}:
-            collected[uid] = [column for job in jobs for column in job.collected.get(uid, ())]
-        self._printed.setdefault(checkpoint_id, {})[region] = [line for job in jobs for line in job.printed]
+        for uid in {uid for each in results for uid in each.collected}:
+            collected[uid] = [column for each in results for column in each.collected.get(uid, ())]
+        self._printed.setdefault(checkpoint_id, {})[region] = [line for each in results for line in each.printed]
 
     def hand_over(self, failed: CheckpointMetadata) -> None:
         """Lets the next checkpoint commit what a failed one would have committed."""

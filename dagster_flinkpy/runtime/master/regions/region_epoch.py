@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from dagster_flinkpy.checkpoint.coordinator.instructions import Instruction
@@ -14,7 +14,7 @@ from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeInputs
 from dagster_flinkpy.runtime.epoch import EpochInput
 from dagster_flinkpy.runtime.master.epoch_request import JobEpoch
 from dagster_flinkpy.runtime.master.regions.region_runner import RegionEnded
-from dagster_flinkpy.runtime.master.results import TaskFailure
+from dagster_flinkpy.runtime.master.results import EpochResults, TaskFailure
 
 __all__ = ["Acknowledged", "Phase", "RegionEpoch", "RegionStage", "Turn"]
 
@@ -65,20 +65,12 @@ class Acknowledged:
 
     checkpoint_id: int
     states: Mapping[Subtask, SubtaskState]
-    failure: TaskFailure | None = None
+    failure: TaskFailure | None
     """Why a part of these states is not in the store; None if all is there."""
-    job: RegionEnded | None = None
-    """The Spark job that no checkpoint has waited for, and whose results belong to this one; or None."""
+    results: Sequence[EpochResults]
+    """What tasks have sent to the driver that belongs to the checkpoint, in order."""
     in_flight: Sequence[tuple[str, list[Json]]] = ()
     """What the region has not read as of these states, for the metadata: by uid of the source that reads the edge."""
-
-    def after(self, job: RegionEnded | None) -> Acknowledged:
-        """Returns this, with what an earlier Spark job has prepared, which no checkpoint has waited for."""
-        if job is None:
-            return self
-        before = job.results.states
-        states = {t: replace(s, committables=before[t].committables + s.committables) for t, s in self.states.items()}
-        return replace(self, states=states, job=job)
 
 
 @dataclass

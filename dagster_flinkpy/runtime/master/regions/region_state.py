@@ -387,7 +387,7 @@ class RegionState:
         if not current.ahead:
             self.planner.ended[epoch.checkpoint_id] = self.planner.splits.ends(epoch)
         if self.canceling:
-            self.put_back()
+            self._put_down(RegionStage.WAITING)
         else:
             self._to(Phase.DEPLOYED)
 
@@ -419,7 +419,7 @@ class RegionState:
     def on_canceled(self, ended: RegionEnded) -> None:
         """Notes that a Spark job has ended whose epoch runs again."""
         self._at_hand.read |= ended.error is None
-        self.put_back()
+        self._put_down(RegionStage.WAITING)
 
     def on_failed(self) -> None:
         """Forgets the epoch at hand: its Spark job has failed, or it could not be planned."""
@@ -450,8 +450,14 @@ class RegionState:
         self.has_read = any(state.splits for state in ended.results.states.values())
         self.input_ended = self.planner.ended[number]
         self._advance(epoch, ended)
-        self.outputs[number] = [*([] if job is None else [job.outputs]), ended.outputs]
-        return Acknowledged(number, ended.results.states, ended.results.declined).after(job)
+        results, states = ended.results, dict(ended.results.states)
+        if job is None:
+            self.outputs[number] = [ended.outputs]
+            return Acknowledged(number, states, results.declined, [results])
+        self.outputs[number] = [job.outputs, ended.outputs]
+        for task, before in job.results.states.items():  # what it has prepared
+            states[task] = replace(states[task], committables=before.committables + states[task].committables)
+        return Acknowledged(number, states, results.declined, [job.results, results])
 
     def _advance(self, epoch: RegionEpoch, ended: RegionEnded) -> None:
         self._state = ended.checkpoint_id
@@ -485,15 +491,15 @@ class RegionState:
 
     def _acknowledge_in_flight(self, checkpoint_id: int) -> Acknowledged:
         job, self._result = self._result, None
-        results, self.outputs[checkpoint_id] = self.planner.repeat(checkpoint_id), []
-        states = results.states
+        repeated, self.outputs[checkpoint_id] = self.planner.repeat(checkpoint_id), []
         if job is not None:
-            states, self.outputs[checkpoint_id] = job.results.states, [job.outputs]
+            self.outputs[checkpoint_id] = [job.outputs]
             self.planner.acknowledged_with(self._state, checkpoint_id)
         self._in_flight = [*self._in_flight, *self._input(checkpoint_id)]
         self.acknowledged = checkpoint_id
         in_flight = stored_outputs(self._in_flight, self.planner.edge_sources)
-        return Acknowledged(checkpoint_id, states, results.declined, job, in_flight)
+        results = repeated if job is None else job.results
+        return Acknowledged(checkpoint_id, results.states, repeated.declined, [results], in_flight)
 
     def settle(self) -> list[tuple[int, str, list[Json]]]:
         """Returns what was in flight at the barrier of an acknowledged epoch, once the regions before have written it.
@@ -535,11 +541,7 @@ class RegionState:
         if self.canceling:
             self._tell(InterruptRegion(self.number))
         elif self._current is not None:
-            self.put_back()
-
-    def put_back(self) -> None:
-        """Lets the epoch at hand wait for its turn again."""
-        self._put_down(RegionStage.WAITING)
+            self._put_down(RegionStage.WAITING)
 
     def on_completed(self, checkpoint_id: int) -> dict[str, set[int]]:
         """Forgets what is only needed until a checkpoint is complete, and tells the sources when they can take it.
