@@ -563,13 +563,13 @@ class JobAttempt(AttemptRuns):
 
     def _restart(self) -> None:
         """Begins again with a greater token, if this attempt still leads."""
-        latest = self._attempt.latest
-        has_completed = latest is not None and latest.fencing_token in self._reporter.tokens
-        self._start_over = self._start_over and not has_completed
+        latest, tokens = self._attempt.latest, self._reporter.tokens
+        self._start_over = self._start_over and (latest is None or latest.fencing_token not in tokens)
         self._attempt = self._watchdog.run("restarting the job", self._take_over, self._attempt)
         self._keep_lease()
         self._reporter.save_statistics()  # those of the attempt that has failed
-        if has_completed:
+        latest = self._attempt.latest  # it may be the one of which it was not known whether HEAD names it
+        if latest is not None and latest.fencing_token in tokens:
             self._restore.continue_run()
         self._deployed.failover.restart_all()
         self._begin()

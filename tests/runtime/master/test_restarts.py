@@ -15,6 +15,7 @@ from pyspark.errors import AnalysisException, PySparkAttributeError
 
 from dagster_flinkpy.checkpoint.coordinator.stimuli import MetadataWriteFailed
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.common import JobStatus
 from dagster_flinkpy.common.restart_strategies import FixedDelayRestart, NoRestart, RestartStrategy
 from dagster_flinkpy.common.typeinfo import Types
@@ -49,6 +50,7 @@ from dagster_flinkpy.runtime.master.failover import (
 from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Mailbox
 from dagster_flinkpy.runtime.master.results import EpochResults
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
+from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.runtime.harness import HarnessAttempt
 from tests.runtime.programs import COUNTED, EVENT, CountPerKey, FolderSink, environment, events
 
@@ -227,6 +229,41 @@ def test_epochs_whose_checkpoints_never_complete_do_not_end_a_series_of_failures
         list(attempt.run_epochs())
     assert attempt._deployed.failover.graph.restarts == 2
     assert raised.value.suppressed_by == "all 2 restarts of the fixed-delay strategy are used up"
+
+
+def test_a_run_goes_on_from_a_checkpoint_of_which_it_did_not_hear_that_head_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not restore again what it was to start from."""
+    graph, sink = program(tmp_path)
+    with HarnessAttempt(graph, tmp_path) as attempt:
+        attempt.run_epoch()
+    put, complete, away = LocalObjectStore.put, CompletedCheckpointStore.complete, [True]
+
+    def completed(*args: Any, **options: Any) -> None:
+        with monkeypatch.context() as patch:
+            if away:
+                away.pop()
+                patch.setattr(LocalObjectStore, "put", put_unheard)
+                patch.setattr(LocalObjectStore, "get", get_nothing)
+            complete(*args, **options)
+
+    def put_unheard(store: LocalObjectStore, key: str, *args: Any, **options: Any) -> str:
+        put(store, key, *args, **options)
+        raise StorageError("the answer is lost")
+
+    def get_nothing(store: LocalObjectStore, key: str) -> tuple[bytes, str]:
+        raise StorageError("the store is away")
+
+    monkeypatch.setattr(CompletedCheckpointStore, "complete", completed)
+    options = restarting(FixedDelayRestart(2, timedelta(0)))
+    with Watched(graph, tmp_path, restore_from="chk-1", **options) as attempt:
+        list(attempt.run_epochs())
+        assert attempt._deployed.failover.graph.restarts == 1
+    straight, table = program(tmp_path / "straight")
+    with HarnessAttempt(straight, tmp_path / "straight") as attempt:
+        list(attempt.run_epochs())
+    assert sink.rows() == table.rows()
 
 
 @pytest.mark.parametrize(
