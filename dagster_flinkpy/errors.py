@@ -445,6 +445,14 @@ class CommitRefusedError(SinkCommitError):
 class CommittableLostError(SinkCommitError):
     """The output that a sink had prepared is neither committed nor still staged."""
 
+    @classmethod
+    def of(cls, checkpoint_id: int, problem: str) -> CommittableLostError:
+        """Returns the error of a checkpoint, with what to do."""
+        return cls(
+            f"{problem}. Restore a savepoint or an older checkpoint to write the rows again, or 'chk-{checkpoint_id}' "
+            "to continue without them."
+        )
+
 
 class SparkUnavailableError(FlinkPyError):
     """No Spark session is available."""

@@ -30,6 +30,7 @@ from dagster_flinkpy.connectors.columns.column_types import columns_of
 from dagster_flinkpy.connectors.columns.json_values import to_json_lines
 from dagster_flinkpy.connectors.columns.text_values import as_text, from_text
 from dagster_flinkpy.datastream.formats.json import JsonRowDeserializationSchema, JsonRowSerializationSchema
+from dagster_flinkpy.errors import SourceReadError
 
 __all__ = ["Decoder", "Encoder", "UndecodableMessage", "record_decoder", "record_encoder"]
 
@@ -59,6 +60,13 @@ class UndecodableMessage(Exception):
     def __init__(self, index: int, reason: str) -> None:
         super().__init__(reason)
         self.index = index
+
+    def of(self, message: str) -> SourceReadError:
+        """Returns the error that names the message, with what to do."""
+        return SourceReadError(
+            f"{message} cannot be read by its schema: {self}. To go on, use a schema that accepts it; "
+            "JsonRowDeserializationSchema has ignore_parse_errors()."
+        )
 
 
 def record_decoder(schema: DeserializationSchema) -> Decoder:

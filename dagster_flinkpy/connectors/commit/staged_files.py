@@ -284,11 +284,11 @@ class StagedFileCommitter(Committer):
         except UploadNotFoundError as error:
             if self._is(file):
                 return
-            raise CommittableLostError(
+            raise CommittableLostError.of(
+                checkpoint_id,
                 f"cannot commit {where}: neither its upload nor the file exists, so its {file.rows} rows are "
                 "lost. The upload was aborted (by a lifecycle rule of the bucket?), or the file was deleted after it "
-                "was committed, or the sink had another location then. Restore a savepoint or an older checkpoint to "
-                f"write the rows again, or 'chk-{checkpoint_id}' to continue without them."
+                "was committed, or the sink had another location then",
             ) from error
 
     def _exists(self, key: str) -> bool:

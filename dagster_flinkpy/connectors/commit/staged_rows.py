@@ -157,10 +157,10 @@ class StagedRows:
                 raise self._lost(file, checkpoint_id, "is missing" if found is None else "was changed")
 
     def _lost(self, file: RowFile, checkpoint_id: int, what: str) -> CommittableLostError:
-        return CommittableLostError(
+        return CommittableLostError.of(
+            checkpoint_id,
             f"sink {self._context.uid!r} cannot commit checkpoint {checkpoint_id}: {self._store.url}/{file.key} "
-            f"{what}, so its {file.rows} rows are lost. Restore a savepoint or an older checkpoint to write them "
-            f"again, or 'chk-{checkpoint_id}' to continue without them."
+            f"{what}, so its {file.rows} rows are lost",
         )
 
     def delete(self, requests: Sequence[CommitRequest]) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction
@@ -24,11 +22,9 @@ from dagster_flinkpy.connectors.delta.table import DIGEST, DeltaTarget
 from dagster_flinkpy.connectors.lake.committer import LakeCommitter, PartitionReplacement
 from dagster_flinkpy.datastream.connectors.base import CommitterInitContext
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.storage.ranged_file import RangedFile
 
 __all__ = ["DeltaCommitter", "DeltaPartitionCommitter"]
 
-_THREADS = 8
 _TIME = "/committed_ms"
 """How the ``txn`` is named that has the time of a partition's latest commit, in milliseconds since 1970."""
 
@@ -50,19 +46,12 @@ class DeltaCommitter(LakeCommitter[DeltaTable]):
 
     def _change(self, table: DeltaTable, checkpoint: StagedCheckpoint) -> Any:
         """Checks that the table has the columns of older files."""
-        older = self._of_others(checkpoint)
-        with ThreadPoolExecutor(_THREADS, "delta-footers") as pool:
-            schemas = list(pool.map(self._schema_of, older))
-        for file, schema in zip(older, schemas, strict=True):
-            self._table.check_columns(table, Schema.from_arrow(schema))
+        for file, footer in self._footers(self._of_others(checkpoint)):
+            self._table.check_columns(table, Schema.from_arrow(footer.schema.to_arrow_schema()))
             by, partitions = list(partition_values(file.key)), table.metadata().partition_columns
             if set(by) != set(partitions):
                 raise ConfigurationError(f"{self._what} is partitioned by {partitions}, not by {by}, as {file.key} is")
         return checkpoint.files
-
-    def _schema_of(self, file: RowFile) -> pa.Schema:
-        with pq.ParquetFile(RangedFile(self._store, file.key, file.bytes)) as parquet:
-            return parquet.schema_arrow
 
     def _swap(self, table: DeltaTable, change: Any, checkpoint: StagedCheckpoint) -> None:
         following = table.version() + 1

@@ -203,11 +203,11 @@ class DeltaTarget:
                 last = table.transaction_version(self.app_id)
                 if last is not None and last < checkpoint_id:  # ids only grow, unless a job begins anew
                     return False
-                raise CommittableLostError(
+                raise CommittableLostError.of(
+                    checkpoint_id,
                     f"cannot tell whether table {self._sink.location.url} has the rows that sink "
                     f"{self._context.uid!r} staged for checkpoint {checkpoint_id}: its log begins with "
-                    f"{first}, which is newer. Look for them. Restore a savepoint or an older checkpoint "
-                    f"to write the rows again, or 'chk-{checkpoint_id}' to continue without them."
+                    f"{first}, which is newer. Look for them",
                 )
             limit *= 4
 

@@ -115,11 +115,11 @@ class CommitLog:
         # The parent does not tell whether it is the first one: who expires that sets it to null.
         if oldest is None or oldest.sequence_number == 1 or oldest.timestamp_ms < since:
             return False
-        raise CommittableLostError(
+        raise CommittableLostError.of(
+            checkpoint_id,
             f"cannot tell whether {self._what} has the rows that sink {self._context.uid!r} staged "
             f"for checkpoint {checkpoint_id}: its snapshots of that time have expired, and its property {self._name!r} "
-            "begins later. Look for them. Restore a savepoint or an older checkpoint to write the rows again, or "
-            f"'chk-{checkpoint_id}' to continue without them."
+            "begins later. Look for them",
         )
 
     def latest(self, table: Table) -> tuple[int, str] | None:

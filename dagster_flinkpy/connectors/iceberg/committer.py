@@ -6,7 +6,6 @@ The library must not delete what it has written if a commit fails, because a los
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import date
 from functools import partial
@@ -56,11 +55,9 @@ from dagster_flinkpy.connectors.iceberg.table import (
 from dagster_flinkpy.connectors.lake.committer import LakeCommitter, PartitionReplacement
 from dagster_flinkpy.datastream.connectors.base import CommitterInitContext
 from dagster_flinkpy.errors import ConfigurationError, SinkCommitError
-from dagster_flinkpy.storage.ranged_file import RangedFile
 
 __all__ = ["IcebergCommitter", "IcebergPartitionCommitter", "IcebergUpsertCommitter", "to_data_file"]
 
-_THREADS = 8
 _RETENTION = ("min_snapshots_to_keep", "max_snapshot_age_ms", "max_ref_age_ms")
 _EPOCH = date(1970, 1, 1)
 
@@ -103,18 +100,12 @@ class IcebergCommitter(LakeCommitter[Table]):
 
     def _change(self, table: Table, checkpoint: StagedCheckpoint) -> _Change:
         files = [file for file in checkpoint.files if file.key]
-        with ThreadPoolExecutor(_THREADS, "iceberg-footers") as pool:
-            return _Change(added=list(pool.map(lambda file: self._data_file(table, file), files)))
+        return _Change(added=[self._data_file(table, *each) for each in self._footers(files)])
 
-    def _data_file(self, table: Table, file: RowFile) -> DataFile:
-        footer = self._footer(file)
+    def _data_file(self, table: Table, file: RowFile, footer: pq.FileMetaData) -> DataFile:
         if not self._names.of_this_attempt(file.key):
             check_file_schema(table, footer.schema.to_arrow_schema(), file.key)
         return to_data_file(table, footer, file)
-
-    def _footer(self, file: RowFile) -> pq.FileMetaData:
-        with pq.ParquetFile(RangedFile(self._store, file.key, file.bytes)) as parquet:
-            return parquet.metadata
 
     def _swap(self, table: Table, change: _Change, checkpoint: StagedCheckpoint) -> None:
         self._add(table, change, checkpoint.checkpoint_id, checkpoint.digest, checkpoint.partitions)

@@ -148,11 +148,8 @@ class _Columns:
         try:
             return decoder(values)
         except UndecodableMessage as error:
-            raise SourceReadError(
-                f"the {what} of the record at offset {messages[error.index].offset()} of partition "
-                f"{shown(self._each)} cannot be read by its schema: {error}. To go on, use a schema that accepts it; "
-                "JsonRowDeserializationSchema has ignore_parse_errors()."
-            ) from error
+            offset = messages[error.index].offset()
+            raise error.of(f"the {what} of the record at offset {offset} of partition {shown(self._each)}") from error
 
 
 def _headers(headers: list[Any], arrow_type: pa.DataType) -> pa.Array:

@@ -10,7 +10,7 @@ import pyarrow as pa
 from dagster_flinkpy.connectors.columns.record_formats import UndecodableMessage, record_decoder
 from dagster_flinkpy.connectors.kinesis.client import KinesisStream, Position
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
-from dagster_flinkpy.errors import InputExpiredError, SourceReadError
+from dagster_flinkpy.errors import InputExpiredError
 
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors.kinesis.source import KinesisSource
@@ -60,7 +60,4 @@ def _decoded(decode: Any, records: list[Any], shard: str) -> pa.Array:
     try:
         return decode([record["Data"] for record in records])
     except UndecodableMessage as error:
-        raise SourceReadError(
-            f"record {records[error.index]['SequenceNumber']} of shard {shard} cannot be read by its schema: {error}. "
-            "To go on, use a schema that accepts it; JsonRowDeserializationSchema has ignore_parse_errors()."
-        ) from error
+        raise error.of(f"record {records[error.index]['SequenceNumber']} of shard {shard}") from error

@@ -8,11 +8,13 @@ again by itself, because it would not look again.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.connectors.commit.checkpoint_committer import CheckpointCommitter, StagedCheckpoint
@@ -23,11 +25,13 @@ from dagster_flinkpy.connectors.files.parquet_table import table_schema
 from dagster_flinkpy.connectors.lake.lake_sink import LakeSink
 from dagster_flinkpy.datastream.connectors.base import CommitterInitContext
 from dagster_flinkpy.errors import CommittableLostError, SinkCommitError, StorageError
+from dagster_flinkpy.storage.ranged_file import RangedFile
 
 __all__ = ["LOOKS", "LakeCommitter", "PartitionReplacement"]
 
 LOOKS = 10
 """How often a commit looks at a table that others change."""
+_THREADS = 8
 
 TableT = TypeVar("TableT")
 """A table as it was looked at."""
@@ -155,6 +159,15 @@ class LakeCommitter(CheckpointCommitter, Generic[TableT]):
         with self._reaching():
             table = self._target.try_open()
             return 0 if table is None else self._last(table)
+
+    def _footers(self, files: Sequence[RowFile]) -> Iterator[tuple[RowFile, pq.FileMetaData]]:
+        """Returns files with their footers, of which several are read at a time."""
+        with ThreadPoolExecutor(_THREADS, "footers") as pool:
+            return zip(files, list(pool.map(self._footer, files)), strict=True)
+
+    def _footer(self, file: RowFile) -> pq.FileMetaData:
+        with pq.ParquetFile(RangedFile(self._store, file.key, file.bytes)) as parquet:
+            return parquet.metadata
 
     def _of_others(self, checkpoint: StagedCheckpoint) -> list[RowFile]:
         """Returns the files that another attempt, perhaps of an older program, has staged."""

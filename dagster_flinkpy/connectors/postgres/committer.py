@@ -242,23 +242,20 @@ class LedgerCommitter(_PostgresCommitter):
             CommittableLostError: It does not exist, or is not what was written.
         """
         what = f"{self._store.url}/{file.key}, with {file.rows} rows of checkpoint {checkpoint_id}"
-        advice = (
-            "Nothing of the checkpoint is in the table. Restore a savepoint or an older checkpoint to write the rows "
-            f"again, or 'chk-{checkpoint_id}' to continue without them."
-        )
+        advice = "Nothing of the checkpoint is in the table"
         with StagedContent(self._store, file.key, file.bytes) as staged:
             try:
                 with pa.CompressedInputStream(pa.PythonFile(staged, "r"), "lz4") as content:
                     while data := content.read(_COPIED_BYTES):
                         yield data
             except ObjectNotFoundError as error:
-                raise CommittableLostError(
-                    f"{what}, is gone. Was it deleted by a rule of the bucket? {advice}"
+                raise CommittableLostError.of(
+                    checkpoint_id, f"{what}, is gone. Was it deleted by a rule of the bucket? {advice}"
                 ) from error
             except OSError as error:
-                raise CommittableLostError(f"{what}, is damaged: {error}. {advice}") from error
+                raise CommittableLostError.of(checkpoint_id, f"{what}, is damaged: {error}. {advice}") from error
             if staged.sha256() != file.sha256:
-                raise CommittableLostError(f"{what}, is not what was written. {advice}")
+                raise CommittableLostError.of(checkpoint_id, f"{what}, is not what was written. {advice}")
 
 
 class PostgresPartitionCommitter(LedgerCommitter):
@@ -374,11 +371,11 @@ class PreparedTransactionCommitter(_PostgresCommitter):
                 request.signal_already_committed()
                 return
             request.signal_failed_with_known_reason(
-                CommittableLostError(
+                CommittableLostError.of(
+                    request.checkpoint_id,
                     f"{request.committable.get('rows')} rows of checkpoint {request.checkpoint_id} for table "
                     f"{self._sink.uri()} are lost: somebody rolled back transaction {gid!r}, or the database was "
-                    "restored from a backup. Restore a savepoint or an older checkpoint to write the rows again, or "
-                    f"'chk-{request.checkpoint_id}' to continue without them."
+                    "restored from a backup",
                 )
             )
         except psycopg.errors.ObjectNotInPrerequisiteState as error:  # another attempt is committing it
