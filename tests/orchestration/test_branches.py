@@ -10,11 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from dagster import AssetKey, DagsterInstance, DailyPartitionsDefinition, Definitions
+from pyiceberg.catalog import load_catalog
 
 from dagster_flinkpy.checkpoint.forks.fork import list_forks
 from dagster_flinkpy.common import Types, WatermarkStrategy
-from dagster_flinkpy.connectors import ParquetSink, ParquetSource
+from dagster_flinkpy.connectors import IcebergSink, ParquetSink, ParquetSource
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
+from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration import build_flink_jobs, current_branch, flink_assets
 from dagster_flinkpy.runtime.master.job import JobAttempt
@@ -112,6 +114,28 @@ def test_a_branch_that_would_write_where_production_does_is_refused_before_it_is
         assert "as sink 'table' of job 'words' does, of which job 'words_careless' is a fork" in refused
     assert not (tmp_path / "checkpoints/words_careless").exists()
     assert counts(tmp_path, "production") == [("be", 1), ("to", 1)]
+
+
+def test_a_branch_writes_to_a_branch_of_the_iceberg_table_of_production(tmp_path: Path, locations: Locations) -> None:
+    catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"}
+
+    def program(branch: str | None = None) -> StreamExecutionEnvironment:
+        env = StreamExecutionEnvironment.get_execution_environment()
+        source = CollectionSource(WORDS, Types.STRING(), records_per_epoch=2)
+        words = env.from_source(source, WatermarkStrategy.no_watermarks(), "words").uid("words")
+        chosen = branch or current_branch() or "main"
+        words.sink_to(IcebergSink("db.words", str(tmp_path / "lake"), properties=catalog, branch=chosen)).uid("table")
+        return env
+
+    production, loud = locations.load(None, program), locations.load("loud", program)
+    careless = locations.load("careless", lambda: program("main"))
+    locations.monkeypatch.delenv("FLINKPY_BRANCH")
+    assert locations.run(production, "words_checkpoint") is None
+    assert "Both would write the same rows" in str(locations.run(careless, "words_careless_checkpoint"))
+    assert locations.run(loud, "words_loud_checkpoint") is None
+    table = load_catalog("default", **catalog).load_table("db.words")
+    assert table.scan().to_arrow().num_rows == 2
+    assert sorted(table.scan().use_ref("loud").to_arrow().column("value").to_pylist()) == ["be", "to", "to", "to"]
 
 
 def test_a_branch_of_a_job_without_state_has_to_be_started_empty(

@@ -10,7 +10,7 @@ import json
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from pyiceberg.table import Table
+from pyiceberg.table import Table, Transaction
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Snapshot
 
@@ -64,6 +64,11 @@ class CommitLog:
                 f"{self._context.uid!r} has committed: {text:.200}. Remove it if the snapshots of the last checkpoints "
                 "still exist."
             ) from error
+
+    def forget(self, transaction: Transaction) -> None:
+        """Forgets what an earlier branch of the same name had."""
+        if self._name in transaction.table_metadata.properties:
+            transaction.remove_properties(self._name)
 
     def _history(self, table: Table) -> list[Snapshot]:
         """Returns the snapshots of the branch, newest first, as far back as they have not expired."""

@@ -168,6 +168,7 @@ class IcebergTarget:
         if MAIN_BRANCH not in refs:  # a branch needs a snapshot
             with transaction.update_snapshot().fast_append():
                 pass
+        self._log.forget(transaction)
         start = transaction.table_metadata.refs[MAIN_BRANCH].snapshot_id
         creation = SetSnapshotRefUpdate(ref_name=branch, type=SnapshotRefType.BRANCH, snapshot_id=start)
         # pyiceberg has no requirements for other branches of a table without snapshots, and there are none.

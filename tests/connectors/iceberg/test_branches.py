@@ -213,6 +213,18 @@ def test_snapshots_of_a_branch_expire(tmp_path: Path) -> None:
     assert rows_in(sink, BRANCH) == [1, 2, 3]
 
 
+def test_a_branch_that_is_created_again_begins_anew(tmp_path: Path) -> None:
+    sink, _, _ = branch_with_rows(tmp_path)
+    remove(opened(sink))
+    append(opened(sink), 9)
+    expired = [each.snapshot_id for each in opened(sink).snapshots() if each.snapshot_id != current(opened(sink))]
+    opened(sink).maintenance.expire_snapshots().by_ids(expired).commit()
+    for _ in range(2):
+        assert committer(sink).last_committed() == 0
+        committer(sink).abort_lingering([])
+    assert rows_in(sink, BRANCH) == [1, 9]
+
+
 def test_a_branch_to_which_main_was_moved_may_be_made_anew_from_main(tmp_path: Path) -> None:
     sink, running, request = branch_with_rows(tmp_path)
     opened(sink).manage_snapshots().set_current_snapshot(ref_name=BRANCH).commit()
@@ -313,6 +325,7 @@ def test_a_branch_that_is_removed_between_two_runs_and_how_to_go_on(tmp_path: Pa
     remove(opened(sink))
     with pytest.raises(CommitRefusedError, match=r"has committed checkpoint 2, but its target has nothing of it"):
         one_epoch(sink, tmp_path, "job")
+    assert BRANCH not in opened(sink).refs()
     if way == "put back":
         move(opened(sink), head)
         one_epoch(sink, tmp_path, "job")
