@@ -123,20 +123,15 @@ class _Plan:
         self.problems.append(LeftBehind(self._name, text, lost))
 
     def _plan_source(self, states: Sequence[StoredState]) -> None:
-        splits = [
-            split
-            for state in states
-            if isinstance(state, FlinkOperatorRows) and state.name == _READER_STATE
-            for position in range(len(state.subtasks))
-            for split in state.elements(position)
-        ]
         coordinator, what = self._savepoint.coordinator_state(self._operator), name_of(self._operator)
-        if not coordinator and not splits:
-            return
-        if self._target is None or self._target.source is None:
-            self._problem(f"{what} is a source, and no source of the program has this uid")
-            return
+        readers = [each for each in states if isinstance(each, FlinkOperatorRows) and each.name == _READER_STATE]
         try:
+            splits = [split for each in readers for split in _raw(each, what)]
+            if not coordinator and not splits:
+                return
+            if self._target is None or self._target.source is None:
+                self._problem(f"{what} is a source, and no source of the program has this uid")
+                return
             self._position = position_of(self._target.source, coordinator, splits, what)
         except UnsupportedSavepointError as error:
             self._problem(str(error))
@@ -163,12 +158,11 @@ class _Plan:
 
     def _plan_operator_state(self, state: FlinkOperatorRows) -> None:
         what = f"{name_of(self._operator)}, operator state {state.name!r}"
-        found = [each for position in range(len(state.subtasks)) for each in state.elements(position)]
-        if not found:
+        if not any(state.elements(position) for position in range(len(state.subtasks))):
             return
         if state.name in (COMMITTER_STATE, WRITER_STATE):
             try:
-                (self._plan_committer if state.name == COMMITTER_STATE else self._plan_writer)(found, what)
+                (self._plan_committer if state.name == COMMITTER_STATE else self._plan_writer)(_raw(state, what), what)
             except UnsupportedSavepointError as error:
                 self._problem(str(error))
         elif self._target is None:
@@ -218,6 +212,16 @@ class _Plan:
             yield ImportedState(self._target.uid, descriptor.name, state.header.name, len(state.elements(0)))
         if self._position is not None:
             yield ImportedState(self._target.uid, "position", _READER_STATE, 1)
+
+
+def _raw(state: FlinkOperatorRows, what: str) -> list[bytes]:
+    """Returns the elements of a state that sources or sinks of Flink serialize themselves."""
+    found = [each for position in range(len(state.subtasks)) for each in state.elements(position)]
+    if not all(isinstance(each, bytes) for each in found):
+        raise UnsupportedSavepointError(
+            f"{what}: elements of {state.name!r} are not bytes, as a source or sink has them"
+        )
+    return found
 
 
 class _KeyedImport:

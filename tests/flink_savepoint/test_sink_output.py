@@ -102,6 +102,15 @@ def test_of_state_in_another_form_it_is_not_said_that_the_output_is_finished() -
             open_part_file(element, "operator 'kafka'")
 
 
+def test_state_with_the_name_of_another_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FlinkOperatorRows, "elements", lambda state, position: [7])
+    with pytest.raises(UnsupportedSavepointError) as caught:
+        imported(SAVEPOINT, tmp_path)
+    for uid, state in (("numbers", "SourceReaderState"), (COMMITTER, COMMITTER_STATE), ("sink-open", WRITER_STATE)):
+        assert f"operator {uid!r}" in str(caught.value)
+        assert f"elements of {state!r} are not bytes" in str(caught.value)
+
+
 def test_damaged_state_of_a_sink_is_an_error() -> None:
     (collector, _), (bucket, _) = elements(COMMITTER, COMMITTER_STATE), elements("sink-open", WRITER_STATE)
     for element, read in ((collector, committables), (bucket, open_part_file)):
