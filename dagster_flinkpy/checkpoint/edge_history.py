@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import takewhile
 
 from dagster_flinkpy.common.clock import to_millis
 from dagster_flinkpy.json_records import Count, Json, JsonRecord
@@ -47,10 +48,8 @@ class EdgeHistory(JsonRecord, omit_defaults=True):
             if output["segments"] or output["end_of_input"] or output["watermark"] != before:
                 facts = {"checkpoint": checkpoint_id, "written_ms": now_ms, "settled": settled}
                 kept.append({**output, **facts})
-        after, oldest_ms = self.after, now_ms - to_millis(retain)
-        while kept and kept[0]["written_ms"] < oldest_ms:
-            after = kept.pop(0)["checkpoint"]
-        return EdgeHistory(after, tuple(kept))
+        old = list(takewhile(lambda each: each["written_ms"] < now_ms - to_millis(retain), kept))
+        return EdgeHistory(old[-1]["checkpoint"] if old else self.after, tuple(kept[len(old) :]))
 
     def since(self, checkpoint_id: int) -> tuple[Json, ...] | None:
         """Returns what was written after a checkpoint, 0 for the beginning of the job; None if that is not known.

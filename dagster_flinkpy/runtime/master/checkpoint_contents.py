@@ -109,6 +109,8 @@ class CheckpointContents:
 
     def _grow(self, write: WriteMetadata, written: Sequence[Mapping[str, EdgeOutput]]) -> None:
         """Adds to the histories of edges what was written since the last metadata."""
+        if not self._retain:
+            return
         in_channels = (s.channel_state for states in write.states.values() for s in states)
         settled = not any(in_channels) and not any(write.coordinator_states.get(uid) for uid in self._edges)
         for uid, retain in self._retain.items():
