@@ -291,7 +291,10 @@ def free_port() -> int:
 def _serving(command: Sequence[str], port: int, logs: Path, variables: Mapping[str, str]) -> Iterator[None]:
     log = logs / f"{Path(command[0]).name}.log"
     with log.open("wb") as output:
-        server = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, **variables})
+        # What the command starts ends with it: a session of its own can be ended as a whole.
+        server = subprocess.Popen(
+            command, stdout=output, stderr=output, env={**os.environ, **variables}, start_new_session=True
+        )
         try:
             try:
                 until(lambda: server.poll() is not None or _accepts(port), "it does not answer")
@@ -301,11 +304,11 @@ def _serving(command: Sequence[str], port: int, logs: Path, variables: Mapping[s
             yield
         finally:
             server.terminate()
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 server.wait(10)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                server.wait()
+            with suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
 
 
 def _accepts(port: int) -> bool:
