@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,18 @@ from tests.orchestration.programs import Count
 from tests.runtime.harness import HarnessAttempt, run_rows
 
 
-def program(table: Path) -> StreamExecutionEnvironment:
+class Tens(Count):
+    def process_element(self, word: str, context: Any) -> Any:
+        for same, count in super().process_element(word, context):
+            yield same, 10 * count
+
+
+def program(table: Path, function: Count | None = None, retain: timedelta | None = None) -> StreamExecutionEnvironment:
     env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(2).set_max_parallelism(16)
     source = CollectionSource(["x", "y", "x"], Types.STRING(), records_per_epoch=2)
     words = env.from_source(source, WatermarkStrategy.no_watermarks(), "words").uid("words")
-    counts = words.blocking().key_by(lambda word: word, Types.STRING())
-    counted = counts.process(Count(), Types.TUPLE([Types.STRING(), Types.LONG()])).uid("count")
+    counts = words.blocking(retain).key_by(lambda word: word, Types.STRING())
+    counted = counts.process(function or Count(), Types.TUPLE([Types.STRING(), Types.LONG()])).uid("count")
     counted.sink_to(ParquetSink(str(table))).uid("table")
     return env
 
@@ -119,3 +126,19 @@ def test_on_spark(tmp_path: Path, instance: DagsterInstance, resources: dict[str
     )
     assert run.success
     assert rows(table) == [("x", 1), ("x", 2), ("y", 1)]
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("one_server")
+def test_an_operator_is_recomputed_on_spark(
+    tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any]
+) -> None:
+    table, day = tmp_path / "table", timedelta(days=1)
+    old, new = program(table, retain=day), program(table, Tens(), day)
+    assert materialize(flink_assets(old, name="words"), instance=instance, resources=resources).success
+    assert rows(table) == [("x", 1), ("y", 1)]
+    [switch] = [each for each in build_flink_jobs(new, name="words") if each.name == "words_switch"]
+    recompute = {"ops": {"switch_words": {"config": {"recompute": ["count"]}}}}
+    assert switch.execute_in_process(recompute, instance=instance, resources=resources).success
+    assert materialize(flink_assets(new, name="words"), instance=instance, resources=resources).success
+    assert rows(table) == [("x", 10), ("x", 20), ("y", 10)]
