@@ -96,8 +96,6 @@ class SourceCoordinator(base.SplitEnumerator):
         """What the readers were told, until it is certain that they have taken it."""
         self._assigned = 0
         """How many splits it has assigned."""
-        self._answered = True
-        """Whether readers have answered since an epoch was planned that is not open."""
         self._rests = False
         """Whether the last epoch was given nothing, because there was nothing."""
         self._back: list[tuple[int, Any]] = []
@@ -152,7 +150,6 @@ class SourceCoordinator(base.SplitEnumerator):
             subtask = answer["subtask"]
             self._statuses[subtask] = InputStatus(answer["status"])
             self._inbox += [(subtask, {"event": event}) for event in answer["events"]]
-        self._answered |= bool(answers)
         self._ended |= any(tell is Tell.END for _, tell, _ in self._given)
         self._given = []
         if answers:
@@ -205,15 +202,13 @@ class SourceCoordinator(base.SplitEnumerator):
         more = InputStatus.MORE_AVAILABLE
         self._ask([i for i in range(parallelism) if self._statuses.get(i) is not more])
         waiting = all(self._statuses.get(i, more) is not more for i in range(parallelism))
-        # Not behind an epoch that has not run: of several in a row, only what readers answer to the last one is heard.
-        if waiting and not self._outbox and not self._rests and self._answered:
+        if waiting and not self._outbox and not self._rests:
             self._rests = True
             return self._tell()
         self._rests = False
         self._outbox = [each for each in self._outbox if each[1] is not Tell.NO_MORE_SPLITS]
         self._outbox += [(i, Tell.NO_MORE_SPLITS, None) for i in sorted(self._no_more)]
-        self._outbox += [(i, Tell.POLL, self._answered) for i in range(parallelism)]
-        self._answered = False
+        self._outbox += [(i, Tell.POLL, None) for i in range(parallelism)]
         return self._tell()
 
     def _ask(self, readers: Sequence[int]) -> None:

@@ -97,8 +97,7 @@ class SourceReaderOperator(SourceOperator):
                     self.call("handle_source_events()", self.reader.handle_source_events, value)
             elif tell is Tell.POLL:  # the coordinator has asked for splits itself
                 self._messages = [each for each in self._messages if each]
-                if values[0]:
-                    self._forget_answered()
+                self._forget_answered()
         self.waits = False
         return {Tell(each.properties["tell"]) for each in told}
 

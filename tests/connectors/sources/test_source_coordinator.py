@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -249,19 +248,6 @@ def test_what_readers_have_said_at_a_barrier_is_heard_though_an_open_epoch_follo
     made.receive("tasks", [(0, {"host": "here"}), (0, {"event": "later"})])
     made.plan_part(2)
     assert enumerator.heard[-3:] == [(0, "at the barrier"), ("reader", 0), (0, "later")]
-
-
-def test_of_several_epochs_in_a_row_readers_answer_to_the_last_one() -> None:
-    made, enumerator = coordinator([0.0])
-    enumerator.left = []
-    made.plan_epoch(2)
-    made.on_epoch_read(answers())
-    made.plan_epoch(2)
-    made.on_epoch_read([])  # nobody had anything
-    for answered in (True, False):
-        told = [s for each in made.plan_epoch(2) for s in each if s.properties["tell"] == Tell.POLL]
-        assert [s.properties["value"] for s in told] == [answered] * 2, "only the last answers will be heard"
-        made.on_epoch_read([replace(s, finished=True) for s in told])
 
 
 def test_a_reader_that_has_more_is_given_nothing_and_others_not_too_much() -> None:
