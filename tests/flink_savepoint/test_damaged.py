@@ -9,6 +9,7 @@ import shutil
 import tracemalloc
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -55,8 +56,18 @@ def read_all(folder: Path, name: str, *, declared: bool) -> None:
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_a_mutated_savepoint_is_read_or_is_a_typed_error(part: int, tmp_path: Path) -> None:
+def test_a_mutated_savepoint_is_read_or_is_a_typed_error(
+    part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     outcomes = {"read": 0, "refused": 0}
+    opened: set[Path] = set()
+    of_path = Path.open
+
+    def watched(path: Path, *arguments: Any, **options: Any) -> Any:
+        opened.add(path)
+        return of_path(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", watched)
     for number in range(part, MUTATIONS, 4):
         draw = random.Random(number)
         name = draw.choice(READABLE)
@@ -68,6 +79,7 @@ def test_a_mutated_savepoint_is_read_or_is_a_typed_error(part: int, tmp_path: Pa
         if victim.name != "_metadata" and draw.randrange(4):  # else another size than in the metadata is all it tests
             data = data[: len(original)].ljust(len(original), b"\0")
         victim.write_bytes(data)
+        opened.clear()
         try:
             read_all(folder, name, declared=bool(draw.randrange(2)))
             outcomes["read"] += 1
@@ -76,16 +88,18 @@ def test_a_mutated_savepoint_is_read_or_is_a_typed_error(part: int, tmp_path: Pa
             outcomes["refused"] += 1
         except Exception as error:
             raise AssertionError(f"mutation {number} of {name}/{victim.name}") from error
+        assert {path.resolve().parent for path in opened} == {folder.resolve()}, number
         shutil.rmtree(folder)
     assert min(outcomes.values()) > 0
 
 
-def test_a_length_that_is_too_great_allocates_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", ["_metadata", "557e5c49-4cf9-4af9-8535-f2e900e74acc"])
+def test_a_length_that_is_too_great_allocates_nothing(part: str, tmp_path: Path) -> None:
     shutil.copytree(SAVEPOINTS / "values-hashmap-canonical" / "savepoint", tmp_path / "sp")
-    metadata = tmp_path / "sp" / "_metadata"
-    data = metadata.read_bytes()
-    for at in range(0, 400, 7):
-        metadata.write_bytes(data[:at] + b"\x7f\xff\xff\xf0" + data[at + 4 :])
+    file = tmp_path / "sp" / part
+    data = file.read_bytes()
+    for at in range(0, len(data), len(data) // 40):
+        file.write_bytes(data[:at] + b"\x7f\xff\xff\xf0" + data[at + 4 :])
         tracemalloc.start()
         with suppress(FlinkPyError):
             read_all(tmp_path / "sp", "values-hashmap-canonical", declared=True)
