@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import shutil
 import struct
 from pathlib import Path
@@ -19,9 +20,13 @@ from dagster_flinkpy.flink_savepoint.keyed_state import StateRows
 from dagster_flinkpy.flink_savepoint.metadata import read_metadata
 from dagster_flinkpy.flink_savepoint.pickled_data import load_data
 from dagster_flinkpy.flink_savepoint.serializers import Serializer
-from dagster_flinkpy.state_processor import read_savepoint
+from dagster_flinkpy.state_processor import FlinkSavepointReader, read_savepoint
 from dagster_flinkpy.state_processor.flink_columns import DeclaredState, FlinkColumns
 from tests.flink_savepoint.corpus import DECLARED, SAVEPOINTS
+
+JAVA = b"\xac\xed\0\5"
+"""How an object of Java begins."""
+BYTE_ARRAY = b"org.apache.flink.api.common.typeutils.base.array.BytePrimitiveArraySerializer$"
 
 
 def framed(data: bytes) -> bytes:
@@ -91,6 +96,49 @@ def of_pyflink(value: Any) -> bytes:
 
 def rows(values: list[Any], map_keys: list[Any] | None = None) -> StateRows:
     return StateRows(6, [Row("k1")] * len(values), [None] * len(values), map_keys or [], values)
+
+
+def utf(text: str) -> bytes:
+    return len(text.encode()).to_bytes(2, "big") + text.encode()
+
+
+def rows_of(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    savepoint = read_savepoint(str(folder), DECLARED["values-hashmap-canonical"])
+    found = {each.name: each.to_arrow().to_pylist() for each in savepoint.states if each.uid == "values"}
+    return {name: rows for name, rows in found.items() if rows}
+
+
+@pytest.mark.parametrize("version", [3, 4, 5])
+def test_a_savepoint_of_an_older_flink_is_read(version: int, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(SAVEPOINTS / "values-hashmap-canonical" / "savepoint", tmp_path / "savepoint"))
+    before, data = rows_of(folder), (folder / "_metadata").read_bytes()
+    assert len(before) == 6
+    for operator in read_metadata(data).operators if version < 5 else ():
+        named = utf(operator.name) + utf(operator.uid) + bytes.fromhex(operator.id)
+        assert data.count(named) == 1
+        data = data.replace(named, bytes.fromhex(operator.id))
+    data = data[:4] + struct.pack(">i", version) + (data[8:] if version > 3 else data[8 : data.index(JAVA)])
+    (folder / "_metadata").write_bytes(data)
+    assert read_metadata(data).version == version
+    assert rows_of(folder) == before
+
+
+@pytest.mark.parametrize("name", ["kryo.KryoSerializerSnapshot", "PojoSerializerSnapshot", "AvroSerializerSnapshot"])
+def test_states_before_one_of_an_unknown_serializer_are_read(name: str, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(SAVEPOINTS / "values-hashmap-canonical" / "savepoint", tmp_path / "savepoint"))
+    before = rows_of(folder)
+    file = folder / "557e5c49-4cf9-4af9-8535-f2e900e74acc"
+    data = file.read_bytes()
+    at = data.index(BYTE_ARRAY, data.rindex(b"python-state-"))
+    file.write_bytes(data[:at] + f"org.{name}".encode().ljust(len(BYTE_ARRAY), b"x") + data[at + len(BYTE_ARRAY) :])
+    savepoint = read_savepoint(str(folder), DECLARED["values-hashmap-canonical"])
+    assert isinstance(savepoint, FlinkSavepointReader)
+    (problem,) = savepoint.unreadable
+    state = problem.state.removeprefix("python-state-")
+    assert re.search(f"operator 'values', state '{problem.state}' .*{name}", problem.problem)
+    assert rows_of(folder) == {known: rows for known, rows in before.items() if known != state}
+    with pytest.raises(UnsupportedSavepointError, match=name):
+        savepoint.state("values", state)
 
 
 def test_values_of_thread_mode_are_those_of_java_or_pickles_of_data() -> None:
