@@ -42,7 +42,7 @@ __all__ = ["import_flink_savepoint"]
 
 _READER_STATE = "SourceReaderState"
 """What readers of Flink's sources call the state with their splits."""
-_ROWS, _BYTES = 200_000, 64 << 20
+_ROWS, _BYTES = 200_000, 16 << 20
 """Key groups are written together until they have this many rows, or bytes."""
 
 
