@@ -18,7 +18,7 @@ from dagster_flinkpy.connectors import PostgresChangeSource
 from dagster_flinkpy.connectors.postgres.change_reader import _Seen
 from dagster_flinkpy.connectors.postgres.pgoutput import Begin
 from dagster_flinkpy.errors import ConfigurationError, RestoreError, SourceReadError
-from tests import servers
+from tests import servers, waiting
 from tests.connectors.postgres.test_change_source import Changes, complete, planned, read, started, take
 
 N = Types.ROW_NAMED(["n"], [Types.LONG()])
@@ -280,6 +280,7 @@ def test_a_server_that_was_restored_from_a_backup(tmp_path: Path) -> None:
             settings_file.write("restore_command = 'false'\n")
         (data / "recovery.signal").touch()
         servers.start_postgres(conninfo)
+        waiting.until(lambda: not database.sql("SELECT pg_is_in_recovery()")[0][0], "the server takes writes")
         with pytest.raises(RestoreError, match="was reset to an earlier state"):
             enumerator.plan_epoch(1)
         database.sql("CREATE TABLE {}.filler AS SELECT repeat('x', 100) FROM generate_series(1, 2000)")
