@@ -49,6 +49,7 @@ class Publication:
         self._source, self._connection, self._table = source, connection, table
         self.name = source.publication
         self._shown = sql.Identifier(self.name).as_string(connection)
+        self._create = f"CREATE PUBLICATION {self._shown} FOR TABLE {table} WITH (publish_via_partition_root = true)"
 
     def create(self, oid: int) -> None:
         """Creates the publication, if there is none.
@@ -57,15 +58,12 @@ class Publication:
             ConfigurationError: It cannot be created, or exists and does not publish all changes of the table.
         """
         if self.mark(oid) is None:
-            create = (
-                f"CREATE PUBLICATION {self._shown} FOR TABLE {self._table} WITH (publish_via_partition_root = true)"
-            )
             try:
-                self._connection.execute(create.encode())
+                self._connection.execute(self._create.encode())
             except errors.InsufficientPrivilege as error:
                 raise ConfigurationError(
                     f"this role may not create publication {self.name!r} ({str(error).strip()}): let the owner of the "
-                    f"table run {create}"
+                    f"table run {self._create}"
                 ) from error
         elif (repair := self.repair(oid)) is not None:
             raise ConfigurationError(
@@ -77,7 +75,7 @@ class Publication:
         values = {"oid": oid, "name": self.name}
         found = self._connection.execute(_PUBLISHED.encode(), values).fetchone()
         if found is None:
-            return f"CREATE PUBLICATION {self._shown} FOR TABLE {self._table} WITH (publish_via_partition_root = true)"
+            return self._create
         whole, via_root, entry = found
         alter = f"ALTER PUBLICATION {self._shown}"
         if entry is None:

@@ -98,11 +98,11 @@ class ReplicationSlot:
         self.publication = Publication(source, connection, self.table_name)
         self.drop = f"SELECT pg_drop_replication_slot('{source.slot}')"
         """The statement that drops the slot, for messages."""
-        self.way_on = (
-            f"To go on without a gap: {self.drop}, and start from empty state (start_empty: true) with snapshot=True, "
-            "which reads the rows that the table has then, and their changes. What sinks have written stays, so clear "
-            "it first"
+        self._anew = (
+            "start from empty state (start_empty: true) with snapshot=True, which reads the rows that the table has "
+            "then, and their changes. What sinks have written stays, so clear it first"
         )
+        self.way_on = f"To go on without a gap: {self.drop}, and {self._anew}"
         """How to go on when changes are missing, for messages."""
 
     def system(self) -> tuple[str, int]:
@@ -294,9 +294,7 @@ class ReplicationSlot:
         if confirmed is None:
             return RestoreError(
                 f"replication slot {slot!r} is gone, so the changes of table {table} since {lsn_text(lsn)} cannot be "
-                "read. To go on without a gap, start from empty state (start_empty: true) with snapshot=True, which "
-                "reads the rows that the table has then, and their changes. What sinks have written stays, so clear "
-                "it first"
+                f"read. To go on without a gap, {self._anew}"
             )
         return RestoreError(
             f"the state has read the changes of table {table} up to {lsn_text(lsn)}, but replication slot {slot!r} "
