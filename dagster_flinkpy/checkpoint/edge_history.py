@@ -44,8 +44,9 @@ class EdgeHistory(JsonRecord, omit_defaults=True):
         """
         kept = list(self.outputs)
         for output in outputs:
-            before = kept[-1]["watermark"] if kept else None
-            if output["segments"] or output["end_of_input"] or output["watermark"] != before:
+            before = kept[-1] if kept else {"watermark": None, "settled": True}
+            is_news = output["watermark"] != before["watermark"] or (settled and not before["settled"])
+            if output["segments"] or output["end_of_input"] or is_news:
                 facts = {"checkpoint": checkpoint_id, "written_ms": now_ms, "settled": settled}
                 kept.append({**output, **facts})
         old = list(takewhile(lambda each: each["written_ms"] < now_ms - to_millis(retain), kept))

@@ -48,3 +48,11 @@ def test_epochs_without_records_are_kept_only_if_event_time_goes_on() -> None:
     for number, watermark in enumerate((None, 5, 5, 5, 7, 7), start=1):
         history = history.grown([output(number, 0, watermark)], number, 0, RETAIN, settled=True)
     assert [each["watermark"] for each in history.outputs] == [5, 7]
+
+
+def test_the_first_barrier_at_which_nothing_is_in_flight_can_be_chosen() -> None:
+    history = EdgeHistory()
+    for number, (segments, settled) in enumerate(((1, False), (0, False), (0, True), (0, True)), start=1):
+        history = history.grown([output(number, segments)], number, 0, RETAIN, settled=settled)
+    assert history.choices == [3]
+    assert history.since(3) == ()

@@ -281,6 +281,37 @@ def test_rows_up_to_since_stay_and_the_state_is_built_from_what_follows(tmp_path
     assert table(tmp_path) == expected(7, first=2)
 
 
+@given(
+    runs=st.lists(st.integers(1, 3), min_size=1, max_size=3),
+    pick=st.integers(0, 9),
+    unaligned=st.booleans(),
+    edges=st.integers(1, 2),
+)
+@settings(max_examples=examples(40), deadline=None)
+def test_no_row_up_to_since_is_lost_and_no_later_one_is_doubled(
+    tmp_path_factory: pytest.TempPathFactory, runs: list[int], pick: int, unaligned: bool, edges: int
+) -> None:
+    folder = tmp_path_factory.mktemp("since")
+    old = program(folder, unaligned=unaligned, edges=edges)
+    new = program(folder, Totals(7), unaligned=unaligned, edges=edges)
+    for epochs in runs:
+        run(old, folder, epochs)
+    if unaligned:  # until nothing is in flight
+        run(old, folder)
+    edge = latest(job_of(folder)).operator("numbers.exchange")
+    assert edge is not None and edge.history is not None
+    choices = edge.history.choices
+    since = choices[pick % len(choices)]
+    switch_program(new, job_of(folder), spark=SPARK, recompute=["totals"], since=f"chk-{since}")
+    run(new, folder)
+    later = [path for path in files(folder) if checkpoint_of(path) > since]
+    (folder / "later").mkdir()
+    for path in later:
+        path.rename(folder / "later" / path.name)
+    assert table(folder) == expected(epochs=since)
+    assert table(folder, "later") == expected(7, first=since)
+
+
 def test_rows_from_before_a_start_from_empty_state_stay(tmp_path: Path) -> None:
     run(program(tmp_path), tmp_path, 2)
     first = files(tmp_path)
