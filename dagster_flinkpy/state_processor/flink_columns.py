@@ -139,7 +139,6 @@ class FlinkColumns:
         if declared is not None and isinstance(element_type, ListTypeInfo) and self.kind == "LIST":
             element_type = element_type.elem_type
         assert element_type is not None
-        self._element_type = element_type
         self.value_type = element_type if self.kind != "LIST" else Types.LIST(element_type)
         self._coder: Decode | None = None
         self._convert: Callable[[Any], Any] | None = None
