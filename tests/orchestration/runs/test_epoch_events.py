@@ -133,7 +133,8 @@ def test_each_checkpoint_is_materialized_once_without_an_interval(words: Words) 
         (uid, "CANCELED", 0)
         for uid in UIDS  # the input goes on
     ]
-    assert {check.metadata["flink/checkpoint_id"].value for check in result.get_asset_check_evaluations()} == {3}
+    checks = [each for each in result.get_asset_check_evaluations() if each.check_name != "same_rows"]  # of an upgrade
+    assert {check.metadata["flink/checkpoint_id"].value for check in checks} == {3}
 
 
 @pytest.mark.parametrize(("epochs", "expected"), [(1, [1]), (4, [3, 4]), (5, [3, 5]), (6, [3, 6]), (0, [3, 6, 7])])
