@@ -21,7 +21,15 @@ from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import ConfigurationError, CorruptMetadataError, RestoreError
 from dagster_flinkpy.json_records import Count, Id, Json, JsonRecord
 
-__all__ = ["REPLACES", "TO_REPLACE", "Recomputation", "ReplacedRows", "recomputation_of", "without_state"]
+__all__ = [
+    "REPLACES",
+    "TO_REPLACE",
+    "Recomputation",
+    "ReplacedRows",
+    "partitioned_error",
+    "recomputation_of",
+    "without_state",
+]
 
 TO_REPLACE = "rows_to_replace"
 """Property of a checkpoint at which operators have not read again what they are recomputed from: for each sink behind
@@ -34,6 +42,8 @@ REPLACES = "rows_replaced"
 class ReplacedRows(JsonRecord, error=CorruptMetadataError):
     """Which rows of a sink are replaced."""
 
+    job_id: str
+    """The job that has committed them. Its forks, and jobs that restore its savepoints, have rows of their own."""
     after: Count
     """The checkpoint before the first one that has committed them; 0 for all."""
     before: Id
@@ -146,7 +156,7 @@ def recomputation_of(
         tuple(sources),
         tuple(edges),
         after,
-        ReplacedRows(after or first - 1, metadata.checkpoint_id + 1),
+        ReplacedRows(metadata.job_id, after or first - 1, metadata.checkpoint_id + 1),
         sum(segment["rows"] for segment in segments),
         sum(segment["bytes"] for segment in segments),
         frozenset(anew),
@@ -161,10 +171,15 @@ def _check(metadata: CheckpointMetadata, graph: JobGraph, uids: Collection[str])
             f"{_quoted(sorted(known))}"
         )
     if metadata.partition is not None:
-        raise ConfigurationError(
-            f"job {metadata.job_id!r} is partitioned by time: its partitions are run again, which replaces their rows. "
-            "Operators are not recomputed beside that"
-        )
+        raise partitioned_error(metadata.job_id)
+
+
+def partitioned_error(job_id: str) -> ConfigurationError:
+    """Returns the error of a job whose operators cannot be recomputed because it is partitioned by time."""
+    return ConfigurationError(
+        f"job {job_id!r} is partitioned by time: its partitions are run again, which replaces their rows. "
+        "Operators are not recomputed beside that"
+    )
 
 
 def _number(since: str | None) -> int:
@@ -223,7 +238,9 @@ def without_state(metadata: CheckpointMetadata, graph: JobGraph, recomputation: 
         elif isinstance(v.spec, BlockingEdgeSinkSpec) and not recomputation.after:
             state = replace(state, history=EdgeHistory())  # it will write all again
         empty.append(state)
-    new = dict.fromkeys(recomputation.sinks, recomputation.replaced)
+    # Another run may have gone on since the recomputation was planned.
+    replaced = replace(recomputation.replaced, before=metadata.checkpoint_id + 1)
+    new = dict.fromkeys(recomputation.sinks, replaced)
     to_replace = {**(ReplacedRows.of(metadata, TO_REPLACE) or {}), **new}
     properties = {**metadata.properties, TO_REPLACE: {uid: each.to_json() for uid, each in to_replace.items()}}
     # What they had to commit is committed, so nothing is lost of a sink that the program no longer has.

@@ -25,13 +25,14 @@ from dagster_flinkpy.checkpoint.recomputation import REPLACES, TO_REPLACE, recom
 from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import open_checkpoint
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.sweep import sweep
-from dagster_flinkpy.common import Types
+from dagster_flinkpy.common import Types, WatermarkStrategy
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.connectors import ParquetSink
+from dagster_flinkpy.connectors.commit.staged_files import StagedFileCommitter
 from dagster_flinkpy.datastream import BroadcastProcessFunction, KeyedProcessFunction, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.state import MapStateDescriptor, ValueStateDescriptor
-from dagster_flinkpy.errors import ConfigurationError, RestoreError
+from dagster_flinkpy.errors import CommittableLostError, ConfigurationError, RestoreError
 from dagster_flinkpy.orchestration import (
     CheckpointStorageResource,
     FlinkAssetChecks,
@@ -49,6 +50,7 @@ from dagster_flinkpy.storage import StorageLocation
 from tests.checkpoint.interruptions import Died, at_request, dies
 from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt, run_rows
+from tests.runtime.master.test_partitions import Letters, day
 from tests.runtime.programs import FolderSink, environment, events
 
 ROW = Types.ROW_NAMED(["key", "count", "total"], [Types.STRING(), Types.LONG(), Types.LONG()])
@@ -485,6 +487,74 @@ def test_segments_are_kept_for_as_long_as_the_edge_retains_them(
     assert not {*first} & {*segments(tmp_path)} and {*second} < {*segments(tmp_path)}
     run(program(tmp_path, retain=None), tmp_path, DEFAULT_NUM_RETAINED)
     assert segments(tmp_path) == []
+
+
+def test_rows_of_a_run_between_the_plan_and_the_switch_are_replaced_too(tmp_path: Path) -> None:
+    run(program(tmp_path), tmp_path, 3)
+    new = program(tmp_path, Totals(7))
+    planned = recomputation_of(latest(job_of(tmp_path)), new().get_job_graph(), ["totals"])
+    run(program(tmp_path), tmp_path, 1)
+    options: dict[str, Any] = {"spark": SPARK, "owner": "test", "on_progress": lambda line: None}
+    with program_attempt(new, job_of(tmp_path), recomputation=planned, **options) as attempt:
+        attempt.commit_restored()
+    run(new, tmp_path)
+    assert table(tmp_path) == expected(7)
+
+
+def test_rows_of_another_job_that_restores_a_savepoint_from_the_middle_of_a_recomputation_stay(tmp_path: Path) -> None:
+    of, folder = partial(program, tmp_path), tmp_path / "other"
+    other = StorageLocation(str(folder / "jobs" / "other"))
+    run(of(), tmp_path, 3)
+    run(program(folder), folder, 3, job=other)
+    before = files(folder)
+    switch_program(of(Totals(7)), job_of(tmp_path), spark=SPARK, recompute=["totals"])
+    savepoint = trigger_savepoint(job_of(tmp_path))
+    run(program(folder, Totals(7)), folder, job=other, restore_from=savepoint, allow_pickled_state=True)
+    assert {*before} < {*files(folder)}
+    for file in before:
+        file.unlink()
+    assert table(folder) == expected(7)
+    run(of(Totals(7)), tmp_path, restore_from=savepoint)
+    assert table(tmp_path) == expected(7)
+
+
+def test_a_sink_replaces_its_rows_although_another_one_has_lost_what_it_had_staged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complete = StagedFileCommitter._complete
+
+    def lost(self: StagedFileCommitter, file: Any, where: str, checkpoint_id: int) -> None:
+        if ".kept." in file.key:
+            raise CommittableLostError.of(checkpoint_id, "gone")
+        complete(self, file, where, checkpoint_id)
+
+    run(program(tmp_path), tmp_path, 2)
+    new = program(tmp_path, Totals(7))
+    number = switch_program(new, job_of(tmp_path), spark=SPARK, recompute=["totals"])
+    with monkeypatch.context() as patched, pytest.raises(CommittableLostError):
+        patched.setattr(StagedFileCommitter, "_complete", lost)
+        run(new, tmp_path, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(StagedFileCommitter, "_complete", lost)
+        run(new, tmp_path, 0, restore_from=f"chk-{number + 1}")
+    run(new, tmp_path)
+    assert table(tmp_path) == expected(7)
+
+
+def test_a_job_that_is_partitioned_by_time_is_refused_also_after_a_switch_that_keeps_all_state(tmp_path: Path) -> None:
+    def of() -> StreamExecutionEnvironment:
+        env = environment(1)
+        letters = env.from_source(Letters(), WatermarkStrategy.no_watermarks(), "letters").uid("letters")
+        letters.sink_to(ParquetSink(str(tmp_path / "table"))).uid("table")
+        return env
+
+    with HarnessAttempt(of().get_job_graph(), tmp_path / "jobs") as attempt:
+        attempt.run_epoch(partition=day(0))
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="is partitioned by time"):
+            switch_program(of, job_of(tmp_path), spark=SPARK, recompute=["table"])
+        switch_program(of, job_of(tmp_path), spark=SPARK)
+    assert latest(job_of(tmp_path)).partition is None
 
 
 def test_a_fork_keeps_the_segments_and_a_savepoint_does_not(tmp_path: Path) -> None:

@@ -212,12 +212,16 @@ def _recomputation(
     program: FlinkJob, job: StorageLocation, latest: CheckpointMetadata | None, uids: Collection[str], since: str | None
 ) -> Recomputation | None:
     """Returns what a switch recomputes, and checks that it can."""
-    from dagster_flinkpy.checkpoint.recomputation import recomputation_of
+    from dagster_flinkpy.checkpoint.head import read_head
+    from dagster_flinkpy.checkpoint.recomputation import partitioned_error, recomputation_of
 
     if not uids and since is not None:
         raise ConfigurationError("since says from where operators are recomputed: name them with recompute")
     if not uids or latest is None:
         return None
+    head = read_head(job.open())
+    if head is not None and head[0].partitions:  # the latest checkpoint may be of none, such as that of another switch
+        raise partitioned_error(job.name)
     recomputation = recomputation_of(latest, program.graph, uids, since)
     program_committers(program, job).check_replaceable(recomputation)
     return recomputation

@@ -55,7 +55,7 @@ class Committers:
         if session is not None:
             session.begin(f"flinkpy-{job_id}-{fencing_token}-commits", f"the commits of job {job_id!r}")
         spark = None if session is None else session.open
-        self._watchdog = watchdog
+        self._watchdog, self._job_id = watchdog, job_id
         self._committers: dict[str, Committer] = {
             v.uid: v.spec.sink.create_committer(
                 CommitterInitContext(job_id, v.uid, fencing_token, v.output_type, spark)
@@ -116,23 +116,24 @@ class Committers:
             SinkCommitError: A committable cannot be committed.
             CheckpointTimeoutError: A commit hangs.
         """
-        before, failed = 0, None
+        before, failed = 0, dict[str, SinkCommitError]()
         for uid, committer in self._committers.items():
             if requests := _requests(metadata, uid):
                 try:
                     before += self._run(uid, f"committing sink {uid!r}", commit_requests, committer, requests, uid)
                 except (CommitRefusedError, CommittableLostError) as e:
-                    failed = failed or e
-        if failed is not None:
-            raise failed
+                    failed[uid] = e
+        done = {uid: committer for uid, committer in self._committers.items() if uid not in failed}
         if metadata.partition is not None:
-            for uid, committer in self._committers.items():
+            for uid, committer in done.items():
                 what = f"replacing partition {metadata.partition} in sink {uid!r}"
                 self._run(uid, what, committer.replace_partition, metadata.partition, metadata.checkpoint_id)
         for uid, rows in (ReplacedRows.of(metadata, REPLACES) or {}).items():
-            if uid in self._committers:
+            if uid in done and rows.job_id == self._job_id:
                 what = f"replacing the rows of sink {uid!r}"
-                self._run(uid, what, self._committers[uid].replace_epochs, rows.after, rows.before)
+                self._run(uid, what, done[uid].replace_epochs, rows.after, rows.before)
+        for error in failed.values():
+            raise error
         return before
 
     def last_committed(self) -> int | None:
