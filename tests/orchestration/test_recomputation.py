@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from dagster import AssetSelection, DagsterInstance, Definitions, define_asset_job, materialize
@@ -42,6 +43,7 @@ from dagster_flinkpy.orchestration import (
 )
 from dagster_flinkpy.orchestration.program import plan_restore, program_attempt
 from dagster_flinkpy.orchestration.upgrade import switch_program
+from dagster_flinkpy.runtime.blocking.segments import in_order
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
 from dagster_flinkpy.runtime.master.job import JobAttempt
@@ -539,6 +541,40 @@ def test_a_sink_replaces_its_rows_although_another_one_has_lost_what_it_had_stag
         run(new, tmp_path, 0, restore_from=f"chk-{number + 1}")
     run(new, tmp_path)
     assert table(tmp_path) == expected(7)
+
+
+def test_retained_records_are_read_by_the_names_of_their_fields_if_these_have_another_order_now(tmp_path: Path) -> None:
+    row = Types.ROW_NAMED(["total", "key", "count"], [Types.LONG(), Types.STRING(), Types.LONG()])
+
+    class Swapped(Numbers):
+        def process_element(self, value: Any, context: Any) -> Any:
+            for key, count, total in super().process_element(value, context):
+                yield total, key, count
+
+    def of() -> StreamExecutionEnvironment:
+        env = environment(2)
+        read = events(env, RECORDS, per_epoch=PER_EPOCH).key_by("key").process(Swapped(), row).uid("numbers")
+        read = read.blocking(DAY)
+        for uid, times, name in (("totals", 7, "table"), ("others", 10, "kept")):
+            totals = read.key_by("key").process(Totals(times), ROW).uid(uid)
+            totals.sink_to(ParquetSink(str(tmp_path / name))).uid(name)
+        return env
+
+    run(program(tmp_path), tmp_path, 3)
+    switch_program(of, job_of(tmp_path), spark=SPARK, recompute=["totals"])
+    run(of, tmp_path)
+    assert table(tmp_path) == expected(7)
+    assert table(tmp_path, "kept") == expected(10)
+
+
+@pytest.mark.parametrize("nulls", [False, True])
+def test_fields_are_put_in_order_by_name_unless_they_were_renamed(nulls: bool) -> None:
+    rows = [{"a": 1, "b": 2}, {"a": None, "b": 3}, *([None] if nulls else [])]
+    records = pa.array(rows, pa.struct([("a", pa.int64()), ("b", pa.int64())]))
+    assert in_order(records.slice(1), ["b", "a"]).to_pylist() == rows[1:]
+    assert [field.name for field in in_order(records, ["b", "a"]).type] == ["b", "a"]
+    assert in_order(records, ["a", "b"]) is records
+    assert in_order(records, ["b", "c"]) is records
 
 
 def test_a_job_that_is_partitioned_by_time_is_refused_also_after_a_switch_that_keeps_all_state(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors.columns.column_casts import cast_column
 from dagster_flinkpy.datastream.connectors.base import Json
 from dagster_flinkpy.errors import InputTypeError, TypeMismatchError
-from dagster_flinkpy.runtime.blocking.segments import SegmentWriter, open_segments, read_segment
+from dagster_flinkpy.runtime.blocking.segments import SegmentWriter, in_order, open_segments, read_segment
 from dagster_flinkpy.runtime.failure import reported
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP
 from dagster_flinkpy.spark.versions import arrow_schema, to_arrow
@@ -143,6 +143,7 @@ def _frame_rows(records: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
     """Converts records to rows of a DataFrame: their fields and event time."""
     timestamps = records.column("timestamp")
     rowtime = pc.if_else(pc.equal(timestamps, NO_TIMESTAMP), pa.scalar(None, pa.int64()), timestamps)
-    arrays = [*cast(pa.StructArray, records.column("value")).flatten(), rowtime]
+    values = in_order(records.column("value"), columns.names[:-1])
+    arrays = [*cast(pa.StructArray, values).flatten(), rowtime]
     cast_arrays = [array.cast(field.type) for array, field in zip(arrays, columns, strict=True)]
     return pa.RecordBatch.from_arrays(cast_arrays, names=columns.names)

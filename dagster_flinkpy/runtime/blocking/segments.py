@@ -14,14 +14,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation
 from dagster_flinkpy.datastream.connectors.base import Json, SourceSplit
 from dagster_flinkpy.errors import ObjectNotFoundError, SegmentLostError, SourceReadError, StorageError
 from dagster_flinkpy.state.schema_evolution import upgraded
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
 from dagster_flinkpy.storage.ranged_file import RangedFile
 
-__all__ = ["SegmentWriter", "deal_out", "open_segments", "read_segment", "read_segments"]
+__all__ = ["SegmentWriter", "deal_out", "in_order", "open_segments", "read_segment", "read_segments"]
 
 SEGMENT_BYTES = 32 << 20
 """A segment is written with one request, so a task that dies leaves no open upload."""
@@ -116,7 +116,26 @@ def read_segments(
         for batch in read_segment(store, folder, segment, below):
             offset += batch.num_rows
             value = upgraded(batch.column("value"), type_info)
+            if isinstance(type_info, RowTypeInfo):
+                value = in_order(value, type_info.field_names)
             yield pa.StructArray.from_arrays([value, batch.column("timestamp")], ["value", "timestamp"]), offset
+
+
+def in_order(records: pa.Array, names: Sequence[str]) -> pa.Array:
+    """Puts the fields of records into the order that the operator declares now; they are read by their positions.
+
+    Records with other names stay as they are: fields may have been renamed.
+
+    Args:
+        records: Structs.
+        names: The names of the fields, in that order.
+    """
+    there = [field.name for field in records.type] if pa.types.is_struct(records.type) else []
+    if there == [*names] or sorted(there) != sorted(names):
+        return records
+    columns = dict(zip(there, records.flatten(), strict=True))
+    nulls = records.is_null() if records.null_count else None
+    return pa.StructArray.from_arrays([columns[name] for name in names], [*names], mask=nulls)
 
 
 def read_segment(store: ObjectStore, folder: str, segment: Json, below: str = "") -> Iterator[pa.RecordBatch]:
