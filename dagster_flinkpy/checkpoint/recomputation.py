@@ -9,6 +9,7 @@ from typing import Any
 
 from dagster_flinkpy.checkpoint.edge_history import EdgeHistory
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.operator_program import operator_program
 from dagster_flinkpy.checkpoint.operator_states import OperatorState
 from dagster_flinkpy.checkpoint.state_migration import state_version
 from dagster_flinkpy.datastream.operator_specs import (
@@ -125,7 +126,8 @@ def recomputation_of(
         since: ``chk-7``: the state needs no input from before this checkpoint. Default: it needs all.
 
     Raises:
-        ConfigurationError: There is no such operator, the job is partitioned by time, or ``since`` cannot be used.
+        ConfigurationError: There is no such operator, the job is partitioned by time, ``since`` cannot be used, or a
+            sink with another uid than before writes to the same place.
         RestoreError: A blocking edge does not keep what has to be read again.
     """
     graph = graph.split()
@@ -145,11 +147,15 @@ def recomputation_of(
             f"{_quoted(uids)} cannot be recomputed since checkpoint {after}: sources {_quoted(streams)} are read with "
             "them, and can only be read from the beginning. Leave out since"
         )
-    sinks = (u for u, s in specs.items() if isinstance(s, SinkSpec) and not isinstance(s, BlockingEdgeSinkSpec))
     outputs = [output for edge in edges for output in _retained(metadata, edge, after)]
     segments = [segment for output in outputs for segment in output["segments"]]
     # The job may have started from empty state since its sinks have written their first rows: these are not read again.
     first = 1 if streams else min((each["checkpoint_id"] for each in outputs), default=metadata.checkpoint_id + 1)
+    sinks = [
+        uid for uid, spec in specs.items() if isinstance(spec, SinkSpec) and not isinstance(spec, BlockingEdgeSinkSpec)
+    ]
+    for uid in sinks:
+        _check_place(metadata, graph, uid)
     return Recomputation(
         tuple(u for u, s in specs.items() if type(s) not in (BlockingEdgeSinkSpec, BlockingEdgeSourceSpec)),
         tuple(uid for uid in sinks if metadata.operator(uid) is not None),
@@ -172,6 +178,19 @@ def _check(metadata: CheckpointMetadata, graph: JobGraph, uids: Collection[str])
         )
     if metadata.partition is not None:
         raise partitioned_error(metadata.job_id)
+
+
+def _check_place(metadata: CheckpointMetadata, graph: JobGraph, sink: str) -> None:
+    """Checks that a new sink does not write all rows beside those of one that the program no longer has."""
+    if metadata.operator(sink) is not None:
+        return
+    uids, place = {v.uid for v in graph.vertices}, operator_program(graph, sink).writes_to
+    for former in metadata.operators:
+        if former.uid not in uids and former.program is not None and place == former.program.writes_to != "":
+            raise ConfigurationError(
+                f"sink {sink!r} would write all rows to {place}, where those of sink {former.uid!r} are: give it the "
+                f"uid {former.uid!r}, so that it replaces them, or let it write to another place"
+            )
 
 
 def partitioned_error(job_id: str) -> ConfigurationError:

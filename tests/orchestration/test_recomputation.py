@@ -421,6 +421,7 @@ def test_nothing_is_changed_if_what_would_be_read_again_is_not_there(tmp_path: P
     refused(ConfigurationError, "must be a checkpoint, such as chk-7", since="7")
     refused(ConfigurationError, "name them with recompute", recompute=[], since="chk-2")
     refused(ConfigurationError, "the program has no such operator", recompute=["else"])
+    refused(ConfigurationError, "give it the uid 'table'", program(tmp_path, sink_uid="renamed"), since="chk-2")
     folder = program(tmp_path, sink=FolderSink(tmp_path / "folder"))
     refused(ConfigurationError, "nothing before sink 'table' can be recomputed", folder, since="chk-2")
     planned = plan_restore(folder, open_checkpoint(job), recompute=["totals"], since="chk-2")
