@@ -11,7 +11,7 @@ from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import DEFAULT_NUM_RETAINED
 from dagster_flinkpy.checkpoint.head import read_head
 from dagster_flinkpy.checkpoint.metadata import STOPPED, CheckpointKind, CheckpointMetadata
-from dagster_flinkpy.checkpoint.recomputation import REPLACES
+from dagster_flinkpy.checkpoint.recomputation import REPLACES, TO_REPLACE, ReplacedRows
 from dagster_flinkpy.checkpoint.savepoints.savepoint import (
     files_location,
     import_savepoint,
@@ -148,7 +148,8 @@ def restore_savepoint(
 
     Raises:
         CheckpointError: A run may be active, or the latest checkpoint may still have something to commit.
-        RestoreError: There is no savepoint, or it contains pickled state.
+        RestoreError: There is no savepoint, it contains pickled state, or it is from the middle of a recomputation
+            that the job has gone on with.
     """
     source = savepoint.open()
     metadata = load_savepoint(source)
@@ -162,6 +163,14 @@ def restore_savepoint(
     try:
         if attempt.latest is not None:
             _check_committed(job, attempt.latest, attempt.committed, superseded=True)
+            to_replace = ReplacedRows.of(metadata, TO_REPLACE) or {}
+            if metadata.checkpoint_id < attempt.latest.checkpoint_id and attempt.latest.job_id in {
+                rows.job_id for rows in to_replace.values()
+            }:
+                raise RestoreError(
+                    f"savepoint {savepoint.url} is from the middle of a recomputation, and the job has gone on since: "
+                    "rows would be written again beside others. Continue from the latest checkpoint"
+                )
         files = files_location(metadata, savepoint).open()
         restored = without_committables(import_savepoint(source, checkpoints.store, f"{attempt.token}-0", files=files))
         attempt.start_after(restored.checkpoint_id)

@@ -74,7 +74,9 @@ class Recomputation:
     operators: tuple[str, ...]
     """Their uids, in the order of the program, without the ends of blocking edges."""
     sinks: tuple[str, ...]
-    """Those that replace the rows of the epochs that are read again. A new sink has written none."""
+    """Those that replace the rows of the epochs that are read again."""
+    new_sinks: tuple[str, ...]
+    """Those that the checkpoint does not know. They must not have written any."""
     sources: tuple[str, ...]
     """Those that read their input again from the beginning."""
     edges: tuple[str, ...]
@@ -159,6 +161,7 @@ def recomputation_of(
     return Recomputation(
         tuple(u for u, s in specs.items() if type(s) not in (BlockingEdgeSinkSpec, BlockingEdgeSourceSpec)),
         tuple(uid for uid in sinks if metadata.operator(uid) is not None),
+        tuple(uid for uid in sinks if metadata.operator(uid) is None),
         tuple(sources),
         tuple(edges),
         after,

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import DEFAULT_NUM_RETAINED
 from dagster_flinkpy.checkpoint.forks.fork import fork_job
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
-from dagster_flinkpy.checkpoint.offline import release_leadership, trigger_savepoint
+from dagster_flinkpy.checkpoint.offline import release_leadership, restore_savepoint, trigger_savepoint
 from dagster_flinkpy.checkpoint.recomputation import REPLACES, TO_REPLACE, recomputation_of
 from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import open_checkpoint
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
@@ -427,6 +427,50 @@ def test_nothing_is_changed_if_what_would_be_read_again_is_not_there(tmp_path: P
     planned = plan_restore(folder, open_checkpoint(job), recompute=["totals"], since="chk-2")
     assert "nothing before sink 'table' can be recomputed" in str(planned.problem)
     switch_program(program(tmp_path), job, spark=SPARK, recompute=["totals"], since="chk-2")
+
+
+def test_a_sink_that_was_left_out_meanwhile_is_put_back_before_its_rows_are_replaced(tmp_path: Path) -> None:
+    run(program(tmp_path), tmp_path, 2)
+    gone = program(tmp_path, sink=ParquetSink(str(tmp_path / "elsewhere")), sink_uid="elsewhere")
+    run(gone, tmp_path, 1, allow_non_restored_state=True)
+    new, job = program(tmp_path, Totals(7)), job_of(tmp_path)
+    before = latest(job)
+    with pytest.raises(ConfigurationError, match=r"'table' can be recomputed: it has rows .* up to checkpoint 2"):
+        switch_program(new, job, spark=SPARK, recompute=["totals"])
+    assert latest(job) == before
+    planned = plan_restore(new, open_checkpoint(job), recompute=["totals"], allow_non_restored_state=True)
+    assert "Switch to the program without recomputing first" in str(planned.problem)
+    run(program(tmp_path), tmp_path, 1, allow_non_restored_state=True)
+    switch_program(new, job, spark=SPARK, recompute=["totals"])
+    run(new, tmp_path)
+    assert table(tmp_path) == expected(7)
+
+
+def test_a_checkpoint_from_before_rows_were_replaced_is_not_restored_after_that(tmp_path: Path) -> None:
+    run(program(tmp_path), tmp_path, 3)
+    new = program(tmp_path, Totals(7))
+    number = switch_program(new, job_of(tmp_path), spark=SPARK, recompute=["totals"])
+    savepoint = trigger_savepoint(job_of(tmp_path))
+    run(new, tmp_path, 0, restore_from=f"chk-{number}")
+    run(new, tmp_path, 1)
+    options: dict[str, Any] = {"owner": "test", "now_ms": current_millis(), "allow_pickled_state": True}
+    with pytest.raises(RestoreError, match="from the middle of a recomputation"):
+        restore_savepoint(job_of(tmp_path), StorageLocation(savepoint), **options)
+    with pytest.raises(RestoreError, match="from the middle of a recomputation, and sink 'table' has written rows"):
+        run(new, tmp_path, restore_from=f"chk-{number}")
+    run(new, tmp_path)
+    assert table(tmp_path) == expected(7)
+
+
+def test_a_run_whose_sink_cannot_replace_its_rows_any_more_is_refused_before_it_reads(tmp_path: Path) -> None:
+    run(program(tmp_path), tmp_path, 3)
+    switch_program(program(tmp_path, Totals(7)), job_of(tmp_path), spark=SPARK, recompute=["totals"])
+    before = latest(job_of(tmp_path))
+    with pytest.raises(ConfigurationError, match="it cannot replace the rows that it has written"):
+        run(program(tmp_path, Totals(7), sink=FolderSink(tmp_path / "folder")), tmp_path)
+    assert latest(job_of(tmp_path)) == before
+    run(program(tmp_path, Totals(7)), tmp_path)
+    assert table(tmp_path) == expected(7)
 
 
 def test_any_sink_can_write_all_rows_to_another_place(tmp_path: Path) -> None:

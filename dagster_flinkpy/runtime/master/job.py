@@ -250,7 +250,7 @@ class JobAttempt(AttemptRuns):
         )
         self.committed_on_recovery = committed or self.committed_on_recovery
         load = partial(self._restore.load, self.config, self.graph, self._store, self._attempt)
-        self.restored = self._watchdog.run("loading the state to restore", load)
+        self.restored = committers.check_to_replace(self._watchdog.run("loading the state to restore", load))
         self._stopped = self.restored is not None and self.restored.stopped and self._restore.path is None
         self.finished = self.restored is not None and (self.restored.end_of_input or self._stopped)
         self._hooks.restore(self.restored, allow_non_restored_state=self._restore.allow_non_restored_state)

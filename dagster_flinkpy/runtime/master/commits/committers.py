@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
-from dagster_flinkpy.checkpoint.recomputation import REPLACES, Recomputation, ReplacedRows
+from dagster_flinkpy.checkpoint.recomputation import REPLACES, TO_REPLACE, Recomputation, ReplacedRows
 from dagster_flinkpy.datastream.connectors.base import (
     CommitRequest,
     Committer,
@@ -20,6 +20,7 @@ from dagster_flinkpy.errors import (
     CommittableLostError,
     ConfigurationError,
     HeadLostError,
+    RestoreError,
     SinkCommitError,
 )
 from dagster_flinkpy.runtime.failure import raised_on_driver
@@ -56,6 +57,7 @@ class Committers:
             session.begin(f"flinkpy-{job_id}-{fencing_token}-commits", f"the commits of job {job_id!r}")
         spark = None if session is None else session.open
         self._watchdog, self._job_id = watchdog, job_id
+        self._sinks = {v.uid for v in graph.vertices if isinstance(v.spec, SinkSpec)}
         self._committers: dict[str, Committer] = {
             v.uid: v.spec.sink.create_committer(
                 CommitterInitContext(job_id, v.uid, fencing_token, v.output_type, spark)
@@ -76,17 +78,47 @@ class Committers:
         """Checks that sinks can replace the rows of the epochs that are read again.
 
         Raises:
-            ConfigurationError: One cannot. The message names it.
+            ConfigurationError: One cannot, or has rows that the checkpoint does not know. The message names it.
         """
         for uid in recomputation.sinks:
-            committer = self._committers.get(uid)
-            if committer is None or type(committer).replace_epochs is Committer.replace_epochs:
-                name = "" if committer is None else f" {type(committer).__qualname__}"
+            self._check_replaces(uid)
+        for uid in recomputation.new_sinks:
+            if uid in self._committers and (last := self._last_committed(uid)):
                 raise ConfigurationError(
-                    f"nothing before sink {uid!r} can be recomputed: it cannot replace the rows that it has written "
-                    f"(its committer{name} has no replace_epochs method). Sinks of files can. Or write all rows to "
-                    "another place, with a sink of another uid"
+                    f"nothing before sink {uid!r} can be recomputed: it has rows of this job up to checkpoint {last}, "
+                    "but was left out of the program since, so the latest checkpoint does not know it. Switch to the "
+                    "program without recomputing first, and then again with it"
                 )
+
+    def _check_replaces(self, uid: str) -> None:
+        committer = self._committers.get(uid)
+        if committer is None or type(committer).replace_epochs is Committer.replace_epochs:
+            name = "" if committer is None else f" {type(committer).__qualname__}"
+            raise ConfigurationError(
+                f"nothing before sink {uid!r} can be recomputed: it cannot replace the rows that it has written "
+                f"(its committer{name} has no replace_epochs method). Sinks of files can. Or write all rows to "
+                "another place, with a sink of another uid"
+            )
+
+    def check_to_replace(self, restored: CheckpointMetadata | None) -> CheckpointMetadata | None:
+        """Checks that sinks can replace what a restored checkpoint still has to replace, and returns the checkpoint.
+
+        Raises:
+            ConfigurationError: A sink cannot.
+            RestoreError: It has done so already, and written more since.
+        """
+        asked = None if restored is None else ReplacedRows.of(restored, TO_REPLACE)
+        for uid, rows in (asked or {}).items():
+            if restored is None or rows.job_id != self._job_id or uid not in self._sinks:
+                continue
+            self._check_replaces(uid)
+            if (last := self._last_committed(uid) or 0) > restored.checkpoint_id:
+                raise RestoreError(
+                    f"checkpoint {restored.checkpoint_id} is from the middle of a recomputation, and sink {uid!r} has "
+                    f"written rows up to checkpoint {last} since: all rows would be written again beside them. "
+                    "Continue from the latest checkpoint, and switch again with recompute if you need to"
+                )
+        return restored
 
     def check_partitioned(self) -> None:
         """Checks that all sinks can replace a partition; otherwise no attempt could commit a completed checkpoint.
