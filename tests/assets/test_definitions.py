@@ -44,4 +44,4 @@ def test_materialize_all_is_one_step_for_a_job() -> None:
 def test_the_stream_shows_its_operators_and_the_daily_job_its_tables() -> None:
     graph = defs.get_repository_def().asset_graph
     assert Counter(key.path[0] for key in graph.get_all_asset_keys()) == {"flights_raw_files": 1, JOB: 10, DAILY_JOB: 6}
-    assert len(graph.asset_check_keys) == 60
+    assert len(graph.asset_check_keys) == 64
