@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = [
+    "COMMITS",
     "METADATA_NAME",
     "STOPPED",
     "CheckpointKind",
@@ -34,6 +35,9 @@ __all__ = [
 ]
 
 METADATA_NAME = "_metadata"
+COMMITS = "commits"
+"""Property of a checkpoint at which sinks have nothing to commit: for each, the last checkpoint before it at which it
+had something."""
 STOPPED = "stopped"
 """Property of the checkpoint with which a job was stopped."""
 METADATA_VERSION = 1
@@ -99,6 +103,23 @@ class CheckpointMetadata(JsonRecord, omit_defaults=True):
     def stopped(self) -> bool:
         """Whether the job was stopped with it. If so, no run continues from it unless it is restored."""
         return self.properties.get(STOPPED) is True
+
+    @property
+    def commits(self) -> dict[str, int]:
+        """The last checkpoint at which a sink had something to commit, this one or one before it, by uid of the sink.
+
+        It is empty for the end of a partition: a partition that runs again replaces what was committed.
+
+        Raises:
+            CorruptMetadataError: The property is something else.
+        """
+        stored = self.properties.get(COMMITS, {})
+        if not isinstance(stored, dict) or not all(type(number) is int for number in stored.values()):
+            raise CorruptMetadataError(f"property {COMMITS!r} of checkpoint {self.checkpoint_id} is {stored!r:.100}")
+        if self.partition is not None:
+            return {}
+        own = [operator.uid for operator in self.operators if any(s.committables for s in operator.subtasks)]
+        return {**stored, **dict.fromkeys(own, self.checkpoint_id)}
 
     def files(self) -> set[str]:
         """Returns the paths of the state files, relative to the prefix of the job (or of the savepoint)."""

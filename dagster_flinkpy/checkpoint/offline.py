@@ -10,7 +10,7 @@ from dataclasses import replace
 from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import DEFAULT_NUM_RETAINED
 from dagster_flinkpy.checkpoint.head import read_head
-from dagster_flinkpy.checkpoint.metadata import STOPPED, CheckpointKind, CheckpointMetadata
+from dagster_flinkpy.checkpoint.metadata import COMMITS, STOPPED, CheckpointKind, CheckpointMetadata
 from dagster_flinkpy.checkpoint.recomputation import REPLACES, TO_REPLACE, ReplacedRows
 from dagster_flinkpy.checkpoint.savepoints.savepoint import (
     files_location,
@@ -124,7 +124,8 @@ def stop_with_savepoint(
             raise CheckpointError(f"{job.url} has no completed checkpoint to stop with")
         _check_committed(job, latest, attempt.committed, superseded=True)
         if not latest.stopped:
-            stopped = {**latest.properties, STOPPED: True}
+            commits = {COMMITS: dict(latest.commits)} if latest.commits else {}
+            stopped = {**latest.properties, **commits, STOPPED: True}
             _complete(checkpoints, attempt, without_committables(latest), latest.checkpoint_id, stopped, now_ms)
     finally:
         checkpoints.end_attempt(attempt)

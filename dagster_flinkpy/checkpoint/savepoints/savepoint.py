@@ -11,7 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 from dagster_flinkpy.checkpoint.head import read_head
-from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointKind, CheckpointMetadata, fetch_metadata
+from dagster_flinkpy.checkpoint.metadata import (
+    COMMITS,
+    METADATA_NAME,
+    CheckpointKind,
+    CheckpointMetadata,
+    fetch_metadata,
+)
 from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER, OperatorState, SubtaskState
 from dagster_flinkpy.common.daemon_threads import in_daemon_threads
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo
@@ -136,7 +142,8 @@ def as_savepoint(
         operators: The operators of the new savepoint.
         format_type: Format of the new savepoint.
     """
-    properties = {name: value for name, value in metadata.properties.items() if name != _FORMAT_TYPE}
+    without = (_FORMAT_TYPE, COMMITS)  # another job may restore it, of which the sinks have nothing
+    properties = {name: value for name, value in metadata.properties.items() if name not in without}
     if format_type is not SavepointFormatType.CANONICAL:
         properties[_FORMAT_TYPE] = format_type.value
     operators = tuple(o if o.history is None else replace(o, history=None) for o in operators)

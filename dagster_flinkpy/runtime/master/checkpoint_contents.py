@@ -9,7 +9,7 @@ import msgspec
 
 from dagster_flinkpy.checkpoint.coordinator.instructions import WriteMetadata
 from dagster_flinkpy.checkpoint.edge_history import EdgeHistory
-from dagster_flinkpy.checkpoint.metadata import CheckpointKind, CheckpointMetadata
+from dagster_flinkpy.checkpoint.metadata import COMMITS, CheckpointKind, CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_program import operator_program
 from dagster_flinkpy.checkpoint.operator_states import OperatorState
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd
@@ -67,7 +67,7 @@ class CheckpointContents:
             properties: Properties of the checkpoint, as JSON values; those that are None are left out.
         """
         self._grow(write, written)
-        told = {**properties, **self._rows_to_replace(write)}
+        told = {**properties, COMMITS: self._commits_before(write) or None, **self._rows_to_replace(write)}
         operators = tuple(
             OperatorState(
                 uid=v.uid,
@@ -117,6 +117,16 @@ class CheckpointContents:
             outputs = [each[uid].to_json() for each in written if uid in each]
             grown = self._histories[uid].grown
             self._histories[uid] = grown(outputs, write.checkpoint_id, write.trigger_ms, retain, settled=settled)
+
+    def _commits_before(self, write: WriteMetadata) -> dict[str, int]:
+        """Returns the property of a checkpoint that says what its sinks have committed before."""
+        parent = self.parent
+        if parent is None or (parent.job_id, parent.kind) != (self._job_id, CheckpointKind.CHECKPOINT):
+            return {}
+        if self.partition is not None:
+            return {}
+        idle = {uid for uid, states in write.states.items() if not any(s.committables for s in states)}
+        return {uid: number for uid, number in parent.commits.items() if uid in idle}
 
     def _rows_to_replace(self, write: WriteMetadata) -> dict[str, Any]:
         """Returns the property of a checkpoint whose operators are recomputed, or whose sinks replace their rows."""

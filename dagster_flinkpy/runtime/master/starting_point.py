@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.evolution import evolution_since
 from dagster_flinkpy.checkpoint.kept_parallelism import PARALLELISM, settle_parallelism
-from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointKind, CheckpointMetadata
+from dagster_flinkpy.checkpoint.metadata import COMMITS, METADATA_NAME, CheckpointKind, CheckpointMetadata
+from dagster_flinkpy.checkpoint.offline import without_committables
 from dagster_flinkpy.checkpoint.recomputation import Recomputation, without_state
 from dagster_flinkpy.checkpoint.restore import RestorePlan, assign, restore_targets
 from dagster_flinkpy.checkpoint.savepoints.dispose import dispose_savepoint
@@ -57,6 +58,8 @@ class Restore:
     """Takes one-line progress messages."""
     recomputation: Recomputation | None = None
     """Which operators start empty, and read again what their state was built from."""
+    last_committed: Mapping[str, int] = field(default_factory=dict)
+    """The newest checkpoint that the targets of sinks have, by uid, if ``path`` is given."""
     claimed: StorageLocation | None = None
     """A savepoint that the job owns now, and deletes once it has completed a checkpoint."""
 
@@ -171,7 +174,9 @@ class Restore:
                 else:
                     attempt.leave_unclaimed(checkpoint_id)
                     self.progress(f"chk-{checkpoint_id} is not claimed: it is kept until someone disposes of it")
-                return metadata
+                # Whoever restores it may know that a target has lost rows.
+                there = {u: i for u, i in metadata.commits.items() if self.last_committed.get(u, 0) >= i}
+                return replace(without_committables(metadata), properties={**metadata.properties, COMMITS: there})
         names = ", ".join(f"chk-{i}" for i in kept) or "none"
         lost = ""
         if attempt.head.lost:

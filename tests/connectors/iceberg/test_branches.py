@@ -13,6 +13,8 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 
 from dagster_flinkpy.checkpoint.forks.fork import fork_job
+from dagster_flinkpy.checkpoint.offline import stop_with_savepoint
+from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.connectors import IcebergSink, IcebergSource, ParquetSink
 from dagster_flinkpy.connectors.commit.staged_files import StagedFileCommitter
 from dagster_flinkpy.connectors.iceberg.committer import IcebergCommitter
@@ -347,6 +349,33 @@ def test_a_branch_that_is_rolled_back_between_two_runs(tmp_path: Path) -> None:
     with HarnessAttempt(graph_of(sink), tmp_path / "jobs", restore_from="chk-2") as attempt:
         attempt.run_epoch()
     assert rows_in(sink, BRANCH, "value") == [0, 1, 2, 6, 7, 8]
+
+
+@pytest.mark.parametrize("branch", [BRANCH, "main"])
+@pytest.mark.parametrize("between", ["switch", "stop", "chk-2"])
+def test_what_is_gone_after_a_checkpoint_without_rows_is_noticed(tmp_path: Path, branch: str, between: str) -> None:
+    sink = sink_in(tmp_path, branch=branch)
+    for _ in range(2):
+        one_epoch(sink, tmp_path, "job")
+    if between == "stop":
+        stop_with_savepoint(jobs(tmp_path), owner="me", now_ms=current_millis())
+    else:
+        path = between if between == "chk-2" else None
+        with HarnessAttempt(graph_of(sink), tmp_path / "jobs", restore_from=path) as attempt:
+            attempt.commit_restored()
+    if branch == BRANCH:
+        remove(opened(sink))
+    else:
+        opened(sink).catalog.drop_table(sink.table)
+    said = r"has committed checkpoint 2, but its target has nothing of it: .*or 'chk-3' to continue without them"
+    with pytest.raises(CommitRefusedError, match=said):
+        one_epoch(sink, tmp_path, "job")
+    for restored in ("chk-3", None):  # once it is known, another checkpoint without rows is no reason to ask again
+        with HarnessAttempt(graph_of(sink), tmp_path / "jobs", restore_from=restored) as attempt:
+            attempt.commit_restored()
+    if between != "stop":
+        one_epoch(sink, tmp_path, "job")
+        assert rows_in(sink, branch, "value") == [6, 7, 8]
 
 
 # --- the source -------------------------------------------------------------------------------------------------------

@@ -194,14 +194,15 @@ class Committers:
                 )
 
     def check_kept(self, metadata: CheckpointMetadata) -> None:
-        """Checks that targets still have what a checkpoint is known to have committed.
+        """Checks that targets still have what a checkpoint, or one before it, is known to have committed.
 
         Raises:
             CommitRefusedError: One has only what older checkpoints have committed.
         """
-        number = metadata.checkpoint_id
+        commits = metadata.commits
         for uid, committer in self._committers.items():
-            if not committer.is_record_with_rows() or not _requests(metadata, uid) or metadata.partition is not None:
+            number = commits.get(uid)
+            if number is None or not committer.is_record_with_rows():
                 continue
             last = self._last_committed(uid)
             if last is not None and last < number:
@@ -211,9 +212,14 @@ class Committers:
                 raise CommitRefusedError(
                     f"sink {uid!r} has committed checkpoint {number}, but its target has {there}: it was dropped, made "
                     "anew or restored from a backup, or the sink writes elsewhere now. Put it back as it was, and run "
-                    f"again. Or restore a savepoint{kept} to write the rows again, or 'chk-{number}' to continue "
-                    "without them."
+                    f"again. Or restore a savepoint{kept} to write the rows again, or "
+                    f"'chk-{metadata.checkpoint_id}' to continue without them."
                 )
+
+    def last_of_each(self) -> dict[str, int]:
+        """Returns the newest checkpoint that targets have, by uid, of those that know it as long as they have it."""
+        known = [uid for uid, committer in self._committers.items() if committer.is_record_with_rows()]
+        return {uid: last for uid in known if (last := self._last_committed(uid))}
 
     def lingering(self, latest: CheckpointMetadata | None) -> dict[str, int]:
         """Returns the number of open transactions that the latest checkpoint does not name, by uid."""
