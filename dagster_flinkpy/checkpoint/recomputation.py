@@ -23,10 +23,12 @@ from dagster_flinkpy.errors import ConfigurationError, CorruptMetadataError, Res
 from dagster_flinkpy.json_records import Count, Id, Json, JsonRecord
 
 __all__ = [
+    "FIRST",
     "REPLACES",
     "TO_REPLACE",
     "Recomputation",
     "ReplacedRows",
+    "first_checkpoint",
     "partitioned_error",
     "recomputation_of",
     "without_state",
@@ -37,6 +39,8 @@ TO_REPLACE = "rows_to_replace"
 them, the `ReplacedRows`."""
 REPLACES = "rows_replaced"
 """Property of the checkpoint that has read it, with the same value: its commit deletes the rows."""
+FIRST = "first_checkpoint"
+"""Property of the checkpoints after a start from empty state: the first one, unless that is 1."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,8 @@ class Recomputation:
             what = f"{self.records:,} records, {self.bytes:,} bytes"
             told.append(f"read again: what the blocking edges after {before} keep {since}: {what}")
         if self.sources:
-            told.append(f"read again from the beginning: sources {_quoted(self.sources)}")
+            lost = ". Rows of what they no longer have are lost from the sinks" if self.sinks else ""
+            told.append(f"read again from the beginning: sources {_quoted(self.sources)}{lost}")
         if self.sinks:
             told.append(f"replaced: the rows that sinks {_quoted(self.sinks)} have written {since}")
         return told
@@ -111,6 +116,18 @@ class Recomputation:
         """Encodes it for the output of a command."""
         names = ("operators", "sinks", "sources", "edges", "after", "records", "bytes")
         return {name: list(value) if isinstance(value := getattr(self, name), tuple) else value for name in names}
+
+
+def first_checkpoint(metadata: CheckpointMetadata) -> int:
+    """Returns the first checkpoint after the job has last started from empty state.
+
+    Raises:
+        CorruptMetadataError: The checkpoint's property says something else.
+    """
+    first = metadata.properties.get(FIRST, 1)
+    if type(first) is not int or not 1 <= first <= metadata.checkpoint_id:
+        raise CorruptMetadataError(f"property {FIRST!r} of checkpoint {metadata.checkpoint_id} is {first!r:.100}")
+    return first
 
 
 def recomputation_of(
@@ -152,7 +169,11 @@ def recomputation_of(
     outputs = [output for edge in edges for output in _retained(metadata, edge, after)]
     segments = [segment for output in outputs for segment in output["segments"]]
     # The job may have started from empty state since its sinks have written their first rows: these are not read again.
-    first = 1 if streams else min((each["checkpoint_id"] for each in outputs), default=metadata.checkpoint_id + 1)
+    first = (
+        first_checkpoint(metadata)
+        if streams
+        else min((each["checkpoint_id"] for each in outputs), default=metadata.checkpoint_id + 1)
+    )
     sinks = [
         uid for uid, spec in specs.items() if isinstance(spec, SinkSpec) and not isinstance(spec, BlockingEdgeSinkSpec)
     ]

@@ -359,6 +359,25 @@ def test_an_operator_without_a_blocking_edge_before_it_reads_the_sources_again(t
         switch_program(build(7), job, spark=SPARK, recompute=["a-totals"], since="chk-1")
 
 
+def test_rows_from_before_a_start_from_empty_state_stay_if_sources_are_read_again(tmp_path: Path) -> None:
+    of = partial(program, tmp_path, retain=None)
+    run(of(), tmp_path, 2)
+    first = files(tmp_path)
+    run(of(), tmp_path, 1, start_empty=True)
+    run(of(), tmp_path, 1)
+    planned = plan_restore(of(Totals(7)), open_checkpoint(job_of(tmp_path)), recompute=["numbers"])
+    assert (
+        "read again from the beginning: sources 'events'. Rows of what they no longer have are lost from the sinks"
+        in (planned.of_recomputation)
+    )
+    switch_program(of(Totals(7)), job_of(tmp_path), spark=SPARK, recompute=["numbers"])
+    run(of(Totals(7)), tmp_path)
+    assert {*first} < {*files(tmp_path)}
+    for file in first:
+        file.unlink()
+    assert table(tmp_path) == expected(7)
+
+
 def test_a_static_input_is_read_again_whole_also_since_a_checkpoint(tmp_path: Path) -> None:
     def of(times: int) -> Program:
         def build() -> StreamExecutionEnvironment:

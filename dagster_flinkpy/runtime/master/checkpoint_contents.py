@@ -13,7 +13,7 @@ from dagster_flinkpy.checkpoint.metadata import COMMITS, CheckpointKind, Checkpo
 from dagster_flinkpy.checkpoint.operator_program import operator_program
 from dagster_flinkpy.checkpoint.operator_states import OperatorState
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd
-from dagster_flinkpy.checkpoint.recomputation import REPLACES, TO_REPLACE, ReplacedRows
+from dagster_flinkpy.checkpoint.recomputation import FIRST, REPLACES, TO_REPLACE, ReplacedRows, first_checkpoint
 from dagster_flinkpy.checkpoint.state_migration import state_version
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSinkSpec, BlockingEdgeSourceSpec
@@ -40,6 +40,7 @@ class CheckpointContents:
         """The time partition that the next epoch reads; None if it reads the next input."""
         self.repeated: int | None = None
         """The last checkpoint that has the state of the one before it."""
+        self._first = None if restored is None else first_checkpoint(restored)
         self._graph, self._job_id, self._token = graph, job_id, fencing_token
         self._edges = {v.uid for v in graph.vertices if isinstance(v.spec, BlockingEdgeSourceSpec)}
         ends = {v.uid: v.spec.sink.retain for v in graph.vertices if isinstance(v.spec, BlockingEdgeSinkSpec)}
@@ -67,7 +68,13 @@ class CheckpointContents:
             properties: Properties of the checkpoint, as JSON values; those that are None are left out.
         """
         self._grow(write, written)
-        told = {**properties, COMMITS: self._commits_before(write) or None, **self._rows_to_replace(write)}
+        self._first = self._first or write.checkpoint_id
+        told = {
+            **properties,
+            FIRST: self._first if self._first > 1 else None,
+            COMMITS: self._commits_before(write) or None,
+            **self._rows_to_replace(write),
+        }
         operators = tuple(
             OperatorState(
                 uid=v.uid,
