@@ -7,6 +7,7 @@ for each branch.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -16,13 +17,15 @@ from pyiceberg.table.snapshots import Snapshot
 
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.datastream.connectors.base import CommitterInitContext
-from dagster_flinkpy.errors import CommittableLostError, SinkCommitError
+from dagster_flinkpy.errors import CommittableLostError, ConfigurationError, SinkCommitError
 
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors.iceberg.sink import IcebergSink
 
 __all__ = ["CommitLog"]
 
+_JOB = "flinkpy.job-id"
+_CHECKPOINT = "flinkpy.checkpoint-id"
 _DIGEST = "flinkpy.digest"
 _RECENT = 32
 """How many checkpoints the property has."""
@@ -35,8 +38,7 @@ class CommitLog:
     def __init__(self, context: CommitterInitContext, sink: IcebergSink) -> None:
         self._context, self._what, self._branch = context, sink.what, sink.branch
         names = (context.job_id, context.uid, *(() if sink.branch == MAIN_BRANCH else (sink.branch,)))
-        parts = (quote(part, safe="").replace(".", "%2E") for part in names)
-        self._name = f"flinkpy.committed.{'.'.join(parts)}"
+        self._name = f"flinkpy.committed.{'.'.join(map(_quoted, names))}"
 
     def columns(self, table: Table) -> dict[str, int]:
         """Returns the ids of the columns that the latest commit has written, by their names then."""
@@ -70,10 +72,10 @@ class CommitLog:
         if self._name in transaction.table_metadata.properties:
             transaction.remove_properties(self._name)
 
-    def _history(self, table: Table) -> list[Snapshot]:
-        """Returns the snapshots of the branch, newest first, as far back as they have not expired."""
+    def _history(self, table: Table, branch: str | None = None) -> list[Snapshot]:
+        """Returns the snapshots of a branch, the sink's by default, newest first, without those that have expired."""
         by_id = {snapshot.snapshot_id: snapshot for snapshot in table.snapshots()}
-        found, snapshot = list[Snapshot](), table.snapshot_by_name(self._branch)
+        found, snapshot = list[Snapshot](), table.snapshot_by_name(branch or self._branch)
         while snapshot is not None:
             found.append(snapshot)
             parent = snapshot.parent_snapshot_id
@@ -89,13 +91,59 @@ class CommitLog:
             return None  # if somebody has changed it, `has` says so
 
     def _has_last_snapshot(self, table: Table) -> bool:
-        """Returns whether the branch has the snapshot of the latest commit, or may have had it before it expired."""
+        """Returns whether the branch has the snapshot of the latest commit, or has had it before it expired."""
         last = self.last_snapshot(table)
         if last is None:
             return True
         history, (snapshot_id, ms) = self._history(table), last
-        expired = bool(history) and history[-1].timestamp_ms >= ms
-        return expired or any(snapshot.snapshot_id == snapshot_id for snapshot in history)
+        if any(snapshot_id in (snapshot.snapshot_id, snapshot.parent_snapshot_id) for snapshot in history):
+            return True
+        if not history or history[-1].timestamp_ms < ms:
+            return False
+        # It may have expired. But a branch that somebody has made anew begins with a snapshot of another one.
+        others = [each for ref in table.refs() if ref != self._branch for each in self._history(table, ref)]
+        known = {each.snapshot_id for each in (*others, *table.metadata.snapshot_log)}
+        return history[-1].snapshot_id not in known
+
+    def start(self, table: Table) -> int | None:
+        """Returns the snapshot of ``main`` at which a new branch begins, or None for the newest one.
+
+        What the original of a fork has added after the checkpoint of the fork, the fork adds itself.
+
+        Raises:
+            ConfigurationError: Nobody knows which one it is.
+        """
+        if self._context.forked_from is None:
+            return None
+        (origin, last), history = self._context.forked_from, self._history(table, MAIN_BRANCH)
+        said = [(each, each.summary.additional_properties) for each in history if each.summary]
+        theirs = [(each, int(summary[_CHECKPOINT])) for each, summary in said if summary.get(_JOB) == origin]
+        newer = [snapshot for snapshot, checkpoint_id in theirs if checkpoint_id > last]
+        whole = len(newer) < len(theirs) or (bool(history) and history[-1].sequence_number == 1)
+        in_order = all(checkpoint_id > last for _, checkpoint_id in theirs[: len(newer)])
+        if whole and in_order and not newer:
+            return None
+        if not newer and self._last_of_main(table, origin) <= last:
+            return None
+        if whole and in_order:
+            start = newer[-1].parent_snapshot_id
+            if start is not None and any(each.snapshot_id == start for each in history):
+                return int(start)
+        raise ConfigurationError(
+            f"{self._what} cannot be created: job {origin!r} has added rows to 'main' since it was forked, which the "
+            "fork would add again, and no snapshot is known to have all rows before them. Create it yourself at a "
+            f"snapshot of 'main' without rows of checkpoints of {origin!r} after {last}, or dispose of the "
+            "fork, and fork the latest checkpoint"
+        )
+
+    def _last_of_main(self, table: Table, job_id: str) -> int:
+        """Returns the last checkpoint of a job in ``main``, or 0 if there is none."""
+        prefix, found = f"flinkpy.committed.{_quoted(job_id)}.", [0]
+        for name, text in table.properties.items():
+            if name.startswith(prefix) and "." not in name.removeprefix(prefix):
+                with suppress(KeyError, TypeError, ValueError):  # the other job says that somebody has changed it
+                    found.append(int(json.loads(text)["checkpoint"]))
+        return max(found)
 
     def _made(self, table: Table, digest: str) -> bool:
         """Returns whether a snapshot says that it was made of files with a digest."""
@@ -174,9 +222,9 @@ class CommitLog:
     def summary(self, checkpoint_id: int, digest: str) -> dict[str, str]:
         """Returns what the summary of the snapshot says about a commit."""
         return {
-            "flinkpy.job-id": self._context.job_id,
+            _JOB: self._context.job_id,
             "flinkpy.uid": self._context.uid,
-            "flinkpy.checkpoint-id": str(checkpoint_id),
+            _CHECKPOINT: str(checkpoint_id),
             _DIGEST: digest,
         }
 
@@ -210,6 +258,10 @@ class CommitLog:
         """Returns the checkpoint that was committed last, or 0 if there is none."""
         if latest := self.latest(table):
             return latest[0]
-        ours = {"flinkpy.job-id": self._context.job_id, "flinkpy.uid": self._context.uid}
+        ours = {_JOB: self._context.job_id, "flinkpy.uid": self._context.uid}
         summaries = (each.summary.additional_properties for each in self._history(table) if each.summary)
-        return next((int(each["flinkpy.checkpoint-id"]) for each in summaries if ours.items() <= each.items()), 0)
+        return next((int(each[_CHECKPOINT]) for each in summaries if ours.items() <= each.items()), 0)
+
+
+def _quoted(part: str) -> str:
+    return quote(part, safe="").replace(".", "%2E")

@@ -160,16 +160,17 @@ class IcebergTarget:
         return self.catalog.load_table(self._sink.table)
 
     def _with_branch(self, table: Table) -> Table:
-        """Returns the table with the branch. A new one begins where ``main`` is."""
+        """Returns the table with the branch. A new one begins where ``main`` is, or was when the job was forked."""
         branch, refs = self._sink.branch, table.refs()
         if branch in (MAIN_BRANCH, *refs):
             return table
-        transaction = Transaction(table)
+        transaction, start = Transaction(table), self._log.start(table)
         if MAIN_BRANCH not in refs:  # a branch needs a snapshot
             with transaction.update_snapshot().fast_append():
                 pass
         self._log.forget(transaction)
-        start = transaction.table_metadata.refs[MAIN_BRANCH].snapshot_id
+        if start is None:
+            start = transaction.table_metadata.refs[MAIN_BRANCH].snapshot_id
         creation = SetSnapshotRefUpdate(ref_name=branch, type=SnapshotRefType.BRANCH, snapshot_id=start)
         # pyiceberg has no requirements for other branches of a table without snapshots, and there are none.
         new = [ref for ref in (MAIN_BRANCH, branch) if ref not in refs] if table.snapshots() else [MAIN_BRANCH]

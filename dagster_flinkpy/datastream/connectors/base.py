@@ -410,6 +410,9 @@ class CommitterInitContext:
     """The type of the records, or None if it is unknown."""
     spark: Callable[[], AbstractContextManager[Any]] | None = None
     """Returns the job's Spark session. None in a process that does not run the job."""
+    forked_from: tuple[str, int] | None = None
+    """If the latest checkpoint is the first one of a fork: the id of the original job, and that of its checkpoint at
+    which it was forked. Default: None."""
 
 
 class CommitRequestState(Enum):

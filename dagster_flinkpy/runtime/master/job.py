@@ -241,7 +241,8 @@ class JobAttempt(AttemptRuns):
         if self._attempt.left_behind:
             self._progress(f"starting over and leaving behind: {self._attempt.left_behind}")
         self._restore.skip_if_restored(latest)
-        committers = Committers(self.graph, self.config.job_id, self.token, self._watchdog, JobSession(self._spark))
+        session = JobSession(self._spark)
+        committers = Committers(self.graph, self.config.job_id, self.token, self._watchdog, session, latest)
         self._transactions = Transactions(
             self._store, self._attempt, committers, self._restore, self._watchdog, self._progress
         )
@@ -262,13 +263,7 @@ class JobAttempt(AttemptRuns):
             self._folders,
         )
         self._desk = RequestDesk(
-            self._store,
-            self._attempt,
-            self._watchdog,
-            self._savepoints,
-            self._lease,
-            _now,
-            self._progress,
+            self._store, self._attempt, self._watchdog, self._savepoints, self._lease, _now, self._progress
         )
         statistics = self._watchdog.run("loading the statistics", self._store.load_statistics, self._attempt)
         self._deploy(self.restored, statistics)

@@ -378,6 +378,57 @@ def test_what_is_gone_after_a_checkpoint_without_rows_is_noticed(tmp_path: Path,
         assert rows_in(sink, branch, "value") == [6, 7, 8]
 
 
+def expire_but(table: Table, *kept: int) -> None:
+    expired = [each.snapshot_id for each in table.snapshots() if each.snapshot_id not in kept]
+    table.maintenance.expire_snapshots().by_ids(expired).commit()
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_branch_made_anew_at_main_does_not_have_what_has_expired_of_the_former_one(
+    tmp_path: Path, goes_on: bool
+) -> None:
+    sink = sink_in(tmp_path, branch=BRANCH)
+    one_epoch(sink, tmp_path, "job")
+    remove(opened(sink))
+    rows = opened(sink).scan().to_arrow()
+    opened(sink).append(rows)
+    expire_but(opened(sink), current(opened(sink)))
+    move(opened(sink), current(opened(sink)))
+    if goes_on:
+        opened(sink).append(rows, branch=BRANCH)
+    with pytest.raises(CommitRefusedError, match="has committed checkpoint 1, but its target has nothing of it"):
+        one_epoch(sink, tmp_path, "job")
+
+
+@pytest.mark.parametrize("more", [0, 1, 2])
+def test_a_fork_begins_where_main_was_when_it_was_forked(tmp_path: Path, more: int) -> None:
+    main, fork = sink_in(tmp_path), sink_in(tmp_path, branch=BRANCH)
+    forked(tmp_path, main)
+    for _ in range(more):
+        one_epoch(main, tmp_path, "job")
+    for _ in range(2):
+        one_epoch(fork, tmp_path, "fork")
+    assert rows_in(main, BRANCH, "value") == list(range(9))
+    assert rows_in(main, "main", "value") == list(range(3 * (1 + more)))
+
+
+def test_a_fork_of_which_nobody_knows_where_main_was_is_refused(tmp_path: Path) -> None:
+    main, fork = sink_in(tmp_path), sink_in(tmp_path, branch=BRANCH)
+    forked(tmp_path, main)
+    at = current(opened(main))
+    one_epoch(main, tmp_path, "job")
+    opened(main).overwrite(opened(main).scan().to_arrow())  # as a compaction does
+    expire_but(opened(main), current(opened(main)), at)
+    said = r"job 'job' has added rows to 'main' since it was forked.*without rows of checkpoints of 'job' after 1,"
+    with pytest.raises(ConfigurationError, match=said):
+        one_epoch(fork, tmp_path, "fork")
+    assert BRANCH not in opened(main).refs()
+    move(opened(main), at)
+    for _ in range(2):
+        one_epoch(fork, tmp_path, "fork")
+    assert rows_in(main, BRANCH, "value") == list(range(9))
+
+
 # --- the source -------------------------------------------------------------------------------------------------------
 
 
