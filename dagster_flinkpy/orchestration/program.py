@@ -18,6 +18,7 @@ from dagster_flinkpy.errors import (
     ConfigurationError,
     ParallelismError,
     RestoreError,
+    SourceReadError,
     StateSchemaError,
     UserFunctionError,
 )
@@ -26,6 +27,7 @@ from dagster_flinkpy.orchestration.resources import SparkResource, checkpoint_st
 
 if TYPE_CHECKING:
     from dagster_flinkpy.checkpoint.evolution import Evolution, OperatorEvolution
+    from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
     from dagster_flinkpy.checkpoint.recomputation import Recomputation
     from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import StoredCheckpoint
     from dagster_flinkpy.datastream.checkpointing.state_recovery import NonRestoredState
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "RestoreForecast",
+    "check_recomputation",
     "find_program",
     "forecast",
     "load_descriptors",
@@ -230,10 +233,26 @@ def plan_restore(
     )
     if found.recomputation is not None and found.problem is None:
         try:
-            program_committers(job, stored.files).check_replaceable(found.recomputation)
-        except ConfigurationError as error:
+            check_recomputation(job, stored.files, stored.metadata, found.recomputation)
+        except (ConfigurationError, SourceReadError) as error:
             return replace(found, problem=str(error))
     return found
+
+
+def check_recomputation(
+    program: FlinkJob, job: StorageLocation, metadata: CheckpointMetadata, recomputation: Recomputation
+) -> None:
+    """Checks that sinks can replace their rows, and that the program can read again what edges have kept.
+
+    Raises:
+        ConfigurationError: A sink cannot.
+        SourceReadError: A segment cannot be read, or has other fields than the program.
+    """
+    from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER
+    from dagster_flinkpy.runtime.blocking.segments import check_retained
+
+    program_committers(program, job).check_replaceable(recomputation)
+    check_retained(job.child(EXCHANGE_FOLDER), program.graph, metadata, recomputation)
 
 
 def forecast(

@@ -33,7 +33,7 @@ from dagster_flinkpy.connectors import ParquetSink
 from dagster_flinkpy.connectors.commit.staged_files import StagedFileCommitter
 from dagster_flinkpy.datastream import BroadcastProcessFunction, KeyedProcessFunction, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.state import MapStateDescriptor, ValueStateDescriptor
-from dagster_flinkpy.errors import CommittableLostError, ConfigurationError, RestoreError
+from dagster_flinkpy.errors import CommittableLostError, ConfigurationError, InputTypeError, RestoreError
 from dagster_flinkpy.orchestration import (
     CheckpointStorageResource,
     FlinkAssetChecks,
@@ -632,13 +632,40 @@ def test_retained_records_are_read_by_the_names_of_their_fields_if_these_have_an
 
 
 @pytest.mark.parametrize("nulls", [False, True])
-def test_fields_are_put_in_order_by_name_unless_they_were_renamed(nulls: bool) -> None:
+def test_fields_are_put_in_order_by_name_and_refused_if_they_are_others(nulls: bool) -> None:
     rows = [{"a": 1, "b": 2}, {"a": None, "b": 3}, *([None] if nulls else [])]
     records = pa.array(rows, pa.struct([("a", pa.int64()), ("b", pa.int64())]))
-    assert in_order(records.slice(1), ["b", "a"]).to_pylist() == rows[1:]
-    assert [field.name for field in in_order(records, ["b", "a"]).type] == ["b", "a"]
-    assert in_order(records, ["a", "b"]) is records
-    assert in_order(records, ["b", "c"]) is records
+    assert in_order(records.slice(1), ["b", "a"], "edge").to_pylist() == rows[1:]
+    assert [field.name for field in in_order(records, ["b", "a"], "edge").type] == ["b", "a"]
+    assert in_order(records, ["a", "b"], "edge") is records
+    for others in (["b", "c"], ["a"], ["a", "b", "c"]):
+        with pytest.raises(InputTypeError, match="the blocking edge after 'before' has kept records with the fields"):
+            in_order(records, others, "before.exchange")
+
+
+@pytest.mark.parametrize("names", [["key", "count", "sum"], ["key", "count", "total", "more"], ["key", "total"]])
+def test_nothing_is_changed_if_the_records_that_an_edge_has_kept_have_other_fields(
+    tmp_path: Path, names: list[str]
+) -> None:
+    row = Types.ROW_NAMED(names, [Types.STRING(), *[Types.LONG()] * (len(names) - 1)])
+
+    class Others(Numbers):
+        def process_element(self, value: Any, context: Any) -> Any:
+            for key, count, total in super().process_element(value, context):
+                yield tuple({"key": key, "count": count, "more": 0}.get(name, total) for name in names)
+
+    def of() -> StreamExecutionEnvironment:
+        env = environment(2)
+        read = events(env, RECORDS, per_epoch=PER_EPOCH).key_by("key").process(Others(), row).uid("numbers")
+        read = read.blocking(DAY).map(lambda value: (value[0], 0, 7 * value[-1]), ROW).uid("named").key_by("key")
+        read.process(Totals(), ROW).uid("totals").sink_to(ParquetSink(str(tmp_path / "table"))).uid("table")
+        return env
+
+    run(program(tmp_path), tmp_path, 2)
+    before = latest(job_of(tmp_path))
+    with pytest.raises(InputTypeError, match=r"the blocking edge after 'numbers' .* recompute 'numbers', too"):
+        switch_program(of, job_of(tmp_path), spark=SPARK, recompute=["totals"])
+    assert latest(job_of(tmp_path)) == before
 
 
 def test_a_job_that_is_partitioned_by_time_is_refused_also_after_a_switch_that_keeps_all_state(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_flinkpy.errors import CheckpointError, ConfigurationError, JobNotFoundError
 from dagster_flinkpy.orchestration.flink_job import Environment, FlinkJob, flink_job
-from dagster_flinkpy.orchestration.program import RestoreForecast, forecast, program_attempt, program_committers
+from dagster_flinkpy.orchestration.program import RestoreForecast, check_recomputation, forecast, program_attempt
 from dagster_flinkpy.orchestration.resources import SparkResource
 from dagster_flinkpy.orchestration.upgrade.row_difference import RowDifference, compare_rows
 from dagster_flinkpy.orchestration.upgrade.shadow import Shadow, positions_of, sinks_of, sources_of
@@ -185,6 +185,8 @@ def switch_program(
             nothing is changed.
         ConfigurationError: There is no such operator to recompute, ``since`` cannot be used, the job is partitioned by
             time, or a sink cannot replace its rows; nothing is changed.
+        SourceReadError: What a blocking edge has kept cannot be read, or has other fields than the program has there;
+            nothing is changed.
     """
     from dagster_flinkpy.checkpoint.forks.fork import fork_job
     from dagster_flinkpy.checkpoint.offline import refuse_beside_run
@@ -223,7 +225,7 @@ def _recomputation(
     if head is not None and head[0].partitions:  # the latest checkpoint may be of none, such as that of another switch
         raise partitioned_error(job.name)
     recomputation = recomputation_of(latest, program.graph, uids, since)
-    program_committers(program, job).check_replaceable(recomputation)
+    check_recomputation(program, job, latest, recomputation)
     return recomputation
 
 

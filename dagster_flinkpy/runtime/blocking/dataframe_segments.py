@@ -136,14 +136,14 @@ def _read_partition(
         for batch in numbers:
             for number in batch.column(0).to_pylist():
                 for records in read_segment(store, folder, segments[number]):
-                    yield _frame_rows(records, columns)
+                    yield _frame_rows(records, columns, folder)
 
 
-def _frame_rows(records: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
+def _frame_rows(records: pa.RecordBatch, columns: pa.Schema, edge: str) -> pa.RecordBatch:
     """Converts records to rows of a DataFrame: their fields and event time."""
     timestamps = records.column("timestamp")
     rowtime = pc.if_else(pc.equal(timestamps, NO_TIMESTAMP), pa.scalar(None, pa.int64()), timestamps)
-    values = in_order(records.column("value"), columns.names[:-1])
+    values = in_order(records.column("value"), columns.names[:-1], edge)
     arrays = [*cast(pa.StructArray, values).flatten(), rowtime]
     cast_arrays = [array.cast(field.type) for array, field in zip(arrays, columns, strict=True)]
     return pa.RecordBatch.from_arrays(cast_arrays, names=columns.names)

@@ -14,14 +14,19 @@ from typing import Any
 
 import pyarrow as pa
 
-from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.recomputation import Recomputation
+from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation
 from dagster_flinkpy.datastream.connectors.base import Json, SourceSplit
-from dagster_flinkpy.errors import ObjectNotFoundError, SegmentLostError, SourceReadError, StorageError
+from dagster_flinkpy.datastream.connectors.spark import SparkTransform
+from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSourceSpec
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
+from dagster_flinkpy.errors import InputTypeError, ObjectNotFoundError, SegmentLostError, SourceReadError, StorageError
 from dagster_flinkpy.state.schema_evolution import upgraded
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
 from dagster_flinkpy.storage.ranged_file import RangedFile
 
-__all__ = ["SegmentWriter", "deal_out", "in_order", "open_segments", "read_segment", "read_segments"]
+__all__ = ["SegmentWriter", "check_retained", "deal_out", "in_order", "open_segments", "read_segment", "read_segments"]
 
 SEGMENT_BYTES = 32 << 20
 """A segment is written with one request, so a task that dies leaves no open upload."""
@@ -109,6 +114,7 @@ def read_segments(
 
     Raises:
         SourceReadError: A segment cannot be read. The message names it.
+        InputTypeError: The records have other fields than their type.
     """
     # A forked job reads the first segments where the other job has written them: only its prefix knows where.
     store, below, offset = location.parent.open(), f"{location.name}/{folder}/", 0
@@ -116,26 +122,64 @@ def read_segments(
         for batch in read_segment(store, folder, segment, below):
             offset += batch.num_rows
             value = upgraded(batch.column("value"), type_info)
-            if isinstance(type_info, RowTypeInfo):
-                value = in_order(value, type_info.field_names)
+            if isinstance(type_info, RowTypeInfo | TupleTypeInfo):
+                value = in_order(value, type_info.field_names, folder)
             yield pa.StructArray.from_arrays([value, batch.column("timestamp")], ["value", "timestamp"]), offset
 
 
-def in_order(records: pa.Array, names: Sequence[str]) -> pa.Array:
+def in_order(records: pa.Array, names: Sequence[str], edge: str) -> pa.Array:
     """Puts the fields of records into the order that the operator declares now; they are read by their positions.
-
-    Records with other names stay as they are: fields may have been renamed.
 
     Args:
         records: Structs.
         names: The names of the fields, in that order.
+        edge: Uid of the operator that wrote them, for the message.
+
+    Raises:
+        InputTypeError: The records have other fields.
     """
     there = [field.name for field in records.type] if pa.types.is_struct(records.type) else []
-    if there == [*names] or sorted(there) != sorted(names):
+    if there == [*names]:
         return records
+    if sorted(there) != sorted(names):
+        before = edge.removesuffix(".exchange")
+        raise InputTypeError(
+            f"the blocking edge after {before!r} has kept records with the fields {', '.join(there) or 'none'}, and "
+            f"the program has {', '.join(names)} there: recompute {before!r}, too, which writes them again, or go "
+            "back to the fields that were there"
+        )
     columns = dict(zip(there, records.flatten(), strict=True))
     nulls = records.is_null() if records.null_count else None
     return pa.StructArray.from_arrays([columns[name] for name in names], [*names], mask=nulls)
+
+
+def check_retained(
+    location: StorageLocation, graph: JobGraph, metadata: CheckpointMetadata, recomputation: Recomputation
+) -> None:
+    """Checks on the oldest and the newest segment of each edge that a program can read again what was kept.
+
+    Args:
+        location: Location of the job's segments.
+        graph: The program.
+        metadata: The checkpoint.
+        recomputation: What is read again.
+
+    Raises:
+        InputTypeError: The records have other fields than the program. The message names the edge.
+        SourceReadError: A segment cannot be read.
+    """
+    for v in graph.split().vertices:
+        if not isinstance(v.spec, BlockingEdgeSourceSpec) or v.spec.source.sink_uid not in recomputation.edges:
+            continue
+        edge, type_info = v.spec.source.sink_uid, v.spec.source.type_info
+        if isinstance(v.spec.source, SparkTransform):
+            assert v.spec.source.input_type is not None, "only workers do not know it"
+            type_info = v.spec.source.input_type
+        stored = metadata.operator(edge)
+        kept = None if stored is None or stored.history is None else stored.history.since(recomputation.after)
+        segments = [segment for each in kept or () for segment in each["segments"]]
+        for segment in (*segments[:1], *segments[1:][-1:]):
+            next(read_segments(location, edge, SourceSplit(edge, {"segments": [segment]}), type_info), None)
 
 
 def read_segment(store: ObjectStore, folder: str, segment: Json, below: str = "") -> Iterator[pa.RecordBatch]:
