@@ -85,7 +85,8 @@ def _validate_output(where: str, output: Mapping[str, Any]) -> None:
     numbers = [output["checkpoint_id"]]
     numbers += [segment[name] for segment in output["segments"] for name in ("subtask", "bytes", "rows")]
     watermark = output["watermark"]
-    fits = all(type(number) is int and number >= 0 for number in numbers)
+    fits = all(type(number) is int and number >= 0 for number in numbers) and type(output["segments"]) is list
+    fits = fits and all(type(segment["key"]) is str for segment in output["segments"])
     if not fits or type(output["end_of_input"]) is not bool or not (watermark is None or type(watermark) is int):
         raise ValueError(f"{where} has data of a blocking edge that is not described as it should be")
 
