@@ -545,7 +545,10 @@ class Committer(ABC):
     def last_committed(self) -> int | None:
         """Returns the newest checkpoint from which this job and uid committed anything, 0 if none, or None if unknown.
 
-        It is called if the job's own record is lost. Default: None.
+        It is called if the job's own record is lost, and before operators are recomputed. A committer with
+        `replace_epochs` needs it: otherwise rows that a checkpoint does not know stay beside the new ones.
+
+        Default: None.
         """
         return None
 
