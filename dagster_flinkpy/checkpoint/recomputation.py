@@ -124,7 +124,9 @@ def first_checkpoint(metadata: CheckpointMetadata) -> int:
     Raises:
         CorruptMetadataError: The checkpoint's property says something else.
     """
-    first = metadata.properties.get(FIRST, 1)
+    first = metadata.properties.get(FIRST)
+    if first is None:
+        return 1  # also of a new savepoint, whose number is 0
     if type(first) is not int or not 1 <= first <= metadata.checkpoint_id:
         raise CorruptMetadataError(f"property {FIRST!r} of checkpoint {metadata.checkpoint_id} is {first!r:.100}")
     return first
