@@ -411,8 +411,7 @@ class CommitterInitContext:
     spark: Callable[[], AbstractContextManager[Any]] | None = None
     """Returns the job's Spark session. None in a process that does not run the job."""
     forked_from: tuple[str, int] | None = None
-    """If the latest checkpoint is the first one of a fork: the id of the original job, and that of its checkpoint at
-    which it was forked. Default: None."""
+    """At the first checkpoint of a fork: the ids of the original job and of its checkpoint. Default: None."""
 
 
 class CommitRequestState(Enum):
