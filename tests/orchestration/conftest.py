@@ -8,6 +8,8 @@ import pytest
 from dagster import DagsterInstance
 
 from dagster_flinkpy.orchestration import CheckpointStorageResource, SparkResource
+from dagster_flinkpy.runtime.master.job import JobAttempt
+from tests.runtime.harness import run_rows
 
 
 @pytest.fixture
@@ -22,3 +24,9 @@ def resources(tmp_path: Path) -> dict[str, Any]:
         "spark": SparkResource(),
         "checkpoint_storage": CheckpointStorageResource(url=str(tmp_path / "checkpoints"), num_retained=2),
     }
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs all tasks in this process instead of on Spark."""
+    monkeypatch.setattr(JobAttempt, "_on_spark", lambda self, job: run_rows(job))

@@ -19,18 +19,13 @@ from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration import build_flink_jobs, current_branch, flink_assets
-from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.storage import StorageLocation
 from tests.orchestration.programs import word_count
-from tests.runtime.harness import run_rows
+
+pytestmark = pytest.mark.usefixtures("in_process")
 
 WORDS = ["to", "be", "to", "to", "be", "to"]
 Program = Callable[[], StreamExecutionEnvironment]
-
-
-@pytest.fixture(autouse=True)
-def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(JobAttempt, "_on_spark", lambda self, job: run_rows(job))
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -20,189 +19,59 @@ from hypothesis import strategies as st
 
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import DEFAULT_NUM_RETAINED
 from dagster_flinkpy.checkpoint.forks.fork import fork_job
-from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
-from dagster_flinkpy.checkpoint.offline import release_leadership, restore_savepoint, trigger_savepoint
+from dagster_flinkpy.checkpoint.offline import release_leadership, trigger_savepoint
 from dagster_flinkpy.checkpoint.recomputation import REPLACES, TO_REPLACE, recomputation_of
 from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import open_checkpoint
-from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.sweep import sweep
 from dagster_flinkpy.common import Types, WatermarkStrategy
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.connectors import ParquetSink
-from dagster_flinkpy.connectors.commit.staged_files import StagedFileCommitter
-from dagster_flinkpy.datastream import BroadcastProcessFunction, KeyedProcessFunction, StreamExecutionEnvironment
-from dagster_flinkpy.datastream.state import MapStateDescriptor, ValueStateDescriptor
-from dagster_flinkpy.errors import CommittableLostError, ConfigurationError, InputTypeError, RestoreError
+from dagster_flinkpy.datastream import StreamExecutionEnvironment
+from dagster_flinkpy.errors import ConfigurationError, InputTypeError, RestoreError
 from dagster_flinkpy.orchestration import (
     CheckpointStorageResource,
     FlinkAssetChecks,
-    SparkResource,
     build_flink_jobs,
     flink_assets,
 )
-from dagster_flinkpy.orchestration.program import plan_restore, program_attempt
+from dagster_flinkpy.orchestration.program import plan_restore
 from dagster_flinkpy.orchestration.upgrade import switch_program
 from dagster_flinkpy.runtime.blocking.segments import in_order
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
-from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.storage import StorageLocation
 from tests.checkpoint.interruptions import Died, at_request, dies
 from tests.examples import examples
+from tests.orchestration.recomputed import (
+    DAY,
+    FACTOR,
+    PER_EPOCH,
+    RECORDS,
+    ROW,
+    SPARK,
+    Backwards,
+    Multiply,
+    Numbers,
+    Program,
+    Texts,
+    Totals,
+    checkpoint_of,
+    expected,
+    files,
+    job_of,
+    latest,
+    program,
+    run,
+    segments,
+    table,
+)
 from tests.runtime.harness import HarnessAttempt, run_rows
 from tests.runtime.master.test_partitions import Letters, day
 from tests.runtime.programs import FolderSink, environment, events
 
-ROW = Types.ROW_NAMED(["key", "count", "total"], [Types.STRING(), Types.LONG(), Types.LONG()])
-FACTOR = MapStateDescriptor("factor", Types.LONG(), Types.LONG())
-RECORDS = [(f"k{i % 3}", i, i) for i in range(30)]
-PER_EPOCH = 6
-DAY = timedelta(days=1)
-SPARK = SparkResource()
-Program = Callable[[], StreamExecutionEnvironment]
-
-
-@pytest.fixture(autouse=True)
-def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    def on_spark(self: JobAttempt, job: EpochJob) -> list[WireRow]:
-        return run_rows(job)
-
-    monkeypatch.setattr(JobAttempt, "_on_spark", on_spark)
-
-
-class Totals(KeyedProcessFunction):
-    """Counts and adds up the records of each key, each record so many times."""
-
-    kind = Types.LONG()
-
-    def __init__(self, times: int = 1) -> None:
-        self.times = times
-
-    def open(self, context: Any) -> None:
-        self.count = context.get_state(ValueStateDescriptor("count", self.kind))
-        self.total = context.get_state(ValueStateDescriptor("total", Types.LONG()))
-
-    def process_element(self, value: Any, context: Any) -> Any:
-        count, total = int(self.count.value() or 0) + 1, (self.total.value() or 0) + self.times * value.total
-        self.count.update(count if self.kind == Types.LONG() else str(count))
-        self.total.update(total)
-        yield value.key, count, total
-
-
-class Texts(Totals):
-    """Keeps the count as a text, so that the state of `Totals` does not fit."""
-
-    kind = Types.STRING()
-
-
-class Multiply(BroadcastProcessFunction):
-    """Multiplies each record with the factor that a static input gives."""
-
-    def process_element(self, value: Any, context: Any) -> Any:
-        yield value.key, 1, value.value * context.get_broadcast_state(FACTOR).get(0)
-
-    def process_broadcast_element(self, value: int, context: Any) -> None:
-        context.get_broadcast_state(FACTOR).put(0, value)
-
-
-class Backwards(Totals):
-    """Adds up in other states."""
-
-    def __init__(self) -> None:
-        super().__init__(-1)
-
-    def open(self, context: Any) -> None:
-        self.count = context.get_state(ValueStateDescriptor("n", Types.LONG()))
-        self.total = context.get_state(ValueStateDescriptor("sum", Types.LONG()))
-
-
-class Numbers(Totals):
-    """Is in front of the blocking edge: its state shows whether it has read something twice."""
-
-    def process_element(self, value: Any, context: Any) -> Any:
-        self.count.update((self.count.value() or 0) + 1)
-        yield value.key, self.count.value(), value.value
-
-
-def program(
-    folder: Path,
-    function: Any = None,
-    *,
-    retain: timedelta | None = DAY,
-    unaligned: bool = False,
-    edges: int = 1,
-    sink: Any = None,
-    sink_uid: str = "table",
-    parallelism: int = 2,
-) -> Program:
-    """Returns a program of two branches behind a blocking edge, of which one is changed."""
-
-    def build() -> StreamExecutionEnvironment:
-        env = environment(parallelism)
-        if unaligned:
-            env.get_checkpoint_config().enable_unaligned_checkpoints()
-        read = events(env, RECORDS, per_epoch=PER_EPOCH).key_by("key").process(Numbers(), ROW).uid("numbers")
-        read = read.blocking(retain)
-        totals = read.key_by("key").process(function or Totals(), ROW).uid("totals")
-        for number in range(edges - 1):
-            totals = totals.blocking(retain).map(lambda row: row, ROW).uid(f"behind-{number}")
-        totals.sink_to(sink or ParquetSink(str(folder / "table"))).uid(sink_uid)
-        others = read.key_by("key").process(Totals(10), ROW).uid("others")
-        others.sink_to(ParquetSink(str(folder / "kept"))).uid("kept")
-        return env
-
-    return build
-
-
-def job_of(folder: Path) -> StorageLocation:
-    return StorageLocation(str(folder / "jobs" / "job"))
-
-
-def run(
-    program: Program, folder: Path, epochs: int | None = None, job: StorageLocation | None = None, **options: Any
-) -> None:
-    """Runs some epochs, or all that there is to read."""
-    options |= {"spark": SPARK, "owner": "test", "on_progress": lambda line: None}
-    with program_attempt(program, job or job_of(folder), **options) as attempt:
-        if epochs is None:
-            list(attempt.run_epochs())
-        for _ in range(epochs or 0):
-            attempt.run_epoch()
-
-
-def latest(job: StorageLocation) -> CheckpointMetadata:
-    found = CompletedCheckpointStore(job.open()).latest()
-    assert found is not None
-    return found
-
-
-def files(folder: Path, name: str = "table") -> list[Path]:
-    return sorted((folder / name).glob("*.parquet"))
-
-
-def checkpoint_of(file: Path) -> int:
-    return int(file.name.split(".")[2])
-
-
-def table(folder: Path, name: str = "table") -> Any:
-    """Returns what does not depend on the order of records that come over different channels."""
-    rows = sorted(tuple(row.values()) for file in files(folder, name) for row in pq.read_table(file).to_pylist())
-    return sorted((key, count) for key, count, _ in rows), {key: total for key, _, total in rows}
-
-
-def expected(times: int = 1, epochs: int = 5, first: int = 0) -> Any:
-    """Returns the table of a run that has read some epochs, from one on."""
-    counts, totals = list[tuple[str, int]](), dict[str, int]()
-    for key, _, value in RECORDS[PER_EPOCH * first : PER_EPOCH * epochs]:
-        counts.append((key, sum(each == key for each, _ in counts) + 1))
-        totals[key] = totals.get(key, 0) + times * value
-    return sorted(counts), totals
-
-
-def segments(folder: Path, job: str = "job") -> list[Path]:
-    return sorted((folder / "jobs" / job / "exchange").rglob("*.arrow"))
+pytestmark = pytest.mark.usefixtures("in_process")
 
 
 @pytest.mark.parametrize("edges", [1, 2])
@@ -274,60 +143,6 @@ def test_a_recomputation_that_dies_and_is_repeated_equals_a_run_from_the_beginni
     assert TO_REPLACE not in latest(job_of(folder)).properties
 
 
-def test_rows_up_to_since_stay_and_the_state_is_built_from_what_follows(tmp_path: Path) -> None:
-    run(program(tmp_path), tmp_path, 4)
-    switch_program(program(tmp_path, Totals(7)), job_of(tmp_path), spark=SPARK, recompute=["totals"], since="chk-2")
-    run(program(tmp_path, Totals(7)), tmp_path)
-    kept = [path for path in files(tmp_path) if checkpoint_of(path) <= 2]
-    assert sum(pq.read_metadata(path).num_rows for path in kept) == 2 * PER_EPOCH
-    for path in kept:
-        path.unlink()
-    assert table(tmp_path) == expected(7, first=2)
-
-
-@given(
-    runs=st.lists(st.integers(1, 3), min_size=1, max_size=3),
-    pick=st.integers(0, 9),
-    unaligned=st.booleans(),
-    edges=st.integers(1, 2),
-)
-@settings(max_examples=examples(40), deadline=None)
-def test_no_row_up_to_since_is_lost_and_no_later_one_is_doubled(
-    tmp_path_factory: pytest.TempPathFactory, runs: list[int], pick: int, unaligned: bool, edges: int
-) -> None:
-    folder = tmp_path_factory.mktemp("since")
-    old = program(folder, unaligned=unaligned, edges=edges)
-    new = program(folder, Totals(7), unaligned=unaligned, edges=edges)
-    for epochs in runs:
-        run(old, folder, epochs)
-    if unaligned:  # until nothing is in flight
-        run(old, folder)
-    edge = latest(job_of(folder)).operator("numbers.exchange")
-    assert edge is not None and edge.history is not None
-    choices = edge.history.choices
-    since = choices[pick % len(choices)]
-    switch_program(new, job_of(folder), spark=SPARK, recompute=["totals"], since=f"chk-{since}")
-    run(new, folder)
-    later = [path for path in files(folder) if checkpoint_of(path) > since]
-    (folder / "later").mkdir()
-    for path in later:
-        path.rename(folder / "later" / path.name)
-    assert table(folder) == expected(epochs=since)
-    assert table(folder, "later") == expected(7, first=since)
-
-
-def test_rows_from_before_a_start_from_empty_state_stay(tmp_path: Path) -> None:
-    run(program(tmp_path), tmp_path, 2)
-    first = files(tmp_path)
-    run(program(tmp_path), tmp_path, 2, start_empty=True)
-    switch_program(program(tmp_path, Totals(7)), job_of(tmp_path), spark=SPARK, recompute=["totals"])
-    run(program(tmp_path, Totals(7)), tmp_path)
-    assert {*first} < {*files(tmp_path)}
-    for file in first:
-        file.unlink()
-    assert table(tmp_path) == expected(7)
-
-
 def test_an_operator_without_a_blocking_edge_before_it_reads_the_sources_again(tmp_path: Path) -> None:
     def build(times: int) -> Program:
         def of() -> StreamExecutionEnvironment:
@@ -357,25 +172,6 @@ def test_an_operator_without_a_blocking_edge_before_it_reads_the_sources_again(t
     assert table(tmp_path, "b") == expected(1)
     with pytest.raises(ConfigurationError, match="'a-events' are read with them"):
         switch_program(build(7), job, spark=SPARK, recompute=["a-totals"], since="chk-1")
-
-
-def test_rows_from_before_a_start_from_empty_state_stay_if_sources_are_read_again(tmp_path: Path) -> None:
-    of = partial(program, tmp_path, retain=None)
-    run(of(), tmp_path, 2)
-    first = files(tmp_path)
-    run(of(), tmp_path, 1, start_empty=True)
-    run(of(), tmp_path, 1)
-    planned = plan_restore(of(Totals(7)), open_checkpoint(job_of(tmp_path)), recompute=["numbers"])
-    assert (
-        "read again from the beginning: sources 'events'. Rows of what they no longer have are lost from the sinks"
-        in (planned.of_recomputation)
-    )
-    switch_program(of(Totals(7)), job_of(tmp_path), spark=SPARK, recompute=["numbers"])
-    run(of(Totals(7)), tmp_path)
-    assert {*first} < {*files(tmp_path)}
-    for file in first:
-        file.unlink()
-    assert table(tmp_path) == expected(7)
 
 
 def test_a_static_input_is_read_again_whole_also_since_a_checkpoint(tmp_path: Path) -> None:
@@ -448,60 +244,6 @@ def test_nothing_is_changed_if_what_would_be_read_again_is_not_there(tmp_path: P
     switch_program(program(tmp_path), job, spark=SPARK, recompute=["totals"], since="chk-2")
 
 
-def test_a_sink_that_was_left_out_meanwhile_is_put_back_before_its_rows_are_replaced(tmp_path: Path) -> None:
-    run(program(tmp_path), tmp_path, 2)
-    gone = program(tmp_path, sink=ParquetSink(str(tmp_path / "elsewhere")), sink_uid="elsewhere")
-    run(gone, tmp_path, 1, allow_non_restored_state=True)
-    new, job = program(tmp_path, Totals(7)), job_of(tmp_path)
-    before = latest(job)
-    with pytest.raises(ConfigurationError, match=r"'table' can be recomputed: it has rows .* up to checkpoint 2"):
-        switch_program(new, job, spark=SPARK, recompute=["totals"])
-    assert latest(job) == before
-    planned = plan_restore(new, open_checkpoint(job), recompute=["totals"], allow_non_restored_state=True)
-    assert "Switch to the program without recomputing first" in str(planned.problem)
-    run(program(tmp_path), tmp_path, 1, allow_non_restored_state=True)
-    switch_program(new, job, spark=SPARK, recompute=["totals"])
-    run(new, tmp_path)
-    assert table(tmp_path) == expected(7)
-
-
-def test_a_checkpoint_from_before_rows_were_replaced_is_not_restored_after_that(tmp_path: Path) -> None:
-    run(program(tmp_path), tmp_path, 3)
-    new = program(tmp_path, Totals(7))
-    number = switch_program(new, job_of(tmp_path), spark=SPARK, recompute=["totals"])
-    savepoint = trigger_savepoint(job_of(tmp_path))
-    run(new, tmp_path, 0, restore_from=f"chk-{number}")
-    run(new, tmp_path, 1)
-    options: dict[str, Any] = {"owner": "test", "now_ms": current_millis(), "allow_pickled_state": True}
-    with pytest.raises(RestoreError, match="from the middle of a recomputation"):
-        restore_savepoint(job_of(tmp_path), StorageLocation(savepoint), **options)
-    with pytest.raises(RestoreError, match="from the middle of a recomputation, and sink 'table' has written rows"):
-        run(new, tmp_path, restore_from=f"chk-{number}")
-    run(new, tmp_path)
-    assert table(tmp_path) == expected(7)
-
-
-def test_a_run_whose_sink_cannot_replace_its_rows_any_more_is_refused_before_it_reads(tmp_path: Path) -> None:
-    run(program(tmp_path), tmp_path, 3)
-    switch_program(program(tmp_path, Totals(7)), job_of(tmp_path), spark=SPARK, recompute=["totals"])
-    before = latest(job_of(tmp_path))
-    with pytest.raises(ConfigurationError, match="it cannot replace the rows that it has written"):
-        run(program(tmp_path, Totals(7), sink=FolderSink(tmp_path / "folder")), tmp_path)
-    assert latest(job_of(tmp_path)) == before
-    run(program(tmp_path, Totals(7)), tmp_path)
-    assert table(tmp_path) == expected(7)
-
-
-def test_any_sink_can_write_all_rows_to_another_place(tmp_path: Path) -> None:
-    run(program(tmp_path), tmp_path, 2)
-    sink = FolderSink(tmp_path / "folder")
-    new = program(tmp_path, Totals(7), sink=sink, sink_uid="other_table")
-    switch_program(new, job_of(tmp_path), spark=SPARK, recompute=["totals"])
-    run(new, tmp_path)
-    assert table(tmp_path) == expected(epochs=2)
-    assert (sorted((key, count) for key, count, _ in sink.rows()), {k: t for k, _, t in sink.rows()}) == expected(7)
-
-
 def test_a_segment_that_is_written_anew_is_the_one_that_is_kept(tmp_path: Path) -> None:
     graph, lost = program(tmp_path)().get_job_graph(), list[Path]()
 
@@ -553,58 +295,6 @@ def test_segments_are_kept_for_as_long_as_the_edge_retains_them(
     assert not {*first} & {*segments(tmp_path)} and {*second} < {*segments(tmp_path)}
     run(program(tmp_path, retain=None), tmp_path, DEFAULT_NUM_RETAINED)
     assert segments(tmp_path) == []
-
-
-def test_rows_of_a_run_between_the_plan_and_the_switch_are_replaced_too(tmp_path: Path) -> None:
-    run(program(tmp_path), tmp_path, 3)
-    new = program(tmp_path, Totals(7))
-    planned = recomputation_of(latest(job_of(tmp_path)), new().get_job_graph(), ["totals"])
-    run(program(tmp_path), tmp_path, 1)
-    options: dict[str, Any] = {"spark": SPARK, "owner": "test", "on_progress": lambda line: None}
-    with program_attempt(new, job_of(tmp_path), recomputation=planned, **options) as attempt:
-        attempt.commit_restored()
-    run(new, tmp_path)
-    assert table(tmp_path) == expected(7)
-
-
-def test_rows_of_another_job_that_restores_a_savepoint_from_the_middle_of_a_recomputation_stay(tmp_path: Path) -> None:
-    of, folder = partial(program, tmp_path), tmp_path / "other"
-    other = StorageLocation(str(folder / "jobs" / "other"))
-    run(of(), tmp_path, 3)
-    run(program(folder), folder, 3, job=other)
-    before = files(folder)
-    switch_program(of(Totals(7)), job_of(tmp_path), spark=SPARK, recompute=["totals"])
-    savepoint = trigger_savepoint(job_of(tmp_path))
-    run(program(folder, Totals(7)), folder, job=other, restore_from=savepoint, allow_pickled_state=True)
-    assert {*before} < {*files(folder)}
-    for file in before:
-        file.unlink()
-    assert table(folder) == expected(7)
-    run(of(Totals(7)), tmp_path, restore_from=savepoint)
-    assert table(tmp_path) == expected(7)
-
-
-def test_a_sink_replaces_its_rows_although_another_one_has_lost_what_it_had_staged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    complete = StagedFileCommitter._complete
-
-    def lost(self: StagedFileCommitter, file: Any, where: str, checkpoint_id: int) -> None:
-        if ".kept." in file.key:
-            raise CommittableLostError.of(checkpoint_id, "gone")
-        complete(self, file, where, checkpoint_id)
-
-    run(program(tmp_path), tmp_path, 2)
-    new = program(tmp_path, Totals(7))
-    number = switch_program(new, job_of(tmp_path), spark=SPARK, recompute=["totals"])
-    with monkeypatch.context() as patched, pytest.raises(CommittableLostError):
-        patched.setattr(StagedFileCommitter, "_complete", lost)
-        run(new, tmp_path, 1)
-    with monkeypatch.context() as patched:
-        patched.setattr(StagedFileCommitter, "_complete", lost)
-        run(new, tmp_path, 0, restore_from=f"chk-{number + 1}")
-    run(new, tmp_path)
-    assert table(tmp_path) == expected(7)
 
 
 def test_retained_records_are_read_by_the_names_of_their_fields_if_these_have_another_order_now(tmp_path: Path) -> None:

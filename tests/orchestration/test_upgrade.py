@@ -39,27 +39,17 @@ from dagster_flinkpy.orchestration.upgrade import (
     switch_program,
 )
 from dagster_flinkpy.orchestration.upgrade.row_difference import compare_rows
-from dagster_flinkpy.runtime.epoch import EpochJob
-from dagster_flinkpy.runtime.master.job import JobAttempt
-from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.storage import StorageLocation
 from tests.checkpoint.interruptions import Died, at_request, dies
 from tests.examples import examples
-from tests.runtime.harness import run_rows
 from tests.runtime.programs import environment, events
+
+pytestmark = pytest.mark.usefixtures("in_process")
 
 ROW = Types.ROW_NAMED(["key", "count", "total"], [Types.STRING(), Types.LONG(), Types.LONG()])
 RECORDS = [(f"k{i % 4}", i, i) for i in range(48)]
 SPARK = SparkResource()
 Program = Callable[[], StreamExecutionEnvironment]
-
-
-@pytest.fixture(autouse=True)
-def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    def on_spark(self: JobAttempt, job: EpochJob) -> list[WireRow]:
-        return run_rows(job)
-
-    monkeypatch.setattr(JobAttempt, "_on_spark", on_spark)
 
 
 class Totals(KeyedProcessFunction):
