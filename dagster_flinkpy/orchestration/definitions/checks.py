@@ -15,6 +15,7 @@ from dagster_flinkpy.orchestration.dagster_internals import SENSOR_NAME_TAG
 from dagster_flinkpy.orchestration.failure import as_failure
 from dagster_flinkpy.orchestration.flink_job import dagster_name
 from dagster_flinkpy.orchestration.job_assets import JobAssets
+from dagster_flinkpy.orchestration.upgrade.findings import SAME_ROWS, found_last
 
 if TYPE_CHECKING:
     from dagster_flinkpy.orchestration.resources import CheckpointStorageResource
@@ -28,7 +29,6 @@ _STORE_FAILED = (
 )
 LARGE_STATE = 1 << 28
 """Bytes of state of which the runs of a sensor do not read all again and again."""
-_SAME_ROWS = "same_rows"
 _READ_ALL_STATE = ("snapshot_integrity", "restore_drill")
 
 _UNREAD = ("files", "bytes", "records", "versions", "milliseconds")
@@ -45,7 +45,7 @@ _DESCRIPTIONS = {
     "checkpoint_trend": "The last checkpoint took about as long, and wrote about as much, as the ones before it.",
     "state_evolution": "The program can continue from the state of the last checkpoint, and its operators have not "
     "changed.",
-    _SAME_ROWS: "The last proof of an upgrade has found the same rows of both versions, or the job was switched since.",
+    SAME_ROWS: "The last proof of an upgrade has found the same rows of both versions, or the job was switched since.",
 }
 
 
@@ -158,7 +158,6 @@ class JobChecks:
         if not chosen:
             return
         from dagster_flinkpy.orchestration.runs.check_findings import JobView, look, stored_bytes
-        from dagster_flinkpy.orchestration.upgrade.findings import found_last
 
         job = self.assets.job
         try:
@@ -171,7 +170,7 @@ class JobChecks:
                     of = key.asset_key.to_user_string()
                     context.log.info(f"Left out {check.name} of {of}: the state is large. Run the check at intervals.")
                     continue
-                if check.name == _SAME_ROWS:
+                if check.name == SAME_ROWS:
                     yield found_last(context.instance, key, dagster_name(job.job_id))
                     continue
                 yield _result(key, look(check.name, uids, key.asset_key, view, **check.limits))
@@ -230,7 +229,7 @@ def _declared(assets: JobAssets, settings: FlinkAssetChecks) -> list[_Check]:
         "checkpoint_trend": stateful or sources,
         "state_evolution": stateful or sources,
         # No upgrade of a partitioned job is proved. A hidden sink has no page for it.
-        _SAME_ROWS: [] if partitioned else [uid for uid in sinks if uid in assets.specs],
+        SAME_ROWS: [] if partitioned else [uid for uid in sinks if uid in assets.specs],
     }
     return [_Check(name, uids[name], text, limits.get(name, {})) for name, text in _DESCRIPTIONS.items()]
 
