@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -65,13 +66,25 @@ def find_program(module: ModuleType, name: str) -> Environment:
     return program
 
 
+def _needed(function: Callable[..., Any]) -> list[str]:
+    """Returns the names of the arguments that a function cannot be called without."""
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(function, follow_wrapped=False).parameters.values()  # a decorator may give some
+    return [each.name for each in parameters if each.default is each.empty and each.kind not in variadic]
+
+
 def load_program(path: str) -> Environment:
     """Imports the program at ``package.module:name``, relative to the working directory, or ``folder/file.py:name``.
 
     Raises:
-        ConfigurationError: There is no such program.
+        ConfigurationError: There is no such program, or the function needs arguments.
     """
-    return find_program(*_module_and_name("program", path))
+    program = find_program(*_module_and_name("program", path))
+    if inspect.isfunction(program) and (needed := _needed(program)):
+        raise ConfigurationError(
+            f"program {path!r} needs arguments ({', '.join(needed)}): name a function that builds it without any"
+        )
+    return program
 
 
 def load_descriptors(path: str) -> Mapping[str, Iterable[StateDescriptor]]:

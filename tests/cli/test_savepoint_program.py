@@ -48,6 +48,10 @@ def build(uid="windows", width=2):
     return env
 
 
+def stream(env, *more, width=2):
+    return events(env, RECORDS)
+
+
 def renamed():
     return build("others")
 
@@ -133,6 +137,11 @@ def test_a_plan_of_the_same_program(job: Path, program: str) -> None:
     assert "unchanged" in said and "kept" in said
     assert "changed:" not in said
     assert {path: path.read_bytes() for path in job.rglob("*") if path.is_file()} == before
+
+
+def test_a_function_that_needs_arguments_builds_no_program(job: Path, program: str) -> None:
+    said = error_of("savepoint", "plan", job, "--program", f"{program}:stream")
+    assert f"program '{program}:stream' needs arguments (env): name a function that builds it without any" in said
 
 
 def test_a_plan_fails_where_the_restore_would(job: Path, program: str) -> None:
