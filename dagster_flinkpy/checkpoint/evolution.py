@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
@@ -11,7 +11,7 @@ from dagster_flinkpy.checkpoint.operator_program import OperatorProgram, describ
 from dagster_flinkpy.checkpoint.operator_states import OperatorState
 from dagster_flinkpy.checkpoint.restore import is_lost
 from dagster_flinkpy.datastream.checkpointing.state_recovery import NonRestoredState, may_stay_behind
-from dagster_flinkpy.datastream.program.job_graph import JobGraph, JobVertex
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 
 __all__ = ["Change", "Evolution", "OperatorEvolution", "StateOutcome", "evolution_since"]
 
@@ -54,6 +54,8 @@ class OperatorEvolution:
     """Number of stored rows of keyed state and timers in the checkpoint. A key may have several rows."""
     details: tuple[str, ...] = ()
     """The settings that have changed, and how."""
+    compared: bool = True
+    """Whether all settings could be compared."""
 
     def __str__(self) -> str:
         said = self.change.value
@@ -151,8 +153,7 @@ def evolution_since(
     for vertex in graph.vertices:
         if vertex.uid_set:
             before = stored.get(vertex.uid)
-            change, details = _change(before, graph, vertex)
-            found.append(OperatorEvolution(vertex.uid, change, outcome(vertex.uid), _rows(before), details))
+            found.append(_compared(OperatorEvolution(vertex.uid, Change.ADDED, outcome(vertex.uid)), before, graph))
     for operator in metadata.operators:
         if operator.uid not in stateful and (operator.program is not None or operator.has_state):
             found.append(OperatorEvolution(operator.uid, Change.REMOVED, outcome(operator.uid), _rows(operator)))
@@ -162,31 +163,38 @@ def evolution_since(
     return Evolution(since, tuple(found), not_needed)
 
 
-def _change(before: OperatorState | None, graph: JobGraph, vertex: JobVertex) -> tuple[Change, tuple[str, ...]]:
+def _compared(found: OperatorEvolution, before: OperatorState | None, graph: JobGraph) -> OperatorEvolution:
+    """Returns what became of an operator of the program that is in the checkpoint, too, unless before is None."""
     if before is None:
-        return Change.ADDED, ()
+        return found
+    found = replace(found, rows=_rows(before))
     if before.program is None:
-        return Change.UNKNOWN, ()
-    details = _details(before.program, operator_program(graph, vertex.uid))
-    if details and not _details(before.program, operator_program(graph, vertex.uid, with_modules=True)):
-        details = ()  # an earlier release has described it
-    version = max((each + 1 for each, _ in vertex.migrations), default=0)
+        return replace(found, change=Change.UNKNOWN, compared=False)
+    changes = _changes(before.program, operator_program(graph, found.uid))
+    if any(changes):
+        # An earlier release has described classes with their modules.
+        earlier = _changes(before.program, operator_program(graph, found.uid, with_modules=True))
+        changes = changes if any(earlier) else earlier
+    details = tuple(change for change in changes if change)
+    version = max((each + 1 for each, _ in graph.vertex(found.uid).migrations), default=0)
     if before.state_version < version:
         details = (*details, f"its state is migrated from version {before.state_version} to {version}")
-    return Change.CHANGED if details else Change.UNCHANGED, details
+    change = Change.CHANGED if details else Change.UNCHANGED
+    return replace(found, change=change, details=details, compared=None not in changes)
 
 
-def _details(before: OperatorProgram, now: OperatorProgram) -> tuple[str, ...]:
+def _changes(before: OperatorProgram, now: OperatorProgram) -> list[str | None]:
+    """Returns for each setting how it has changed, in words; None where that is unknown."""
     if before.kind != now.kind:
-        return (f"was {before.kind.replace('_', ' ')}, is now {now.kind.replace('_', ' ')}",)
+        return [f"was {before.kind.replace('_', ' ')}, is now {now.kind.replace('_', ' ')}"]
     same_python = before.python == now.python
     # If only one side has a setting, the other is of a release that does not know it.
-    changes = (
+    return [
         describe_setting_change(name, before.settings[name], text, same_python=same_python)
-        for name, text in now.settings.items()
         if name in before.settings
-    )
-    return tuple(change for change in changes if change is not None)
+        else None
+        for name, text in now.settings.items()
+    ]
 
 
 def _rows(operator: OperatorState | None) -> int:

@@ -14,6 +14,7 @@ import logging
 import re
 import sys
 import types
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
@@ -29,7 +30,7 @@ from dagster_flinkpy.datastream.operator_specs import (
     SparkSourceSpec,
     SparkTransformSpec,
 )
-from dagster_flinkpy.datastream.program.job_graph import JobGraph, PartitionerKind
+from dagster_flinkpy.datastream.program.job_graph import JobEdge, JobGraph, JobVertex, PartitionerKind
 from dagster_flinkpy.datastream.window import Trigger, WindowAssigner
 from dagster_flinkpy.errors import FlinkPyError
 from dagster_flinkpy.json_records import Json, JsonRecord
@@ -48,6 +49,9 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...))
 _MEMBERS = (staticmethod, classmethod, property, *_PLAIN)
 _NOT_CODE = ("__module__", "__doc__", "__firstlineno__")
 _HASH = re.compile("@[0-9a-f]{12}$")
+_INPUT = "input"
+"""What an operator reads: the uids of others, and what operators without a uid do in between."""
+_UNKNOWN = "?"
 _MOST_VALUES = 200_000
 """A setting with more values than this is not compared, such as a huge table or a client with all its connections."""
 
@@ -61,7 +65,8 @@ class OperatorProgram(JsonRecord, omit_defaults=True):
     python: str
     """The Python version, such as ``3.11``. Bytecode can only be compared within one version."""
     settings: dict[str, str]
-    """A short text for each setting, by name. If the text is not the whole value, ``@`` and a hash follow it."""
+    """A short text for each setting, by name. If the text is not the whole value, ``@`` and a hash follow it. A value
+    that cannot be described, such as because it is too large, is ``?``."""
     folders: tuple[str, ...] = ()
     """The URLs of the folders that a source reads or a sink writes."""
     writes_to: str = ""
@@ -80,14 +85,17 @@ def operator_program(graph: JobGraph, uid: str, *, with_modules: bool = False) -
     """
     vertex = graph.vertex(uid)
     values = _settings(vertex.spec)
-    edges = graph.inputs(uid)
-    for edge in edges:
+    reads = list(_reads(graph, vertex))
+    for edge, _, before in reads:
         if edge.partitioner.kind is PartitionerKind.HASH:
-            name = "key selector" if len(edges) == 1 else f"key selector of {edge.source}"
-            if len({e.input_index for e in edges if e.source == edge.source}) > 1:
+            name = "key selector" if len(reads) == 1 else f"key selector of {before.uid}"
+            if len({e.input_index for e, _, each in reads if each is before}) > 1:
                 name += f" in input {edge.input_index + 1}"
             values[name] = edge.partitioner.selector
-    settings = {name: said for name, value in values.items() if (said := _setting(value, with_modules)) is not None}
+    settings = {name: _setting(value, with_modules) for name, value in values.items()}
+    if reads:
+        words, what = _input(graph, vertex)
+        settings[_INPUT] = _setting(what, with_modules, words)
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     writes_to = (vertex.spec.sink.uri() or "") if isinstance(vertex.spec, SinkSpec) else ""
     return OperatorProgram(vertex.spec.kind, python, settings, operator_folders(vertex.spec), writes_to)
@@ -120,10 +128,12 @@ def describe_setting_change(name: str, before: str, now: str, *, same_python: bo
         same_python: Whether both were described by the same Python version.
 
     Returns:
-        The change in words, or None if there is no change, or if it cannot be known.
+        The change in words, empty if there is none; or None if it cannot be known.
     """
-    if before == now:
+    if _UNKNOWN in (before, now):
         return None
+    if before == now:
+        return ""
     was, is_now = _HASH.sub("", before), _HASH.sub("", now)
     if was != is_now:
         return f"{name} was {was}, is now {is_now}"
@@ -139,16 +149,48 @@ def _settings(spec: OperatorSpec) -> dict[str, Any]:
     return {each.name.replace("_", " "): getattr(spec, each.name) for each in fields(spec)}
 
 
-def _setting(value: Any, with_modules: bool) -> str | None:
-    """Describes a setting in one line; returns None if that is impossible or would take too long."""
+def _reads(graph: JobGraph, vertex: JobVertex) -> Iterator[tuple[JobEdge, str | None, JobVertex]]:
+    """Yields the edges into an operator, each with the side output and the operator that it reads.
+
+    These are before the blocking edges that the graph may have been split at.
+    """
+    inputs = graph.inputs(vertex.uid)
+    if isinstance(vertex.spec, SparkTransformSpec) and not inputs:
+        inputs = graph.inputs(vertex.spec.source.sink_uid)
+    for edge in inputs:
+        before = graph.vertex(edge.source)
+        ends = [edge]
+        if type(before.spec) is BlockingEdgeSourceSpec:
+            ends = graph.inputs(before.spec.source.sink_uid)
+        for end in ends:
+            yield edge, end.side_output, graph.vertex(end.source)
+
+
+def _input(graph: JobGraph, vertex: JobVertex) -> tuple[str, Any]:
+    """Returns what an operator reads, in words and as a whole. Operators without a uid belong to the next one."""
+    found = []
+    for edge, side_output, before in _reads(graph, vertex):
+        words, what = before.uid, None
+        if not before.uid_set:
+            inside, what = _input(graph, before)
+            words = before.spec.kind.replace("_", " ") + (f" of {inside}" if inside else "")
+            what = (_settings(before.spec), what)
+        words += "" if side_output is None else f" ({side_output})"
+        found.append((edge.input_index, words, what))
+    found.sort(key=lambda each: each[:2])
+    return ", ".join(words for _, words, _ in found), found
+
+
+def _setting(value: Any, with_modules: bool, label: str | None = None) -> str:
+    """Describes a setting in one line."""
     if isinstance(value, _PLAIN):
         return repr(value)
     lines: list[str] = []
     try:
         _describe(value, _Inside(with_modules, left=[_MOST_VALUES]), lines)
-        label = _label(value)
+        label = label or _label(value)
     except Exception:  # user code such as __repr__ runs here, and must not fail a run because of a description
-        return None
+        return _UNKNOWN
     return f"{label}@{hashlib.sha256(chr(10).join(lines).encode()).hexdigest()[:12]}"
 
 

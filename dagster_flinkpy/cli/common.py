@@ -51,6 +51,9 @@ recompute_option = click.option(
     multiple=True,
     help="Let this operator and all that follow start empty, and read their input again. Repeatable.",
 )
+recompute_changed_option = click.option(
+    "--recompute-changed", is_flag=True, help="Recompute all operators that have changed since the checkpoint, too."
+)
 since_option = click.option(
     "--since", metavar="chk-N", help="Read again only what came after this checkpoint. Default: all input of the job."
 )

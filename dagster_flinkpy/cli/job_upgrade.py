@@ -17,6 +17,7 @@ from dagster_flinkpy.cli.common import (
     json_option,
     location_of,
     owner_of,
+    recompute_changed_option,
     recompute_option,
     since_option,
 )
@@ -109,6 +110,7 @@ def upgrade(
 @_program("--to", "The new program")
 @click.option("--keep", metavar="NAME", help="Name of the fork with the old state. Default: DIR's name and _before.")
 @recompute_option
+@recompute_changed_option
 @since_option
 @_remote
 @endpoint_url_option
@@ -117,6 +119,7 @@ def switch(
     to: str,
     keep: str | None,
     recompute: tuple[str, ...],
+    recompute_changed: bool,
     since: str | None,
     remote: str | None,
     endpoint_url: str | None,
@@ -129,7 +132,7 @@ def switch(
     from dagster_flinkpy.orchestration.upgrade import switch_program
 
     with _options("job switch", remote) as options:
-        options |= {"keep": keep, "recompute": recompute, "since": since}
+        options |= {"keep": keep, "recompute": recompute, "recompute_changed": recompute_changed, "since": since}
         checkpoint_id = switch_program(load_program(to), location_of(directory, endpoint_url), **options)
     click.echo(f"the new program continues {directory} from checkpoint {checkpoint_id}")
 

@@ -32,6 +32,7 @@ from dagster_flinkpy.cli.common import (
     location_of,
     owner_of,
     program_option,
+    recompute_changed_option,
     recompute_option,
     savepoint_type_option,
     since_option,
@@ -212,6 +213,7 @@ def restore(
     "--allow-pickled-state", is_flag=True, help="Let functions read pickled state. Whoever wrote it can run code here."
 )
 @recompute_option
+@recompute_changed_option
 @since_option
 @json_option("the plan")
 @endpoint_url_option
@@ -223,6 +225,7 @@ def plan(
     allowed_uids: tuple[str, ...],
     allow_pickled_state: bool,
     recompute: tuple[str, ...],
+    recompute_changed: bool,
     since: str | None,
     endpoint_url: str | None,
     as_json: bool,
@@ -236,7 +239,12 @@ def plan(
 
     stored = open_checkpoint(location_of(path, endpoint_url))
     allowed = allow_non_restored_state or allowed_uids
-    options: dict[str, Any] = {"allow_pickled_state": allow_pickled_state, "recompute": recompute, "since": since}
+    options: dict[str, Any] = {
+        "allow_pickled_state": allow_pickled_state,
+        "recompute": recompute,
+        "recompute_changed": recompute_changed,
+        "since": since,
+    }
     found = plan_restore(load_program(program), stored, parallelism, allowed, **options)
     if as_json:
         click.echo(json.dumps(found.to_json(), indent=2))

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from dagster_flinkpy.common.clock import current_millis
+from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSinkSpec, BlockingEdgeSourceSpec
 from dagster_flinkpy.datastream.state import StateDescriptor
 from dagster_flinkpy.datastream.stream_execution_environment import StreamExecutionEnvironment
 from dagster_flinkpy.errors import (
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "RestoreForecast",
+    "changed_operators",
     "check_recomputation",
     "find_program",
     "forecast",
@@ -174,14 +176,26 @@ class RestoreForecast:
     unknown: tuple[str, ...] = ()
     """Why it could not be found out of some operators whether their state fits."""
     recomputation: Recomputation | None = None
-    """What is recomputed, or could be because its state does not fit."""
+    """What is recomputed; None if nothing is."""
+    proposed: Recomputation | None = None
+    """What a switch could recompute: what does not fit, or else what has changed."""
+    not_proposed: str | None = None
+    """Why what has changed cannot be recomputed."""
 
     @property
     def of_recomputation(self) -> list[str]:
         """What is recomputed, or could be, as lines for people; empty if nothing is."""
-        if self.recomputation is None:
+        if self.recomputation is not None:
+            return self.recomputation.lines
+        if self.not_proposed is not None:
+            return [f"what has changed cannot be recomputed: {self.not_proposed}"]
+        if self.proposed is None:
             return []
-        return [*(["a switch could recompute it:"] if self.problem is not None else []), *self.recomputation.lines]
+        unfit = self.problem is not None
+        could = (
+            "a switch could recompute it:" if unfit else "a switch with recompute_changed would not keep that state:"
+        )
+        return [could, *self.proposed.lines]
 
     def to_json(self) -> dict[str, Any]:
         """Encodes the forecast for the output of a command."""
@@ -203,6 +217,7 @@ class RestoreForecast:
             "problem": self.problem,
             "unknown": list(self.unknown),
             "recomputation": None if self.recomputation is None else self.recomputation.to_json(),
+            "proposed": None if self.proposed is None else self.proposed.to_json(),
         }
 
 
@@ -214,6 +229,7 @@ def plan_restore(
     *,
     allow_pickled_state: bool = False,
     recompute: Collection[str] = (),
+    recompute_changed: bool = False,
     since: str | None = None,
 ) -> RestoreForecast:
     """Returns what would happen if a program started on a checkpoint or savepoint. Starts and changes nothing.
@@ -228,6 +244,7 @@ def plan_restore(
         allow_pickled_state: Whether functions may read operator state that is pickled. Whoever wrote it can run code
             in this process. Default: it is unknown whether such state fits.
         recompute: Uids of operators that would not keep their state, see `switch_program`. Default: none.
+        recompute_changed: Whether operators that have changed would not keep theirs, either.
         since: ``chk-7``: their state needs no input from before this checkpoint. Default: it needs all.
 
     Raises:
@@ -242,6 +259,7 @@ def plan_restore(
         allow_non_restored_state,
         allow_pickled_state=allow_pickled_state,
         recompute=recompute,
+        recompute_changed=recompute_changed,
         since=since,
     )
     if found.recomputation is not None and found.problem is None:
@@ -276,6 +294,7 @@ def forecast(
     *,
     allow_pickled_state: bool = False,
     recompute: Collection[str] = (),
+    recompute_changed: bool = False,
     since: str | None = None,
 ) -> RestoreForecast:
     """Returns what would happen if a job started on a checkpoint or savepoint, like `plan_restore`."""
@@ -288,6 +307,8 @@ def forecast(
     evolution = evolution_since(stored.metadata, graph, allow_non_restored_state=allow_non_restored_state)
     built: Recomputation | None = None
     try:
+        if recompute_changed:
+            recompute = {*recompute, *changed_operators(graph, stored, allow_non_restored_state)}
         if recompute:
             built = recomputation_of(stored.metadata, graph, recompute, since)
             evolution = replace(evolution, operators=tuple(_recomputed(each, built) for each in evolution.operators))
@@ -302,20 +323,75 @@ def forecast(
         )
     except (ParallelismError, RestoreError, ConfigurationError, StateSchemaError, UserFunctionError) as error:
         return RestoreForecast(evolution, (), str(error), recomputation=built)
-    problem = "; ".join(trial.problem for trial in trials.values() if trial.problem is not None) or None
-    unfit = [uid for uid, trial in trials.items() if trial.problem is not None]
-    if problem is not None and built is None:
-        try:
-            built = recomputation_of(stored.metadata, graph, unfit)
-        except (ConfigurationError, RestoreError) as error:
-            problem += f"; it cannot be recomputed either: {error}"
-    return RestoreForecast(
-        replace(evolution, operators=tuple(_tried(each, trials.get(each.uid)) for each in evolution.operators)),
+    tried = replace(evolution, operators=tuple(_tried(each, trials.get(each.uid)) for each in evolution.operators))
+    found = RestoreForecast(
+        tried,
         settled.told,
-        problem,
+        "; ".join(trial.problem for trial in trials.values() if trial.problem is not None) or None,
         tuple(trial.unknown for trial in trials.values() if trial.unknown is not None),
         built,
     )
+    return found if built is not None else _with_proposal(found, stored.metadata, graph)
+
+
+def changed_operators(
+    graph: JobGraph, stored: StoredCheckpoint, allow_non_restored_state: NonRestoredState = False
+) -> list[str]:
+    """Returns the uids of operators that have changed since a checkpoint, are new, or do not fit their state.
+
+    None is returned if they have not since the switch that recomputes them, and they have not read anything yet.
+
+    Raises:
+        ConfigurationError: It is unknown whether an operator has changed, or none has.
+    """
+    from dagster_flinkpy.checkpoint.recomputation import TO_REPLACE
+
+    found = forecast(graph, stored, allow_non_restored_state=allow_non_restored_state).evolution
+    changed = _changed(found, graph)
+    unknown = [each.uid for each in _written(found, graph) if not each.compared and each.uid not in changed]
+    if unknown:
+        raise ConfigurationError(
+            f"it is unknown whether {', '.join(map(repr, unknown))} changed since {found.since}, which was taken with "
+            "another version of Python or of this library, or their settings are too large to be compared: name what "
+            "is to be recomputed with recompute"
+        )
+    if not changed and TO_REPLACE not in stored.metadata.properties:
+        raise ConfigurationError(
+            f"no operator has changed since {found.since}, so none would be recomputed. Code that functions call is "
+            "not compared: name the operators with recompute"
+        )
+    return changed
+
+
+def _written(evolution: Evolution, graph: JobGraph) -> list[OperatorEvolution]:
+    """Returns what became of the operators that the user has written: the ends of blocking edges may come and go."""
+    own = {v.uid for v in graph.vertices if type(v.spec) not in (BlockingEdgeSinkSpec, BlockingEdgeSourceSpec)}
+    return [each for each in evolution.operators if each.uid in own]
+
+
+def _changed(evolution: Evolution, graph: JobGraph) -> list[str]:
+    from dagster_flinkpy.checkpoint.evolution import Change, StateOutcome
+
+    def changed(found: OperatorEvolution) -> bool:
+        return found.change in (Change.CHANGED, Change.ADDED) or found.state is StateOutcome.INCOMPATIBLE
+
+    return [each.uid for each in _written(evolution, graph) if changed(each)]
+
+
+def _with_proposal(found: RestoreForecast, metadata: CheckpointMetadata, graph: JobGraph) -> RestoreForecast:
+    """Adds what a switch could recompute: what does not fit, or else what has changed."""
+    from dagster_flinkpy.checkpoint.evolution import StateOutcome
+    from dagster_flinkpy.checkpoint.recomputation import recomputation_of
+
+    unfit = [each.uid for each in found.evolution.operators if each.state is StateOutcome.INCOMPATIBLE]
+    if not (uids := unfit or _changed(found.evolution, graph)):
+        return found
+    try:
+        return replace(found, proposed=recomputation_of(metadata, graph, uids))
+    except (ConfigurationError, RestoreError) as error:
+        if unfit:
+            return replace(found, problem=f"{found.problem}; it cannot be recomputed either: {error}")
+        return replace(found, not_proposed=str(error))
 
 
 def _recomputed(found: OperatorEvolution, built: Recomputation) -> OperatorEvolution:

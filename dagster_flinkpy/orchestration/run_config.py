@@ -192,6 +192,9 @@ class SwitchConfig(RollbackConfig):
         description="Uids of operators that do not keep their state. They and all that follow start empty, read their "
         "input again, and replace their rows.",
     )
+    recompute_changed: bool = Field(
+        default=False, description="Recompute all operators that have changed since the latest checkpoint, too."
+    )
     since: str | None = Field(
         default=None,
         description="The checkpoint (chk-n) after which they read all again. Default: from the beginning of the job.",

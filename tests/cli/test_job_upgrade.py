@@ -79,9 +79,10 @@ def test_an_operator_whose_state_does_not_fit_is_planned_and_recomputed(tmp_path
     assert "a switch could recompute it:" in invoke(1, *plan)
     planned = invoke(0, *plan, "--recompute", "totals")
     assert "recomputed: 'totals', 'table'" in planned
+    assert planned == invoke(0, *plan, "--recompute-changed")
     facts = json.loads(invoke(0, *plan, "--recompute", "totals", "--since", "chk-2", "--json"))
     assert (facts["recomputation"]["after"], facts["recomputation"]["records"]) == (2, 6)
     switch = ("job", "switch", job, "--to", f"{programs}:new")
-    assert "the new program continues" in invoke(0, *switch, "--recompute", "totals")
+    assert "the new program continues" in invoke(0, *switch, "--recompute-changed")
     recomputation.run(recomputation.program(tmp_path, recomputation.Texts()), tmp_path)
     assert recomputation.table(tmp_path) == recomputation.expected()

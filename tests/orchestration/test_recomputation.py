@@ -98,6 +98,7 @@ def test_a_changed_operator_reads_retained_segments_again_while_the_others_keep_
     edges=st.integers(1, 2),
     parallelism=st.sampled_from([1, 2, 3]),
     from_sources=st.booleans(),
+    by_version=st.booleans(),
     again=st.booleans(),
     in_switch=st.booleans(),
     at=st.integers(1, 250),
@@ -111,6 +112,7 @@ def test_a_recomputation_that_dies_and_is_repeated_equals_a_run_from_the_beginni
     edges: int,
     parallelism: int,
     from_sources: bool,
+    by_version: bool,
     again: bool,
     in_switch: bool,
     at: int,
@@ -119,15 +121,17 @@ def test_a_recomputation_that_dies_and_is_repeated_equals_a_run_from_the_beginni
     retain = None if from_sources else DAY
     old = program(folder, retain=retain, unaligned=unaligned, edges=edges)
     new = program(folder, change, retain=retain, unaligned=unaligned, edges=edges, parallelism=parallelism)
-    uids = ["numbers"] if from_sources else ["totals"]
+    asked: dict[str, Any] = {"recompute": ["numbers"] if from_sources else ["totals"]}
+    if by_version:  # the operator before the edge has not changed
+        asked = {**({} if not from_sources else asked), "recompute_changed": True}
     steps = [
-        lambda: switch_program(new, job_of(folder), spark=SPARK, recompute=uids),
+        lambda: switch_program(new, job_of(folder), spark=SPARK, **asked),
         lambda: run(new, folder),
     ]
     run(old, folder, before)
     if again:  # nothing runs between two switches
         other = program(folder, Totals(9), retain=retain, unaligned=unaligned, edges=edges)
-        switch_program(other, job_of(folder), spark=SPARK, recompute=uids)
+        switch_program(other, job_of(folder), spark=SPARK, **asked)
     for number, step in enumerate(steps):
         if in_switch is (number == 0):
             with suppress(Died), at_request(at, dies):
@@ -392,7 +396,7 @@ def test_a_fork_keeps_the_segments_and_a_savepoint_does_not(tmp_path: Path) -> N
 
 def test_dagster_shows_the_assets_as_out_of_sync_before_and_fresh_after(tmp_path: Path) -> None:
     resources = {"spark": SPARK, "checkpoint_storage": CheckpointStorageResource(url=str(tmp_path / "jobs"))}
-    config = {"ops": {"switch_job": {"config": {"recompute": ["totals"]}}}}
+    config = {"ops": {"switch_job": {"config": {"recompute_changed": True}}}}
 
     with DagsterInstance.ephemeral() as instance:
 

@@ -194,8 +194,9 @@ class JobOperations:
         """Brings the state to this version of the program, and returns the id of the checkpoint."""
         from dagster_flinkpy.orchestration.upgrade import switch_program
 
-        change = partial(switch_program, keep=config.kept, recompute=config.recompute, since=config.since)
-        return self._to_this_version(context, "switch", change)
+        names = ("recompute", "recompute_changed", "since")
+        options = {name: getattr(config, name) for name in names}
+        return self._to_this_version(context, "switch", partial(switch_program, keep=config.kept, **options))
 
     def roll_back(self, context: OpExecutionContext, config: RollbackConfig) -> int:
         """Brings the job back to this version of the program, and returns the id of the checkpoint."""

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_flinkpy.errors import CheckpointError, ConfigurationError, JobNotFoundError
 from dagster_flinkpy.orchestration.flink_job import Environment, FlinkJob, flink_job
-from dagster_flinkpy.orchestration.program import RestoreForecast, check_recomputation, forecast, program_attempt
+from dagster_flinkpy.orchestration.program import (
+    RestoreForecast,
+    changed_operators,
+    check_recomputation,
+    forecast,
+    program_attempt,
+)
 from dagster_flinkpy.orchestration.resources import SparkResource
 from dagster_flinkpy.orchestration.upgrade.row_difference import RowDifference, compare_rows
 from dagster_flinkpy.orchestration.upgrade.shadow import Shadow, positions_of, sinks_of, sources_of
@@ -19,6 +25,7 @@ from dagster_flinkpy.storage import StorageLocation
 if TYPE_CHECKING:
     from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
     from dagster_flinkpy.checkpoint.recomputation import Recomputation
+    from dagster_flinkpy.datastream.program.job_graph import JobGraph
 
 __all__ = ["UpgradeReport", "UpgradeVerdict", "prove_upgrade", "roll_back", "switch_program"]
 
@@ -153,6 +160,7 @@ def switch_program(
     on_progress: Callable[[str], None] = lambda line: None,
     keep: str | None = None,
     recompute: Collection[str] = (),
+    recompute_changed: bool = False,
     since: str | None = None,
 ) -> int:
     """Brings a job's state at its last barrier to a new program, before any record is read. No run may be active.
@@ -166,13 +174,16 @@ def switch_program(
         spark: The Spark of the job.
         owner: Names the caller, for messages of other runs.
         on_progress: Receives one-line progress messages.
-        keep: Name of the fork. Default: ``{job}_before``. One that is there is disposed of, unless the job has read
-            nothing since: then it is of a switch that died, or of another one just now, and is kept.
+        keep: Name of the fork. Default: ``{job}_before``. One that is there is disposed of, unless the job has this
+            program already and has read nothing since: then it is of a switch that died.
         recompute: Uids of operators whose state cannot be kept, or must not be. They, all that follow, and what
             pipelined edges connect with these start empty. In the first epoch after the switch they read again what
             the blocking edges before them have kept (``blocking(retain=...)``), or from then on their sources from
             the beginning. The other operators keep their state and go on. When it has been read, sinks behind them
             delete the rows that they had written for the same epochs. Default: all operators keep their state.
+        recompute_changed: Whether to recompute, besides, all operators that have changed since the latest checkpoint
+            in their code, their settings or what they read, that are new, or that do not fit their state. Code that
+            their functions call is not compared. Default: False.
         since: ``chk-7``: what is recomputed needs no input from before this checkpoint, and the rows up to it stay.
             Default: it needs all input since the beginning of the job.
 
@@ -183,31 +194,42 @@ def switch_program(
         CheckpointError: A run may be active, or the job has no checkpoint.
         RestoreError: The state does not fit the program, or a blocking edge has not kept what would be read again;
             nothing is changed.
-        ConfigurationError: There is no such operator to recompute, ``since`` cannot be used, the job is partitioned by
-            time, or a sink cannot replace its rows; nothing is changed.
+        ConfigurationError: There is no such operator to recompute, it is unknown which ones have changed or none has,
+            ``since`` cannot be used, the job is partitioned by time, or a sink cannot replace its rows; nothing is
+            changed.
         SourceReadError: What a blocking edge has kept cannot be read, or has other fields than the program has there;
             nothing is changed.
     """
     from dagster_flinkpy.checkpoint.forks.fork import fork_job
     from dagster_flinkpy.checkpoint.offline import refuse_beside_run
-    from dagster_flinkpy.checkpoint.recomputation import TO_REPLACE
+    from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import open_checkpoint
     from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
     from dagster_flinkpy.common.clock import current_millis
 
     refuse_beside_run(job, current_millis())
     program, fork = _job_of(new, job.name), job.parent.child(keep or f"{job.name}_before")
     kept, latest = (CompletedCheckpointStore(each.open()).latest() for each in (fork, job))
+    if recompute_changed and latest is not None:
+        recompute = {*recompute, *changed_operators(program.graph, open_checkpoint(job))}
     recomputation = _recomputation(program, job, latest, recompute, since)
     _clear_dead_proof(job)
-    # A switch that died has kept the old state already, and may have got as far as to change the job.
-    changed = latest is not None and TO_REPLACE in latest.properties
-    sources = sources_of(program.graph)
-    if kept is None or not (changed or positions_of(kept, sources) == positions_of(latest, sources)):
+    if kept is None or not _is_repeated(program.graph, latest, kept):
         _clear(None, fork)
         fork_job(job, fork.name, owner=owner)
     options: dict[str, Any] = {"owner": owner, "on_progress": on_progress, "recomputation": recomputation}
     with program_attempt(program, job, spark=spark, **options) as attempt:
         return attempt.commit_restored().checkpoint_id
+
+
+def _is_repeated(graph: JobGraph, latest: CheckpointMetadata | None, kept: CheckpointMetadata) -> bool:
+    """Returns whether a switch that died has changed the job already, so that the fork has the state before it."""
+    from dagster_flinkpy.checkpoint.evolution import evolution_since
+    from dagster_flinkpy.checkpoint.recomputation import TO_REPLACE
+
+    if latest is None or latest.graph_fingerprint != graph.fingerprint or evolution_since(latest, graph).changes:
+        return False
+    sources = sources_of(graph)
+    return TO_REPLACE in latest.properties or positions_of(kept, sources) == positions_of(latest, sources)
 
 
 def _recomputation(
@@ -259,7 +281,9 @@ def roll_back(
             read all of its input first.
         JobNotFoundError: There is no such fork.
     """
+    from dagster_flinkpy.checkpoint.forks.fork import FORKED_AT
     from dagster_flinkpy.checkpoint.offline import refuse_beside_run, trigger_savepoint
+    from dagster_flinkpy.checkpoint.recomputation import TO_REPLACE
     from dagster_flinkpy.checkpoint.savepoints.dispose import dispose_savepoint
     from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
     from dagster_flinkpy.common.clock import current_millis
@@ -268,11 +292,13 @@ def roll_back(
     _clear_dead_proof(job)
     fork = job.parent.child(kept or f"{job.name}_before")
     program = _job_of(old, job.name)
-    if CompletedCheckpointStore(fork.open()).latest() is None:
+    before, latest = (CompletedCheckpointStore(each.open()).latest() for each in (fork, job))
+    if before is None:
         raise JobNotFoundError(f"there is no fork {fork.url} to go back to")
-    sources = sources_of(program.graph)
-    goal = positions_of(CompletedCheckpointStore(job.open()).latest(), sources)
-    _read_up_to(goal, sources, Shadow(program, fork, None, spark, owner, on_progress), job)
+    # Sources that are to be read again are behind the fork.
+    unread = latest is not None and TO_REPLACE in latest.properties
+    if latest is None or not (unread and latest.parent_id == before.properties.get(FORKED_AT)):
+        _read_up_to(latest, Shadow(program, fork, None, spark, owner, on_progress), job)
     savepoint = replace(fork, url=trigger_savepoint(fork))
     # Whoever can write the fork can write the job: its pickled state is the job's own.
     how = {"restore_from": savepoint.url, "allow_pickled_state": True}
@@ -286,17 +312,26 @@ def _job_of(program: Environment | FlinkJob, name: str) -> FlinkJob:
     return program if isinstance(program, FlinkJob) else flink_job(program, name)
 
 
-def _read_up_to(goal: dict[str, Any], sources: list[str], shadow: Shadow, job: StorageLocation) -> None:
+def _read_up_to(latest: CheckpointMetadata | None, shadow: Shadow, job: StorageLocation) -> None:
+    """Lets the old program read on the fork what its job has read, and what both recompute."""
+    from dagster_flinkpy.checkpoint.recomputation import TO_REPLACE
+
+    sources = sources_of(shadow.job.graph)
+
+    def state(metadata: CheckpointMetadata | None) -> tuple[dict[str, Any], bool]:
+        return positions_of(metadata, sources), metadata is not None and TO_REPLACE in metadata.properties
+
+    goal, waits = state(latest)
     with shadow.attempt() as attempt:
-        read = positions_of(attempt.latest, sources)
+        read, has = state(attempt.latest)
         for _ in range(_MOST_EPOCHS):
-            if read == goal:
+            if read == goal and (waits or not has):
                 return
             if attempt.finished:
                 break
             attempt.run_epoch()
-            before, read = read, positions_of(attempt.latest, sources)
-            if read == before:
+            before, (read, has) = (read, has), state(attempt.latest)
+            if (read, has) == before:
                 break
     unequal = ", ".join(repr(uid) for uid in sources if read.get(uid) != goal.get(uid))
     raise CheckpointError(
