@@ -69,8 +69,9 @@ def test_what_has_changed_is_told_once(tmp_path: Path) -> None:
 
     assert said("one", "two") == said("two", "one") == []
     assert said("two", "new") == [
-        "what changed since checkpoint 2 of job 'job': 1 added, 1 removed",
+        "what changed since checkpoint 2 of job 'job': 1 added, 1 changed, 1 removed",
         "operator 'new' added; starts empty",
+        "operator 'collect' changed: input was map of one, map of two, is now map of new, map of two",
         "operator 'one' removed; its state is dropped (8 rows)",
     ]
     assert said("two", "new") == []
