@@ -6,8 +6,8 @@ STAMP := .venv/.installed
 # Processes of the tests would compile all modules each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install lock dist demo test newest oldest compatibility soak soak-continuous chaos lint format docs screenshots bench simulate world \
-  pyflink-suite flink-halves browser clean
+.PHONY: install lock dist demo test test-system test-all newest oldest compatibility soak soak-continuous chaos lint format docs \
+  screenshots bench simulate world pyflink-suite flink-halves browser clean
 
 install: $(STAMP)
 
@@ -44,8 +44,23 @@ demo: install
 # Files of tests side by side: many wait for processes. Each worker has servers of its own, but only one has Spark
 # (tests/conftest.py). WORKERS=0: one process.
 WORKERS ?= 4
-test: install browser
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+PYTEST := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+
+# Folders whose tests need the whole library, and systems around it: all that are not the folder of a floor.
+SYSTEM := $(addprefix tests/,assets benchmarks chaos docs e2e matrix pyflink simulation soak world)
+
+# The tests of each floor.
+test: install
+	$(BIN)/python $(PYTEST) $(addprefix --ignore=,$(SYSTEM))
+
+# Dagster's pages in a browser, a Spark cluster whose processes are killed, the documentation as it is typed, the demo,
+# benchmarks, a job that goes on; whole jobs in a simulation, in a matrix, in a world that changes, and as PyFlink runs them.
+test-system: install browser
+	$(BIN)/python $(PYTEST) $(SYSTEM)
+
+# Both at once, as in CI: that takes less time than one after the other.
+test-all: install browser
+	$(BIN)/python $(PYTEST)
 
 # The tests with the newest, and with the oldest, of all that pyproject.toml allows. MiniStack asks for one botocore, with
 # which boto3 would be new; it works with others. Older versions of Spark: `make compatibility`.
@@ -56,21 +71,23 @@ newest oldest: install browser
 	$(PYTHON) -m venv --clear .cache/$@
 	printf '%s\n' $(OVERRIDE) | $(BIN)/uv pip install --quiet --python .cache/$@/bin/python --resolution $(RESOLUTION) \
 	  --requirement pyproject.toml --overrides - --all-extras --editable .
-	PATH="$$PWD/.cache/$@/bin:$$PATH" .cache/$@/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+	PATH="$$PWD/.cache/$@/bin:$$PATH" .cache/$@/bin/python $(PYTEST)
 
 # Programs and jobs with older versions of Spark, of both kinds of sessions. CI does less: see .ci/run.
 SPARKS ?= 3.5 4.0 4.1 4.2
 MODES ?= local classic
 JOBS ?= tests/runtime/master/test_job_spark.py tests/runtime/master/test_job_exchange.py tests/runtime/slot \
   tests/runtime/blocking/test_spark_dataframes.py tests/connectors/test_foreach_epoch.py tests/spark/test_versions.py
-compatibility: install
-	set -e; for spark in $(SPARKS); do for mode in $(MODES); do \
-	  echo "=== PySpark $$spark, $$mode"; \
-	  FLINKPY_COMPATIBILITY=$$mode .ci/with-spark $$spark python -m pytest -q tests/pyflink/test_on_each_spark.py; \
-	done; .ci/with-spark $$spark python -m pytest -q tests/assets/demo $(JOBS); done
+VERSIONS = $(addprefix compatibility-,$(SPARKS))
+compatibility: $(VERSIONS)
+$(VERSIONS): compatibility-%: install
+	set -e; for mode in $(MODES); do echo "=== PySpark $*, $$mode"; \
+	  FLINKPY_COMPATIBILITY=$$mode .ci/with-spark $* python -m pytest -q tests/pyflink/test_on_each_spark.py; \
+	done
+	.ci/with-spark $* python -m pytest -q tests/assets/demo $(JOBS)
 
 # The property tests, the matrix of whole jobs and damaged savepoints of Flink, with $(SOAK) times the usual number of
-# examples; `make test` runs three in twenty of the usual number.
+# examples; the other commands run three in twenty of the usual number.
 SOAK ?= 20
 soak: install
 	SOAK=$(SOAK) $(BIN)/python -m pytest --timeout 0 -m hypothesis tests
@@ -87,7 +104,7 @@ chaos: install
 	$(BIN)/python -m tests.chaos.live --kills $(LIVE) $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.chaos.sinks --random $(KILLS) --write docs/reliability.md
 
-# One job for half an hour: memory, threads and files must not grow. `make test` runs 42 epochs of it. Then one whose tasks
+# One job for half an hour: memory, threads and files must not grow. `make test-system` runs 42 epochs of it. Then one whose tasks
 # live, with a source that is faster than what follows, for ten minutes.
 MINUTES ?= 30
 LIVE_MINUTES ?= 10
@@ -105,7 +122,7 @@ format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The documentation as a site, in site/. `make test` builds it, too, and fails at a warning.
+# The documentation as a site, in site/. `make test-system` builds it, too, and fails at a warning.
 docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
@@ -117,17 +134,18 @@ bench: install
 	$(BIN)/python -m benchmarks
 
 # Crashes, zombies and a store that fails, from 10,000 seeds: 8,000 with stand-ins for tasks, and 2,000 with live tasks, slots
-# and a network between them. `make test` runs 40 and 12 of them. Then each rule is broken; `make test` breaks those of which a seed is known.
+# and a network between them. `make test-system` runs 40 and 12 of them. Then each rule is broken; `make test-system` breaks those
+# of which a seed is known.
 simulate: install
 	$(BIN)/python -m tests.simulation --seeds 8000
 	$(BIN)/python -m tests.simulation --live --seeds 2000
 	$(BIN)/python -m tests.simulation --mutations --seeds 1000
 
-# Others act on the systems of jobs: each act at every moment. `make test` plays a quarter of the acts, at one moment each.
+# Others act on the systems of jobs: each act at every moment. `make test-system` plays a quarter of the acts, at one moment each.
 world: install
 	$(BIN)/python -m tests.world grid
 
-# PyFlink's own examples and DataStream tests, run against this library; not a part of `make test`. PyFlink is installed
+# PyFlink's own examples and DataStream tests, run against this library; not a part of `make test-all`. PyFlink is installed
 # without its jars into an environment of its own. FLINK=/path/to/flink takes the tests from there, instead of fetching them.
 PYFLINK := .cache/pyflink-venv
 pyflink-suite: install

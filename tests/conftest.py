@@ -54,8 +54,8 @@ LONGEST = (
 )
 """Files that take longest, which begin first: otherwise one process would run one of them when the others are done."""
 
-_OF_SPARK = re.compile(r"\b(spark_settings|one_server)\b|\bspark: SparkSession")
-"""What files contain whose tests use the Spark server of the session."""
+_OF_SPARK = re.compile(r"\b(spark_settings|one_server)\b|\bspark: \"?SparkSession")
+"""What files contain whose tests use the Spark server of the session; see `pytest_collection_modifyitems`."""
 
 settings.register_profile("any machine", deadline=None, max_examples=examples(100))
 settings.load_profile("any machine")
@@ -86,6 +86,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     files = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
     assert all(file.exists() for file in files), "LONGEST names files"
     items.sort(key=lambda item: files.get(item.path, len(files)))
+    of_spark = {item.path for item in items if "spark_settings" in getattr(item, "fixturenames", ())}
+    unseen = [path for path in of_spark if not _OF_SPARK.search(path.read_text())]
+    assert not unseen, f"_OF_SPARK does not find {unseen}: another process would start a second server"
 
 
 def pytest_collection_finish() -> None:

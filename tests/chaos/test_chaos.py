@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.chaos]
 ROOT = Path(__file__).parents[2]
 LONG = Types.LONG()
 _KILLS = int(os.environ.get("CHAOS", "0"))
-"""How many drivers are killed at a random write. ``make chaos`` sets it; ``make test`` leaves it at 0."""
+"""How many drivers are killed at a random write. ``make chaos`` sets it; ``make test-system`` leaves it at 0."""
 _WRITES = range(1, 41)
 """The driver's writes to the store in a straight run, without those at its end."""
 _PATIENCE_SECONDS = 600
