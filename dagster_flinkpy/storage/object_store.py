@@ -5,9 +5,10 @@ from __future__ import annotations
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import ParamSpec
 
 from dagster_flinkpy.errors import (
@@ -209,16 +210,16 @@ class ObjectStore(ABC):
 
         Raises:
             ConditionalWritesUnsupportedError: A conditional header is ignored or unknown; the message says which.
-            StorageError: The store is not reachable or not writable; the message says what to do.
+            StorageError: The store is not reachable, or forbids what each job does; the message says what to do.
         """
         key = f".probe/{uuid.uuid4().hex}"
-        try:
+        with _then(partial(self.delete, key)):
             etag = self._expect_success("PUT If-None-Match of a new key", self.put, key, b"1", if_none_match=True)
             self._expect_refusal("PUT If-None-Match of an existing key", self.put, key, b"2", if_none_match=True)
             self._expect_success("PUT If-Match with the current ETag", self.put, key, b"3", if_match=etag)
             self._expect_refusal("PUT If-Match with an old ETag", self.put, key, b"4", if_match=etag)
             upload_id = self.create_upload(key)
-            try:
+            with _then(partial(self.abort_upload, key, upload_id)):
                 parts = [self.upload_part(key, upload_id, 1, b"5")]
                 self._expect_refusal(
                     "CompleteMultipartUpload If-None-Match of an existing key",
@@ -228,12 +229,6 @@ class ObjectStore(ABC):
                     parts,
                     if_none_match=True,
                 )
-            finally:
-                with suppress(StorageError):
-                    self.abort_upload(key, upload_id)
-        finally:
-            with suppress(StorageError):
-                self.delete(key)
 
     def _expect_success(self, what: str, write: Callable[P, str], *args: P.args, **kwargs: P.kwargs) -> str:
         try:
@@ -251,6 +246,18 @@ class ObjectStore(ABC):
             f"{self.url} does not honour conditional writes ({what}), so two runs could both believe they own a job's "
             "state. Use a store that does: Amazon S3, Ceph RGW 20 or newer, or a local directory."
         )
+
+
+@contextmanager
+def _then(clean_up: Callable[[], None]) -> Iterator[None]:
+    """Cleans up behind what is done; that its failure is an error, too, hides no error from before."""
+    try:
+        yield
+    except StorageError:
+        with suppress(StorageError):
+            clean_up()
+        raise
+    clean_up()
 
 
 def check_relative(key: str) -> str:
