@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,7 +29,15 @@ from dagster_flinkpy.state.cell_table import CellTable
 from dagster_flinkpy.state.files.cache import RunCache
 from dagster_flinkpy.state.files.operator_state import INLINE_BELOW
 from dagster_flinkpy.state.files.runs import RunFiles
+from dagster_flinkpy.state.files.transfers import run_aside
 from dagster_flinkpy.state.handles import KeyedSnapshot, RunHandle, describe_schema
+from dagster_flinkpy.state.keyed_snapshot_future import (
+    KeyedSnapshotFuture,
+    StoredSnapshot,
+    TableId,
+    WrittenSnapshot,
+    write_snapshot,
+)
 from dagster_flinkpy.state.keys import KeySeats, TouchedKeys, hash_keys
 from dagster_flinkpy.state.layout import (
     APPEND,
@@ -59,9 +68,6 @@ OVERLAY_ROWS = 1_000_000
 """If the overlay has more keys and rows than this, it is written and emptied before more keys are touched."""
 
 T = TypeVar("T", bound=OverlayTable)
-
-_TableId = tuple[bool, str]
-"""Whether the table holds timers, and its name."""
 
 
 class ColumnarKeyedStateBackend:
@@ -112,9 +118,13 @@ class ColumnarKeyedStateBackend:
         self._keys = TouchedKeys()
         self._key_type: TypeInformation | None = None
         self._keys_touched = 0
-        self._tables: dict[_TableId, OverlayTable] = {}
+        self._tables: dict[TableId, OverlayTable] = {}
         self._states: dict[str, InternalState] = {}
-        self._full_cleanup: set[_TableId] = set()
+        self._full_cleanup: set[TableId] = set()
+        self._last: KeyedSnapshotFuture | None = None
+        """The last snapshot, until what it has written is taken over."""
+        self._counted = BackendStatistics()
+        """The statistics at the last snapshot."""
         mine = restored.restrict(key_groups) if restored else None
         self._restored = {(each.kind == "TIMER", each.name): each for each in mine.tables} if mine else {}
         self._evolved: list[str] = []
@@ -374,7 +384,7 @@ class ColumnarKeyedStateBackend:
         )
         return sessions, self._declare((True, timers), queue)
 
-    def _where(self, identity: _TableId) -> tuple[Any, ...]:
+    def _where(self, identity: TableId) -> tuple[Any, ...]:
         """Returns the first arguments of a table."""
         return self._keys, self._files, self._handles(identity), identity[1]
 
@@ -383,7 +393,7 @@ class ColumnarKeyedStateBackend:
         """The arguments of timers that other tables do not have."""
         return {"make_room": self._make_room, "touch": self._touch_column}
 
-    def _declare(self, identity: _TableId, table: T) -> T:
+    def _declare(self, identity: TableId, table: T) -> T:
         self._check(identity, table)
         if identity not in self._tables:
             self._add(identity, table)
@@ -424,8 +434,10 @@ class ColumnarKeyedStateBackend:
         """Writes pending changes and empties the overlay. Afterwards no key is touched, and there is no current key."""
         if self._key_type is None:
             return  # no key yet, so no tables
+        self._settle()
         for table in self._tables.values():
-            self._write(table)
+            self._flush(table)
+            table.runs.settle()
         for table in self._tables.values():  # Only now, because some tables write what others hold.
             table.clear()
         self._keys.clear()
@@ -439,41 +451,43 @@ class ColumnarKeyedStateBackend:
         """
         self._files.written_by, self._files.phase = written_by, phase
 
-    def uploads(self) -> list[Future[None]]:
-        """Returns what must be done so that everything that the snapshots describe is in the store.
+    def begin_snapshot(self) -> KeyedSnapshotFuture:
+        """Takes a snapshot of all state, including restored state that was not requested.
 
-        The futures raise a StorageError if a file could not be written.
-        """
-        return self._files.uploads()
-
-    def snapshot(self, *, wait: bool = True) -> KeyedSnapshot:
-        """Writes pending changes and describes all state, including restored state that was not requested.
-
-        Files of earlier snapshots that could not be uploaded are uploaded again.
-
-        Args:
-            wait: Whether to wait until everything is in the store. Otherwise the caller waits for
-                `uploads`. Default: True.
+        Another thread writes what has changed. What it cannot write or upload is in the next snapshot's part.
 
         Raises:
             TypeMismatchError: A value does not have its declared type; the message names the operator, state, key,
                 field and value.
+            StorageError: The changes of the last snapshot still cannot be written.
+        """
+        self._settle()
+        bound = {} if self._key_type is None else self._tables
+        for table in bound.values():
+            self._flush(table)
+        files, touched = copy.copy(self._files), self._keys_touched  # what follows belongs to the next snapshot
+        runs = {identity: table.runs.beside(files) for identity, table in bound.items()}
+        others = {identity: table for identity, table in self._restored.items() if identity not in runs}
+        write = partial(write_snapshot, self._key_groups, others, runs, frozenset(self._full_cleanup))
+
+        def take_over(written: WrittenSnapshot) -> StoredSnapshot:
+            for identity, runs in written.runs.items():
+                self._tables[identity].runs = runs.beside(self._files)
+            self._files.retry_uploads(written.snapshot.files())
+            before, self._counted = self._counted, replace(self.statistics, keys_touched=touched)
+            return StoredSnapshot(written.snapshot, self._counted.since(before), self._files.uploads())
+
+        self._last = KeyedSnapshotFuture(run_aside("snapshot", write), take_over)
+        return self._last
+
+    def snapshot(self) -> KeyedSnapshot:
+        """Takes a snapshot, and waits until everything is in the store.
+
+        Raises:
+            TypeMismatchError: As for `begin_snapshot`.
             StorageError: The store or the local cache could not be written.
         """
-        tables = dict(self._restored)
-        if self._key_type is not None:
-            for identity, table in self._tables.items():
-                self._write(table)
-                if identity in self._full_cleanup:
-                    table.runs.drop_expired()
-                table.runs.save()
-                tables[identity] = table.snapshot()
-        snapshot = KeyedSnapshot(self._key_groups, tuple(tables[identity] for identity in sorted(tables)))
-        self._files.retry_uploads(snapshot.files())
-        if wait:
-            for upload in self.uploads():
-                upload.result()
-        return snapshot
+        return self.begin_snapshot().result()
 
     @property
     def statistics(self) -> BackendStatistics:
@@ -483,12 +497,18 @@ class ColumnarKeyedStateBackend:
         return BackendStatistics(
             rows=sum(table.rows for table in tables.values()),
             bytes=sum(table.bytes for table in tables.values()),
-            delta_rows=self._files.written_rows,
-            delta_bytes=self._files.written_bytes,
+            delta_rows=self._files.written.rows,
+            delta_bytes=self._files.written.bytes,
             keys_touched=self._keys_touched,
             cache_hits=self._cache.hits,
             cache_misses=self._cache.misses,
         )
+
+    def _settle(self) -> None:
+        """Takes over what the last snapshot has written, if it could."""
+        last, self._last = self._last, None
+        if last is not None and not last.has_failed:
+            last.settle()
 
     def _touch(self, keys: Sequence[Any], key_column: pa.Array[Any], sort_keys: SortKeys) -> list[int]:
         self._check_mine(key_column, sort_keys)
@@ -526,7 +546,7 @@ class ColumnarKeyedStateBackend:
             key = self._key_type.from_arrow(key_column.slice(i, 1))[0]
             raise foreign_key(self._operator, key, int(groups[i]), self._key_groups)
 
-    def _write(self, table: OverlayTable) -> None:
+    def _flush(self, table: OverlayTable) -> None:
         try:
             table.flush()
         except TypeMismatchError as error:
@@ -536,11 +556,11 @@ class ColumnarKeyedStateBackend:
         if self.is_full:
             self.flush()
 
-    def _handles(self, identity: _TableId) -> Sequence[RunHandle]:
+    def _handles(self, identity: TableId) -> Sequence[RunHandle]:
         restored = self._restored.get(identity)
         return restored.runs if restored else ()
 
-    def _check(self, identity: _TableId, declared: OverlayTable) -> None:
+    def _check(self, identity: TableId, declared: OverlayTable) -> None:
         known, restored = self._tables.get(identity), self._restored.get(identity)
         if known is not None:
             if known.types != declared.types:
@@ -566,7 +586,7 @@ class ColumnarKeyedStateBackend:
         what = "timers" if identity[0] else "state"
         raise schema_mismatch(self._operator, f"{what} {declared.name!r}", types, declared.types)
 
-    def _add(self, identity: _TableId, table: OverlayTable) -> None:
+    def _add(self, identity: TableId, table: OverlayTable) -> None:
         self._tables[identity] = table
         if self._key_type is not None:
             table.bind(self._key_type)

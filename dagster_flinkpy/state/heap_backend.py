@@ -40,6 +40,12 @@ class _HeapRuns(Runs):
     def by_time(self) -> list[TimedRun]:
         return [TimedRun(run, make_time_order(run), MIN_TIME) for run in self.newest_first()]
 
+    def add(self, delta: pa.Table | None) -> None:
+        self.append(delta)
+
+    def settle(self) -> None:
+        """Does nothing: :meth:`save` writes the rows."""
+
     def append(self, delta: pa.Table | None) -> None:
         if delta is not None and len(delta):
             self._rows = merge_runs(self.layout, [delta, self._all()], drop_deleted=True, now=self._files.now())

@@ -134,8 +134,8 @@ class OverlayTable(ABC):
         return self.namespace_type is not None
 
     def flush(self) -> None:
-        """Writes the changes as one delta; the overlay does not change."""
-        self.runs.append(self._changes())
+        """Adds the changes to the runs as one delta; the overlay does not change."""
+        self.runs.add(self._changes())
         self._written()
 
     @property

@@ -97,7 +97,7 @@ class _LiveTask(StageTask):
 
     def take_acks(self) -> list[dict[str, Any]]:
         acks, self._acks = self._acks, []
-        return [ack for ack, _ in acks]
+        return [json.loads(ack.to_json()) for ack in acks]
 
 
 class LiveRegion:

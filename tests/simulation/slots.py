@@ -31,7 +31,7 @@ from dagster_flinkpy.runtime.slot import deployment, pipelined_task, task_execut
 from dagster_flinkpy.runtime.slot.deployment import SlotDeployment
 from dagster_flinkpy.runtime.slot.pipelined_task import PipelinedTask
 from dagster_flinkpy.runtime.slot.task_executor import SlotDescriptor, TaskExecutor
-from dagster_flinkpy.runtime.task import operator_task, stream_task
+from dagster_flinkpy.runtime.task import acknowledgement, operator_task, stream_task
 from dagster_flinkpy.state.files import operator_state, transfers
 from dagster_flinkpy.state.files.cache import Run, RunCache
 from dagster_flinkpy.state.files.run_file import read_run
@@ -140,10 +140,10 @@ class Background:
             try:
                 if world.rng.random() < world.chaos.slow:
                     world.sleep(world.rng.choice((0.05, 1, 10, 90)))  # longer than a checkpoint may take
-                fails = world.chaos.upload_fails if self._name == "upload" else 0.0
+                fails = world.chaos.upload_fails if self._name in ("snapshot", "upload") else 0.0
                 if fails and world.rng.random() < fails:
-                    world.note("an upload fails")
-                    raise StorageError("503 SlowDown: an upload")
+                    world.note(f"{self._name} fails")
+                    raise StorageError(f"503 SlowDown: {self._name}")
                 result = work(*args)
             except Exception as error:
                 future.set_exception(error)
@@ -168,7 +168,7 @@ def live_tasks(world: World) -> Iterator[Network]:
         threading, time, uuid = simulated_threading(world), simulated_time(world), SimulatedUuid(world)
         for module in (
             *(input_gate, reply_stream, slot_link, job_exchange, pipelined_region, slot_pool, task_executor),
-            *(deployment, pipelined_task, operator_task, stream_task, source_reader_operator),
+            *(deployment, pipelined_task, operator_task, stream_task, acknowledgement, source_reader_operator),
         ):
             for name, value in (("threading", threading), ("time", time), ("uuid", uuid)):
                 if hasattr(module, name):

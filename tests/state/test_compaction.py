@@ -122,9 +122,9 @@ def test_a_large_table_is_merged_in_parts_and_not_in_one_epoch(
     for epoch in range(60):
         keys = np.arange(40_000) if epoch == 0 else np.unique(random.integers(0, 40_000, 2000))
         files.phase = epoch % TURNS
-        before = files.written_rows
+        before = files.written.rows
         table.append(delta(keys, epoch))
-        written.append(files.written_rows - before)
+        written.append(files.written.rows - before)
         expected |= dict.fromkeys(keys.tolist(), epoch)
         for section in sections_of(table.handles, OWN, None):
             assert sum(each.clip(section) is not None for each in table.handles) <= MAX_RUNS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import shutil
 import tempfile
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.types import Row
@@ -30,6 +31,7 @@ from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
 from dagster_flinkpy.state.files.cache import RunCache
 from dagster_flinkpy.state.handles import KeyedSnapshot
 from dagster_flinkpy.state.heap_backend import HeapKeyedStateBackend
+from dagster_flinkpy.state.keyed_snapshot_future import KeyedSnapshotFuture
 from dagster_flinkpy.state.keys import hash_keys
 from dagster_flinkpy.state.pane_states import PaneState
 from dagster_flinkpy.state.reader import read_table
@@ -37,6 +39,7 @@ from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.examples import examples
 
 from .conftest import make_panes
+from .deferred import Deferred
 
 MAX_PARALLELISM = 16
 NAN = float("nan")
@@ -138,6 +141,9 @@ class Subtask:
         backend.bind_key_type(key_type)
 
 
+MODEL = ("values", "lists", "maps", "panes", "windows", "means", "timers")
+
+
 def bits(number: float) -> str:
     return number.hex()
 
@@ -171,6 +177,7 @@ class Program(RuleBasedStateMachine):
         self.windows: dict[tuple[int, int], int] = {}
         self.means: dict[int, list[int]] = {}
         self.timers: set[tuple[int, int, int]] = set()
+        self.begun: tuple[list[KeyedSnapshotFuture], dict[str, Any]] | None = None
         self.make([None] * parallelism)
 
     def make(self, snapshots: list[KeyedSnapshot | None]) -> None:
@@ -342,6 +349,30 @@ class Program(RuleBasedStateMachine):
             again = subtask.backend.snapshot()
             assert again == snapshots[self.subtasks.index(subtask)]
 
+    @rule(fails=st.sampled_from(["", "", "before", "after"]))
+    def begin_snapshot(self, fails: str) -> None:
+        Deferred.fails = fails
+        futures = [subtask.backend.begin_snapshot() for subtask in self.subtasks]
+        Deferred.fails = ""
+        self.begun = futures, copy.deepcopy({name: getattr(self, name) for name in MODEL})
+
+    @precondition(lambda self: self.begun)
+    @rule()
+    def end_snapshot(self) -> None:
+        """Checks that a snapshot has nothing of what came after its barrier."""
+        assert self.begun is not None
+        (futures, then), self.begun = self.begun, None
+        if any(future.has_failed for future in futures):
+            return
+        now = {name: getattr(self, name) for name in (*MODEL, "subtasks")}
+        vars(self).update(then)
+        snapshots: list[KeyedSnapshot | None] = [future.result() for future in futures]
+        self.make(snapshots)
+        self.check_tables(snapshots)
+        self.reads_what_was_written()
+        self.advance(9, again=False)
+        vars(self).update(now)
+
     @rule(parallelism=st.integers(1, 5), cold=st.booleans(), heap=st.booleans())
     def restore(self, parallelism: int, cold: bool, heap: bool) -> None:
         self.heap = heap
@@ -399,6 +430,7 @@ class Program(RuleBasedStateMachine):
 @pytest.mark.parametrize("kind", POOLS)
 def test_state_behaves_like_dicts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dagster_flinkpy.state.cell_table._SPARE_CELLS", 2)  # cells are numbered anew often
+    monkeypatch.setattr("dagster_flinkpy.state.backend.run_aside", Deferred)
     machine = type(f"Program_{kind}", (Program,), {"kind": kind})
     run_state_machine_as_test(
         machine,

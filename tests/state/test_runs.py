@@ -201,11 +201,11 @@ def test_tombstones_of_what_was_never_stored_are_not_written(files: RunFiles) ->
     runs.append(delta({1: None}))
     assert runs.handles == ()
     runs.append(delta({key: key for key in range(10)}))
-    before = files.written_rows
+    before = files.written.rows
     runs.append(delta({11: None, 12: None}))
-    assert files.written_rows == before
+    assert files.written.rows == before
     runs.append(delta({11: None, 3: None}))
-    assert files.written_rows == before + 1
+    assert files.written.rows == before + 1
 
 
 def test_a_clipped_run_brings_only_its_rows_into_a_merge(files: RunFiles, tmp_path: Path) -> None:

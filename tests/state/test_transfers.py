@@ -57,15 +57,13 @@ def test_the_task_goes_on_while_its_state_is_uploaded(tmp_path: Path, make_backe
     for epoch in range(3):
         backend.set_current_key(epoch)
         state.update(epoch)
-        snapshot = backend.snapshot(wait=False)  # would never return if it waited
+        snapshot = backend.begin_snapshot()  # would never return if it waited
         backend.flush()
         backend.set_current_key(epoch)
         assert state.value() == epoch
     assert not list(store.list())
     store.go_on.set()
-    for pending in backend.uploads():
-        pending.result()
-    assert snapshot.files() <= {info.key for info in store.list()}
+    assert snapshot.result().files() <= {info.key for info in store.list()}
 
 
 def test_a_failed_upload_is_an_error_at_the_barrier(tmp_path: Path, make_backend: MakeBackend) -> None:
@@ -75,11 +73,10 @@ def test_a_failed_upload_is_an_error_at_the_barrier(tmp_path: Path, make_backend
     state = backend.get_state(VALUE)
     backend.set_current_key(1)
     state.update(1)
-    backend.snapshot(wait=False)
+    snapshot = backend.begin_snapshot()
     store.go_on.set()
     with pytest.raises(StorageError, match="the disk is full"):
-        for upload in backend.uploads():
-            upload.result()
+        snapshot.result()
     backend.set_current_key(2)
     state.update(2)
     with pytest.raises(StorageError, match="the disk is full"):
@@ -95,12 +92,12 @@ def test_what_could_not_be_uploaded_is_uploaded_with_the_next_snapshot(
     state = backend.get_state(VALUE)
     backend.set_current_key(1)
     state.update(1)
-    failed = backend.snapshot(wait=False)
+    failed = backend.begin_snapshot().settle()
     store.go_on.set()
-    assert all(upload.exception() is not None for upload in backend.uploads())
+    assert all(upload.exception() is not None for upload in failed.uploads)
     store.error = None
     again = backend.snapshot()
-    assert again.files() == failed.files()
+    assert again.files() == failed.snapshot.files()
     assert {info.key for info in store.list()} == again.files()
     assert backend.snapshot() == again
 
@@ -114,12 +111,11 @@ def test_a_snapshot_that_begins_before_an_upload_has_failed_fails_with_it(
     backend.get_state(VALUE)
     backend.set_current_key(1)
     backend.get_state(VALUE).update(1)
-    backend.snapshot(wait=False)
-    second = backend.snapshot(wait=False)
-    uploads = backend.uploads()
+    backend.begin_snapshot()
+    second = backend.begin_snapshot().settle()
     store.go_on.set()
-    assert second.files()
-    assert any(upload.exception() is not None for upload in uploads)
+    assert second.snapshot.files()
+    assert any(upload.exception() is not None for upload in second.uploads)
 
 
 def test_what_no_snapshot_names_any_more_is_not_uploaded_again(tmp_path: Path) -> None:

@@ -7,8 +7,6 @@ Mirrors Flink's ``KeyedProcessOperator``, ``KeyedCoProcessOperator``, ``Multiple
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from dataclasses import asdict
 from types import GeneratorType
 from typing import Any
 
@@ -153,8 +151,6 @@ class KeyedStateOperator(StreamOperator):
             self.backend = HeapKeyedStateBackend(**options)
         else:
             self.backend = ColumnarKeyedStateBackend(**options, phase=self._phase())
-        self._counted: dict[str, int] = {}
-        """The backend's statistics at the previous snapshot."""
         self._has_keys = restored is not None and bool(restored.tables)
         if restored is not None and restored.tables:
             # Restored timers may be due before the first record, and so the first key, arrives.
@@ -179,15 +175,8 @@ class KeyedStateOperator(StreamOperator):
     def _phase(self) -> int:
         return (self.context.checkpoint_id + self.context.subtask) % TURNS
 
-    def uploads(self) -> Sequence[Future[None]]:
-        return self.backend.uploads()
-
     def snapshot(self) -> OperatorSnapshot:
-        keyed = self.backend.snapshot(wait=False)
-        statistics = asdict(self.backend.statistics)
-        metrics = {name: value - self._counted.get(name, 0) for name, value in statistics.items()}
-        self._counted = {name: value for name, value in statistics.items() if name not in ("rows", "bytes")}
-        return OperatorSnapshot(keyed=keyed, metrics=metrics)
+        return OperatorSnapshot(keyed=self.backend.begin_snapshot())
 
 
 class KeyedOperator(KeyedStateOperator):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
@@ -26,7 +25,7 @@ from dagster_flinkpy.runtime.failure import UNKNOWN, USER_EXCEPTIONS, user_error
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.runtime_context import TaskRuntimeContext
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
-from dagster_flinkpy.state.handles import KeyedSnapshot
+from dagster_flinkpy.state.keyed_snapshot_future import KeyedSnapshotFuture
 
 __all__ = ["OperatorSnapshot", "StreamOperator", "called"]
 
@@ -45,7 +44,7 @@ def called(function: Callable[..., Any]) -> str:
 class OperatorSnapshot:
     """What an operator returns at the barrier."""
 
-    keyed: KeyedSnapshot | None = None
+    keyed: KeyedSnapshotFuture | None = None
     splits: tuple[SourceSplit, ...] = ()
     committables: list[dict[str, Any]] = field(default_factory=list)
     metrics: dict[str, int | float] = field(default_factory=dict)
@@ -100,13 +99,6 @@ class StreamOperator(ABC):
         for function in self.functions:
             if isinstance(function, Function):
                 self.call("close()", function.close)
-
-    def uploads(self) -> Sequence[Future[None]]:
-        """Returns what must be done before a snapshot is acknowledged; called after each one.
-
-        The futures raise a StorageError if a file could not be written.
-        """
-        return ()
 
     def runtime_context(self) -> RuntimeContext:
         """Returns the runtime context for functions."""

@@ -7,7 +7,6 @@ It never waits. The slot runs it a step at a time when it has input and room for
 from __future__ import annotations
 
 import json
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -19,10 +18,11 @@ from dagster_flinkpy.datastream.program.job_graph import JobVertex
 from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob
 from dagster_flinkpy.runtime.exchange.input_gate import InputGate
 from dagster_flinkpy.runtime.exchange.result_partition import ResultPartition
-from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS, error_to_json, outside_error
+from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
 from dagster_flinkpy.runtime.operators.source_operator import SourceOperator
 from dagster_flinkpy.runtime.operators.source_reader_operator import SourceReaderOperator
 from dagster_flinkpy.runtime.shuffle.wire import NO_EDGE, Kind
+from dagster_flinkpy.runtime.task.acknowledgement import Acknowledgement
 from dagster_flinkpy.runtime.task.outputs import RecordWriterOutput
 from dagster_flinkpy.runtime.task.stream_task import StreamTask
 
@@ -283,33 +283,27 @@ class PipelinedTask(StreamTask):
 
     # --- acknowledgements --------------------------------------------------------------------------------------------
 
-    def acknowledge(self, ack: dict[str, Any], uploads: Sequence[Future[None]]) -> None:
-        left, started = [upload for upload in uploads if not upload.done()], time.perf_counter_ns()
-        if not left:
-            self._acknowledge(ack, uploads, started)
+    def acknowledge(self, ack: Acknowledgement) -> None:
+        if not (left := ack.left):
+            self._acknowledge(ack)
             return
         missing = len(left)
 
-        def on_uploaded(_: Future[None]) -> None:
+        def on_done(_: Future[Any]) -> None:
             def note() -> None:
                 nonlocal missing
                 missing -= 1
                 if not missing:
-                    self._acknowledge(ack, uploads, started)
+                    self.acknowledge(ack)
 
             self._later(note)
 
-        for upload in left:
-            upload.add_done_callback(on_uploaded)
+        for each in left:
+            each.add_done_callback(on_done)
 
-    def _acknowledge(self, ack: dict[str, Any], uploads: Sequence[Future[None]], started: int) -> None:
-        for upload in uploads:
-            if (error := upload.exception()) is None:
-                continue
-            if not self.job.declines:
-                self._on_error(error)
-                return
-            ours = outside_error(error, f"subtask {self.index} of operator {ack['uid']!r}")
-            ack["declined"] = error_to_json(ours, ack["uid"], self.index).decode()
-        ack["state"].setdefault("metrics", {})["async_us"] = (time.perf_counter_ns() - started) // 1_000
-        self._rows_out.add(self.index, NO_EDGE, self.index, 0, Kind.ACK, json.dumps(ack).encode())
+    def _acknowledge(self, ack: Acknowledgement) -> None:
+        error = ack.error
+        if error is not None and not self.job.declines:
+            self._on_error(error)
+            return
+        self._rows_out.add(self.index, NO_EDGE, self.index, 0, Kind.ACK, ack.to_json(error))

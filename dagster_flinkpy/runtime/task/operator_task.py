@@ -33,6 +33,7 @@ from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 from dagster_flinkpy.runtime.shuffle.channel_selectors import upstream_subtasks
 from dagster_flinkpy.runtime.shuffle.record_writer import BUFFER_SIZE
 from dagster_flinkpy.runtime.shuffle.wire import Kind, decode_buffers, encode_batch
+from dagster_flinkpy.runtime.task.acknowledgement import Acknowledgement
 from dagster_flinkpy.runtime.task.barrier_handlers import (
     Abort,
     AddToChannelState,
@@ -60,6 +61,7 @@ from dagster_flinkpy.runtime.task.parent_task import ParentTask
 from dagster_flinkpy.runtime.task.selected_inputs import SelectedInputs, Waiting
 from dagster_flinkpy.runtime.task.static_first import StaticFirst
 from dagster_flinkpy.runtime.task.watermark_valve import BEFORE, WatermarkValve
+from dagster_flinkpy.state.keyed_snapshot_future import KeyedSnapshotFuture
 
 __all__ = ["Cancelled", "OperatorTask"]
 
@@ -83,8 +85,9 @@ class _Taken:
     channel_state: ChannelStateWriter
     marked_ms: dict[str, list[int]]
     """When sources sent the latency markers that end here, by source."""
+    keyed: KeyedSnapshotFuture | None
     uploads: Sequence[Future[None]]
-    """What must be done before it is acknowledged."""
+    """What else must be done before it is acknowledged."""
 
 
 class OperatorTask:
@@ -509,7 +512,6 @@ class OperatorTask:
         self._metrics.bytes_out = sum(o.writer.bytes_out for o in self.outputs if isinstance(o, RecordWriterOutput))
         state = SubtaskState(
             index=self._subtask,
-            keyed=taken.keyed,
             operator_state=operator_state,
             raw_keyed=raw_keyed,
             splits=tuple(s.to_json() for s in taken.splits),
@@ -533,8 +535,8 @@ class OperatorTask:
             payload = encode_batch(each.value.rest(each.read))
             channel_state.add(InFlightRow(self._edges[each.channel[0]], each.channel[1], Kind.BUFFER, payload))
         marked_ms = {} if self.outputs else self._metrics.latency.take_marked()
-        uploads = (*self.operator.uploads(), *self.context.state.uploads(state.operator_state_files()))
-        self._taken[checkpoint_id] = _Taken(state, digest, channel_state, marked_ms, uploads)
+        uploads = self.context.state.uploads(state.operator_state_files())
+        self._taken[checkpoint_id] = _Taken(state, digest, channel_state, marked_ms, taken.keyed, uploads)
         self.events.snapshot(checkpoint_id)
         for output in self.outputs:
             output.barrier(checkpoint_id, digest, checkpoint_id == self._last_aligned)
@@ -576,18 +578,15 @@ class OperatorTask:
         first = self._first_barrier.pop(checkpoint_id, now)
         times = {"barrier_ms": first} | ({"alignment_ms": now - first} if now > first else {})
         state = replace(state, metrics={**state.metrics, **times})
-        self._task.acknowledge(
-            {
-                "checkpoint_id": checkpoint_id,
-                "fencing_token": self._job.fencing_token,
-                "uid": self.vertex.uid,
-                "digest": taken.digest,
-                "consumed": self._consumed.pop(checkpoint_id, {}),
-                "marked_ms": taken.marked_ms,
-                "state": state.to_json(),
-            },
-            (*taken.uploads, *taken.channel_state.uploads),
-        )
+        fields = {
+            "checkpoint_id": checkpoint_id,
+            "fencing_token": self._job.fencing_token,
+            "digest": taken.digest,
+            "consumed": self._consumed.pop(checkpoint_id, {}),
+            "marked_ms": taken.marked_ms,
+        }
+        uploads = (*taken.uploads, *taken.channel_state.uploads)
+        self._task.acknowledge(Acknowledgement(self.vertex.uid, state, taken.keyed, uploads, fields))
 
 
 def _create_handler(channels: Iterable[Channel], edges: Mapping[int, JobEdge], job: EpochJob) -> BarrierHandler:

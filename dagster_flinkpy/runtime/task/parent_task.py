@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import Future
 from typing import Any, Protocol
 
 import pyarrow as pa
 
 from dagster_flinkpy.runtime.record_counts import TaskCount
+from dagster_flinkpy.runtime.task.acknowledgement import Acknowledgement
 from dagster_flinkpy.runtime.task.task_times import TaskTimes
 
 __all__ = ["ParentTask"]
@@ -33,8 +32,8 @@ class ParentTask(Protocol):
     def leave(self) -> None:
         """The operator that started last ends."""
 
-    def acknowledge(self, ack: dict[str, Any], uploads: Sequence[Future[None]]) -> None:
-        """Takes the acknowledgement of an operator's snapshot, which counts when the uploads are done."""
+    def acknowledge(self, ack: Acknowledgement) -> None:
+        """Takes the acknowledgement of an operator's snapshot, which is sent when its asynchronous part is done."""
 
     def send_event(self, message: dict[str, Any]) -> None:
         """Sends what an operator says to its coordinator."""

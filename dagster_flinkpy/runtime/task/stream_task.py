@@ -6,7 +6,6 @@ import os
 import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
@@ -20,6 +19,7 @@ from dagster_flinkpy.runtime.operators.source_operator import SourceOperator
 from dagster_flinkpy.runtime.record_counts import TaskCount
 from dagster_flinkpy.runtime.shuffle.record_writer import BufferPool, RecordWriter
 from dagster_flinkpy.runtime.shuffle.wire import NO_EDGE, SEQ_BITS, Kind, RowOutput, WireRow, encode_buffer
+from dagster_flinkpy.runtime.task.acknowledgement import Acknowledgement
 from dagster_flinkpy.runtime.task.breadcrumb import Breadcrumb, end_forked_process
 from dagster_flinkpy.runtime.task.chaining_output import ChainingOutput
 from dagster_flinkpy.runtime.task.latency import LatencyMarker, LatencyTimer
@@ -225,8 +225,8 @@ class StreamTask:
 
     # --- output ------------------------------------------------------------------------------------------------------
 
-    def acknowledge(self, ack: dict[str, Any], uploads: Sequence[Future[None]]) -> None:
-        """Takes an operator's acknowledgement, which counts when the uploads are done."""
+    def acknowledge(self, ack: Acknowledgement) -> None:
+        """Takes an operator's acknowledgement, which is sent when its asynchronous part is done."""
         raise NotImplementedError
 
     def send_event(self, message: dict[str, Any]) -> None:

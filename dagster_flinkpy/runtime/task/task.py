@@ -6,12 +6,8 @@ its channel, and gives Spark what the operators send.
 
 from __future__ import annotations
 
-import json
 import os
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
@@ -20,6 +16,7 @@ from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.failure import error_to_json
 from dagster_flinkpy.runtime.shuffle.channel_selectors import downstream_subtasks
 from dagster_flinkpy.runtime.shuffle.wire import NO_EDGE, Kind, TaskOutput, WireRow
+from dagster_flinkpy.runtime.task.acknowledgement import Acknowledgement
 from dagster_flinkpy.runtime.task.breadcrumb import end_forked_process
 from dagster_flinkpy.runtime.task.operator_task import Cancelled
 from dagster_flinkpy.runtime.task.stream_task import StreamTask
@@ -48,7 +45,7 @@ class StageTask(StreamTask):
         super().__init__(job, stage, index, self._output)
         self._may_fail = may_fail
         self._logs = UserLogs(lambda: (self.current, index, job.checkpoint_id)) if capture_logs else None
-        self._acks: list[tuple[dict[str, Any], Sequence[Future[None]]]] = []
+        self._acks: list[Acknowledgement] = []
         graph = job.graph
         self._here = {e.id for e in graph.edges if graph.stages[e.target] == stage and not graph.is_chained(e)}
 
@@ -100,8 +97,8 @@ class StageTask(StreamTask):
                 raise
             yield from self._cancel(rows, e)
         else:
-            for ack, _ in self._acks:
-                self._output.add(self.index, NO_EDGE, self.index, 0, Kind.ACK, json.dumps(ack).encode())
+            for ack in self._acks:
+                self._output.add(self.index, NO_EDGE, self.index, 0, Kind.ACK, ack.to_json())
         yield from self._drain()
 
     def _drain(self) -> Iterator[pa.RecordBatch]:
@@ -116,15 +113,12 @@ class StageTask(StreamTask):
             StorageError: A file could not be written.
         """
         self.close_functions()
-        for ack, uploads in self._acks:
-            started = time.perf_counter_ns()
-            for upload in uploads:
-                upload.result()
-            ack["state"].setdefault("metrics", {})["async_us"] = (time.perf_counter_ns() - started) // 1_000
+        for ack in self._acks:
+            ack.wait()
 
-    def acknowledge(self, ack: dict[str, Any], uploads: Sequence[Future[None]]) -> None:
+    def acknowledge(self, ack: Acknowledgement) -> None:
         """Takes an operator's acknowledgement, which is sent when the task is done."""
-        self._acks.append((ack, uploads))
+        self._acks.append(ack)
 
     def _cancel(self, rows: Iterable[WireRow], error: FlinkPyError | None) -> Iterator[pa.RecordBatch]:
         """Ends a failed epoch: aborts what was prepared, cancels later stages, and sends the error to the driver."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import os
 import struct
+import threading
 import time
 import uuid
 import zlib
@@ -26,7 +27,7 @@ from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.errors import StorageError
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state.files.run_file import clip_rows, read_run
-from dagster_flinkpy.state.files.transfers import write_aside
+from dagster_flinkpy.state.files.transfers import run_aside
 from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.state.layout import SortKeys
 from dagster_flinkpy.state.schema_evolution import evolve
@@ -191,6 +192,7 @@ class RunCache:
         self.misses = 0
         """Runs read from the store."""
         self._writing: Future[None] | None = None
+        self._lock = threading.Lock()
 
     def open(self, handle: RunHandle, store: ObjectStore) -> Run:
         """Returns the rows of a handle; reads them from the store if they are not in the cache.
@@ -257,8 +259,6 @@ class RunCache:
 
     def _keep(self, name: str, table: pa.Table) -> Rows:
         """Writes a copy. Large ones are written in the background, one at a time, so that few are held in memory."""
-        if self._writing is not None:
-            self._writing.result()
         batches = table.combine_chunks().to_batches()
         if len(batches) != 1:
             raise StorageError(
@@ -266,10 +266,13 @@ class RunCache:
                 "2 GiB"
             )
         rows = Rows(batches[0])
-        if rows.batch.nbytes < _WRITE_ASIDE:
-            rows.replace(self._write(name, rows.batch))
-        else:
-            self._writing = write_aside(lambda: rows.replace(self._write(name, rows.batch)))
+        with self._lock:  # the task may read one run while a snapshot writes another
+            if self._writing is not None:
+                self._writing.result()
+            if rows.batch.nbytes < _WRITE_ASIDE:
+                rows.replace(self._write(name, rows.batch))
+            else:
+                self._writing = run_aside("write", lambda: rows.replace(self._write(name, rows.batch)))
         return rows
 
     def _map(self, path: Path) -> pa.RecordBatch | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.typeinfo import type_from_json
 from dagster_flinkpy.errors import CorruptStateError
 from dagster_flinkpy.key_groups import KeyGroupRange
-from dagster_flinkpy.state.files.cache import Run, RunCache
+from dagster_flinkpy.state.files.cache import Run, RunCache, make_time_order
 from dagster_flinkpy.state.files.compaction import (
     SECTION_ROWS,
     Delta,
@@ -53,6 +54,14 @@ Openers = Sequence[tuple[KeyGroupRange, Callable[[], Run]]]
 
 
 @dataclass
+class WrittenRuns:
+    """Counts the runs written so far, including those of compaction."""
+
+    bytes: int = 0
+    rows: int = 0
+
+
+@dataclass
 class RunFiles:
     """Keeps the runs of a subtask, and counts what was written."""
 
@@ -71,10 +80,7 @@ class RunFiles:
     make_runs: Callable[[TableLayout, Sequence[RunHandle], RunFiles], Runs] = field(default_factory=lambda: Runs)
     """Creates the runs of a table."""
     _uploads: Uploads = field(default_factory=Uploads, init=False)
-    written_bytes: int = field(default=0, init=False)
-    """The number of bytes of all runs written so far, including those of compaction."""
-    written_rows: int = field(default=0, init=False)
-    """The number of rows of all runs written so far."""
+    written: WrittenRuns = field(default_factory=WrittenRuns, init=False)
 
     def write(self, layout: TableLayout, table: pa.Table, key_groups: KeyGroupRange) -> tuple[RunHandle, Run]:
         """Writes a sorted, non-empty table. A small one becomes part of the metadata, a large one a file.
@@ -90,8 +96,8 @@ class RunFiles:
             StorageError: The local cache could not be written.
         """
         data, handle = encode_run(layout, table, key_groups, self.written_by)
-        self.written_bytes += handle.bytes
-        self.written_rows += handle.rows
+        self.written.bytes += handle.bytes
+        self.written.rows += handle.rows
         if handle.bytes < self.inline_below:
             return inline(handle, data), Run.of(table, key_groups)
         self._uploads.submit(handle.path, lambda: upload_run(self.store, handle, data))
@@ -128,7 +134,7 @@ class Match:
 
 
 class Runs:
-    """The runs of a table, opened when they are first needed.
+    """The runs of a table, opened when they are first needed, and a delta that is still to be written.
 
     Args:
         layout: The layout of the table.
@@ -140,17 +146,24 @@ class Runs:
         self.layout = layout
         self._files = files
         self._runs: list[tuple[RunHandle, Run | None]] = [(handle, None) for handle in handles]
+        self._added: Run | None = None
 
     def __len__(self) -> int:
-        return len(self._runs)
+        return len(self._runs) + (self._added is not None)
 
     @property
     def handles(self) -> tuple[RunHandle, ...]:
-        """The handles of the runs, oldest first."""
+        """The handles of the runs that are written, oldest first."""
         return tuple(handle for handle, _ in self._runs)
 
+    def beside(self, files: RunFiles) -> Runs:
+        """Returns the same runs, which another thread may settle."""
+        runs = copy.copy(self)
+        runs._files, runs._runs = files, [*self._runs]
+        return runs
+
     def newest_first(self) -> Iterator[Run]:
-        """Opens and yields the runs.
+        """Opens and yields the runs that are written.
 
         Raises:
             CorruptStateError: A run is missing, damaged, or of another table.
@@ -171,14 +184,18 @@ class Runs:
         Raises:
             CorruptStateError: A run is missing, damaged, or of another table.
         """
-        order = self._files.cache.time_order
-        return [
+        order, added = self._files.cache.time_order, self._added
+        if added is not None and added.time_order is None:
+            added.time_order = make_time_order(added)
+        newest = [] if added is None or added.time_order is None else [TimedRun(added, added.time_order, MIN_TIME)]
+        return newest + [
             TimedRun(run, order(handle, run), MIN_TIME if handle.fired_before is None else handle.fired_before)
             for handle, run in zip(reversed(self.handles), self.newest_first(), strict=True)
         ]
 
     def fired(self, before: int) -> None:
         """Records that all timers of all runs before a time, in milliseconds, have fired or were deleted."""
+        self._settle_rest()
         if before > MIN_TIME:
             self._runs = [(handle.fired(before), run) for handle, run in self._runs]
 
@@ -192,7 +209,29 @@ class Runs:
 
     def _openers(self) -> Openers:
         """Returns what opens each run, newest first."""
-        return [(handle.key_groups, partial(self._open, i)) for i, handle in [*enumerate(self.handles)][::-1]]
+        newest = () if self._added is None else (self._added,)
+        written = [(handle.key_groups, partial(self._open, i)) for i, handle in [*enumerate(self.handles)][::-1]]
+        return [*openers_of(newest), *written]
+
+    def add(self, delta: pa.Table | None) -> None:
+        """Adds a delta, which is found at once, and which :meth:`settle` writes.
+
+        Args:
+            delta: As for :meth:`append`.
+        """
+        self._settle_rest()
+        if delta is not None:
+            self._added = Run.of(sorted_rows(self.layout, delta), self._files.key_groups)
+
+    def settle(self) -> None:
+        """Writes what was added, merged with older runs where there are too many."""
+        added, self._added = self._added, None
+        self.append(None if added is None else added.table())
+
+    def _settle_rest(self) -> None:
+        """Writes what was added to a snapshot that could not write it."""
+        if self._added is not None:
+            self.settle()
 
     def append(self, delta: pa.Table | None) -> None:
         """Adds a delta as the newest run, merged with older ones where there are too many.

@@ -6,10 +6,13 @@ import os
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
+from typing import TypeVar
 
 from dagster_flinkpy.storage import ObjectStore
 
-__all__ = ["Uploads", "fetch", "write_aside"]
+__all__ = ["Uploads", "fetch", "run_aside"]
+
+T = TypeVar("T")
 
 PART_BYTES = 8 << 20
 """The size of one request in bytes. A larger range is read by several concurrent requests."""
@@ -43,9 +46,14 @@ def fetch(store: ObjectStore, path: str, start: int, length: int) -> bytes | byt
     return data if size == length else data[:size]
 
 
-def write_aside(write: Callable[[], None]) -> Future[None]:
-    """Runs a write to the local disk in a thread, and returns a future to wait for."""
-    return _threads("write", os.getpid()).submit(write)
+def run_aside(purpose: str, work: Callable[[], T]) -> Future[T]:
+    """Runs some work in a thread, and returns a future to wait for.
+
+    Args:
+        purpose: Names the threads. Work may only wait for work with another purpose.
+        work: What to do.
+    """
+    return _threads(purpose, os.getpid()).submit(work)
 
 
 class _Upload:
@@ -58,7 +66,7 @@ class _Upload:
         self.begin()
 
     def begin(self) -> None:
-        self.future = _threads("upload", os.getpid()).submit(self._run)
+        self.future = run_aside("upload", self._run)
 
     def _run(self) -> None:
         assert self._write is not None

@@ -1,0 +1,116 @@
+"""A snapshot of keyed state that is written beside the records that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from dagster_flinkpy.key_groups import KeyGroupRange
+from dagster_flinkpy.state.files.runs import Runs
+from dagster_flinkpy.state.handles import KeyedSnapshot, TableSnapshot
+
+__all__ = ["KeyedSnapshotFuture", "StoredSnapshot", "TableId", "WrittenSnapshot", "write_snapshot"]
+
+TableId = tuple[bool, str]
+"""Whether the table holds timers, and its name."""
+
+
+@dataclass(frozen=True)
+class WrittenSnapshot:
+    """What a snapshot has written."""
+
+    snapshot: KeyedSnapshot
+    runs: Mapping[TableId, Runs]
+    """The runs with which the backend goes on."""
+
+
+@dataclass(frozen=True)
+class StoredSnapshot:
+    """What a task says of a snapshot."""
+
+    snapshot: KeyedSnapshot
+    metrics: dict[str, int]
+    """The size of the state, and what the backend has done since the previous snapshot."""
+    uploads: Sequence[Future[None]]
+    """What must be done so that everything that the snapshot describes is in the store."""
+
+
+def write_snapshot(
+    key_groups: KeyGroupRange,
+    others: Mapping[TableId, TableSnapshot],
+    runs: Mapping[TableId, Runs],
+    cleaned: Collection[TableId],
+) -> WrittenSnapshot:
+    """Writes what was added to runs.
+
+    Args:
+        key_groups: The key groups of the snapshot.
+        others: Its other tables.
+        runs: The runs by table, which are changed.
+        cleaned: The tables of which what has expired is dropped.
+
+    Raises:
+        StorageError: A run could not be read, or the local cache could not be written.
+    """
+    tables = {**others}
+    for identity, each in runs.items():
+        each.settle()
+        if identity in cleaned:
+            each.drop_expired()
+        each.save()
+        tables[identity] = each.layout.snapshot(each.handles)
+    return WrittenSnapshot(KeyedSnapshot(key_groups, tuple(tables[identity] for identity in sorted(tables))), runs)
+
+
+class KeyedSnapshotFuture:
+    """The asynchronous part of a snapshot (Flink: the ``RunnableFuture`` of ``SnapshotStrategyRunner``).
+
+    The thread of the backend uses it.
+
+    Args:
+        written: Writes the runs in another thread.
+        take_over: Lets the backend go on with what was written; called once.
+    """
+
+    def __init__(
+        self, written: Future[WrittenSnapshot], take_over: Callable[[WrittenSnapshot], StoredSnapshot]
+    ) -> None:
+        self._written, self._take_over = written, take_over
+        self._stored: StoredSnapshot | None = None
+
+    @property
+    def waits_for(self) -> Sequence[Future[WrittenSnapshot] | Future[None]]:
+        """What must be done before the snapshot counts: first the runs are written, and then uploaded.
+
+        The futures raise a StorageError if a file could not be written.
+        """
+        if not self._written.done() or self.has_failed:
+            return (self._written,)
+        return self.settle().uploads
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the runs could not be written. Waits until that is known."""
+        return self._written.exception() is not None
+
+    def settle(self) -> StoredSnapshot:
+        """Waits until the runs are written, and lets the backend go on with them.
+
+        Raises:
+            StorageError: They could not be written.
+        """
+        if self._stored is None:
+            self._stored = self._take_over(self._written.result())
+        return self._stored
+
+    def result(self) -> KeyedSnapshot:
+        """Waits until everything is in the store, and returns the snapshot.
+
+        Raises:
+            StorageError: A file could not be written.
+        """
+        stored = self.settle()
+        for upload in stored.uploads:
+            upload.result()
+        return stored.snapshot
