@@ -5,6 +5,7 @@ Only the program can commit to sinks. So no operation touches a checkpoint that 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from dagster_flinkpy.checkpoint.attempt import Attempt
@@ -35,6 +36,7 @@ __all__ = [
     "stop_with_savepoint",
     "trigger_savepoint",
     "without_committables",
+    "without_committed",
 ]
 
 
@@ -46,6 +48,21 @@ def without_committables(metadata: CheckpointMetadata) -> CheckpointMetadata:
             replace(o, subtasks=tuple(replace(s, committables=()) for s in o.subtasks)) for o in metadata.operators
         ),
     )
+
+
+def without_committed(metadata: CheckpointMetadata, uids: Collection[str], committed: int | None) -> CheckpointMetadata:
+    """Returns a checkpoint without what sinks had to commit that a program no longer has, if it is committed.
+
+    Args:
+        metadata: The checkpoint.
+        uids: Uids of the operators of the program.
+        committed: The checkpoint up to which all sinks are known to have committed.
+    """
+    if committed is None or committed < metadata.checkpoint_id:
+        return metadata
+    without = {operator.uid: operator for operator in without_committables(metadata).operators}
+    operators = (operator if operator.uid in uids else without[operator.uid] for operator in metadata.operators)
+    return replace(metadata, operators=tuple(operators))
 
 
 def trigger_savepoint(

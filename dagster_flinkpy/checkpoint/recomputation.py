@@ -288,12 +288,7 @@ def without_state(metadata: CheckpointMetadata, graph: JobGraph, recomputation: 
     new = dict.fromkeys(recomputation.sinks, replaced)
     to_replace = {**(ReplacedRows.of(metadata, TO_REPLACE) or {}), **new}
     properties = {**metadata.properties, TO_REPLACE: {uid: each.to_json() for uid, each in to_replace.items()}}
-    # What they had to commit is committed, so nothing is lost of a sink that the program no longer has.
-    kept = (
-        replace(operator, subtasks=tuple(replace(subtask, committables=()) for subtask in operator.subtasks))
-        for operator in metadata.operators
-        if operator.uid not in recomputation.uids
-    )
+    kept = (operator for operator in metadata.operators if operator.uid not in recomputation.uids)
     return replace(metadata, operators=(*kept, *empty), properties=properties, end_of_input=False)
 
 

@@ -282,6 +282,9 @@ def _left_behind(
             problem = "the job's operator with this uid keeps no state. Give the new operator another uid"
         if not is_lost(operator, stateful):
             continue
+        prepared = replace(operator, subtasks=tuple(replace(s, committables=()) for s in operator.subtasks))
+        if not is_lost(prepared, stateful):
+            problem += ", and it is not known to be committed: a run of the program that has it does that"
         if not may_stay_behind(allowed, operator.uid):
             raise RestoreError(
                 f"{what} has state for operator {operator.uid!r}, but {problem}, or set allow_non_restored_state to "

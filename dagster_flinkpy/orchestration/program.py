@@ -300,10 +300,18 @@ def forecast(
     """Returns what would happen if a job started on a checkpoint or savepoint, like `plan_restore`."""
     from dagster_flinkpy.checkpoint.evolution import evolution_since
     from dagster_flinkpy.checkpoint.kept_parallelism import settle_parallelism
+    from dagster_flinkpy.checkpoint.metadata import CheckpointKind
+    from dagster_flinkpy.checkpoint.offline import without_committed
     from dagster_flinkpy.checkpoint.recomputation import recomputation_of, without_state
     from dagster_flinkpy.checkpoint.restore import assign, restore_targets
+    from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
     from dagster_flinkpy.runtime.restore_trial import try_operators
 
+    if stored.metadata.kind is CheckpointKind.CHECKPOINT and (
+        leader := CompletedCheckpointStore(stored.files.open()).leader()
+    ):
+        uids = {v.uid for v in graph.vertices}
+        stored = replace(stored, metadata=without_committed(stored.metadata, uids, leader.committed))
     evolution = evolution_since(stored.metadata, graph, allow_non_restored_state=allow_non_restored_state)
     built: Recomputation | None = None
     try:

@@ -12,7 +12,7 @@ from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.evolution import evolution_since
 from dagster_flinkpy.checkpoint.kept_parallelism import PARALLELISM, settle_parallelism
 from dagster_flinkpy.checkpoint.metadata import COMMITS, METADATA_NAME, CheckpointKind, CheckpointMetadata
-from dagster_flinkpy.checkpoint.offline import without_committables
+from dagster_flinkpy.checkpoint.offline import without_committables, without_committed
 from dagster_flinkpy.checkpoint.recomputation import Recomputation, without_state
 from dagster_flinkpy.checkpoint.restore import RestorePlan, assign, restore_targets
 from dagster_flinkpy.checkpoint.savepoints.dispose import dispose_savepoint
@@ -120,7 +120,8 @@ class Restore:
                 self.progress(f"starting from empty state; the state of checkpoint {latest} is not restored")
             return None
         if self.path is None:
-            return attempt.latest
+            uids = {v.uid for v in graph.vertices}
+            return attempt.latest and without_committed(attempt.latest, uids, attempt.committed)
         prefix = store.store.url
         if not self.path.strip():
             raise RestoreError(

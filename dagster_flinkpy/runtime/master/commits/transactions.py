@@ -72,10 +72,12 @@ class Transactions:
         if latest is not None and self._restore.path is None and not self._restore.start_empty:
             self._check_kept(latest)
         if latest is not None and self._attempt.committed != latest.checkpoint_id:
-            prepared = sum(len(s.committables) for o in latest.operators for s in o.subtasks)
+            prepared = {o.uid: n for o in latest.operators if (n := sum(len(s.committables) for s in o.subtasks))}
+            own = {uid: number for uid, number in prepared.items() if uid in self.committers.uids}
             try:
-                committed = prepared - commit(latest)
-                self._attempt.committed = latest.checkpoint_id
+                committed = sum(own.values()) - commit(latest)
+                if own == prepared:  # the program may no longer have a sink
+                    self._attempt.committed = latest.checkpoint_id
             except (CommitRefusedError, CommittableLostError) as e:
                 if self._restore.path is None:
                     raise
