@@ -36,20 +36,27 @@ NAMES = (
     "sinks",
     "dagster",
 )
+LONG = ("large_state",)
+"""What takes so long that it runs only if it is named."""
 PEERS = ("spark", "pyflink", "flinksql", "bytewax", "quix")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"benchmarks to run: {', '.join(NAMES)}; default: all")
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"benchmarks to run: {', '.join(NAMES + LONG)}; default: all but {', '.join(LONG)}",
+    )
     parser.add_argument("--peer", nargs="*", choices=PEERS, default=(), help="also run these other engines")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the lines to this file")
     parser.add_argument("--profile", action="store_true", help="instead print where CPU time goes, by stage (state)")
     arguments, _ = parser.parse_known_args()
     names = arguments.names or NAMES
-    unknown = sorted(set(names) - set(NAMES))
+    unknown = sorted(set(names) - {*NAMES, *LONG})
     if unknown:
-        parser.error(f"unknown benchmark {', '.join(unknown)}; the benchmarks are {', '.join(NAMES)}")
+        parser.error(f"unknown benchmark {', '.join(unknown)}; the benchmarks are {', '.join(NAMES + LONG)}")
     # A benchmark's own options are known if it is the only one.
     options: dict[str, Any] = {}
     if len(names) == 1 and hasattr(module := import_module(f"benchmarks.{names[0]}"), "add_options"):

@@ -16,8 +16,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -158,8 +158,12 @@ class Epoch:
     """What an epoch took."""
 
     seconds: float
+    cpu_seconds: float
+    """Of all processes."""
     worker_anonymous: int
     """Peak bytes of the Python worker that needed most, without pages of files."""
+    read: int
+    """Bytes that the Python workers have read from files, but for those that are mapped."""
     stored: int
     """Bytes of state in the checkpoint."""
     local: int
@@ -193,32 +197,9 @@ class Runner:
         shutil.rmtree(storage)
         return Run(seconds, max(peaks["worker"]), max(peaks["java"]), max(peaks["driver"]))
 
-    def run_epochs(self, form: str, epochs: Iterable[tuple[int, int, int]], files: Path) -> list[Epoch]:
-        """Runs a job epoch by epoch, each with a file of its own.
-
-        Args:
-            form: The job.
-            epochs: For each, the first key, the number of keys, and the number of keys that are skipped after each.
-            files: A new folder for the input.
-        """
-        storage = self._folder / f"job-{next(self._number)}"
-        cache = storage / "cache"
-        config = JobConfig("growth", StorageLocation(str(storage)), self._settings, cache_dir=str(cache))
-        files.mkdir()
-        found = []
-        for number, (first, keys, step) in enumerate(epochs):
-            spread = (first + np.arange(keys) * step) * _SPREAD % (1 << 40)
-            pq.write_table(pa.table({"key": spread, "value": spread % _VALUES}), files / f"{number:03}.parquet")
-            program = _program(form, files, PARALLELISM, bounded=False)
-            with _anonymous_memory() as peaks, JobAttempt(program, config, owner="benchmark") as attempt:
-                start = time.perf_counter()
-                *_, last = attempt.run_epochs()
-                seconds = time.perf_counter() - start
-            local = sum(path.stat().st_size for path in cache.rglob("*.arrow"))
-            found.append(Epoch(seconds, max(peaks), last.metadata.state_bytes, local))
-        shutil.rmtree(storage)
-        shutil.rmtree(files)
-        return found
+    def growing(self, form: str) -> Growing:
+        """Returns a job that reads one file after the other."""
+        return Growing(form, self._folder / f"job-{next(self._number)}", self._settings)
 
     def compare(self, sides: Mapping[Any, tuple[Any, ...]], rounds: int) -> dict[Any, list[Run]]:
         """Runs some sides in turn, once more than is counted."""
@@ -229,6 +210,44 @@ class Runner:
                 if number:
                     found[name].append(run)
         return found
+
+
+class Growing:
+    """A job that is run again and again, each time with a file of its own.
+
+    Args:
+        form: The job.
+        folder: A new folder for files, checkpoints and local copies.
+        settings: Which Spark to use.
+    """
+
+    def __init__(self, form: str, folder: Path, settings: SparkSettings) -> None:
+        self._form, self._folder, self._number = form, folder, itertools.count()
+        self.cache = folder / "cache"
+        """The folder of the local copies."""
+        store = StorageLocation(str(folder / "checkpoints"))
+        self._config = JobConfig("growth", store, settings, cache_dir=str(self.cache))
+        self._files = folder / "files"
+        self._files.mkdir(parents=True)
+
+    def run(self, numbers: Any, parallelism: int = PARALLELISM) -> Epoch:
+        """Runs the job with an event for each number. Keys are spread over 40 bits."""
+        spread = numbers * _SPREAD % (1 << 40)
+        pq.write_table(
+            pa.table({"key": spread, "value": spread % _VALUES}), self._files / f"{next(self._number):03}.parquet"
+        )
+        program = _program(self._form, self._files, parallelism, bounded=False)
+        cpu, read = _cpu_seconds(), _read_bytes()
+        with _anonymous_memory() as peaks, JobAttempt(program, self._config, owner="benchmark") as attempt:
+            start = time.perf_counter()
+            *_, last = attempt.run_epochs()
+            seconds = time.perf_counter() - start
+        local = sum(path.stat().st_size for path in self.cache.rglob("*.arrow"))
+        return Epoch(seconds, _cpu_seconds() - cpu, max(peaks), _read_bytes() - read, last.metadata.state_bytes, local)
+
+    def close(self) -> None:
+        """Deletes all that there is of the job."""
+        shutil.rmtree(self._folder)
 
 
 def _program(form: str, source: Path, parallelism: int, *, bounded: bool = True) -> JobGraph:
@@ -261,6 +280,19 @@ def _anonymous_memory() -> Iterator[list[int]]:
     finally:
         over.set()
         watcher.join()
+
+
+def _cpu_seconds() -> float:
+    """Returns the CPU time of this process and those below it."""
+    found = 0.0
+    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess):
+            found += sum(process.cpu_times()[:4])  # with that of processes that have ended
+    return found
+
+
+def _read_bytes() -> int:
+    return sum(each.io_counters().read_chars for each in _processes() if _kind(each) == "worker")
 
 
 def _kind(process: psutil.Process) -> str:
@@ -438,13 +470,14 @@ def _subtasks(at: Runner, folder: Path, events: int, rounds: int) -> Lines:
     return lines
 
 
-def _state(at: Runner, folder: Path, keys: int) -> Lines:
+def _state(at: Runner, keys: int) -> Lines:
     """Memory and time by the size of the state: keys that are new in each epoch, then updates of a few at random."""
     part, few = keys // 8, keys // 40
-    epochs = at.run_epochs(
-        "sum", [*((part * i, part, 1) for i in range(8)), *((i, few, 40) for i in range(4))], folder / "state"
-    )
-    new, updates = epochs[:8], epochs[8:]
+    job = at.growing("sum")
+    new = [job.run(part * i + np.arange(part)) for i in range(8)]
+    updates = [job.run(i + np.arange(few) * 40) for i in range(4)]
+    job.close()
+    epochs = [*new, *updates]
     settings = {
         "keys": keys,
         "parallelism": PARALLELISM,
@@ -506,7 +539,7 @@ def run(peers: tuple[str, ...] = (), *, sizes: Sequence[int] = SIZES, rounds: in
                 lambda: _subtasks(at, folder, middle, rounds),
                 lambda: _values(at, folder, middle),
                 lambda: _keys(at, folder, largest // 2),
-                lambda: _state(at, folder, middle),
+                lambda: _state(at, middle),
             )
             lines: Lines = []
             for part in parts:
