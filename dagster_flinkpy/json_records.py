@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import gc
 import json
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields
@@ -45,6 +46,8 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_LONG)]
 Id = Annotated[int, msgspec.Meta(ge=1, le=MAX_LONG)]
 """The number of a checkpoint or of an attempt."""
 Millis = Annotated[int, msgspec.Meta(ge=0, le=MAX_TIMESTAMP_MS)]
+
+_preparing = threading.Lock()
 
 
 def load_object(data: bytes | str) -> dict[str, Json]:
@@ -90,6 +93,7 @@ class JsonRecord:
     _omits_defaults: ClassVar[bool] = False
     _error: ClassVar[type[Exception] | None] = None
     _form: ClassVar[_Form | None] = None
+    _prepared: ClassVar[bool] = False
 
     def __init_subclass__(cls, *, omit_defaults: bool = False, error: type[Exception] | None = None) -> None:
         """Declares a record.
@@ -98,7 +102,7 @@ class JsonRecord:
             omit_defaults: Whether fields with their default value are not stored. Default: False.
             error: What :meth:`from_json` raises. Default: ``ValueError``.
         """
-        cls._form = None
+        cls._form, cls._prepared = None, False
         cls._omits_defaults, cls._error = cls._omits_defaults or omit_defaults, error or cls._error
 
     def to_json(self) -> dict[str, Json]:
@@ -121,6 +125,8 @@ class JsonRecord:
         Raises:
             ValueError: It is something else, or whatever the class raises instead. The message names the field.
         """
+        if not cls._prepared:
+            _prepare(cls)
         try:
             record = msgspec.convert(data, cls)
         except ValueError as error:
@@ -129,6 +135,17 @@ class JsonRecord:
             raise cls._error(f"not a stored {cls.__name__}: {error}") from error
         _keep_unknown(record, data, cls._form or _form_of(cls))
         return record
+
+
+def _prepare(cls: type[JsonRecord]) -> None:
+    """Has msgspec look at the fields of a class.
+
+    It does so when it first reads a record. While one thread does, another one finds half of them, and the process
+    crashes (msgspec 0.22).
+    """
+    with _preparing:
+        msgspec.json.Decoder(cls)
+        cls._prepared = True
 
 
 @dataclass(frozen=True)

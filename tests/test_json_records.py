@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import subprocess
+import sys
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -143,3 +145,45 @@ def test_records_are_pickled() -> None:
 def test_what_is_not_a_json_object(data: bytes) -> None:
     with pytest.raises(ValueError):
         load_object(data)
+
+
+FIRST_READS = """
+import sys, threading
+from dataclasses import dataclass
+from dagster_flinkpy.json_records import JsonRecord, Json
+
+def read_at_once():
+    @dataclass(frozen=True)
+    class Inner(JsonRecord):
+        a: int
+        b: str | None = None
+
+    @dataclass(frozen=True)
+    class Outer(JsonRecord):
+        one: int
+        inner: Inner
+        more: tuple[Inner, ...] = ()
+        other: Json = None
+
+    def work(number):
+        met.wait()
+        inner = Outer.from_json({"one": 1, "inner": data, "more": [data]}).more[0] if number % 2 else Inner.from_json(data)
+        found.append(inner)
+
+    data, met, found = {"a": 2, "b": "z"}, threading.Barrier(6), []
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [Inner(2, "z")] * 6, found
+
+sys.setswitchinterval(1e-6)
+for _ in range(100):
+    read_at_once()
+"""
+
+
+def test_threads_may_read_a_record_for_the_first_time_at_once() -> None:
+    """Without the lock, the process crashes."""
+    subprocess.run([sys.executable, "-c", FIRST_READS], check=True)
