@@ -167,8 +167,8 @@ def read_at_once():
 
     def work(number):
         met.wait()
-        inner = Outer.from_json({"one": 1, "inner": data, "more": [data]}).more[0] if number % 2 else Inner.from_json(data)
-        found.append(inner)
+        outer = {"one": 1, "inner": data, "more": [data]}
+        found.append(Outer.from_json(outer).more[0] if number % 2 else Inner.from_json(data))
 
     data, met, found = {"a": 2, "b": "z"}, threading.Barrier(6), []
     threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
