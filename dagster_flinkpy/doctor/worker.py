@@ -11,6 +11,7 @@ import socketserver
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,19 +55,24 @@ class Errand:
             "packages": {name: version_of(name) for name in PACKAGES},
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
             "free_bytes": shutil.disk_usage(tempfile.gettempdir()).free,
-            "store": self._read(),
         }
-        return report | self._meet()
+        return report | self._use_store() | self._meet()
 
-    def _read(self) -> str:
-        """Returns what is wrong with the store here, or nothing."""
+    def _use_store(self) -> dict[str, Any]:
+        """Reads what the driver has written, and writes as much. Returns what is wrong, or nothing, and its time."""
         if self.storage is None:
-            return ""
+            return {"store": ""}
+        own, start = f"{self.key}-{uuid.uuid4().hex}", time.monotonic()
         try:
-            data, _ = self.storage.open().get(self.key)
+            store = self.storage.open()
+            data, _ = store.get(self.key)
+            if data.decode() != self.token:
+                return {"store": "it has another object under the same key"}
+            store.put(own, data)
+            store.delete(own)
         except Exception as error:
-            return f"{type(error).__name__}: {error}"
-        return "" if data.decode() == self.token else "it has another object under the same key"
+            return {"store": f"{type(error).__name__}: {error}"}
+        return {"store": "", "store_ms": (time.monotonic() - start) * 1000}
 
     def _meet(self) -> dict[str, Any]:
         """Calls the driver, and then the tasks that have called it at the same time."""

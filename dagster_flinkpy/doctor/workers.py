@@ -47,7 +47,7 @@ def look_at_workers(session: Any, host: str, storage: StorageLocation | None) ->
     yield _workers(reports, meeting.skews)
     yield _network(reports)
     if storage is not None:
-        yield _store(reports)
+        yield _store(reports, storage)
 
 
 def minor(version: str) -> str:
@@ -108,13 +108,18 @@ def _network(reports: list[dict[str, Any]]) -> Finding:
     return Finding("network", verdict, detail, advice)
 
 
-def _store(reports: list[dict[str, Any]]) -> Finding:
+def _store(reports: list[dict[str, Any]], storage: StorageLocation) -> Finding:
     what = "store of workers"
     wrong = {f"{report['host']}: {report['store']}" for report in reports if report["store"]}
     if not wrong:
-        return Finding(what, Verdict.FINE, "workers read what the driver has written")
+        way = "over their network"
+        if storage.local_path is not None:
+            way = f"in the directory {storage.path_on_workers or storage.local_path}, which they have mounted"
+        took = max(report["store_ms"] for report in reports)
+        detail = f"workers read and write {storage.url} {way}; a read, a write and a deletion took {took:.0f} ms"
+        return Finding(what, Verdict.FINE, detail)
     advice = (
         "Give workers a network to the store, and credentials of their own or keys in the resource. A local directory "
-        "must be on a file system that all of them share."
+        "must be on a file system that all of them share; path_on_workers is for another path there."
     )
-    return Finding(what, Verdict.BROKEN, f"workers do not read it: {'; '.join(sorted(wrong))}", advice)
+    return Finding(what, Verdict.BROKEN, f"workers cannot use {storage.url}: {'; '.join(sorted(wrong))}", advice)

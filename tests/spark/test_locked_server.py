@@ -99,6 +99,7 @@ def test_the_doctor_sees_it(locked: tuple[SparkSettings, StorageLocation]) -> No
         found = {each.what: each for each in look_at_workers(session, _own_address(), storage)}
         blind = {each.what: each for each in look_at_workers(session, _own_address(), StorageLocation(storage.url))}
     assert found["store of workers"].verdict is Verdict.FINE
+    assert f"in the directory {storage.path_on_workers}, which they have mounted" in found["store of workers"].detail
     assert found["network"].verdict is Verdict.WARNING
     assert "workers do not reach the driver" in found["network"].detail
     assert blind["store of workers"].verdict is Verdict.BROKEN

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pyarrow as pa
@@ -46,7 +46,6 @@ class _PostgresCommitter(CheckpointCommitter):
     """What all committers of the sink have in common."""
 
     _client_errors = (psycopg.Error,)
-    _advice: ClassVar[str] = ". Check that the server runs, and conninfo, user and password."
 
     def __init__(self, sink: PostgresSink, context: CommitterInitContext, session: Session, staged: Staged) -> None:
         super().__init__(context, staged, f"table {sink.uri()}")

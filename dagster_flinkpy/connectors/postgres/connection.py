@@ -14,6 +14,11 @@ from dagster_flinkpy.errors import SourceReadError
 __all__ = ["connect", "listed", "reading", "row_of", "table_of", "value_of"]
 
 _CONNECT_SECONDS = 10
+_ADVICE = "Check that the server runs, and conninfo, user and password."
+_PEER = (  # as PostgreSQL comes from Debian
+    "Through its socket this server lets in only the user of the system who has the name of the role. Give conninfo a "
+    "host, such as 127.0.0.1, and a password."
+)
 
 
 def connect(conninfo: str, name: str) -> psycopg.Connection[Any]:
@@ -22,12 +27,18 @@ def connect(conninfo: str, name: str) -> psycopg.Connection[Any]:
     Args:
         conninfo: How to connect, as libpq knows it.
         name: The name of the application, which ``pg_stat_activity`` shows.
+
+    Raises:
+        OperationalError: The server does not let this process in; the message says what to look at.
     """
     defaults = {"connect_timeout": str(_CONNECT_SECONDS), "application_name": name[:63]}
     given = {key: str(value) for key, value in psycopg.conninfo.conninfo_to_dict(conninfo).items()}
-    return psycopg.connect(
-        psycopg.conninfo.make_conninfo("", **{**defaults, **given, "client_encoding": "utf8"}), autocommit=True
-    )
+    whole = psycopg.conninfo.make_conninfo("", **{**defaults, **given, "client_encoding": "utf8"})
+    try:
+        return psycopg.connect(whole, autocommit=True)
+    except psycopg.OperationalError as error:
+        advice = _PEER if "Peer authentication" in str(error) else _ADVICE
+        raise psycopg.OperationalError(f"{str(error).strip()}. {advice}") from error
 
 
 def row_of(connection: psycopg.Connection[Any], statement: Any, *values: object) -> Any:

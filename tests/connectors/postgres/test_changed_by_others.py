@@ -6,7 +6,6 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import psycopg
 import pytest
@@ -265,7 +264,7 @@ def test_a_server_that_was_restored_from_a_backup(tmp_path: Path) -> None:
         database.create()
         source, enumerator = running(database)
         before = enumerator.snapshot_state()
-        data = Path(parse_qs(urlsplit(conninfo).query)["host"][0])
+        data = servers.data_of_postgres(conninfo)
         servers.stop_postgres(conninfo)
         subprocess.run(["cp", "-a", str(data), f"{data}.backup"], check=True)
         servers.start_postgres(conninfo)

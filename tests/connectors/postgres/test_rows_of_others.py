@@ -145,10 +145,12 @@ def test_another_order_is_refused(database: Database, kind: str) -> None:
 def test_rows_that_a_policy_hides_are_an_error(database: Database) -> None:
     _, enumerator = running(database)
     role = f"{database.schema}_reader"
-    database.sql(f"CREATE ROLE {role} LOGIN; GRANT USAGE ON SCHEMA {{}} TO {role}; GRANT SELECT ON {{}}.t TO {role}")
+    database.sql(
+        f"CREATE ROLE {role} LOGIN PASSWORD 's'; GRANT USAGE ON SCHEMA {{}} TO {role}; GRANT SELECT ON {{}}.t TO {role}"
+    )
     try:
         reader = source_of(database)
-        reader.conninfo = f"{database.conninfo}&user={role}" if "?" in database.conninfo else database.conninfo
+        reader.conninfo = f"{database.conninfo}&user={role}&password=s"
         add(database, 1)
         assert take(reader, restored(reader, enumerator)) == [6]
         database.sql("ALTER TABLE {}.t ENABLE ROW LEVEL SECURITY")

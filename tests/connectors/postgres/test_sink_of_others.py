@@ -6,14 +6,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from dagster_flinkpy.common import Types
+from dagster_flinkpy.connectors import PostgresSink, PostgresSource
 from dagster_flinkpy.connectors.postgres.columns import Column
 from dagster_flinkpy.connectors.postgres.sql_types import sql_type
 from dagster_flinkpy.connectors.postgres.target import _keeps
-from dagster_flinkpy.errors import CommitRefusedError, CommittableLostError, ConfigurationError
+from dagster_flinkpy.errors import (
+    CommitRefusedError,
+    CommittableLostError,
+    ConfigurationError,
+    SourceReadError,
+    StorageError,
+)
 from dagster_flinkpy.runtime.master.commits.commit_retries import commit_requests
+from tests import servers
 from tests.connectors.postgres.sinks import (
     CONTEXT,
     ROW,
@@ -23,6 +32,7 @@ from tests.connectors.postgres.sinks import (
     numbers,
     stage,
 )
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -294,3 +304,32 @@ def test_times_without_a_zone_are_in_utc_in_columns_with_one(database: Database)
         assert database.rows("value") == [datetime(2026, 1, 2, 12, tzinfo=timezone.utc)]
     finally:
         database.sql("ALTER ROLE CURRENT_USER RESET TimeZone")
+
+
+def refuses(conninfo: str) -> bool:
+    try:
+        psycopg.connect(conninfo).close()
+    except psycopg.OperationalError:
+        return True
+    return False
+
+
+def test_a_server_that_wants_the_user_of_the_system_says_how_to_come_in_otherwise(database: Database) -> None:
+    hba = servers.data_of_postgres(database.conninfo) / "pg_hba.conf"
+    before, role = hba.read_text(), f"{database.schema}_peer"
+    conninfo = f"{database.conninfo}&user={role}"
+    database.create()
+    database.sql(f"CREATE ROLE {role} LOGIN")
+    hba.write_text(f"local all {role} peer\n{before}")  # the rule of Debian, for this role
+    try:
+        database.sql("SELECT pg_reload_conf()")
+        until(lambda: refuses(conninfo), "the server reads its rules")
+        sink = PostgresSink(conninfo, f"{database.schema}.t", str(database.staging))
+        with pytest.raises(StorageError, match=r"Peer authentication failed .* Give conninfo a host"):
+            committer(sink).abort_lingering([])
+        with pytest.raises(SourceReadError, match=r"Peer authentication failed .* Give conninfo a host"):
+            PostgresSource(conninfo, f"{database.schema}.t", "n").create_enumerator(None).plan_epoch(1)
+    finally:
+        hba.write_text(before)
+        database.sql("SELECT pg_reload_conf()")
+        database.sql(f"DROP ROLE {role}")
