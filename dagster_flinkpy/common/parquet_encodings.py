@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import lru_cache
 from typing import cast
 
@@ -16,7 +16,7 @@ _SAMPLE = 8192
 """Number of rows that are looked at."""
 
 
-def repeating(table: pa.Table) -> list[str]:
+def repeating(table: pa.Table, besides: Collection[str] = ()) -> list[str]:
     """Returns the columns that dictionaries serve, by their paths in a Parquet file.
 
     They are those of which at most half of the first values are different. For others dictionaries take two to four
@@ -24,13 +24,14 @@ def repeating(table: pa.Table) -> list[str]:
 
     Args:
         table: The first rows of the file.
+        besides: Columns that are encoded otherwise, by their paths.
     """
     sample = table.slice(0, _SAMPLE)
     leaves = (leaf for column in sample.columns for leaf in _leaves(column.combine_chunks()))
     return [
         path
         for path, leaf in zip(_paths(table.schema.remove_metadata()), leaves, strict=True)
-        if len(leaf.unique()) <= len(leaf) // 2
+        if path not in besides and len(leaf.unique()) <= len(leaf) // 2
     ]
 
 

@@ -256,7 +256,8 @@ class ObjectColumn(CellColumn):
 
     def sync(self, cells: Cells) -> None:
         """Looks which of some cells have a value."""
-        self.valid[cells] = [value is not None for value in self.get(cells)]
+        held = self.values
+        self.valid[cells] = [held[cell] is not None for cell in cells.tolist()]
 
     def put(self, cells: Cells, values: pa.Array[Any]) -> None:
         held = self.values

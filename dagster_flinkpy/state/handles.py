@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_flinkpy.errors import CorruptMetadataError, StateSchemaError
@@ -90,7 +91,7 @@ class RunHandle(JsonRecord, omit_defaults=True, error=CorruptMetadataError):
         if not sizes or min(self.rows, self.tombstones, self.appends) < 0 or not self.rows_per_key_group:
             raise CorruptMetadataError(f"the handle of {self.path} has impossible sizes")
 
-    @property
+    @cached_property
     def file_rows(self) -> int:
         """Rows of the whole file."""
         return sum(count for count in self.rows_per_key_group[1:] if count > 0)
@@ -103,6 +104,8 @@ class RunHandle(JsonRecord, omit_defaults=True, error=CorruptMetadataError):
     def clip(self, key_groups: KeyGroupRange) -> RunHandle | None:
         """Returns the handle of the rows that also lie in ``key_groups``, or None if there are none."""
         both = self.key_groups.intersection(key_groups)
+        if both == self.key_groups:
+            return self if self.rows else None
         rows = 0 if both is None else self._rows_in(both)
         return replace(self, key_groups=both, rows=rows) if both is not None and rows else None
 

@@ -178,4 +178,4 @@ class FakeAttempt:
             for v in self.graph.vertices
         )
         url = f"s3://bucket/words/chk-{checkpoint_id}/_metadata"
-        return CompletedEpoch(checkpoint_id, self._metadata(checkpoint_id), url, "abcdef" * 8, 1500, operators)
+        return CompletedEpoch(checkpoint_id, self._metadata(checkpoint_id), url, 1500, operators)

@@ -126,7 +126,7 @@ def _encodings(table: pa.Table) -> Mapping[str, Any]:
     integers = _integers_of(table.schema.remove_metadata())
     return {
         "column_encoding": dict.fromkeys(integers, "DELTA_BINARY_PACKED"),
-        "use_dictionary": [path for path in repeating(table) if path not in integers],
+        "use_dictionary": repeating(table, besides=integers),
     }
 
 

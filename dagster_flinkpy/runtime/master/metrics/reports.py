@@ -66,8 +66,6 @@ class CompletedEpoch:
     metadata: CheckpointMetadata
     metadata_path: str
     """URL of its ``_metadata``."""
-    digest: str
-    """SHA-256 of that file."""
     duration_ms: int
     """Time from the trigger to the end of the commit."""
     operators: tuple[OperatorReport, ...]
@@ -78,6 +76,11 @@ class CompletedEpoch:
     def has_read(self) -> bool:
         """Whether the epoch had any input."""
         return any(subtask.splits for operator in self.metadata.operators for subtask in operator.subtasks)
+
+    @cached_property
+    def digest(self) -> str:
+        """The SHA-256 of its metadata."""
+        return hashlib.sha256(self.metadata.to_bytes()).hexdigest()
 
     @cached_property
     def metrics(self) -> JobMetrics:
@@ -112,7 +115,6 @@ def completed_epoch(
         checkpoint_id=metadata.checkpoint_id,
         metadata=metadata,
         metadata_path=f"{job_url}/chk-{metadata.checkpoint_id}/{METADATA_NAME}",
-        digest=hashlib.sha256(metadata.to_bytes()).hexdigest(),
         duration_ms=duration_ms,
         operators=tuple(_operator(o, o.uid in sinks) for o in metadata.operators),
         statistics=statistics,
