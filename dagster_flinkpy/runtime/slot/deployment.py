@@ -193,12 +193,12 @@ class SlotDeployment:
         if os.getpid() != self._pid:
             end_forked_process(task.current)
 
-    def fail(self, error: BaseException) -> None:
-        """Tells the driver of an error, and stops all tasks of the deployment in this slot."""
+    def fail(self, error: BaseException, task: PipelinedTask | None = None) -> None:
+        """Tells the driver of an error, of the running task by default, and stops all tasks of this slot."""
         if self.failed:
             return
         self.failed = True
-        task = self.current or next(iter(self.tasks.values()))
+        task = task or self.current or next(iter(self.tasks.values()))
         ours = outside_error(error, f"subtask {task.index} of operator {task.current!r}")
         payload = pa.py_buffer(error_to_json(ours, task.current, task.index))
         self._to_driver(WireRow(task.index, NO_EDGE, task.index, 0, Kind.FAILURE, payload))

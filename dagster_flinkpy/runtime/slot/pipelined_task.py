@@ -43,8 +43,8 @@ class PipelinedTask(StreamTask):
         partition: Takes what it sends.
         gate: Has what others have sent to it.
         later: Calls a function later on the thread of the slot. Any thread may call it.
-        on_error: Takes an error of an upload, unless the task declines the checkpoint; called on the thread of the
-            slot.
+        on_error: Takes an error of the asynchronous part of a snapshot, and the task, unless that declines the
+            checkpoint; called on the thread of the slot.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class PipelinedTask(StreamTask):
         gate: InputGate,
         *,
         later: Callable[[Callable[[], None]], None],
-        on_error: Callable[[BaseException], None],
+        on_error: Callable[[BaseException, PipelinedTask], None],
     ) -> None:
         super().__init__(job, stage, index, partition, chain)
         self.partition, self.gate = partition, gate
@@ -304,6 +304,7 @@ class PipelinedTask(StreamTask):
     def _acknowledge(self, ack: Acknowledgement) -> None:
         error = ack.error
         if error is not None and not self.job.declines:
-            self._on_error(error)
+            self._set_current(ack.uid)
+            self._on_error(error, self)
             return
         self._rows_out.add(self.index, NO_EDGE, self.index, 0, Kind.ACK, ack.to_json(error))

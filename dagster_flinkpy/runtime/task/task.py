@@ -114,6 +114,7 @@ class StageTask(StreamTask):
         """
         self.close_functions()
         for ack in self._acks:
+            self._set_current(ack.uid)
             ack.wait()
 
     def acknowledge(self, ack: Acknowledgement) -> None:

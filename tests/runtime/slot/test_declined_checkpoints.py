@@ -22,6 +22,7 @@ from dagster_flinkpy.runtime.master import job_state
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
 from dagster_flinkpy.state.files import operator_state
+from dagster_flinkpy.state.files.runs import RunFiles
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.runtime.harness import HarnessAttempt
 from tests.runtime.master.test_open_epochs import Run, World, counts
@@ -235,6 +236,31 @@ def test_a_snapshot_state_that_raises_fails_the_task_as_in_flink(tmp_path: Path)
     with live(graph, tmp_path, failover=restarts(1)) as attempt:
         assert done(attempt) == [1, 2, 3, 4, 5]
         assert (attempt.token, attempt._deployed.failover.graph.restarts) == (1, 1)
+    assert_exact(sink)
+
+
+@pytest.mark.parametrize(("tolerable", "checkpoints"), [(0, [1, 2, 3, 4, 5]), (2, [1, 3, 4, 5])])
+def test_state_that_cannot_be_written_beside_the_records_fails_the_checkpoint_or_the_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tolerable: int, checkpoints: list[int]
+) -> None:
+    graph, sink = program(tmp_path)
+    real, failed = RunFiles.write, list[str]()
+
+    def write(files: RunFiles, *args: Any) -> Any:
+        if files.written_by == "1-2" and not failed:
+            failed.append(files.written_by)
+            raise StorageError("the disk is full")
+        return real(files, *args)
+
+    monkeypatch.setattr(RunFiles, "write", write)
+    with live(graph, tmp_path, tolerable=tolerable, failover=restarts(1)) as attempt:
+        assert done(attempt) == checkpoints
+        graph_of_executions = attempt._deployed.failover.graph
+        assert graph_of_executions.restarts == (0 if tolerable else 1)
+        assert [each.task and each.task.uid for each in graph_of_executions.failures] == (
+            [] if tolerable else ["counts"]
+        )
+    assert failed
     assert_exact(sink)
 
 

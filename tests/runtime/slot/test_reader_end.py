@@ -32,7 +32,7 @@ def test_an_epoch_that_runs_again_reads_to_the_end_before_its_barrier(tmp_path: 
         ResultPartition({}, rows.append),
         InputGate({}, lambda: None, 1),
         later=lambda mail: mail(),
-        on_error=lambda error: None,
+        on_error=lambda error, task: None,
     )
     task.open()
     split = packed(JsonSerializer(), {"next": 0, "end": SIZE})
