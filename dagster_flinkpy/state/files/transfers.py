@@ -18,12 +18,16 @@ PART_BYTES = 8 << 20
 """The size of one request in bytes. A larger range is read by several concurrent requests."""
 _REQUESTS = 8
 """The maximum number of concurrent requests of a process, in each direction."""
+_WRITERS = 2
+"""How many snapshots a process writes at once: few, because the thread of its tasks waits for each that runs Python."""
 
 
 @cache
 def _threads(purpose: str, process: int) -> ThreadPoolExecutor:
     # One per process: a Python worker of Spark is forked, and threads are not.
-    return ThreadPoolExecutor(_REQUESTS, thread_name_prefix=f"flinkpy-{purpose}-{process}")
+    return ThreadPoolExecutor(
+        _WRITERS if purpose == "snapshot" else _REQUESTS, thread_name_prefix=f"flinkpy-{purpose}-{process}"
+    )
 
 
 def fetch(store: ObjectStore, path: str, start: int, length: int) -> bytes | bytearray:
