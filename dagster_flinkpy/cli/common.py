@@ -45,18 +45,31 @@ allow_uids_option = click.option(
     help="Leave the state of this operator behind, which no longer exists. Repeatable.",
 )
 
-recompute_option = click.option(
-    "--recompute",
-    metavar="UID",
-    multiple=True,
-    help="Let this operator and all that follow start empty, and read their input again. Repeatable.",
+_RECOMPUTE = (
+    click.option(
+        "--recompute",
+        metavar="UID",
+        multiple=True,
+        help="Let this operator and all that follow start empty, and read their input again. Repeatable.",
+    ),
+    click.option(
+        "--recompute-changed",
+        is_flag=True,
+        help="Recompute all operators that have changed since the latest checkpoint, too.",
+    ),
+    click.option(
+        "--since",
+        metavar="chk-N",
+        help="Read again only what came after this checkpoint. Default: all input of the job.",
+    ),
 )
-recompute_changed_option = click.option(
-    "--recompute-changed", is_flag=True, help="Recompute all operators that have changed since the checkpoint, too."
-)
-since_option = click.option(
-    "--since", metavar="chk-N", help="Read again only what came after this checkpoint. Default: all input of the job."
-)
+
+
+def recompute_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options that say what is recomputed: ``recompute``, ``recompute_changed`` and ``since``."""
+    for option in reversed(_RECOMPUTE):
+        command = option(command)
+    return command
 
 
 def json_option(what: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -17,9 +17,7 @@ from dagster_flinkpy.cli.common import (
     json_option,
     location_of,
     owner_of,
-    recompute_changed_option,
-    recompute_option,
-    since_option,
+    recompute_options,
 )
 from dagster_flinkpy.cli.terminal import console_of_width, plain_table
 
@@ -60,6 +58,7 @@ def _options(what: str, remote: str | None) -> Iterator[dict[str, Any]]:
 @_program("--to", "The program as it shall be")
 @click.option("--at", metavar="chk-N|SAVEPOINT", help="Where both start. Default: the oldest checkpoint that is kept.")
 @click.option("--epochs", type=click.IntRange(min=1), help="Epochs that both run. Default: those completed since.")
+@recompute_options
 @_remote
 @json_option("the report")
 @endpoint_url_option
@@ -70,7 +69,7 @@ def upgrade(
     remote: str | None,
     endpoint_url: str | None,
     as_json: bool,
-    **programs: str,
+    **more: Any,
 ) -> None:
     """Run two versions of a program on the last input of the job in DIR, and compare the rows of their sinks.
 
@@ -81,9 +80,9 @@ def upgrade(
     from dagster_flinkpy.orchestration.program import load_program
     from dagster_flinkpy.orchestration.upgrade import UpgradeVerdict, prove_upgrade
 
-    old, new = load_program(programs["from"]), load_program(programs["to"])
+    old, new = load_program(more.pop("from")), load_program(more.pop("to"))
     with _options("job upgrade", remote) as options:
-        report = prove_upgrade(old, new, location_of(directory, endpoint_url), at=at, epochs=epochs, **options)
+        report = prove_upgrade(old, new, location_of(directory, endpoint_url), at=at, epochs=epochs, **options, **more)
     if as_json:
         facts = {
             "verdict": report.verdict.value,
@@ -109,20 +108,16 @@ def upgrade(
 @click.argument("directory", metavar="DIR")
 @_program("--to", "The new program")
 @click.option("--keep", metavar="NAME", help="Name of the fork with the old state. Default: DIR's name and _before.")
-@recompute_option
-@recompute_changed_option
-@since_option
+@recompute_options
 @_remote
 @endpoint_url_option
 def switch(
     directory: str,
     to: str,
     keep: str | None,
-    recompute: tuple[str, ...],
-    recompute_changed: bool,
-    since: str | None,
     remote: str | None,
     endpoint_url: str | None,
+    **recompute: Any,
 ) -> None:
     """Bring the state of the job in DIR to a new program, before the next record is read. No run may be at work.
 
@@ -132,7 +127,7 @@ def switch(
     from dagster_flinkpy.orchestration.upgrade import switch_program
 
     with _options("job switch", remote) as options:
-        options |= {"keep": keep, "recompute": recompute, "recompute_changed": recompute_changed, "since": since}
+        options |= {"keep": keep, **recompute}
         checkpoint_id = switch_program(load_program(to), location_of(directory, endpoint_url), **options)
     click.echo(f"the new program continues {directory} from checkpoint {checkpoint_id}")
 

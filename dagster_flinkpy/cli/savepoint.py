@@ -32,10 +32,8 @@ from dagster_flinkpy.cli.common import (
     location_of,
     owner_of,
     program_option,
-    recompute_changed_option,
-    recompute_option,
+    recompute_options,
     savepoint_type_option,
-    since_option,
     target_option,
 )
 from dagster_flinkpy.cli.flink_savepoint import describe_flink_savepoint, export_flink, import_flink, import_spark
@@ -212,9 +210,7 @@ def restore(
 @click.option(
     "--allow-pickled-state", is_flag=True, help="Let functions read pickled state. Whoever wrote it can run code here."
 )
-@recompute_option
-@recompute_changed_option
-@since_option
+@recompute_options
 @json_option("the plan")
 @endpoint_url_option
 def plan(
@@ -224,11 +220,9 @@ def plan(
     allow_non_restored_state: bool,
     allowed_uids: tuple[str, ...],
     allow_pickled_state: bool,
-    recompute: tuple[str, ...],
-    recompute_changed: bool,
-    since: str | None,
     endpoint_url: str | None,
     as_json: bool,
+    **recompute: Any,
 ) -> None:
     """Show what would happen if the program started on the state in PATH, without starting it.
 
@@ -239,12 +233,7 @@ def plan(
 
     stored = open_checkpoint(location_of(path, endpoint_url))
     allowed = allow_non_restored_state or allowed_uids
-    options: dict[str, Any] = {
-        "allow_pickled_state": allow_pickled_state,
-        "recompute": recompute,
-        "recompute_changed": recompute_changed,
-        "since": since,
-    }
+    options = {"allow_pickled_state": allow_pickled_state, **recompute}
     found = plan_restore(load_program(program), stored, parallelism, allowed, **options)
     if as_json:
         click.echo(json.dumps(found.to_json(), indent=2))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dagster_flinkpy.orchestration.resources import CheckpointStorageResource, SparkResource
     from dagster_flinkpy.runtime.master.job import JobAttempt
 
-__all__ = ["JOB_TAG", "Environment", "FlinkJob", "Program", "dagster_name", "flink_job"]
+__all__ = ["JOB_TAG", "Environment", "FlinkJob", "Program", "dagster_name", "flink_job", "job_of"]
 
 JOB_TAG = "flink/job"
 """Run tag: the id of the job that a run works on."""
@@ -120,6 +120,16 @@ class FlinkJob:
             return []
         names = [self.job_id, *(self.job_id.removesuffix(f".{uid}") for uid in first if f".{uid}" in self.job_id)]
         return [f"{name}.{uid}" for name in dict.fromkeys(names) for uid in first]
+
+
+def job_of(program: Environment | FlinkJob, name: str) -> FlinkJob:
+    """Returns the job of a program, which may be one already.
+
+    Raises:
+        ConfigurationError: The name cannot be used for a folder and an asset key.
+        JobGraphError: The program is not valid, or a stateful operator has no uid.
+    """
+    return program if isinstance(program, FlinkJob) else flink_job(program, name)
 
 
 def _continuous(graph: JobGraph) -> JobGraph:

@@ -24,7 +24,7 @@ from dagster_flinkpy.errors import (
     StateSchemaError,
     UserFunctionError,
 )
-from dagster_flinkpy.orchestration.flink_job import Environment, FlinkJob, flink_job
+from dagster_flinkpy.orchestration.flink_job import Environment, FlinkJob, job_of
 from dagster_flinkpy.orchestration.resources import SparkResource, checkpoint_storage
 
 if TYPE_CHECKING:
@@ -156,8 +156,7 @@ def program_attempt(
     """
     from dagster_flinkpy.checkpoint.offline import number_retained, refuse_beside_run
 
-    if not isinstance(program, FlinkJob):
-        program = flink_job(program if isinstance(program, StreamExecutionEnvironment) else program(), job.name)
+    program = job_of(program, job.name)
     refuse_beside_run(job, current_millis())
     storage = checkpoint_storage(job.parent, number_retained(job))
     return program.attempt(storage, spark, owner=owner, on_progress=on_progress, **options)
@@ -222,7 +221,7 @@ class RestoreForecast:
 
 
 def plan_restore(
-    program: Environment,
+    program: Environment | FlinkJob,
     stored: StoredCheckpoint,
     parallelism: int | None = None,
     allow_non_restored_state: NonRestoredState = False,
@@ -237,7 +236,7 @@ def plan_restore(
     The functions of operators with state are opened in this process, as tasks would open them, and closed again.
 
     Args:
-        program: The program.
+        program: The program, or its job.
         stored: The checkpoint or savepoint.
         parallelism: The parallelism that the run would ask for, or None.
         allow_non_restored_state: Whether state without an operator may be left behind, or the uids whose state may.
@@ -251,7 +250,7 @@ def plan_restore(
         JobGraphError: The program is not valid, or a stateful operator has no uid.
         ConfigurationError: No operator has such a uid, or ``since`` cannot be used.
     """
-    job = flink_job(program if isinstance(program, StreamExecutionEnvironment) else program(), stored.metadata.job_id)
+    job = job_of(program, stored.metadata.job_id)
     found = forecast(
         job.graph,
         stored,
@@ -276,12 +275,17 @@ def check_recomputation(
     """Checks that sinks can replace their rows, and that the program can read again what edges have kept.
 
     Raises:
-        ConfigurationError: A sink cannot.
+        ConfigurationError: A sink cannot, or the job is partitioned by time.
         SourceReadError: A segment cannot be read, or has other fields than the program.
     """
+    from dagster_flinkpy.checkpoint.head import read_head
     from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER
+    from dagster_flinkpy.checkpoint.recomputation import partitioned_error
     from dagster_flinkpy.runtime.blocking.segments import check_retained
 
+    head = read_head(job.open())
+    if head is not None and head[0].partitions:  # the checkpoint may be of none, such as that of another switch
+        raise partitioned_error(job.name)
     program_committers(program, job).check_replaceable(recomputation)
     check_retained(job.child(EXCHANGE_FOLDER), program.graph, metadata, recomputation)
 
@@ -435,8 +439,6 @@ def program_committers(program: Environment | FlinkJob, job: StorageLocation) ->
     from dagster_flinkpy.runtime.master.commits.committers import Committers
     from dagster_flinkpy.runtime.master.watchdog import Watchdog
 
-    if not isinstance(program, FlinkJob):
-        program = flink_job(program, job.url.rpartition("/")[2])
-    found = program
+    found = job_of(program, job.name)
     watchdog = Watchdog(found.checkpointing.timeout)
     return Committers(found.graph, found.job_id, fencing_token=0, watchdog=watchdog)

@@ -158,7 +158,24 @@ class ForkConfig(Config):
     )
 
 
-class UpgradeConfig(_RangedConfig):
+class _RecomputingConfig(Config):
+    """Config of a run that may recompute operators."""
+
+    recompute: list[str] = Field(
+        default=[],
+        description="Uids of operators that do not keep their state. They and all that follow start empty, read their "
+        "input again, and replace their rows.",
+    )
+    recompute_changed: bool = Field(
+        default=False, description="Recompute all operators that have changed since the latest checkpoint, too."
+    )
+    since: str | None = Field(
+        default=None,
+        description="The checkpoint (chk-n) after which they read all again. Default: from the beginning of the job.",
+    )
+
+
+class UpgradeConfig(_RangedConfig, _RecomputingConfig):
     """Config of an upgrade job."""
 
     from_program: str = Field(
@@ -166,7 +183,8 @@ class UpgradeConfig(_RangedConfig):
     )
     at: str | None = Field(
         default=None,
-        description="Checkpoint (chk-7) or savepoint from which both versions start. Default: the oldest one kept.",
+        description="Checkpoint (chk-7) or savepoint from which both versions start. Default: the oldest one kept, or "
+        "the latest one if operators are recomputed.",
     )
     epochs: int | None = Field(
         default=None, ge=1, description="Epochs that both versions run. Default: those completed since."
@@ -184,21 +202,8 @@ class RollbackConfig(Config):
     )
 
 
-class SwitchConfig(RollbackConfig):
+class SwitchConfig(RollbackConfig, _RecomputingConfig):
     """Config of a switch job."""
-
-    recompute: list[str] = Field(
-        default=[],
-        description="Uids of operators that do not keep their state. They and all that follow start empty, read their "
-        "input again, and replace their rows.",
-    )
-    recompute_changed: bool = Field(
-        default=False, description="Recompute all operators that have changed since the latest checkpoint, too."
-    )
-    since: str | None = Field(
-        default=None,
-        description="The checkpoint (chk-n) after which they read all again. Default: from the beginning of the job.",
-    )
 
 
 class RestoreConfig(_StartConfig):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -36,7 +37,7 @@ from dagster_flinkpy.orchestration import (
     flink_assets,
 )
 from dagster_flinkpy.orchestration.program import plan_restore
-from dagster_flinkpy.orchestration.upgrade import switch_program
+from dagster_flinkpy.orchestration.upgrade import prove_upgrade, switch_program
 from dagster_flinkpy.runtime.blocking.segments import in_order
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
@@ -100,7 +101,7 @@ def test_a_changed_operator_reads_retained_segments_again_while_the_others_keep_
     from_sources=st.booleans(),
     by_version=st.booleans(),
     again=st.booleans(),
-    in_switch=st.booleans(),
+    dying=st.sampled_from(["prove", "switch", "run"]),
     at=st.integers(1, 250),
 )
 @settings(max_examples=examples(40), deadline=None)
@@ -114,7 +115,7 @@ def test_a_recomputation_that_dies_and_is_repeated_equals_a_run_from_the_beginni
     from_sources: bool,
     by_version: bool,
     again: bool,
-    in_switch: bool,
+    dying: str,
     at: int,
 ) -> None:
     folder = tmp_path_factory.mktemp("recompute")
@@ -124,20 +125,29 @@ def test_a_recomputation_that_dies_and_is_repeated_equals_a_run_from_the_beginni
     asked: dict[str, Any] = {"recompute": ["numbers"] if from_sources else ["totals"]}
     if by_version:  # the operator before the edge has not changed
         asked = {**({} if not from_sources else asked), "recompute_changed": True}
-    steps = [
-        lambda: switch_program(new, job_of(folder), spark=SPARK, **asked),
-        lambda: run(new, folder),
-    ]
+
+    def prove() -> None:
+        [found, _] = prove_upgrade(old, new, job_of(folder), spark=SPARK, **asked).tables
+        redone = PER_EPOCH * (1 if from_sources else min(before + 1, 5))
+        assert (found.before, found.after, found.same) == (redone, redone, False)
+
+    steps: dict[str, Callable[[], Any]] = {
+        "prove": prove,
+        "switch": lambda: switch_program(new, job_of(folder), spark=SPARK, **asked),
+        "run": lambda: run(new, folder),
+    }
     run(old, folder, before)
     if again:  # nothing runs between two switches
         other = program(folder, Totals(9), retain=retain, unaligned=unaligned, edges=edges)
         switch_program(other, job_of(folder), spark=SPARK, **asked)
-    for number, step in enumerate(steps):
-        if in_switch is (number == 0):
+    for name, step in steps.items():
+        if name == "prove" != dying:
+            continue  # it changes nothing
+        if name == dying:
             with suppress(Died), at_request(at, dies):
                 step()
                 continue
-            for name in ("job", "job_before"):
+            for name in ("job", "job_before", "job_proof_old", "job_proof_new"):
                 with suppress(CheckpointError):  # it may be disposed of in part
                     release_leadership(job_of(folder).parent.child(name), owner="test", now_ms=current_millis())
         step()

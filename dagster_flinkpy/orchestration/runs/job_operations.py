@@ -182,21 +182,21 @@ class JobOperations:
                 on_progress=context.log.info,
                 at=config.at,
                 epochs=config.epochs,
+                **_recompute_options(config),
             )
             if report.plan.problem is not None:
                 raise RestoreError(report.plan.problem)
         record_findings(context, self.assets.specs, report)
         if config.switch_if_same and report.verdict is UpgradeVerdict.SAME:
-            self.switch(context, SwitchConfig())
+            self.switch(context, SwitchConfig(**_recompute_options(config)))
         return report.verdict.value
 
     def switch(self, context: OpExecutionContext, config: SwitchConfig) -> int:
         """Brings the state to this version of the program, and returns the id of the checkpoint."""
         from dagster_flinkpy.orchestration.upgrade import switch_program
 
-        names = ("recompute", "recompute_changed", "since")
-        options = {name: getattr(config, name) for name in names}
-        return self._to_this_version(context, "switch", partial(switch_program, keep=config.kept, **options))
+        change = partial(switch_program, keep=config.kept, **_recompute_options(config))
+        return self._to_this_version(context, "switch", change)
 
     def roll_back(self, context: OpExecutionContext, config: RollbackConfig) -> int:
         """Brings the job back to this version of the program, and returns the id of the checkpoint."""
@@ -419,3 +419,7 @@ class JobOperations:
         owner = f"Dagster run {context.run.run_id} (dispose)"
         dispose_savepoint(savepoint, owner=owner, now_ms=current_millis())
         context.log.info(f"Deleted {savepoint.url}")
+
+
+def _recompute_options(config: SwitchConfig | UpgradeConfig) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in ("recompute", "recompute_changed", "since")}

@@ -21,8 +21,8 @@ from dagster import (
 )
 
 from dagster_flinkpy.orchestration.dagster_internals import last_evaluation
+from dagster_flinkpy.orchestration.upgrade.proof import UpgradeReport
 from dagster_flinkpy.orchestration.upgrade.row_difference import RowDifference
-from dagster_flinkpy.orchestration.upgrade.upgrade import UpgradeReport
 
 __all__ = ["SAME_ROWS", "found_last", "record_findings", "record_switch"]
 

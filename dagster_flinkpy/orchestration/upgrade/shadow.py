@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dagster_flinkpy.datastream.connectors.base import Sink, SinkWriter
 from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSinkSpec, OperatorSpec, SinkSpec, SourceSpec
+from dagster_flinkpy.errors import JobNotFoundError
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
 from dagster_flinkpy.orchestration.resources import SparkResource, checkpoint_storage
 from dagster_flinkpy.storage import StorageLocation
@@ -17,10 +19,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+    from dagster_flinkpy.checkpoint.recomputation import Recomputation
     from dagster_flinkpy.datastream.program.job_graph import JobGraph
     from dagster_flinkpy.runtime.master.job import JobAttempt
 
-__all__ = ["Shadow", "positions_of", "sinks_of", "sources_of"]
+__all__ = ["MOST_EPOCHS", "Shadow", "delete_forks", "positions_of", "sinks_of", "sources_of"]
+
+MOST_EPOCHS = 1000
+"""How many epochs a fork may need to read as much as its job has."""
 
 
 class _NoRows(Sink, SinkWriter):
@@ -52,6 +58,8 @@ class Shadow:
     spark: SparkResource
     owner: str
     on_progress: Callable[[str], None]
+    recomputation: Recomputation | None = None
+    """What is recomputed. Default: nothing."""
 
     def attempt(self) -> JobAttempt:
         """Creates an attempt of the fork.
@@ -68,20 +76,43 @@ class Shadow:
             specs[uid] = replace(spec, sink=sink)
         job = replace(self.job, job_id=self.fork.name, graph=graph.with_specs(specs))
         storage = checkpoint_storage(self.fork.parent, 1)
-        return job.attempt(storage, self.spark, owner=self.owner, on_progress=self.on_progress)
+        options: dict[str, Any] = {"owner": self.owner, "on_progress": self.on_progress}
+        return job.attempt(storage, self.spark, recomputation=self.recomputation, **options)
 
-    def run(self, epochs: int) -> CheckpointMetadata | None:
+    def run(self, epochs: int, start: CheckpointMetadata) -> CheckpointMetadata | None:
         """Runs some epochs, or fewer if the input ends, and returns the last checkpoint.
 
         Args:
             epochs: How many.
+            start: What was forked. If sources are read again, no epoch is run once they are as far.
         """
+        again = [] if self.recomputation is None else list(self.recomputation.sources)
+        goal = positions_of(start, again)
         with self.attempt() as attempt:
             for _ in range(epochs):
                 if attempt.finished:
                     break
                 attempt.run_epoch()
+                if again and positions_of(attempt.latest, again) == goal:
+                    break
             return attempt.latest
+
+
+def delete_forks(rows: StorageLocation | None, *forks: StorageLocation) -> None:
+    """Deletes forks, and the rows in a folder, that are not needed any more.
+
+    Args:
+        rows: The folder; None: there are none.
+        forks: The forks, as far as there are any.
+    """
+    from dagster_flinkpy.checkpoint.forks.job_disposal import dispose_job
+
+    for fork in forks:
+        with suppress(JobNotFoundError):
+            dispose_job(fork)
+    if rows is not None:
+        store = rows.open()
+        store.delete_many([info.key for info in store.list()])
 
 
 def sinks_of(graph: JobGraph) -> dict[str, SinkSpec]:
@@ -115,4 +146,4 @@ def positions_of(metadata: CheckpointMetadata | None, sources: Sequence[str]) ->
 
 def sources_of(graph: JobGraph) -> list[str]:
     """Returns the uids of the sources that read from outside of the program."""
-    return [v.uid for v in graph.vertices if isinstance(v.spec, SourceSpec) and not graph.inputs(v.uid)]
+    return [v.uid for v in graph.sources if isinstance(v.spec, SourceSpec)]

@@ -1,25 +1,17 @@
-"""Proves a change of a program on its job's state and last input, makes it at a barrier, and takes it back."""
+"""Brings a job to another version of its program at a barrier, and takes it back."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dagster_flinkpy.errors import CheckpointError, ConfigurationError, JobNotFoundError
-from dagster_flinkpy.orchestration.flink_job import Environment, FlinkJob, flink_job
-from dagster_flinkpy.orchestration.program import (
-    RestoreForecast,
-    changed_operators,
-    check_recomputation,
-    forecast,
-    program_attempt,
-)
+from dagster_flinkpy.orchestration.flink_job import Environment, FlinkJob, job_of
+from dagster_flinkpy.orchestration.program import changed_operators, check_recomputation, program_attempt
 from dagster_flinkpy.orchestration.resources import SparkResource
-from dagster_flinkpy.orchestration.upgrade.row_difference import RowDifference, compare_rows
-from dagster_flinkpy.orchestration.upgrade.shadow import Shadow, positions_of, sinks_of, sources_of
+from dagster_flinkpy.orchestration.upgrade.proof import clear_dead_proof
+from dagster_flinkpy.orchestration.upgrade.shadow import MOST_EPOCHS, Shadow, delete_forks, positions_of, sources_of
 from dagster_flinkpy.storage import StorageLocation
 
 if TYPE_CHECKING:
@@ -27,128 +19,7 @@ if TYPE_CHECKING:
     from dagster_flinkpy.checkpoint.recomputation import Recomputation
     from dagster_flinkpy.datastream.program.job_graph import JobGraph
 
-__all__ = ["UpgradeReport", "UpgradeVerdict", "prove_upgrade", "roll_back", "switch_program"]
-
-_MOST_EPOCHS = 1000
-"""How many epochs a fork may need to read as much as its job has."""
-
-
-class UpgradeVerdict(Enum):
-    """What a proof has shown."""
-
-    SAME = "same rows"
-    DIFFERENT = "rows differ"
-    REFUSED = "refused"
-    """The new program cannot continue from the state."""
-    UNKNOWN = "unknown"
-    """Both programs did not read the same, or wrote nothing, so their rows say nothing."""
-
-
-@dataclass(frozen=True)
-class UpgradeReport:
-    """What a new program does to the state and with the last input of a job, beside the old one."""
-
-    since: int
-    """The checkpoint from which both programs started."""
-    epochs: int
-    """How many epochs both have run at most."""
-    plan: RestoreForecast
-    """What becomes of the state."""
-    tables: tuple[RowDifference, ...] = ()
-    """The rows of each sink."""
-    problems: tuple[str, ...] = ()
-    """Why the rows cannot be compared; empty if they can."""
-
-    @property
-    def verdict(self) -> UpgradeVerdict:
-        """The verdict."""
-        if self.plan.problem is not None:
-            return UpgradeVerdict.REFUSED
-        if self.problems:
-            return UpgradeVerdict.UNKNOWN
-        return UpgradeVerdict.SAME if all(table.same for table in self.tables) else UpgradeVerdict.DIFFERENT
-
-
-def prove_upgrade(
-    old: Environment | FlinkJob,
-    new: Environment | FlinkJob,
-    job: StorageLocation,
-    *,
-    spark: SparkResource,
-    owner: str = "prove_upgrade",
-    on_progress: Callable[[str], None] = lambda line: None,
-    at: str | None = None,
-    epochs: int | None = None,
-) -> UpgradeReport:
-    """Runs two versions of a program side by side on forks of a job, and compares what they write.
-
-    The job goes on meanwhile, and its tables are not touched. The forks and their rows are deleted at the end; those of
-    a proof that died, at the next one, or by :func:`switch_program` or :func:`roll_back`.
-
-    Args:
-        old: The program as the job runs it.
-        new: The program as it shall be.
-        job: The folder of the job.
-        spark: The Spark that runs both.
-        owner: Names the caller, for messages of other runs.
-        on_progress: Receives one-line progress messages.
-        at: ``chk-7``, or a savepoint in the folder of the job, from which both start. Default: the oldest checkpoint
-            that the job keeps.
-        epochs: How many epochs both run. Default: as many as the job has completed since, or 1.
-
-    Raises:
-        ConfigurationError: DuckDB is not installed, the records of a sink have no type, or the job is partitioned by
-            time.
-        CheckpointError: The job has no checkpoint, or another proof is at work.
-        JobGraphError: A program is not valid.
-    """
-    from dagster_flinkpy.checkpoint.forks.fork import fork_job
-    from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import open_checkpoint
-    from dagster_flinkpy.checkpoint.savepoints.stored_savepoints import savepoint_location
-    from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
-
-    kept = CompletedCheckpointStore(job.open()).retained()
-    if not kept:
-        raise CheckpointError(f"{job.url} has no completed checkpoint that an upgrade could be tried on")
-    at = at or f"chk-{kept[0]}"
-    place = job.child(at) if at.startswith("chk-") else savepoint_location(at, job)
-    stored = open_checkpoint(place)
-    since = stored.metadata.checkpoint_id
-    if stored.metadata.partition is not None:
-        raise ConfigurationError(
-            f"job {job.name!r} is partitioned by time. Fork it, and run the new program on the same partitions"
-        )
-    epochs = epochs or max(1, sum(each > since for each in kept))
-    programs = {"old": _job_of(old, job.name), "new": _job_of(new, job.name)}
-    graph = programs["new"].graph
-    plan = forecast(graph, stored)
-    if plan.problem is not None:
-        return UpgradeReport(since, epochs, plan)
-    rows, forks = _proof_of(job)
-    _clear(rows, *forks.values())
-    try:
-        ends: dict[str, CheckpointMetadata | None] = {}
-        for side, program in programs.items():
-            fork_job(job, forks[side].name, at=at, owner=owner)
-            on_progress(f"running the {side} program on {forks[side].name}")
-            shadow = Shadow(program, forks[side], rows.child(side), spark, owner, on_progress)
-            ends[side] = shadow.run(epochs)
-        sources = sources_of(graph)
-        read = {side: positions_of(end, sources) for side, end in ends.items()}
-        problems = [
-            f"source {uid!r} was not read equally far by both programs"
-            for uid in sources
-            if read["old"].get(uid) != read["new"].get(uid)
-        ]
-        tables = tuple(
-            compare_rows(uid, rows.child("old").child(uid), rows.child("new").child(uid), getattr(spec.sink, "key", ()))
-            for uid, spec in sinks_of(graph).items()
-        )
-        if not any(table.before or table.after for table in tables):
-            problems.append(f"no rows were written in {epochs} epochs; give more, or an older checkpoint")
-        return UpgradeReport(since, epochs, plan, tables, tuple(problems))
-    finally:
-        _clear(rows, *forks.values())
+__all__ = ["roll_back", "switch_program"]
 
 
 def switch_program(
@@ -207,14 +78,14 @@ def switch_program(
     from dagster_flinkpy.common.clock import current_millis
 
     refuse_beside_run(job, current_millis())
-    program, fork = _job_of(new, job.name), job.parent.child(keep or f"{job.name}_before")
+    program, fork = job_of(new, job.name), job.parent.child(keep or f"{job.name}_before")
     kept, latest = (CompletedCheckpointStore(each.open()).latest() for each in (fork, job))
     if recompute_changed and latest is not None:
         recompute = {*recompute, *changed_operators(program.graph, open_checkpoint(job))}
     recomputation = _recomputation(program, job, latest, recompute, since)
-    _clear_dead_proof(job)
+    clear_dead_proof(job)
     if kept is None or not _is_repeated(program.graph, latest, kept):
-        _clear(None, fork)
+        delete_forks(None, fork)
         fork_job(job, fork.name, owner=owner)
     options: dict[str, Any] = {"owner": owner, "on_progress": on_progress, "recomputation": recomputation}
     with program_attempt(program, job, spark=spark, **options) as attempt:
@@ -236,16 +107,12 @@ def _recomputation(
     program: FlinkJob, job: StorageLocation, latest: CheckpointMetadata | None, uids: Collection[str], since: str | None
 ) -> Recomputation | None:
     """Returns what a switch recomputes, and checks that it can."""
-    from dagster_flinkpy.checkpoint.head import read_head
-    from dagster_flinkpy.checkpoint.recomputation import partitioned_error, recomputation_of
+    from dagster_flinkpy.checkpoint.recomputation import recomputation_of
 
     if not uids and since is not None:
         raise ConfigurationError("since says from where operators are recomputed: name them with recompute")
     if not uids or latest is None:
         return None
-    head = read_head(job.open())
-    if head is not None and head[0].partitions:  # the latest checkpoint may be of none, such as that of another switch
-        raise partitioned_error(job.name)
     recomputation = recomputation_of(latest, program.graph, uids, since)
     check_recomputation(program, job, latest, recomputation)
     return recomputation
@@ -289,9 +156,9 @@ def roll_back(
     from dagster_flinkpy.common.clock import current_millis
 
     refuse_beside_run(job, current_millis())
-    _clear_dead_proof(job)
+    clear_dead_proof(job)
     fork = job.parent.child(kept or f"{job.name}_before")
-    program = _job_of(old, job.name)
+    program = job_of(old, job.name)
     before, latest = (CompletedCheckpointStore(each.open()).latest() for each in (fork, job))
     if before is None:
         raise JobNotFoundError(f"there is no fork {fork.url} to go back to")
@@ -308,10 +175,6 @@ def roll_back(
     return checkpoint_id
 
 
-def _job_of(program: Environment | FlinkJob, name: str) -> FlinkJob:
-    return program if isinstance(program, FlinkJob) else flink_job(program, name)
-
-
 def _read_up_to(latest: CheckpointMetadata | None, shadow: Shadow, job: StorageLocation) -> None:
     """Lets the old program read on the fork what its job has read, and what both recompute."""
     from dagster_flinkpy.checkpoint.recomputation import TO_REPLACE
@@ -324,7 +187,7 @@ def _read_up_to(latest: CheckpointMetadata | None, shadow: Shadow, job: StorageL
     goal, waits = state(latest)
     with shadow.attempt() as attempt:
         read, has = state(attempt.latest)
-        for _ in range(_MOST_EPOCHS):
+        for _ in range(MOST_EPOCHS):
             if read == goal and (waits or not has):
                 return
             if attempt.finished:
@@ -338,29 +201,3 @@ def _read_up_to(latest: CheckpointMetadata | None, shadow: Shadow, job: StorageL
         f"the old program has not read the sources {unequal} exactly as far as job {job.name!r}, so rows would be "
         "missing or doubled. Run the job until it has read all of its input, and try again"
     )
-
-
-def _proof_of(job: StorageLocation) -> tuple[StorageLocation, dict[str, StorageLocation]]:
-    """Returns where a proof writes rows, and the fork of each side."""
-    forks = {side: job.parent.child(f"{job.name}_proof_{side}") for side in ("old", "new")}
-    return job.parent.child(f"{job.name}_proof_rows"), forks
-
-
-def _clear_dead_proof(job: StorageLocation) -> None:
-    rows, forks = _proof_of(job)
-    with suppress(CheckpointError):  # it may be alive
-        _clear(rows, *forks.values())
-
-
-def _clear(rows: StorageLocation | None, *forks: StorageLocation) -> None:
-    """Deletes forks and rows that are left, such as those of a proof that died."""
-    from dagster_flinkpy.checkpoint.forks.job_disposal import dispose_job
-
-    for fork in forks:
-        try:
-            dispose_job(fork)
-        except JobNotFoundError:
-            continue
-    if rows is not None:
-        store = rows.open()
-        store.delete_many([info.key for info in store.list()])
