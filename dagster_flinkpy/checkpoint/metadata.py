@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = [
+    "ANCESTORS",
     "COMMITS",
     "METADATA_NAME",
     "STOPPED",
@@ -38,6 +39,9 @@ METADATA_NAME = "_metadata"
 COMMITS = "commits"
 """Property of a checkpoint at which sinks have nothing to commit: for each, the last checkpoint before it at which it
 had something."""
+ANCESTORS = "ancestors"
+"""Property of the checkpoints of a job that has begun with the state of another one; see
+`CheckpointMetadata.ancestors`."""
 STOPPED = "stopped"
 """Property of the checkpoint with which a job was stopped."""
 METADATA_VERSION = 1
@@ -120,6 +124,30 @@ class CheckpointMetadata(JsonRecord, omit_defaults=True):
             return {}
         own = [operator.uid for operator in self.operators if any(s.committables for s in operator.subtasks)]
         return {**stored, **dict.fromkeys(own, self.checkpoint_id)}
+
+    @property
+    def ancestors(self) -> tuple[tuple[str, int], ...]:
+        """The jobs with whose state the job has begun, and the checkpoints of these: its own origin comes first.
+
+        Raises:
+            CorruptMetadataError: The property is something else.
+        """
+        stored = self.properties.get(ANCESTORS, [])
+        if type(stored) is list and all(type(each) is list for each in stored):
+            found = [(each[0], each[1]) for each in stored if [type(part) for part in each] == [str, int]]
+            if len(found) == len(stored):
+                return tuple(found)
+        raise CorruptMetadataError(f"property {ANCESTORS!r} of checkpoint {self.checkpoint_id} is {stored!r:.100}")
+
+    def ancestors_of(self, job_id: str) -> tuple[tuple[str, int], ...]:
+        """Returns the ancestors of a job that continues from this checkpoint or savepoint.
+
+        Args:
+            job_id: The job. What came before its own state, such as if it is restored from its fork, does not count.
+        """
+        line = ((self.job_id, self.checkpoint_id), *self.ancestors)
+        own = [number for number, (job, _) in enumerate(line) if job == job_id]
+        return line[own[-1] + 1 :] if own else line
 
     def files(self) -> set[str]:
         """Returns the paths of the state files, relative to the prefix of the job (or of the savepoint)."""

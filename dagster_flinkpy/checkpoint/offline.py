@@ -11,7 +11,7 @@ from dataclasses import replace
 from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import DEFAULT_NUM_RETAINED
 from dagster_flinkpy.checkpoint.head import read_head
-from dagster_flinkpy.checkpoint.metadata import COMMITS, STOPPED, CheckpointKind, CheckpointMetadata
+from dagster_flinkpy.checkpoint.metadata import ANCESTORS, COMMITS, STOPPED, CheckpointKind, CheckpointMetadata
 from dagster_flinkpy.checkpoint.recomputation import REPLACES, TO_REPLACE, ReplacedRows
 from dagster_flinkpy.checkpoint.savepoints.savepoint import (
     files_location,
@@ -192,8 +192,10 @@ def restore_savepoint(
         files = files_location(metadata, savepoint).open()
         restored = without_committables(import_savepoint(source, checkpoints.store, f"{attempt.token}-0", files=files))
         attempt.start_after(restored.checkpoint_id)
-        properties = {name: value for name, value in restored.properties.items() if name != STOPPED}
-        restored = replace(restored, job_id=job.url.rpartition("/")[2])
+        ancestors = [list(each) for each in restored.ancestors_of(job.name)]
+        properties = {name: value for name, value in restored.properties.items() if name not in (STOPPED, ANCESTORS)}
+        properties |= {ANCESTORS: ancestors} if ancestors else {}
+        restored = replace(restored, job_id=job.name)
         return _complete(checkpoints, attempt, restored, restored.checkpoint_id, properties, now_ms)
     finally:
         checkpoints.end_attempt(attempt)

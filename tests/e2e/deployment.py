@@ -42,6 +42,7 @@ _BACKFILLS = """query { partitionBackfillsOrError(limit: 10) {
   ... on PartitionBackfills { results { id status } } } }"""
 _SENSOR = """query($s: SensorSelector!) { sensorOrError(sensorSelector: $s) {
   ... on Sensor { sensorState { id status ticks(limit: 100) { status skipReason runIds } } } } }"""
+_STALE = """query($g: AssetGroupSelector!) { assetNodes(group: $g) { assetKey { path } staleStatus } }"""
 _SWITCH_ON = """mutation($s: SensorSelector!) { startSensor(sensorSelector: $s) {
   __typename ... on Sensor { name } ... on PythonError { message } } }"""
 _SWITCH_OFF = """mutation($i: String!) { stopSensor(id: $i) { __typename ... on PythonError { message } } }"""
@@ -94,6 +95,13 @@ class Deployment:
         """Returns the backfills, newest first."""
         found: list[dict[str, Any]] = self.graphql(_BACKFILLS)["partitionBackfillsOrError"]["results"]
         return found
+
+    def unsynced(self, location: str, group: str) -> set[str]:
+        """Returns the last part of the keys of the assets of a group that are out of sync."""
+        where = _repository(location)
+        selector = {"groupName": group, **where}
+        found = self.graphql(_STALE, g=selector)["assetNodes"]
+        return {each["assetKey"]["path"][-1] for each in found if each["staleStatus"] != "FRESH"}
 
     def sensor(self, location: str, name: str) -> dict[str, Any]:
         """Returns the status of a sensor, and its ticks, newest first."""

@@ -319,7 +319,9 @@ _MATERIALIZATIONS = """query($k: AssetKeyInput!) { assetOrError(assetKey: $k) {
   ... on Asset { assetMaterializations { runId } } } }"""
 
 
-def test_a_new_version_is_proved_switched_to_and_taken_back(deployment: Deployment, page: Page) -> None:
+def test_a_new_version_is_proved_switched_to_and_taken_back_and_another_one_recomputes(
+    deployment: Deployment, page: Page
+) -> None:
     """A run loads the code as it begins, so the version that it belongs to is the one that is deployed then."""
 
     def run(job: str, config: str | None = None) -> str:
@@ -351,6 +353,17 @@ def test_a_new_version_is_proved_switched_to_and_taken_back(deployment: Deployme
     run_epochs(2)
     sold = [("louvre", n) for n in (1, 2, 3)] + [("met", n) for n in (1, 2)]
     assert rows(deployment.home / "tables" / "tickets") == sold
+    (deployment.home / "deployed").write_text("twice")
+    assert deployment.unsynced("small", "tickets") == set()
+    lineage = f"{deployment.url}/locations/small/asset-groups/tickets/lineage"
+    page.goto(lineage)
+    page.get_by_text("Reload definitions").click()
+    appears(page, lineage, page.get_by_text("Unsynced").first)
+    assert deployment.unsynced("small", "tickets") == {"sold", "tickets_table"}
+    run("switch", "ops: {switch_tickets: {config: {recompute_changed: true}}}")
+    run_epochs(5)
+    assert rows(deployment.home / "tables" / "tickets") == [(museum, 2 * n) for museum, n in sold]
+    assert deployment.unsynced("small", "tickets") == set()
 
 
 GOES_ON = {"ops": {"orders": {"config": {"epochs": 0}}}}

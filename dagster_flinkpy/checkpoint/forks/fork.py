@@ -19,7 +19,13 @@ from dagster_flinkpy.checkpoint.forks.job_disposal import (
     split_origin,
 )
 from dagster_flinkpy.checkpoint.head import HEAD_KEY, read_head
-from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, STOPPED, CheckpointKind, CheckpointMetadata
+from dagster_flinkpy.checkpoint.metadata import (
+    ANCESTORS,
+    METADATA_NAME,
+    STOPPED,
+    CheckpointKind,
+    CheckpointMetadata,
+)
 from dagster_flinkpy.checkpoint.offline import refuse_beside_run, without_committables
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd
 from dagster_flinkpy.checkpoint.savepoints.dispose import DISPOSAL_KEY
@@ -38,12 +44,8 @@ from dagster_flinkpy.errors import (
 from dagster_flinkpy.storage import ObjectStore, StorageLocation, lease
 from dagster_flinkpy.storage.origins import ORIGINS_FOLDER, add_origins, origins_of
 
-__all__ = ["FORKED_AT", "FORKED_FROM", "Fork", "fork_job", "list_forks"]
+__all__ = ["Fork", "fork_job", "list_forks"]
 
-FORKED_FROM = "forked_from"
-"""Property of the first checkpoint of a fork: the checkpoint or savepoint that it was forked from."""
-FORKED_AT = "forked_at"
-"""Property of that checkpoint: the number of the checkpoint or savepoint."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
@@ -266,7 +268,7 @@ def _first_checkpoint(
 ) -> CheckpointMetadata:
     """Returns the metadata of the fork's first checkpoint. What the other job has to commit is not its own."""
     found = source.metadata
-    forked = {FORKED_FROM: f"{source.origin.partition('/')[0]}/{source.name}", FORKED_AT: found.checkpoint_id}
+    ancestors = [list(each) for each in found.ancestors_of(name)]
     metadata = without_committables(replace(as_savepoint(found, ()), operators=found.operators))
     properties = {key: value for key, value in metadata.properties.items() if key != STOPPED}
     return replace(
@@ -278,7 +280,7 @@ def _first_checkpoint(
         timestamp_ms=now_ms,
         partition=None if source.end is None else source.end.partition,
         fencing_token=attempt.token,
-        properties={**properties, **forked},
+        properties={**properties, ANCESTORS: ancestors},
     )
 
 

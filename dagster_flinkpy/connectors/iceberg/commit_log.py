@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.refs import MAIN_BRANCH
@@ -106,44 +106,63 @@ class CommitLog:
         return history[-1].snapshot_id not in known
 
     def start(self, table: Table) -> int | None:
-        """Returns the snapshot of ``main`` at which a new branch begins, or None for the newest one.
+        """Returns the snapshot at which a new branch begins, or None for the newest one of ``main``.
 
-        What the original of a fork has added after the checkpoint of the fork, the fork adds itself.
+        If the job has begun with the state of another one, that is where the branch was that the other one writes to.
+        What it has added after that, this job adds itself. The same holds for the job with which that one has begun.
 
         Raises:
             ConfigurationError: Nobody knows which one it is.
         """
-        if self._context.forked_from is None:
-            return None
-        (origin, last), history = self._context.forked_from, self._history(table, MAIN_BRANCH)
-        said = [(each, each.summary.additional_properties) for each in history if each.summary]
-        theirs = [(each, int(summary[_CHECKPOINT])) for each, summary in said if summary.get(_JOB) == origin]
+        for origin, last in self._context.ancestors:
+            found = self._commits_of(table, origin)
+            own = [each for each in found if each[0] == self._context.uid] or found
+            branches = {branch for _, branch, _ in own}
+            if len(branches) > 1:
+                raise self._unknown_start(origin, last, "main", f"writes to the branches {sorted(branches)}")
+            if branches or any(job == origin for _, job, _ in self._said(table, MAIN_BRANCH)):
+                branch = next(iter(branches), MAIN_BRANCH)
+                committed = max((number for _, each, number in found if each == branch), default=0)
+                return self._start_at(table, branch, origin, last, committed)
+        return None
+
+    def _start_at(self, table: Table, branch: str, origin: str, last: int, committed: int) -> int | None:
+        """Returns the snapshot of a branch before what a job has added after a checkpoint."""
+        history = self._history(table, branch)
+        theirs = [(each, checkpoint_id) for each, job, checkpoint_id in self._said(table, branch) if job == origin]
         newer = [snapshot for snapshot, checkpoint_id in theirs if checkpoint_id > last]
         whole = len(newer) < len(theirs) or (bool(history) and history[-1].sequence_number == 1)
         in_order = all(checkpoint_id > last for _, checkpoint_id in theirs[: len(newer)])
-        if whole and in_order and not newer:
-            return None
-        if not newer and self._last_of_main(table, origin) <= last:
-            return None
-        if whole and in_order:
+        if not newer and (history or branch == MAIN_BRANCH) and (whole or committed <= last):
+            return None if branch == MAIN_BRANCH else history[0].snapshot_id
+        if whole and in_order and newer:
             start = newer[-1].parent_snapshot_id
             if start is not None and any(each.snapshot_id == start for each in history):
                 return int(start)
-        raise ConfigurationError(
-            f"{self._what} cannot be created: job {origin!r} has added rows to 'main' since it was forked, which the "
-            "fork would add again, and no snapshot is known to have all rows before them. Create it yourself at a "
-            f"snapshot of 'main' without rows of checkpoints of {origin!r} after {last}, or dispose of the "
-            "fork, and fork the latest checkpoint"
+        raise self._unknown_start(origin, last, branch, f"has added rows to {branch!r} since then")
+
+    def _unknown_start(self, origin: str, last: int, branch: str, what: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"{self._what} cannot be created: the job begins with the state of checkpoint {last} of job {origin!r}, "
+            f"which {what}. No snapshot is known to have all rows up to then, and none after. Create it yourself at a "
+            f"snapshot of {branch!r} without rows of later checkpoints of {origin!r}, or begin with its latest "
+            "checkpoint"
         )
 
-    def _last_of_main(self, table: Table, job_id: str) -> int:
-        """Returns the last checkpoint of a job in ``main``, or 0 if there is none."""
-        prefix, found = f"flinkpy.committed.{_quoted(job_id)}.", [0]
+    def _said(self, table: Table, branch: str) -> list[tuple[Snapshot, str, int]]:
+        """Returns the snapshots of a branch that jobs have added, newest first, with job and checkpoint."""
+        said = [(each, each.summary.additional_properties) for each in self._history(table, branch) if each.summary]
+        return [(each, summary[_JOB], int(summary[_CHECKPOINT])) for each, summary in said if _JOB in summary]
+
+    def _commits_of(self, table: Table, job_id: str) -> list[tuple[str, str, int]]:
+        """Returns sink, branch and last checkpoint of what a job has committed."""
+        prefix, found = f"flinkpy.committed.{_quoted(job_id)}.", list[tuple[str, str, int]]()
         for name, text in table.properties.items():
-            if name.startswith(prefix) and "." not in name.removeprefix(prefix):
+            uid, _, branch = name.removeprefix(prefix).partition(".")
+            if name.startswith(prefix):
                 with suppress(KeyError, TypeError, ValueError):  # the other job says that somebody has changed it
-                    found.append(int(json.loads(text)["checkpoint"]))
-        return max(found)
+                    found.append((unquote(uid), unquote(branch) or MAIN_BRANCH, int(json.loads(text)["checkpoint"])))
+        return found
 
     def _made(self, table: Table, digest: str) -> bool:
         """Returns whether a snapshot says that it was made of files with a digest."""

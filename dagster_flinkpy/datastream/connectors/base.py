@@ -410,8 +410,9 @@ class CommitterInitContext:
     """The type of the records, or None if it is unknown."""
     spark: Callable[[], AbstractContextManager[Any]] | None = None
     """Returns the job's Spark session. None in a process that does not run the job."""
-    forked_from: tuple[str, int] | None = None
-    """At the first checkpoint of a fork: the ids of the original job and of its checkpoint. Default: None."""
+    ancestors: tuple[tuple[str, int], ...] = ()
+    """The jobs with whose state the job has begun, as a fork or from a savepoint, and the checkpoints of these; its own
+    origin comes first. Default: none."""
 
 
 class CommitRequestState(Enum):

@@ -148,7 +148,6 @@ def roll_back(
             read all of its input first.
         JobNotFoundError: There is no such fork.
     """
-    from dagster_flinkpy.checkpoint.forks.fork import FORKED_AT
     from dagster_flinkpy.checkpoint.offline import refuse_beside_run, trigger_savepoint
     from dagster_flinkpy.checkpoint.recomputation import TO_REPLACE
     from dagster_flinkpy.checkpoint.savepoints.dispose import dispose_savepoint
@@ -163,8 +162,8 @@ def roll_back(
     if before is None:
         raise JobNotFoundError(f"there is no fork {fork.url} to go back to")
     # Sources that are to be read again are behind the fork.
-    unread = latest is not None and TO_REPLACE in latest.properties
-    if latest is None or not (unread and latest.parent_id == before.properties.get(FORKED_AT)):
+    unread = latest is not None and TO_REPLACE in latest.properties and before.parent_id is None
+    if latest is None or not (unread and before.ancestors[:1] == ((job.name, latest.parent_id),)):
         _read_up_to(latest, Shadow(program, fork, None, spark, owner, on_progress), job)
     savepoint = replace(fork, url=trigger_savepoint(fork))
     # Whoever can write the fork can write the job: its pickled state is the job's own.

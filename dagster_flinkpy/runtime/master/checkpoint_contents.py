@@ -9,7 +9,7 @@ import msgspec
 
 from dagster_flinkpy.checkpoint.coordinator.instructions import WriteMetadata
 from dagster_flinkpy.checkpoint.edge_history import EdgeHistory
-from dagster_flinkpy.checkpoint.metadata import COMMITS, CheckpointKind, CheckpointMetadata
+from dagster_flinkpy.checkpoint.metadata import ANCESTORS, COMMITS, CheckpointKind, CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_program import operator_program
 from dagster_flinkpy.checkpoint.operator_states import OperatorState
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd
@@ -40,6 +40,7 @@ class CheckpointContents:
         """The time partition that the next epoch reads; None if it reads the next input."""
         self.repeated: int | None = None
         """The last checkpoint that has the state of the one before it."""
+        self._ancestors = [] if restored is None else [list(each) for each in restored.ancestors_of(job_id)]
         self._first = None if restored is None else first_checkpoint(restored)
         self._graph, self._job_id, self._token = graph, job_id, fencing_token
         self._edges = {v.uid for v in graph.vertices if isinstance(v.spec, BlockingEdgeSourceSpec)}
@@ -72,6 +73,7 @@ class CheckpointContents:
         told = {
             **properties,
             FIRST: self._first if self._first > 1 else None,
+            ANCESTORS: self._ancestors or None,
             COMMITS: self._commits_before(write) or None,
             **self._rows_to_replace(write),
         }

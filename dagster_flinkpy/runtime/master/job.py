@@ -242,7 +242,8 @@ class JobAttempt(AttemptRuns):
             self._progress(f"starting over and leaving behind: {self._attempt.left_behind}")
         self._restore.skip_if_restored(latest)
         session = JobSession(self._spark)
-        committers = Committers(self.graph, self.config.job_id, self.token, self._watchdog, session, latest)
+        ancestors = self._watchdog.run("reading what is restored", self._restore.ancestors, self._location, latest)
+        committers = Committers(self.graph, self.config.job_id, self.token, self._watchdog, session, ancestors)
         self._transactions = Transactions(
             self._store, self._attempt, committers, self._restore, self._watchdog, self._progress
         )

@@ -24,7 +24,7 @@ from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo
 from dagster_flinkpy.datastream.checkpointing.state_recovery import NonRestoredState, RecoveryClaimMode
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
-from dagster_flinkpy.errors import FlinkPyError, ObjectNotFoundError, RestoreError
+from dagster_flinkpy.errors import CorruptMetadataError, FlinkPyError, HeadLostError, ObjectNotFoundError, RestoreError
 from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.storage import StorageLocation
 
@@ -79,6 +79,23 @@ class Restore:
     def continue_run(self) -> None:
         """Lets the next attempt of the same run start from the latest checkpoint, which the run has completed."""
         self.path, self.start_empty, self.claimed, self.recomputation = None, False, None, None
+
+    def ancestors(self, job: StorageLocation, latest: CheckpointMetadata | None) -> tuple[tuple[str, int], ...]:
+        """Returns the jobs with whose state the job begins or has begun, and the checkpoints of these.
+
+        Args:
+            job: The prefix of the job.
+            latest: Its latest checkpoint.
+        """
+        found = latest
+        if self.start_empty:
+            return ()
+        if self.path is not None and self.path.strip():
+            location = savepoint_location(self.path, job)
+            if location.url != job.url and not location.url.startswith(f"{job.url}/chk-"):
+                with suppress(RestoreError, HeadLostError, CorruptMetadataError):  # `load` says so
+                    found = open_checkpoint(location).metadata
+        return () if found is None else found.ancestors_of(job.name)
 
     def load(
         self, config: JobConfig, graph: JobGraph, store: CompletedCheckpointStore, attempt: Attempt

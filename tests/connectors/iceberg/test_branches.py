@@ -13,7 +13,8 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 
 from dagster_flinkpy.checkpoint.forks.fork import fork_job
-from dagster_flinkpy.checkpoint.offline import stop_with_savepoint
+from dagster_flinkpy.checkpoint.offline import restore_savepoint, stop_with_savepoint, trigger_savepoint
+from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.connectors import IcebergSink, IcebergSource, ParquetSink
 from dagster_flinkpy.connectors.commit.staged_files import StagedFileCommitter
@@ -419,7 +420,7 @@ def test_a_fork_of_which_nobody_knows_where_main_was_is_refused(tmp_path: Path) 
     one_epoch(main, tmp_path, "job")
     opened(main).overwrite(opened(main).scan().to_arrow())  # as a compaction does
     expire_but(opened(main), current(opened(main)), at)
-    said = r"job 'job' has added rows to 'main' since it was forked.*without rows of checkpoints of 'job' after 1,"
+    said = r"checkpoint 1 of job 'job', which has added rows to 'main' since.*'main' without rows of later checkpoints"
     with pytest.raises(ConfigurationError, match=said):
         one_epoch(fork, tmp_path, "fork")
     assert BRANCH not in opened(main).refs()
@@ -427,6 +428,66 @@ def test_a_fork_of_which_nobody_knows_where_main_was_is_refused(tmp_path: Path) 
     for _ in range(2):
         one_epoch(fork, tmp_path, "fork")
     assert rows_in(main, BRANCH, "value") == list(range(9))
+
+
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_a_fork_of_a_fork_begins_where_the_branch_of_that_was(tmp_path: Path, epochs: int) -> None:
+    main, first, second = (sink_in(tmp_path, branch=branch) for branch in ("main", BRANCH, "second"))
+    forked(tmp_path, main)
+    for _ in range(epochs):
+        one_epoch(first, tmp_path, "fork")
+    fork_job(jobs(tmp_path).parent.child("fork"), "second")
+    one_epoch(main, tmp_path, "job")
+    one_epoch(first, tmp_path, "fork")
+    while not one_epoch(second, tmp_path, "second"):
+        pass
+    assert rows_in(main, "second", "value") == list(range(9))
+    assert rows_in(main, "main", "value") == list(range(6))
+    assert rows_in(main, BRANCH, "value") == list(range(6 + 3 * epochs))
+
+
+def test_a_fork_of_a_fork_whose_branch_is_gone_is_refused(tmp_path: Path) -> None:
+    forked(tmp_path, sink_in(tmp_path))
+    one_epoch(sink_in(tmp_path, branch=BRANCH), tmp_path, "fork")
+    fork_job(jobs(tmp_path).parent.child("fork"), "second")
+    second = sink_in(tmp_path, branch="second")
+    remove(opened(second))
+    with pytest.raises(ConfigurationError, match=f"job 'fork', which has added rows to '{BRANCH}' since"):
+        one_epoch(second, tmp_path, "second")
+    assert "second" not in opened(second).refs()
+
+
+@pytest.mark.parametrize("by_command", [False, True])
+def test_a_job_that_begins_with_a_savepoint_of_another_one_begins_where_main_was(
+    tmp_path: Path, by_command: bool
+) -> None:
+    main, branch = sink_in(tmp_path), sink_in(tmp_path, branch=BRANCH)
+    one_epoch(main, tmp_path, "job")
+    savepoint = trigger_savepoint(jobs(tmp_path))
+    one_epoch(main, tmp_path, "job")
+    path: str | None = savepoint
+    if by_command:
+        other = jobs(tmp_path).parent.child("other")
+        restore_savepoint(other, StorageLocation(savepoint), owner="me", now_ms=current_millis())
+        path = None
+    for restored in (path, None):
+        with HarnessAttempt(graph_of(branch), tmp_path / "jobs", job_id="other", restore_from=restored) as attempt:
+            attempt.run_epoch()
+    assert rows_in(main, BRANCH, "value") == list(range(9))
+    assert rows_in(main, "main", "value") == list(range(6))
+
+
+def test_a_job_that_is_restored_from_its_own_fork_has_no_other_beginning(tmp_path: Path) -> None:
+    main = sink_in(tmp_path)
+    forked(tmp_path, main)
+    one_epoch(main, tmp_path, "job")
+    one_epoch(sink_in(tmp_path, branch=BRANCH), tmp_path, "fork")
+    fork = jobs(tmp_path).parent.child("fork")
+    stores = [CompletedCheckpointStore(each.open()) for each in (fork, jobs(tmp_path))]
+    assert [each.latest().ancestors for each in stores] == [(("job", 1),), ()]
+    with HarnessAttempt(graph_of(main), tmp_path / "jobs", restore_from=trigger_savepoint(fork)) as attempt:
+        attempt.run_epoch()
+        assert attempt.latest.ancestors == ()
 
 
 # --- the source -------------------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar
 
-from dagster_flinkpy.checkpoint.forks.fork import FORKED_AT, FORKED_FROM
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.recomputation import REPLACES, TO_REPLACE, Recomputation, ReplacedRows
 from dagster_flinkpy.datastream.connectors.base import (
@@ -44,7 +43,7 @@ class Committers:
         fencing_token: Fencing token of the execution attempt.
         watchdog: Runs each call of a committer.
         session: The Spark session for committers. Default: they have none.
-        latest: The job's latest checkpoint. Default: None.
+        ancestors: The jobs with whose state the job has begun, and their checkpoints. Default: none.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class Committers:
         fencing_token: int,
         watchdog: Watchdog,
         session: JobSession | None = None,
-        latest: CheckpointMetadata | None = None,
+        ancestors: tuple[tuple[str, int], ...] = (),
     ) -> None:
         if session is not None:
             session.begin(f"flinkpy-{job_id}-{fencing_token}-commits", f"the commits of job {job_id!r}")
@@ -63,7 +62,7 @@ class Committers:
         self._sinks = {v.uid for v in graph.vertices if isinstance(v.spec, SinkSpec)}
         self._committers: dict[str, Committer] = {
             v.uid: v.spec.sink.create_committer(
-                CommitterInitContext(job_id, v.uid, fencing_token, v.output_type, spark, _forked_from(latest))
+                CommitterInitContext(job_id, v.uid, fencing_token, v.output_type, spark, ancestors)
             )
             for v in graph.vertices
             if isinstance(v.spec, SinkSpec) and isinstance(v.spec.sink, TwoPhaseCommittingSink)
@@ -249,15 +248,6 @@ class Committers:
         """Runs a step of a committer, which may be a user's."""
         with raised_on_driver(f"the committer of sink {uid!r}", SinkCommitError):
             return self._watchdog.run(what, step, *args, **kwargs)
-
-
-def _forked_from(latest: CheckpointMetadata | None) -> tuple[str, int] | None:
-    """Returns `CommitterInitContext.forked_from`."""
-    properties = {} if latest is None else latest.properties
-    origin, checkpoint_id = properties.get(FORKED_FROM), properties.get(FORKED_AT)
-    if not isinstance(origin, str) or not isinstance(checkpoint_id, int):
-        return None
-    return origin.partition("/")[0], checkpoint_id
 
 
 def _requests(metadata: CheckpointMetadata, uid: str) -> list[CommitRequest]:
