@@ -50,6 +50,7 @@ __all__ = [
     "plan_restore",
     "program_attempt",
     "program_committers",
+    "to_recompute",
 ]
 
 
@@ -319,10 +320,8 @@ def forecast(
     evolution = evolution_since(stored.metadata, graph, allow_non_restored_state=allow_non_restored_state)
     built: Recomputation | None = None
     try:
-        if recompute_changed:
-            recompute = {*recompute, *changed_operators(graph, stored, allow_non_restored_state)}
-        if recompute:
-            built = recomputation_of(stored.metadata, graph, recompute, since)
+        if uids := to_recompute(graph, stored, recompute, recompute_changed, since, allow_non_restored_state):
+            built = recomputation_of(stored.metadata, graph, uids, since)
             evolution = replace(evolution, operators=tuple(_recomputed(each, built) for each in evolution.operators))
             stored = replace(stored, metadata=without_state(stored.metadata, graph, built))
         settled = settle_parallelism(graph, stored.metadata, parallelism)
@@ -344,6 +343,25 @@ def forecast(
         built,
     )
     return found if built is not None else _with_proposal(found, stored.metadata, graph)
+
+
+def to_recompute(
+    graph: JobGraph,
+    stored: StoredCheckpoint,
+    recompute: Collection[str],
+    recompute_changed: bool,
+    since: str | None,
+    allow_non_restored_state: NonRestoredState = False,
+) -> set[str]:
+    """Returns the uids of the operators that a switch recomputes, without those that follow; see `switch_program`.
+
+    Raises:
+        ConfigurationError: It is unknown whether an operator has changed, or none has, or there is only a ``since``.
+    """
+    if since is not None and not recompute and not recompute_changed:
+        raise ConfigurationError("since says from where operators are recomputed: name them with recompute")
+    changed = changed_operators(graph, stored, allow_non_restored_state) if recompute_changed else ()
+    return {*recompute, *changed}
 
 
 def changed_operators(

@@ -16,7 +16,7 @@ from dagster_flinkpy.connectors import ParquetSink
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.program import changed_operators, plan_restore
-from dagster_flinkpy.orchestration.upgrade import roll_back, switch_program
+from dagster_flinkpy.orchestration.upgrade import prove_upgrade, roll_back, switch_program
 from tests.orchestration.recomputed import (
     DAY,
     PER_EPOCH,
@@ -55,7 +55,8 @@ def test_the_plan_says_what_has_changed_and_from_what_it_can_be_recomputed(tmp_p
     assert "read again: what the blocking edges after 'numbers' keep" in planned.of_recomputation[2]
     asked = plan_restore(new, open_checkpoint(job), recompute_changed=True)
     assert (asked.problem, asked.recomputation) == (None, planned.proposed)
-    switch_program(new, job, spark=SPARK, recompute_changed=True)
+    for _ in range(2):  # the first one may have died
+        switch_program(new, job, spark=SPARK, recompute_changed=True)
     run(new, tmp_path)
     assert table(tmp_path) == expected(changed.times)
     assert table(tmp_path, "kept") == expected(10)
@@ -120,6 +121,20 @@ def test_a_blocking_edge_more_or_less_is_no_change(tmp_path: Path) -> None:
     found = evolution_since(metadata, build().get_job_graph().split())
     own = {"numbers", "totals", "table", "others", "kept"}
     assert not own & {each.uid for each in found.changes}
+
+
+def test_rows_up_to_a_checkpoint_stay_also_if_the_switch_is_repeated(tmp_path: Path) -> None:
+    run(program(tmp_path), tmp_path, 3)
+    new, job = program(tmp_path, Totals(7)), job_of(tmp_path)
+    for _ in range(2):
+        switch_program(new, job, spark=SPARK, recompute_changed=True, since="chk-2")
+    run(new, tmp_path)
+    counts = [count for _, count in expected(epochs=2)[0] + expected(first=2)[0]]
+    assert sorted(count for _, count in table(tmp_path)[0]) == sorted(counts)
+    asked: dict[str, Any] = {"since": "chk-2", "spark": SPARK}
+    for refused in (partial(switch_program, new, job), partial(prove_upgrade, new, new, job)):
+        with pytest.raises(ConfigurationError, match="name them with recompute"):
+            refused(**asked)
 
 
 def test_it_is_refused_if_nothing_has_changed_or_if_that_is_unknown(tmp_path: Path) -> None:

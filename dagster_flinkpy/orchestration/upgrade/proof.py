@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dagster_flinkpy.errors import CheckpointError, ConfigurationError, RestoreError
 from dagster_flinkpy.orchestration.flink_job import Environment, FlinkJob, job_of
-from dagster_flinkpy.orchestration.program import RestoreForecast, changed_operators, plan_restore
+from dagster_flinkpy.orchestration.program import RestoreForecast, plan_restore, to_recompute
 from dagster_flinkpy.orchestration.resources import SparkResource
 from dagster_flinkpy.orchestration.upgrade.row_difference import RowDifference, compare_rows
 from dagster_flinkpy.orchestration.upgrade.shadow import (
@@ -118,16 +118,15 @@ def prove_upgrade(
     if not kept:
         raise CheckpointError(f"{job.url} has no completed checkpoint that an upgrade could be tried on")
     before, after = job_of(old, job.name), job_of(new, job.name)
-    if recompute_changed:
-        recompute = {*recompute, *changed_operators(after.graph, open_checkpoint(job))}
-    at = at or f"chk-{kept[-1 if recompute else 0]}"
+    uids = to_recompute(after.graph, open_checkpoint(job), recompute, recompute_changed, since)
+    at = at or f"chk-{kept[-1 if uids else 0]}"
     stored = open_checkpoint(job.child(at) if at.startswith("chk-") else savepoint_location(at, job))
     first = stored.metadata.checkpoint_id
     if stored.metadata.partition is not None:
         raise ConfigurationError(
             f"job {job.name!r} is partitioned by time. Fork it, and run the new program on the same partitions"
         )
-    plan = plan_restore(after, stored, recompute=recompute, since=since)
+    plan = plan_restore(after, stored, recompute=uids, since=since if uids else None)
     most = epochs or max(1, sum(each > first for each in kept))
     if plan.recomputation is not None and plan.recomputation.sources and epochs is None:
         most = min(first, MOST_EPOCHS)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dagster_flinkpy.errors import CheckpointError, ConfigurationError, JobNotFoundError
+from dagster_flinkpy.errors import CheckpointError, JobNotFoundError
 from dagster_flinkpy.orchestration.flink_job import Environment, FlinkJob, job_of
-from dagster_flinkpy.orchestration.program import changed_operators, check_recomputation, program_attempt
+from dagster_flinkpy.orchestration.program import check_recomputation, program_attempt, to_recompute
 from dagster_flinkpy.orchestration.resources import SparkResource
 from dagster_flinkpy.orchestration.upgrade.proof import clear_dead_proof
 from dagster_flinkpy.orchestration.upgrade.shadow import MOST_EPOCHS, Shadow, delete_forks, positions_of, sources_of
@@ -80,9 +80,10 @@ def switch_program(
     refuse_beside_run(job, current_millis())
     program, fork = job_of(new, job.name), job.parent.child(keep or f"{job.name}_before")
     kept, latest = (CompletedCheckpointStore(each.open()).latest() for each in (fork, job))
-    if recompute_changed and latest is not None:
-        recompute = {*recompute, *changed_operators(program.graph, open_checkpoint(job))}
-    recomputation = _recomputation(program, job, latest, recompute, since)
+    recomputation = None
+    if latest is not None:
+        uids = to_recompute(program.graph, open_checkpoint(job), recompute, recompute_changed, since)
+        recomputation = _recomputation(program, job, latest, uids, since)
     clear_dead_proof(job)
     if kept is None or not _is_repeated(program.graph, latest, kept):
         delete_forks(None, fork)
@@ -104,14 +105,12 @@ def _is_repeated(graph: JobGraph, latest: CheckpointMetadata | None, kept: Check
 
 
 def _recomputation(
-    program: FlinkJob, job: StorageLocation, latest: CheckpointMetadata | None, uids: Collection[str], since: str | None
+    program: FlinkJob, job: StorageLocation, latest: CheckpointMetadata, uids: Collection[str], since: str | None
 ) -> Recomputation | None:
     """Returns what a switch recomputes, and checks that it can."""
     from dagster_flinkpy.checkpoint.recomputation import recomputation_of
 
-    if not uids and since is not None:
-        raise ConfigurationError("since says from where operators are recomputed: name them with recompute")
-    if not uids or latest is None:
+    if not uids:
         return None
     recomputation = recomputation_of(latest, program.graph, uids, since)
     check_recomputation(program, job, latest, recomputation)
