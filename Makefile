@@ -21,7 +21,9 @@ $(STAMP): pyproject.toml requirements.lock
 	  || { echo "$(PYTHON) cannot make virtual environments: apt-get install python3-venv" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 	@# No dependencies are looked up: the lock has all of them. It brings a Java, too, for machines without one.
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-compile --require-hashes --requirement requirements.lock
+	@# pip would compile one file after the other. Some are not meant for this Python.
+	$(BIN)/python -m compileall -qq -j 0 .venv/lib || true
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@$(BIN)/python -m dagster_flinkpy.spark.java >/dev/null
 	@# A first start of Spark: it leaves an archive of Java classes, with which later ones take half the time.
