@@ -15,7 +15,8 @@ class ExchangeMode(Enum):
     """What carries records from task to task (option ``execution.exchange``). Not in Flink."""
 
     AUTO = auto()
-    """``PIPELINED`` if there are slots for all tasks and one more, and they reach each other, otherwise ``SPARK``."""
+    """``PIPELINED`` if there are slots for all of them and one more, and they reach each other, otherwise
+    ``SPARK``. Several may share a process."""
     PIPELINED = auto()
     """All tasks of a region live side by side, in long tasks of Spark, and send records to each other over Arrow
     Flight, epoch after epoch."""
@@ -29,7 +30,8 @@ class ExchangeOptions:
     """The options of the exchange.
 
     Raises:
-        ConfigurationError: A duration is negative, or a slot may be silent for no longer than its interval.
+        ConfigurationError: A duration is negative, a process has no slot, or a slot may be silent for no longer than
+            its interval.
     """
 
     mode: ExchangeMode = ExchangeMode.AUTO
@@ -39,6 +41,9 @@ class ExchangeOptions:
     ``execution.buffer-timeout.interval``). Zero: after each step; None: only full buffers. Default: 100 ms."""
     slot_request_timeout: timedelta = timedelta(minutes=5)
     """How long a job waits for slots that are missing (Flink: ``slot.request.timeout``). Default: 5 minutes."""
+    task_slots: int | None = None
+    """How many slots share a process, and take turns in it (Flink: ``taskmanager.numberOfTaskSlots``). Default: 1, but
+    more if the job needs at least twice as many slots as there are cores, or Spark has too few slots."""
     heartbeat_interval: timedelta = timedelta(seconds=10)
     """How often driver and slots tell each other that they are there (Flink: ``heartbeat.interval``). Default: 10 s."""
     heartbeat_timeout: timedelta = timedelta(seconds=50)
@@ -56,6 +61,8 @@ class ExchangeOptions:
         ):
             if value is not None and value < timedelta(0):
                 raise ConfigurationError(f"the {name} must not be negative, not {value}")
+        if self.task_slots is not None and self.task_slots < 1:
+            raise ConfigurationError(f"taskmanager.numberOfTaskSlots must be at least 1, not {self.task_slots}")
         if not timedelta(0) < self.heartbeat_interval < self.heartbeat_timeout:
             raise ConfigurationError(
                 f"heartbeat.interval must be above 0 and less than heartbeat.timeout, not {self.heartbeat_interval} "

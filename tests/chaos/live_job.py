@@ -33,7 +33,7 @@ from tests.chaos.relay import Relays
 from tests.runtime.programs import COUNTED, EVENT, CountPerKey, environment
 from tests.soak.job import Endless
 
-KEYS, RECORDS, PARALLELISM = 11, 600, 2
+KEYS, RECORDS, PARALLELISM, TASK_SLOTS = 11, 300, 4, 2
 TABLES = ("rows", "counts")
 HEARTBEAT_TIMEOUT = 5.0
 HANG, HANGS = "hang", "hangs"
@@ -119,6 +119,7 @@ def main() -> None:
         failover=FailoverConfig(FixedDelayRestart(attempts=1_000_000, delay=timedelta(milliseconds=50))),
         exchange=ExchangeOptions(
             ExchangeMode.PIPELINED,
+            task_slots=TASK_SLOTS,
             buffer_timeout=timedelta(milliseconds=5),
             heartbeat_interval=timedelta(seconds=0.5),
             heartbeat_timeout=timedelta(seconds=HEARTBEAT_TIMEOUT),

@@ -268,6 +268,7 @@ VALUES: dict[str, tuple[str, Callable[[StreamExecutionEnvironment], object], obj
         timedelta(milliseconds=5),
     ),
     "slot.request.timeout": ("9 s", lambda e: e.get_config().exchange.slot_request_timeout, timedelta(seconds=9)),
+    "taskmanager.numberOfTaskSlots": ("4", lambda e: e.get_config().exchange.task_slots, 4),
     "heartbeat.interval": ("3 s", lambda e: e.get_config().exchange.heartbeat_interval, timedelta(seconds=3)),
     "heartbeat.timeout": ("30 s", lambda e: e.get_config().exchange.heartbeat_timeout, timedelta(seconds=30)),
     "security.ssl.internal.enabled": ("true", lambda e: e.get_config().exchange.tls, True),
@@ -303,7 +304,7 @@ def test_options_act(name: str) -> None:
 
 UNKNOWN = {
     "execution.checkpointing.intervall": "did you mean 'execution.checkpointing.interval'",
-    "taskmanager.numberOfTaskSlots": "this library does not have it",
+    "taskmanager.memory.process.size": "this library does not have it",
 }
 
 

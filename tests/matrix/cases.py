@@ -34,6 +34,7 @@ def _settings(**more: st.SearchStrategy[Any]) -> st.SearchStrategy[Settings]:
         swaps=st.booleans(),
         small=st.booleans(),
         attempts=st.booleans(),
+        task_slots=st.integers(1, 3),
         crashes=st.frozensets(st.integers(0, 2), max_size=1),
         raises=st.frozensets(st.integers(0, 20), max_size=2),
         **more,

@@ -16,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
 from dagster_flinkpy.common.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.datastream.checkpointing.state_backend_type import StateBackendType
 from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
@@ -72,6 +73,8 @@ class Settings:
     """Whether each epoch is read as a partition of time. The input must not end."""
     live: bool = False
     """Whether tasks live in slots. Then the order in which they read their channels is not determined."""
+    task_slots: int = 1
+    """How many slots of tasks that live share a process."""
     sources: Sources = Sources.PLANNED
     """How sources give out records. If not `PLANNED`, the input ends, and epochs of tasks that live can be open."""
     raises: frozenset[int] = frozenset()
@@ -203,6 +206,8 @@ def _run_job(
             "checkpointing": replace(policy, state_backend=next(backends)),
             "failover": FailoverConfig(FixedDelayRestart(attempts=len(settings.raises), delay=timedelta(0))),
         }
+        if settings.live:
+            config["exchange"] = ExchangeOptions(ExchangeMode.PIPELINED, task_slots=settings.task_slots)
         attempt_type = _Lagging if settings.lags else _Attempt
         with attempt_type(
             graph,

@@ -188,7 +188,7 @@ class HarnessAttempt(JobAttempt):
         storage = StorageLocation(str(folder)) if isinstance(folder, Path) else folder
         settings = {"cache_dir": str(folder / "cache") if isinstance(folder, Path) else None, **(config or {})}
         if live:
-            settings |= {"in_process": True, "exchange": ExchangeOptions(mode=ExchangeMode.PIPELINED)}
+            settings = {"exchange": ExchangeOptions(mode=ExchangeMode.PIPELINED), **settings, "in_process": True}
         else:
             settings = {"exchange": ExchangeOptions(mode=ExchangeMode.SPARK), **settings}
         self._threads = threads

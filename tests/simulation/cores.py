@@ -18,7 +18,7 @@ class Cores:
     """
 
     def __init__(self, number: int, wait_for: Callable[[Callable[[], bool]], object]) -> None:
-        self._number, self._wait_for = number, wait_for
+        self.number, self._wait_for = number, wait_for
         self._jobs, self._tasks = itertools.count(), itertools.count()
         self._queue: set[tuple[int, int]] = set()
         self._running: list[Callable[[], bool]] = []
@@ -31,7 +31,7 @@ class Cores:
     @property
     def free(self) -> bool:
         """Whether a task could begin."""
-        return sum(not is_over() for is_over in self._running) < self._number
+        return sum(not is_over() for is_over in self._running) < self.number
 
     @contextmanager
     def one(self, job: int, is_over: Callable[[], bool]) -> Iterator[bool]:

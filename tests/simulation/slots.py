@@ -60,7 +60,12 @@ __all__ = ["SimulatedSlot", "exchange_options", "live_tasks"]
 def exchange_options(world: World) -> ExchangeOptions:
     """Draws how live tasks exchange records."""
     timeout = world.rng.choice((timedelta(0), timedelta(milliseconds=50), timedelta(seconds=2), None))
-    return ExchangeOptions(ExchangeMode.PIPELINED, buffer_timeout=timeout, slot_request_timeout=timedelta(seconds=100))
+    return ExchangeOptions(
+        ExchangeMode.PIPELINED,
+        buffer_timeout=timeout,
+        slot_request_timeout=timedelta(seconds=100),
+        task_slots=2 if world.cores.number == 1 else 1,
+    )
 
 
 class SimulatedSlot:
@@ -186,7 +191,7 @@ def live_tasks(world: World) -> Iterator[Network]:
         patch(job_exchange, "announce_job", lambda *args, **options: nullcontext())
         patch(job_exchange, "kept_slots", lambda settings: None)
         patch(JobSession, "open", lambda session: nullcontext())
-        patch(JobSlots, "look", lambda slots, spark: None)
+        patch(JobSlots, "look", lambda slots, spark, wait: None)
         # Programs are small, and are importable. Buffers and channels are small, too, so that they are full.
         patch(shipping, "user_modules_by_value", lambda pickler: nullcontext())
         patch(deployment, "_TIMER_SECONDS", 1.0)

@@ -139,6 +139,7 @@ OPTIONS: Mapping[str, Option] = {
     "execution.exchange": lambda p, c, k: _exchange(p, mode=_member(ExchangeMode, c.get_string(k, ""))),
     "execution.buffer-timeout.interval": lambda p, c, k: _exchange(p, buffer_timeout=_duration(c, k)),
     "slot.request.timeout": lambda p, c, k: _exchange(p, slot_request_timeout=_duration(c, k)),
+    "taskmanager.numberOfTaskSlots": lambda p, c, k: _exchange(p, task_slots=c.get_integer(k, 1)),
     "heartbeat.interval": lambda p, c, k: _exchange(p, heartbeat_interval=_duration(c, k)),
     "heartbeat.timeout": lambda p, c, k: _exchange(p, heartbeat_timeout=_duration(c, k)),
     "security.ssl.internal.enabled": lambda p, c, k: _exchange(p, tls=c.get_boolean(k, False)),

@@ -38,7 +38,8 @@ class SlotDeployment:
 
     Args:
         deployment: Its id.
-        job: What the tasks do.
+        load: Returns what the tasks do. It is called for each number of a subtask, because the functions of two
+            subtasks share no objects.
         places: Which slot has which subtask.
         slot: The name of this slot.
         link: Returns the link to another slot, by its name, for this deployment.
@@ -50,7 +51,7 @@ class SlotDeployment:
     def __init__(
         self,
         deployment: str,
-        job: EpochJob,
+        load: Callable[[], EpochJob],
         places: Places,
         slot: str,
         *,
@@ -59,7 +60,9 @@ class SlotDeployment:
         later: Callable[[Callable[[], None]], None],
         wake: Callable[[], None],
     ) -> None:
-        self.id, self.job, self._places, self._slot = deployment, job, places, slot
+        self.id, self._places, self._slot = deployment, places, slot
+        jobs = {index: load() for index in sorted({index for _, index in places.of_slot(slot)})}
+        job = self.job = next(iter(jobs.values()))
         self._link, self._to_driver, self._later, self._wake = link, to_driver, later, wake
         self._pid = os.getpid()
         self.failed = False
@@ -80,15 +83,16 @@ class SlotDeployment:
         for stage, chain in chains:
             head = chain[0]
             here = (index for index in range(head.parallelism) if places.slot_of(head.uid, index) == slot)
-            self.tasks.update(((head.uid, index), self._create(stage, chain, index)) for index in here)
+            self.tasks.update(((head.uid, index), self._create(jobs[index], stage, chain, index)) for index in here)
         self._flush_after = job.buffer_timeout
         self._flushed = time.monotonic()
         self._timers_at = time.monotonic()
         self._with_timers: list[PipelinedTask] = []
         """The tasks whose timers, alignments and blocked channels are looked at now and then, once they are open."""
 
-    def _create(self, stage: int, chain: Sequence[JobVertex], index: int) -> PipelinedTask:
-        graph = self.job.graph
+    def _create(self, job: EpochJob, stage: int, chain: Sequence[JobVertex], index: int) -> PipelinedTask:
+        graph = job.graph
+        chain = [graph.vertex(vertex.uid) for vertex in chain]
         subpartitions: dict[tuple[int, int], PipelinedSubpartition] = {}
         for edge, target in output_channels(graph, chain, index):
             there = self._places.slot_of(edge.target, target)
@@ -107,7 +111,7 @@ class SlotDeployment:
             else:
                 grants[edge.id, sender] = partial(self._grant, there, (edge.id, sender, index))
         return PipelinedTask(
-            self.job,
+            job,
             stage,
             chain,
             index,

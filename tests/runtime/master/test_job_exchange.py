@@ -62,14 +62,14 @@ def test_auto_lets_tasks_live_if_there_are_slots(tmp_path: Path, spark_settings:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("had", [1, 2])
+@pytest.mark.parametrize(("had", "task_slots"), [(1, None), (2, 1)])
 def test_auto_runs_spark_jobs_if_there_are_too_few_slots(
-    had: int, tmp_path: Path, spark_settings: SparkSettings, monkeypatch: pytest.MonkeyPatch
+    had: int, task_slots: int | None, tmp_path: Path, spark_settings: SparkSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few = TaskSlots({"driver": had}, None, 1)
+    few = TaskSlots({"driver": had}, had, 1)
     for name in ("slots_of_local_master", "ask_for_slots"):
         monkeypatch.setattr(f"dagster_flinkpy.runtime.master.slots.job_slots.{name}", lambda *_: few)
-    said = said_by(tmp_path, spark_settings)
+    said = said_by(tmp_path, spark_settings, exchange=ExchangeOptions(task_slots=task_slots))
     why = f"live tasks need 2 slots and leave one to others, and Spark has {had}"
     assert said == f"job 'job': each epoch is a Spark job (execution.exchange: spark), because {why}"
 
@@ -116,8 +116,7 @@ def test_auto_decides_again_after_a_rescale(tmp_path: Path, spark_settings: Spar
     assert {key: total for key, _, total in sink.rows()} == TOTALS
     assert [line for line in lines if "execution.exchange" in line] == [
         "job 'job': tasks live in slots (execution.exchange: pipelined)",
-        "job 'job': each epoch is a Spark job (execution.exchange: spark), because live tasks need 3 slots and leave "
-        "one to others, and Spark has 3",
+        "job 'job': tasks live in slots, 2 in a process (execution.exchange: pipelined)",
     ]
 
 
@@ -152,9 +151,20 @@ def test_auto_runs_spark_jobs_if_slots_do_not_start_or_do_not_reach_each_other(
 
 
 @pytest.mark.spark
-def test_pipelined_ends_if_spark_has_fewer_cores_than_slots(tmp_path: Path, spark_settings: SparkSettings) -> None:
+@pytest.mark.parametrize(("parallelism", "options"), [(3, ExchangeOptions()), (2, ExchangeOptions(task_slots=2))])
+def test_slots_share_a_process_if_spark_has_too_few_or_the_job_says_so(
+    parallelism: int, options: ExchangeOptions, tmp_path: Path, spark_settings: SparkSettings
+) -> None:
+    said = said_by(tmp_path, spark_settings, parallelism, exchange=options)
+    assert said == "job 'job': tasks live in slots, 2 in a process (execution.exchange: pipelined)"
+
+
+@pytest.mark.spark
+def test_pipelined_ends_if_spark_has_fewer_cores_than_slots_that_share_no_process(
+    tmp_path: Path, spark_settings: SparkSettings
+) -> None:
     graph, sink = program(tmp_path, 4)
-    options = ExchangeOptions(ExchangeMode.PIPELINED, slot_request_timeout=timedelta(seconds=5))
+    options = ExchangeOptions(ExchangeMode.PIPELINED, slot_request_timeout=timedelta(seconds=5), task_slots=1)
     config = JobConfig("job", StorageLocation(str(tmp_path / "store")), spark=spark_settings, exchange=options)
     with (
         pytest.raises(NoResourceAvailableError, match="of 4 slots did not start within 5 s") as raised,
@@ -166,6 +176,11 @@ def test_pipelined_ends_if_spark_has_fewer_cores_than_slots(tmp_path: Path, spar
     always = ExchangeOptions(ExchangeMode.PIPELINED)
     again = said_by(tmp_path / "again", spark_settings, exchange=always)  # the cores are free
     assert "tasks live in slots" in again
+
+
+def test_slots_that_are_threads_of_this_process_share_none(tmp_path: Path) -> None:
+    said = said_by(tmp_path, SparkSettings(), 8, exchange=ExchangeOptions(ExchangeMode.PIPELINED), in_process=True)
+    assert said == "job 'job': tasks live in slots (execution.exchange: pipelined)"
 
 
 def test_pipelined_says_that_slots_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

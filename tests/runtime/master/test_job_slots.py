@@ -14,6 +14,7 @@ from dagster_flinkpy.spark.task_slots import TaskSlots
 from dagster_flinkpy.storage import StorageLocation
 
 LONG = Types.LONG()
+CLUSTER = SparkSettings(mode="remote", remote="sc://cluster:15002")
 
 
 def environment(parallelism: int = 8) -> StreamExecutionEnvironment:
@@ -86,7 +87,56 @@ def test_live_tasks_of_different_regions_share_no_slots() -> None:
     then(source.blocking(), "b", 3)
     graph = env.get_job_graph()
     slots = JobSlots("job", graph, graph.regions(), SparkSettings(), print)
-    assert (slots.needed, slots.needed_to_live) == (3, 5)
+    assert (slots.needed, slots.needed_to_live()) == (3, 5)
+    assert slots.needed_to_live(2) == 1 + 2
+
+
+def slots_of(
+    parallelism: int, settings: SparkSettings, had: int | None, monkeypatch: pytest.MonkeyPatch, cores: int
+) -> JobSlots:
+    """Returns the slots of a job, on a Spark that has some, and a machine that has some cores."""
+    monkeypatch.setattr("dagster_flinkpy.runtime.master.slots.job_slots.available_cores", lambda: cores)
+    graph = environment(parallelism).get_job_graph()
+    slots = JobSlots("job", graph, [graph], settings, print)
+    if had is not None:
+        slots.take_note(TaskSlots({"driver": had}, had))
+    return slots
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "had", "cores", "expected"),
+    [
+        (2, 8, 2, 1),
+        (3, 8, 2, 1),  # with two in a process, a core would have twice as much as the other one
+        (4, 8, 2, 2),
+        (16, 64, 4, 4),
+        (19, 64, 4, 4),
+        (16, None, 4, 4),
+        (4, 4, 8, 2),  # a slot is left to others
+        (16, 4, 8, 6),
+        (16, 2, 8, 16),
+        (2, 1, 8, 1),  # nothing would be left
+    ],
+)
+def test_slots_share_a_process_if_there_are_twice_as_many_as_cores_or_too_few_of_spark(
+    parallelism: int, had: int | None, cores: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slots = slots_of(parallelism, SparkSettings(), had, monkeypatch, cores)
+    assert slots.slots_per_process(spare=1) == expected
+
+
+def test_a_cluster_has_the_cores_that_spark_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = slots_of(8, CLUSTER, 16, monkeypatch, cores=1)
+    assert slots.slots_per_process(spare=1) == 1
+    slots.take_note(TaskSlots({"1": 2, "2": 2}, 4))
+    assert [slots.slots_per_process(spare=spare) for spare in (0, 1)] == [2, 3]
+
+
+def test_slots_wait_for_executors_that_spark_may_add(monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = slots_of(8, CLUSTER, None, monkeypatch, cores=1)
+    for limit in (None, 16):
+        slots.take_note(TaskSlots({"1": 2}, limit))
+        assert slots.slots_per_process(spare=1) == 1
 
 
 def attempt(

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from dagster_flinkpy.datastream import SlotSharingGroup
 from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
 from dagster_flinkpy.errors import SlotLostError
 from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob
@@ -64,11 +65,12 @@ class Slots:
     Args:
         job: The first epoch.
         later: The others.
+        per_process: How many of Flink's slots share one.
     """
 
-    def __init__(self, job: EpochJob, later: list[EpochInput]) -> None:
+    def __init__(self, job: EpochJob, later: list[EpochInput], per_process: int = 1) -> None:
         self.epochs = [job.epoch, *later]
-        places = places_of(job.graph)
+        places = places_of(job.graph, per_process=per_process)
         self.names = sorted(set(places.slots.values()))
         self.rows: list[WireRow] = []
         self._network: defaultdict[tuple[str, str], deque[WireRow]] = defaultdict(deque)
@@ -87,7 +89,7 @@ class Slots:
 
         return SlotDeployment(
             "deployment",
-            load_job(program),
+            lambda: load_job(program),
             places,
             name,
             link=link,
@@ -151,6 +153,7 @@ class Slots:
     rebalances=st.booleans(),
     mode=st.sampled_from(["aligned", "unaligned", "at least once"]),
     small=st.booleans(),
+    per_process=st.integers(1, 3),
     steps=st.lists(st.tuples(st.sampled_from(["begin", "work", "arrive"]), st.integers(0, 2)), max_size=60),
 )
 # The slot without a source gets the barrier of an epoch of which it has not heard.
@@ -160,6 +163,7 @@ class Slots:
     rebalances=False,
     mode="aligned",
     small=False,
+    per_process=1,
     steps=[("begin", 0), ("begin", 1), ("begin", 0), *[("work", 0)] * 12, ("arrive", 1), ("work", 1)],
 )
 @example(
@@ -168,6 +172,7 @@ class Slots:
     rebalances=False,
     mode="unaligned",
     small=False,
+    per_process=1,
     steps=[("begin", 0), ("begin", 1), ("begin", 0), ("begin", 0), *[("work", 0)] * 18, ("arrive", 1), ("work", 1)],
 )
 def test_whoever_is_first_the_outcome_is_the_same(
@@ -176,6 +181,7 @@ def test_whoever_is_first_the_outcome_is_the_same(
     rebalances: bool,
     mode: str,
     small: bool,
+    per_process: int,
     steps: list[tuple[str, int]],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
@@ -203,7 +209,7 @@ def test_whoever_is_first_the_outcome_is_the_same(
             patch.setattr("dagster_flinkpy.runtime.slot.deployment.CREDIT", 1)
             patch.setattr("dagster_flinkpy.runtime.slot.pipelined_task._ROWS_AT_ONCE", 1)
             patch.setattr("dagster_flinkpy.runtime.shuffle.record_writer.BUFFER_SIZE", 1)
-        slots = Slots(job, epochs[1:])
+        slots = Slots(job, epochs[1:], per_process)
         for what, number in steps:
             getattr(slots, what)(slots.names[number % len(slots.names)])
         results = slots.run_to_the_end(sum(v.parallelism for v in graph.vertices))
@@ -285,11 +291,13 @@ def test_a_source_that_waits_for_room_is_back_pressured_whatever_else_the_slot_d
 
 
 @settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(readers=st.integers(1, 4), counters=st.integers(1, 4))
-def test_what_one_task_sends_to_is_what_another_receives_from(readers: int, counters: int, tmp_path: Path) -> None:
+@given(readers=st.integers(1, 4), counters=st.integers(1, 4), per_process=st.integers(1, 5))
+def test_what_one_task_sends_to_is_what_another_receives_from(
+    readers: int, counters: int, per_process: int, tmp_path: Path
+) -> None:
     stream = events(environment(counters), RECORDS).set_parallelism(readers)
     graph = collect_graph(stream.key_by("key").process(CountPerKey(), COUNTED).uid("count"))
-    places = places_of(graph)
+    places = places_of(graph, per_process=per_process)
     sent = {
         (edge.id, index, target)
         for uid, index in places.slots
@@ -307,7 +315,10 @@ def test_what_one_task_sends_to_is_what_another_receives_from(readers: int, coun
     assert Places.from_json(places.to_json()) == places
     of_slots = [task for name in set(places.slots.values()) for task in places.of_slot(name)]
     assert sorted(of_slots) == sorted(places.slots)
-    assert len(set(places.slots.values())) == max(readers, counters)
+    numbers = [{index for _, index in places.of_slot(name)} for name in set(places.slots.values())]
+    assert sorted(index for each in numbers for index in each) == list(range(max(readers, counters))), "all, once"
+    assert max(map(len, numbers)) <= per_process
+    assert max(map(len, numbers)) - min(map(len, numbers)) <= 1, "they are spread evenly"
 
 
 def test_operators_of_different_groups_share_no_slot_whatever_stage_they_are_in() -> None:
@@ -327,3 +338,12 @@ def test_operators_of_different_groups_share_no_slot_whatever_stage_they_are_in(
         "copies": "others-1",
         "count-others": "others-1",
     }
+
+
+def test_slots_of_a_group_that_asks_for_resources_share_no_process() -> None:
+    env = environment(4)
+    model = SlotSharingGroup.builder("model").set_cpu_cores(1).set_task_heap_memory_mb(64).build()
+    events(env, RECORDS).key_by("key").process(CountPerKey(), COUNTED).uid("count").slot_sharing_group(model)
+    places = places_of(env.get_job_graph(), per_process=4)
+    assert len({places.slot_of("events", index) for index in range(4)}) == 1
+    assert len({places.slot_of("count", index) for index in range(4)}) == 4

@@ -48,8 +48,21 @@ class Waits(MapFunction):
         return value
 
 
-def program(folder: Path) -> tuple[JobGraph, FolderSink]:
-    env, sink = environment(2), FolderSink(folder / "sink")
+class Says(MapFunction):
+    """Prints the number of its subtask at its first record."""
+
+    def open(self, runtime_context: Any) -> None:
+        self._subtask: int | None = runtime_context.get_index_of_this_subtask()
+
+    def map(self, value: Any) -> Any:
+        if self._subtask is not None:
+            print(self._subtask)
+            self._subtask = None
+        return value
+
+
+def program(folder: Path, parallelism: int = 2) -> tuple[JobGraph, FolderSink]:
+    env, sink = environment(parallelism), FolderSink(folder / "sink")
     stream = events(env, RECORDS, per_epoch=4).map(Waits(folder), EVENT).uid("map")
     stream.key_by("key").process(CountPerKey(), COUNTED).uid("counts").sink_to(sink).uid("sink")
     return env.get_job_graph(), sink
@@ -69,9 +82,15 @@ def attempt_of(
     settings: SparkSettings,
     restarts: int,
     mode: ExchangeMode = ExchangeMode.PIPELINED,
+    task_slots: int | None = None,
     **options: Any,
 ) -> JobAttempt:
-    exchange = ExchangeOptions(mode, heartbeat_interval=timedelta(seconds=0.5), heartbeat_timeout=timedelta(seconds=5))
+    exchange = ExchangeOptions(
+        mode,
+        task_slots=task_slots,
+        heartbeat_interval=timedelta(seconds=0.5),
+        heartbeat_timeout=timedelta(seconds=5),
+    )
     failover = FailoverConfig(FixedDelayRestart(restarts, timedelta(0)))
     config = JobConfig(
         "job", StorageLocation(str(folder / "store")), spark=settings, exchange=exchange, failover=failover
@@ -90,8 +109,8 @@ def when_reached(folder: Path, act: Any) -> threading.Thread:
     return thread
 
 
-def pids(folder: Path, attempt: int) -> list[str]:
-    return [(folder / f"pid-{attempt}.{i}").read_text() for i in (0, 1)]
+def pids(folder: Path, attempt: int, subtasks: int = 2) -> list[str]:
+    return [(folder / f"pid-{attempt}.{i}").read_text() for i in range(subtasks)]
 
 
 def is_there(pid: str) -> bool:
@@ -111,6 +130,24 @@ def test_a_slot_that_is_killed_is_replaced_alone(tmp_path: Path, spark_settings:
     assert_exact(sink)
     assert pids(tmp_path, 1)[1] == pids(tmp_path, 0)[1]
     assert pids(tmp_path, 1)[0] != pids(tmp_path, 0)[0]
+
+
+def test_slots_of_a_process_that_is_killed_are_replaced_together(tmp_path: Path, spark_settings: SparkSettings) -> None:
+    def kill(pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
+        (tmp_path / "go").touch()
+
+    graph, sink = program(tmp_path, 4)
+    kills = when_reached(tmp_path, kill)
+    with attempt_of(graph, tmp_path, spark_settings, 1, task_slots=2) as attempt:
+        list(attempt.run_epochs())
+    kills.join()
+    assert_exact(sink)
+    first, second = (pids(tmp_path, execution, 4) for execution in (0, 1))
+    for each in (first, second):
+        assert each[0] == each[2] != each[1] == each[3]
+    assert second[1] == first[1]
+    assert second[0] != first[0]
 
 
 def test_auto_runs_an_epoch_as_a_spark_job_whose_slot_is_killed(tmp_path: Path, spark_settings: SparkSettings) -> None:
@@ -157,3 +194,12 @@ def test_what_functions_print_reaches_the_run(tmp_path: Path, spark_settings: Sp
         list(attempt.run_epochs())
     assert_exact(sink)
     assert [(entry.operator, entry.text) for entry in entries] == [("map", "waits")]
+
+
+def test_what_the_slots_of_a_process_print_is_told_apart(tmp_path: Path, spark_settings: SparkSettings) -> None:
+    env, entries = environment(3), list[LogEntry]()
+    says = events(env, RECORDS, per_epoch=4).map(Says(), EVENT).uid("map")
+    says.key_by("key").process(CountPerKey(), COUNTED).uid("counts").sink_to(FolderSink(tmp_path / "sink")).uid("sink")
+    with attempt_of(env.get_job_graph(), tmp_path, spark_settings, 0, task_slots=3, on_log=entries.append) as attempt:
+        list(attempt.run_epochs())
+    assert {(entry.operator, entry.subtask, entry.text) for entry in entries} == {("map", i, f"{i}") for i in range(3)}

@@ -103,6 +103,8 @@ class JobExchange:
         """The deployment of the job whose tasks live in slots; another one may have another parallelism."""
         self._on_spark_only: set[int] = set()
         """The regions that have lost slots for which there were no others."""
+        self._per_process = 1
+        """How many slots share a process."""
         self._said = ""
         self._closed = False
         self.one_epoch = False
@@ -161,10 +163,12 @@ class JobExchange:
         return self._on_spark(job, session, slots)
 
     def _decide(self, job: EpochJob, session: JobSession, slots: JobSlots) -> None:
-        auto = self._mode is ExchangeMode.AUTO
+        auto, asked = self._mode is ExchangeMode.AUTO, self._config.exchange.task_slots
+        self._per_process = asked or 1
         if not self._config.in_process:
             with session.open() as spark:
-                slots.look(spark)
+                slots.look(spark, wait=not auto and asked is None)
+            self._per_process = asked or slots.slots_per_process(spare=1 if auto else 0)
         why = self._reason_for_spark(slots) if auto else None
         if why is None:
             try:
@@ -177,7 +181,8 @@ class JobExchange:
             self._decided_for = slots
             self._on_spark_only.clear()
             because = "" if self._needs_live is None else f", because {self._needs_live}"
-            self._say(f"tasks live in slots (execution.exchange: pipelined){because}")
+            shared = "" if self._per_process == 1 else f", {self._per_process} in a process"
+            self._say(f"tasks live in slots{shared} (execution.exchange: pipelined){because}")
             return
         self._give_back()
         self._mode, self._pool = ExchangeMode.SPARK, None
@@ -187,7 +192,7 @@ class JobExchange:
     def _deploy(self, job: EpochJob, session: JobSession, slots: JobSlots) -> str | None:
         """Asks for the slots of all regions, and deploys the tasks of one, unless it returns why not."""
         auto = self._mode is ExchangeMode.AUTO
-        self._announce(slots.needed_to_live)
+        self._announce(slots.needed_to_live(self._per_process))
         had, kept = slots.had, kept_slots(self._config.spark)
         if auto and had is not None and kept is not None and kept >= had:
             return _TAKEN
@@ -197,7 +202,7 @@ class JobExchange:
             raise CheckpointError("the execution attempt has ended")
         needed: dict[str, tuple[SlotSharingGroup, ...]] = {}
         for number, graph in enumerate(slots.regions):
-            needed |= resources_of(graph, places_of(graph, number))
+            needed |= resources_of(graph, places_of(graph, number, self._per_process))
         with self._used(self._pool, job, session) as region:
             region.request(needed)
             region.deploy(job)
@@ -237,7 +242,7 @@ class JobExchange:
             return "Spark DataFrames need the cores that slots would hold"
         if self._config.failover.failover.retries_tasks:
             return "the failover strategy retries single tasks"
-        needed = slots.needed_to_live
+        needed = slots.needed_to_live(self._per_process)
         if slots.had is not None and slots.had <= needed:
             return f"live tasks need {needed} slots and leave one to others, and Spark has {slots.had}"
         return None
@@ -263,6 +268,7 @@ class JobExchange:
             same_machine = self._config.in_process or self._config.spark.on_this_machine
             region = self._regions[job.region] = PipelinedRegion(pool, self._progress, same_machine=same_machine)
         region.coordinators = self._coordinators_of(job.region)
+        region.slots_per_process = self._per_process
         region.resume()
         with session.interruptible(region.interrupt):
             yield region

@@ -23,6 +23,7 @@ from dagster_flinkpy.runtime.failure import error_from_json
 from dagster_flinkpy.runtime.master.deployments.spark_progress import INTERVAL_SECONDS, EpochProgress
 from dagster_flinkpy.runtime.master.epochs.open_epoch import OpenEpoch
 from dagster_flinkpy.runtime.master.epochs.operator_coordinators import OperatorCoordinators
+from dagster_flinkpy.runtime.master.slots.job_slots import required_slots
 from dagster_flinkpy.runtime.master.slots.slot_pool import Slot, SlotPool
 from dagster_flinkpy.runtime.record_counts import RecordCounts
 from dagster_flinkpy.runtime.shipping import dump_job
@@ -39,16 +40,24 @@ _CANCEL_SECONDS = 30.0
 longer is lost."""
 
 
-def places_of(graph: JobGraph, region: int = 0) -> Places:
+def places_of(graph: JobGraph, region: int = 0, per_process: int = 1) -> Places:
     """Returns the slots of a region: subtasks of a slot-sharing group share one by their number.
 
     Each region has slots of its own. A slot has one thread, and no region waits for another one that is busy.
+
+    Args:
+        graph: The region.
+        region: Its number. Default: 0.
+        per_process: How many of Flink's slots share a process. They are then one slot, named after the first of them.
+            Default: 1.
     """
     slots, of_region = dict[tuple[str, int], str](), f" of region {region}" if region else ""
+    numbers = required_slots(graph, per_process=per_process)
     for chain in (chain for stage in range(graph.number_of_stages) for chain in chains_of(graph, stage)):
         group = chain[0].slot_sharing_group
         for vertex in chain:
-            slots.update(((vertex.uid, i), f"{group}-{i}{of_region}") for i in range(vertex.parallelism))
+            names = [f"{group}-{i % numbers[group]}{of_region}" for i in range(vertex.parallelism)]
+            slots.update(((vertex.uid, i), name) for i, name in enumerate(names))
     return Places(slots)
 
 
@@ -176,6 +185,7 @@ class PipelinedRegion:
         """The slots of the region."""
         self.coordinators = OperatorCoordinators()
         """The coordinators of its functions."""
+        self.slots_per_process = 1
         pool.add_listener(self)
 
     def run(self, job: EpochJob, open_epoch: OpenEpoch | None = None) -> Sequence[WireRow]:
@@ -301,7 +311,7 @@ class PipelinedRegion:
         job.check_start()
         self.coordinators.on_mail = self._wake
         self.coordinators.reset(job.start, reason)
-        places = places_of(job.graph, job.region)
+        places = places_of(job.graph, job.region, self.slots_per_process)
         needed = resources_of(job.graph, places)
         slots, self._names = self.request(needed), set(needed)
         deployment = _Deployment(job, places, slots)

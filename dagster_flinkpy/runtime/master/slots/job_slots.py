@@ -2,7 +2,8 @@
 
 A task slot is a core of an executor of Spark (Flink: ``Instance``), which a slot-sharing group may have more of. Spark
 chooses the executor. An epoch that is a Spark job runs its tasks as slots become free; tasks that live are in the slots
-of :mod:`~dagster_flinkpy.runtime.master.slots.slot_pool`, all at once.
+of :mod:`~dagster_flinkpy.runtime.master.slots.slot_pool`, all at once, several in a process if there are more of them
+than cores.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 from dagster_flinkpy.datastream.program.job_graph import JobGraph, JobVertex
 from dagster_flinkpy.errors import NoResourceAvailableError
 from dagster_flinkpy.runtime.master.job_session import JobSession
+from dagster_flinkpy.spark.cores import available_cores
 from dagster_flinkpy.spark.sessions import SparkSettings
 from dagster_flinkpy.spark.task_slots import TaskSlots, ask_for_slots, await_slots, slots_of_local_master
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["JobSlots", "require_all_slots", "required_slots"]
 
 
-def required_slots(graph: JobGraph, *, cores: int | None = None) -> dict[str, int]:
+def required_slots(graph: JobGraph, *, cores: int | None = None, per_process: int = 1) -> dict[str, int]:
     """Returns how many slots each slot-sharing group needs: the highest parallelism of its operators, as in Flink.
 
     Operators that are chained run in one task, in the group of the first of them.
@@ -31,12 +33,17 @@ def required_slots(graph: JobGraph, *, cores: int | None = None) -> dict[str, in
     Args:
         graph: The job, or a region of it.
         cores: The cores of a slot. A group whose tasks have more needs more of them. None: cores do not count.
+        per_process: How many slots share a process, which then takes one slot of Spark. Those of a group that asks for
+            resources have a process each. Default: 1.
     """
     slots: dict[str, int] = {}
+    alone: set[str] = set()
     for vertex, head in _with_heads(graph):
         group = head.slot_sharing_group
         slots[group] = max(slots.get(group, 0), vertex.parallelism * _width(head, cores))
-    return slots
+        if vertex.slot_resources is not None:
+            alone.add(group)
+    return {group: n if group in alone else math.ceil(n / per_process) for group, n in slots.items()}
 
 
 def _with_heads(graph: JobGraph) -> list[tuple[JobVertex, JobVertex]]:
@@ -82,6 +89,8 @@ class JobSlots:
         self.had: int | None = None
         """How many slots Spark has; None as long as it was not asked, or does not say."""
         self._said = ""
+        self._limit: int | None = None
+        """How many slots Spark can have."""
         self._cores: int | None = None
         """The cores of a slot."""
 
@@ -90,16 +99,46 @@ class JobSlots:
         """How many slots the job needs to run all subtasks at once."""
         return sum(required_slots(self._graph, cores=self._cores).values())
 
-    @property
-    def needed_to_live(self) -> int:
-        """How many slots live tasks need: those of different regions share none."""
-        return sum(slots for region in self.regions for slots in required_slots(region, cores=self._cores).values())
+    def needed_to_live(self, per_process: int = 1) -> int:
+        """Returns how many slots of Spark live tasks need: those of different regions share none.
 
-    def look(self, spark: SparkSession) -> None:
-        """Asks Spark, at the start of an attempt, and before each epoch as long as tasks have to wait for slots."""
+        Args:
+            per_process: How many slots share a process. Default: 1.
+        """
+        needed = (required_slots(region, cores=self._cores, per_process=per_process) for region in self.regions)
+        return sum(slots for groups in needed for slots in groups.values())
+
+    def slots_per_process(self, *, spare: int) -> int:
+        """Returns how many slots of live tasks share a process.
+
+        More processes than cores cost more than they do: each buffer between two of them takes CPU time. So a process
+        has as many slots as there are per core, rounded down, because otherwise a core could be idle beside another one
+        that has too much. It has more if Spark has too few slots for so many processes.
+
+        Args:
+            spare: How many slots of Spark to leave to others.
+        """
+        needed, largest = self.needed_to_live(), max(vertex.parallelism for vertex in self._graph.vertices)
+        shared = max(1, needed // available_cores()) if self._settings.on_this_machine else 1
+        if self._limit is None:
+            return shared
+        room = self._limit - spare
+        fitting = (n for n in range(shared, largest + 1) if self.needed_to_live(n) <= room)
+        return next(fitting, shared)
+
+    def look(self, spark: SparkSession, *, wait: bool = False) -> None:
+        """Asks Spark, at the start of an attempt, and before each epoch as long as tasks have to wait for slots.
+
+        Args:
+            spark: The session.
+            wait: Whether to wait for the executors of a new cluster. Default: False.
+        """
         if self.had is not None and self.had >= self.needed:
             return
-        slots = slots_of_local_master(self._settings) or ask_for_slots(spark)
+        slots = slots_of_local_master(self._settings)
+        if slots is None:
+            needed = self.needed_to_live() if wait else 0
+            slots = await_slots(lambda: ask_for_slots(spark), lambda _: needed)
         if slots is not None and slots.number:
             self.take_note(slots)
 
@@ -112,7 +151,7 @@ class JobSlots:
         Raises:
             NoResourceAvailableError: No executor has as many cores as a slot-sharing group asks for.
         """
-        self.had, self._cores = slots.number, slots.cores
+        self.had, self._limit, self._cores = slots.number, slots.limit, slots.cores
         largest = max(slots.executors.values())
         wide = sorted({h.slot_sharing_group for _, h in _with_heads(self._graph) if _width(h, slots.cores) > largest})
         if wide:

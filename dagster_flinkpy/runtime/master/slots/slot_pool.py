@@ -1,7 +1,8 @@
 """The slots of an execution attempt, as the master has them (Flink: ``SlotPool``, ``ResourceManager``).
 
 A slot is shared by the subtasks with one number of all operators of a slot-sharing group (Flink: ``SharedSlot``), and
-named after them, so a subtask that is deployed again is where it ran before.
+named after them, so a subtask that is deployed again is where it ran before. If a process has several of Flink's slots,
+they are one slot here.
 
 It is a long task of Spark, in a Spark job of its own, so that one that dies takes no other along. It dials the
 driver, so only connections from executors to the driver must be possible, and those between executors. It is kept until
