@@ -110,22 +110,22 @@ def test_word_count_with_timers() -> None:
     assert sorted(counts) == sorted((word, 1000, words.count(word)) for word in set(words))
 
 
-class Latest(KeyedMultipleInputProcessFunction):
-    """The last value of each of three inputs, when the input has ended."""
+class Largest(KeyedMultipleInputProcessFunction):
+    """The largest value of each of three inputs, when the input has ended."""
 
     def open(self, runtime_context: RuntimeContext) -> None:
         names = ("first", "second", "third")
-        self._last = [runtime_context.get_state(ValueStateDescriptor(name, Types.LONG())) for name in names]
+        self._largest = [runtime_context.get_state(ValueStateDescriptor(name, Types.LONG())) for name in names]
 
     def get_inputs(self) -> list[Any]:
         return [partial(self._update, number) for number in range(3)]
 
     def _update(self, number: int, value: Any, ctx: KeyedMultipleInputProcessFunction.Context) -> None:
-        self._last[number].update(value.value)
+        self._largest[number].update(max(value.value, self._largest[number].value() or 0))
         ctx.timer_service().register_event_time_timer(10**9)
 
     def on_timer(self, timestamp: int, ctx: KeyedMultipleInputProcessFunction.OnTimerContext) -> Any:
-        yield ctx.get_current_key(), *(state.value() for state in self._last)
+        yield ctx.get_current_key(), *(state.value() for state in self._largest)
 
 
 def test_three_inputs_and_a_rescale(tmp_path: Path) -> None:
@@ -136,14 +136,14 @@ def test_three_inputs_and_a_rescale(tmp_path: Path) -> None:
     ]
     first, second, third = (stream.key_by("key") for stream in streams)
     row = Types.TUPLE([Types.STRING(), Types.LONG(), Types.LONG(), Types.LONG()])
-    graph = collect_graph(first.connect(second, third).process(Latest(), row).uid("latest"))
+    graph = collect_graph(first.connect(second, third).process(Largest(), row).uid("largest"))
     with attempt_of(graph, tmp_path) as attempt:
         attempt.run_epoch()
     with attempt_of(graph, tmp_path, parallelism=3) as attempt:
         while not attempt.finished:
             attempt.run_epoch()
-        latest = collected(attempt.graph, attempt.collected)
-    assert sorted(latest) == [(f"k{i}", 20 + i, 120 + i, 220 + i) for i in range(4)]
+        largest = collected(attempt.graph, attempt.collected)
+    assert sorted(largest) == [(f"k{i}", 20 + i, 120 + i, 220 + i) for i in range(4)]
 
 
 WAVES = 40
