@@ -211,7 +211,7 @@ def test_a_large_run_is_there_before_its_copy_is_written(store: LocalObjectStore
     assert not cache.directory.exists()
     before = pa.total_allocated_bytes()
     may_write.set()
-    [writing] = cache.pending
+    [writing] = cache.take_pending()
     writing.result()
     assert local_file(cache, handle).exists()
     assert run.table().equals(table)
@@ -224,7 +224,7 @@ def test_large_runs_are_written_one_at_a_time(store: LocalObjectStore, cache: Ru
     for handle, table in written:
         cache.put(handle, table)
     assert [local_file(cache, handle).exists() for handle, _ in written[:2]] == [True, True]
-    [writing] = cache.pending
+    [writing] = cache.take_pending()
     writing.result()
     assert local_file(cache, written[2][0]).exists()
 
@@ -235,7 +235,7 @@ def test_a_copy_that_cannot_be_written_is_said_later(store: LocalObjectStore, tm
     handle, table = write(store, LARGE)
     assert cache.open(handle, store).table().equals(table)
     with pytest.raises(StorageError, match="cannot be written"):
-        cache.pending[0].result()
+        cache.take_pending()[0].result()
 
 
 def test_files_of_killed_writes_are_swept(

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,7 +12,9 @@ from hypothesis import strategies as st
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.errors import ObjectNotFoundError, StorageError
+from dagster_flinkpy.state.files import cache as cache_module
 from dagster_flinkpy.state.files import transfers
+from dagster_flinkpy.state.files.cache import RunCache
 from dagster_flinkpy.state.files.transfers import Uploads, fetch
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.state.conftest import MakeBackend
@@ -116,6 +120,57 @@ def test_a_snapshot_that_begins_before_an_upload_has_failed_fails_with_it(
     store.go_on.set()
     assert second.snapshot.files()
     assert any(upload.exception() is not None for upload in second.uploads)
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("in_metadata", [False, True])
+def test_what_cannot_be_written_again_is_not_lost(
+    make_backend: MakeBackend, cache: RunCache, early: bool, in_metadata: bool
+) -> None:
+    def update(backend: Any, key: int) -> None:
+        backend.set_current_key(key)
+        backend.get_state(VALUE).update(key)
+
+    probe = make_backend(key_type=Types.LONG())
+    update(probe, 0)
+    size = probe.snapshot().tables[0].runs[0].bytes
+    backend = make_backend(key_type=Types.LONG(), inline_below=size + 1 if in_metadata else 0)
+    for key in range(2):
+        update(backend, key)
+        backend.snapshot()
+    update(backend, 2)  # with it, runs that are in the metadata become a file
+    real = cache._write
+    cache._write = Mock(side_effect=StorageError("the disk is full"))  # type: ignore[method-assign]
+    for _ in range(3):
+        with pytest.raises(StorageError, match="the disk is full"):
+            backend.flush() if early else backend.snapshot()
+    cache._write = real  # type: ignore[method-assign]
+    restored = make_backend(backend.snapshot(), key_type=Types.LONG())
+    restored.get_state(VALUE)
+    assert [restored.read("v", key) for key in range(3)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_a_local_disk_that_was_full_fails_one_snapshot(
+    make_backend: MakeBackend, cache: RunCache, monkeypatch: pytest.MonkeyPatch, changes: bool
+) -> None:
+    monkeypatch.setattr(cache_module, "_WRITE_ASIDE", 0)
+    real = cache._write
+    cache._write = Mock(side_effect=StorageError("the disk is full"))  # type: ignore[method-assign]
+    backend = make_backend(key_type=Types.LONG(), inline_below=0)
+    state = backend.get_state(VALUE)
+    backend.set_current_key(1)
+    state.update(1)
+    failed = backend.begin_snapshot()
+    with pytest.raises(StorageError, match="the disk is full"):
+        failed.result()
+    cache._write = real  # type: ignore[method-assign]
+    if changes:
+        backend.set_current_key(2)
+        state.update(2)
+    snapshot = backend.snapshot()
+    assert sum(table.rows for table in snapshot.tables) == 1 + changes
+    assert backend.snapshot() == snapshot
 
 
 def test_what_no_snapshot_names_any_more_is_not_uploaded_again(tmp_path: Path) -> None:

@@ -252,10 +252,15 @@ class RunCache:
                 with suppress(OSError):
                     os.utime(path, ns=(0, path.stat().st_mtime_ns))
 
-    @property
-    def pending(self) -> tuple[Future[None], ...]:
-        """The copy that is being written. It raises a StorageError if the local directory cannot be written."""
-        return () if self._writing is None else (self._writing,)
+    def take_pending(self) -> tuple[Future[None], ...]:
+        """Returns the copy that is being written, or has just been. The run can be read even if it cannot be written.
+
+        The future raises a StorageError if the local directory cannot be written. That is told once.
+        """
+        writing = self._writing
+        if writing is not None and writing.done():
+            self._writing = None
+        return () if writing is None else (writing,)
 
     def _keep(self, name: str, table: pa.Table) -> Rows:
         """Writes a copy. Large ones are written in the background, one at a time, so that few are held in memory."""
@@ -268,7 +273,8 @@ class RunCache:
         rows = Rows(batches[0])
         with self._lock:  # the task may read one run while a snapshot writes another
             if self._writing is not None:
-                self._writing.result()
+                self._writing.exception()  # waits
+                self._writing = None
             if rows.batch.nbytes < _WRITE_ASIDE:
                 rows.replace(self._write(name, rows.batch))
             else:

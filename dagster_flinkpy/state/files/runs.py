@@ -112,7 +112,7 @@ class RunFiles:
 
         The futures raise a StorageError if a file could not be uploaded, or a local copy could not be written.
         """
-        return [*self._uploads.pending, *self.cache.pending]
+        return [*self._uploads.pending, *self.cache.take_pending()]
 
 
 @dataclass(frozen=True)
@@ -224,9 +224,17 @@ class Runs:
             self._added = Run.of(sorted_rows(self.layout, delta), self._files.key_groups)
 
     def settle(self) -> None:
-        """Writes what was added, merged with older runs where there are too many."""
-        added, self._added = self._added, None
-        self.append(None if added is None else added.table())
+        """Writes what was added, merged with older runs where there are too many. If it cannot, nothing changes.
+
+        Raises:
+            StorageError: A run could not be read, or the local cache could not be written.
+        """
+        added, before, self._added = self._added, [*self._runs], None
+        try:
+            self.append(None if added is None else added.table())
+        except BaseException:
+            self._added, self._runs = added, before
+            raise
 
     def _settle_rest(self) -> None:
         """Writes what was added to a snapshot that could not write it."""
