@@ -15,6 +15,7 @@ from dagster_flinkpy.state.keys import hash_keys
 from tests.examples import examples
 
 from .conftest import touch
+from .deferred import Deferred
 
 WINDOWS = Types.TUPLE([Types.LONG(), Types.LONG()])
 KEY = Types.STRING()
@@ -53,7 +54,12 @@ TIMERS = st.lists(
 )
 
 
-STEPS = st.lists(st.tuples(TIMERS, TIMERS, st.integers(0, 12)), min_size=1, max_size=3)
+STEPS = st.lists(
+    st.tuples(st.tuples(TIMERS, TIMERS, st.integers(0, 12)), st.sampled_from((None, "", "before", "after"))),
+    min_size=1,
+    max_size=3,
+)
+"""Steps, each with whether a snapshot begins before it: None, or how that fails."""
 
 
 @settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -62,9 +68,11 @@ STEPS = st.lists(st.tuples(TIMERS, TIMERS, st.integers(0, 12)), min_size=1, max_
     small=st.booleans(),
 )
 def test_against_a_timer_queue(make_backend, epochs, small):
+    """Snapshots of which nobody reads, and that may fail, change nothing."""
     snapshot = expected = None
     options = {"overlay_rows": 1} if small else {}
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dagster_flinkpy.state.backend.run_aside", Deferred)
         if small:
             patch.setattr("dagster_flinkpy.state.timers.timer_table.LOAD_TIMERS", 1)
             patch.setattr("dagster_flinkpy.state.timers.column_timers._LOGGED", 1)
@@ -72,7 +80,11 @@ def test_against_a_timer_queue(make_backend, epochs, small):
             form = in_columns if columns else per_record
             backend = make_backend(snapshot, key_type=KEY, **options)
             model = make_backend(expected, key_type=KEY)
-            for step in steps:
+            for step, fails in steps:
+                if fails is not None:
+                    Deferred.fails = fails
+                    backend.begin_snapshot()
+                    Deferred.fails = ""
                 assert form(backend, *step) == per_record(model, *step)
             snapshot, expected = backend.snapshot(), model.snapshot()
 

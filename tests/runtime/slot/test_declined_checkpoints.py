@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from dagster_flinkpy.datastream.state import ListStateDescriptor
 from dagster_flinkpy.errors import StorageError
 from dagster_flinkpy.runtime.master import job_state
 from dagster_flinkpy.runtime.master.job import JobAttempt
+from dagster_flinkpy.state import backend
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
 from dagster_flinkpy.state.files import operator_state
 from dagster_flinkpy.state.files.runs import RunFiles
@@ -219,6 +221,27 @@ def test_without_tolerance_a_failed_upload_fails_the_task(tmp_path: Path, monkey
     with live(graph, tmp_path, tolerable=0, failover=restarts(1)) as attempt:
         assert done(attempt) == [1, 2, 3, 4, 5]
         assert (attempt.token, attempt._deployed.failover.graph.restarts) == (1, 1)
+    assert_exact(sink)
+
+
+def test_what_snapshots_could_not_write_again_and_again_is_in_the_next_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They fail when uploads have begun, so the tasks write their state again under other names."""
+    graph, sink = program(tmp_path)
+    real, number = backend.write_snapshot, count()
+
+    def write(*args: Any) -> Any:
+        written = real(*args)
+        if next(number) % 3 == 0:
+            raise StorageError("the disk is full")
+        return written
+
+    monkeypatch.setattr(backend, "write_snapshot", write)
+    with live(graph, tmp_path, tolerable=9) as attempt:
+        numbers = done(attempt)
+        assert numbers[-1] >= 5
+        assert (attempt.token, attempt._deployed.failover.graph.restarts) == (1, 0)
     assert_exact(sink)
 
 
