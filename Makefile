@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 # Processes of the tests would compile all modules each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install lock dist demo test test-system test-all newest oldest compatibility soak soak-continuous chaos lint format docs \
+.PHONY: install lock dist demo test test-system newest oldest compatibility soak soak-continuous chaos lint format docs \
   screenshots bench simulate world pyflink-suite flink-halves browser clean
 
 install: $(STAMP)
@@ -60,10 +60,6 @@ test: install
 # benchmarks, a job that goes on; whole jobs in a simulation, in a matrix, in a world that changes, and as PyFlink runs them.
 test-system: install browser
 	$(BIN)/python $(PYTEST) $(SYSTEM)
-
-# Both at once, as in CI: that takes less time than one after the other.
-test-all: install browser
-	$(BIN)/python $(PYTEST)
 
 # The tests with the newest, and with the oldest, of all that pyproject.toml allows. MiniStack asks for one botocore, with
 # which boto3 would be new; it works with others. Older versions of Spark: `make compatibility`.
@@ -148,7 +144,7 @@ simulate: install
 world: install
 	$(BIN)/python -m tests.world grid
 
-# PyFlink's own examples and DataStream tests, run against this library; not a part of `make test-all`. PyFlink is installed
+# PyFlink's own examples and DataStream tests, run against this library; not a part of `make test-system`. PyFlink is installed
 # without its jars into an environment of its own. FLINK=/path/to/flink takes the tests from there, instead of fetching them.
 PYFLINK := .cache/pyflink-venv
 pyflink-suite: install

@@ -1,4 +1,4 @@
-"""The number of examples of property tests: few in `make test-all`, many in `make soak`."""
+"""The number of examples of property tests: few in `make test`, many in `make soak`."""
 
 from __future__ import annotations
 
