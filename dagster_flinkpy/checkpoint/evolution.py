@@ -9,7 +9,7 @@ from enum import Enum
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_program import OperatorProgram, describe_setting_change, operator_program
 from dagster_flinkpy.checkpoint.operator_states import OperatorState
-from dagster_flinkpy.checkpoint.restore import is_lost
+from dagster_flinkpy.checkpoint.restore import is_lost, restore_targets
 from dagster_flinkpy.datastream.checkpointing.state_recovery import NonRestoredState, may_stay_behind
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 
@@ -138,14 +138,14 @@ def evolution_since(
             of uids.
     """
     stored = {operator.uid: operator for operator in metadata.operators}
-    stateful = {v.uid: v.spec.keeps_state for v in graph.vertices}
-    lost = {uid for uid, operator in stored.items() if is_lost(operator, stateful)}
+    targets = {target.uid: target for target in restore_targets(graph)}
+    lost = {uid for uid, operator in stored.items() if is_lost(operator, targets.get(uid))}
     dropped = {uid for uid in lost if may_stay_behind(allow_non_restored_state, uid)}
 
     def outcome(uid: str) -> StateOutcome:
         if uid in lost:
             return StateOutcome.DROPPED if uid in dropped else StateOutcome.REFUSED
-        if not stateful.get(uid):
+        if uid not in targets or not targets[uid].stateful:
             return StateOutcome.NONE
         return StateOutcome.KEPT if uid in stored and stored[uid].has_state else StateOutcome.EMPTY
 
@@ -155,7 +155,7 @@ def evolution_since(
             before = stored.get(vertex.uid)
             found.append(_compared(OperatorEvolution(vertex.uid, Change.ADDED, outcome(vertex.uid)), before, graph))
     for operator in metadata.operators:
-        if operator.uid not in stateful and (operator.program is not None or operator.has_state):
+        if operator.uid not in targets and (operator.program is not None or operator.has_state):
             found.append(OperatorEvolution(operator.uid, Change.REMOVED, outcome(operator.uid), _rows(operator)))
     names = () if isinstance(allow_non_restored_state, bool) else sorted(allow_non_restored_state)
     not_needed = tuple(uid for uid in names if uid not in dropped and uid not in metadata.master_states)

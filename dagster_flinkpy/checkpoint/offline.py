@@ -5,7 +5,6 @@ Only the program can commit to sinks. So no operation touches a checkpoint that 
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 
 from dagster_flinkpy.checkpoint.attempt import Attempt
@@ -13,6 +12,7 @@ from dagster_flinkpy.checkpoint.coordinator.coordinator_config import DEFAULT_NU
 from dagster_flinkpy.checkpoint.head import read_head
 from dagster_flinkpy.checkpoint.metadata import ANCESTORS, COMMITS, STOPPED, CheckpointKind, CheckpointMetadata
 from dagster_flinkpy.checkpoint.recomputation import REPLACES, TO_REPLACE, ReplacedRows
+from dagster_flinkpy.checkpoint.restore import restore_targets
 from dagster_flinkpy.checkpoint.savepoints.savepoint import (
     files_location,
     import_savepoint,
@@ -24,6 +24,7 @@ from dagster_flinkpy.checkpoint.savepoints.savepoint_target import check_target,
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.traces import head_of_job
 from dagster_flinkpy.datastream.checkpointing.savepoint_format_type import SavepointFormatType
+from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import CheckpointError, CorruptStateError, RestoreError
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.lease import LeaderRecord
@@ -50,18 +51,19 @@ def without_committables(metadata: CheckpointMetadata) -> CheckpointMetadata:
     )
 
 
-def without_committed(metadata: CheckpointMetadata, uids: Collection[str], committed: int | None) -> CheckpointMetadata:
+def without_committed(metadata: CheckpointMetadata, graph: JobGraph, committed: int | None) -> CheckpointMetadata:
     """Returns a checkpoint without what sinks had to commit that a program no longer has, if it is committed.
 
     Args:
         metadata: The checkpoint.
-        uids: Uids of the operators of the program.
+        graph: The program.
         committed: The checkpoint up to which all sinks are known to have committed.
     """
     if committed is None or committed < metadata.checkpoint_id:
         return metadata
+    sinks = {target.uid for target in restore_targets(graph) if target.commits}
     without = {operator.uid: operator for operator in without_committables(metadata).operators}
-    operators = (operator if operator.uid in uids else without[operator.uid] for operator in metadata.operators)
+    operators = (operator if operator.uid in sinks else without[operator.uid] for operator in metadata.operators)
     return replace(metadata, operators=tuple(operators))
 
 

@@ -10,6 +10,8 @@ from typing import Any
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
 from dagster_flinkpy.datastream.checkpointing.state_recovery import NonRestoredState, may_stay_behind
+from dagster_flinkpy.datastream.connectors.base import TwoPhaseCommittingSink
+from dagster_flinkpy.datastream.operator_specs import SinkSpec
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import RestoreError
 from dagster_flinkpy.key_groups import compute_key_group_range_for_operator_index
@@ -39,6 +41,8 @@ class RestoreTarget:
     max_parallelism_set: bool = False
     """Whether the user set the max parallelism. If it was derived, the stored one replaces it."""
     stateful: bool = True
+    commits: bool = True
+    """Whether it is a sink that commits what its checkpoints name."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,14 @@ def assign(
 def restore_targets(graph: JobGraph) -> list[RestoreTarget]:
     """Returns the operators of a program as targets of a restore."""
     return [
-        RestoreTarget(v.uid, v.parallelism, v.max_parallelism, v.max_parallelism_set, v.spec.keeps_state)
+        RestoreTarget(
+            v.uid,
+            v.parallelism,
+            v.max_parallelism,
+            v.max_parallelism_set,
+            v.spec.keeps_state,
+            isinstance(v.spec, SinkSpec) and isinstance(v.spec.sink, TwoPhaseCommittingSink),
+        )
         for v in graph.vertices
     ]
 
@@ -257,34 +268,39 @@ def _deal(
     return (first + odd) % len(new)
 
 
-def is_lost(operator: OperatorState, stateful: Mapping[str, bool]) -> bool:
+def is_lost(operator: OperatorState, target: RestoreTarget | None) -> bool:
     """Returns whether an operator has state in a checkpoint that no operator of the job could take.
 
     Args:
         operator: The operator in the checkpoint.
-        stateful: Whether each operator of the job keeps state, by uid.
+        target: The operator of the job with the same uid; None if there is none.
     """
-    if operator.uid not in stateful:
+    if target is None:
         return operator.has_state
     kept = any(s.keyed or s.operator_state or s.raw_keyed for s in operator.subtasks)
-    return kept and not stateful[operator.uid]
+    prepared = any(s.committables for s in operator.subtasks)
+    return (kept and not target.stateful) or (prepared and not target.commits)
 
 
 def _left_behind(
     metadata: CheckpointMetadata, operators: Sequence[RestoreTarget], what: str, allowed: NonRestoredState
 ) -> tuple[str, ...]:
-    stateful = {spec.uid: spec.stateful for spec in operators}
+    targets = {spec.uid: spec for spec in operators}
     skipped: list[str] = []
     for operator in metadata.operators:
-        if operator.uid not in stateful:
-            problem = f"the job has no operator with this uid (it has {_quoted(stateful)}). Give it its old uid back"
+        target = targets.get(operator.uid)
+        if not is_lost(operator, target):
+            continue
+        committed = replace(operator, subtasks=tuple(replace(s, committables=()) for s in operator.subtasks))
+        if not is_lost(committed, target):
+            problem = (
+                "that is not known to be committed, and the job has no sink with this uid. Run the program that has it "
+                "once more, which commits it"
+            )
+        elif target is None:
+            problem = f"the job has no operator with this uid (it has {_quoted(targets)}). Give it its old uid back"
         else:
             problem = "the job's operator with this uid keeps no state. Give the new operator another uid"
-        if not is_lost(operator, stateful):
-            continue
-        prepared = replace(operator, subtasks=tuple(replace(s, committables=()) for s in operator.subtasks))
-        if not is_lost(prepared, stateful):
-            problem += ", and it is not known to be committed: a run of the program that has it does that"
         if not may_stay_behind(allowed, operator.uid):
             raise RestoreError(
                 f"{what} has state for operator {operator.uid!r}, but {problem}, or set allow_non_restored_state to "

@@ -315,8 +315,7 @@ def forecast(
     if stored.metadata.kind is CheckpointKind.CHECKPOINT and (
         leader := CompletedCheckpointStore(stored.files.open()).leader()
     ):
-        uids = {v.uid for v in graph.vertices}
-        stored = replace(stored, metadata=without_committed(stored.metadata, uids, leader.committed))
+        stored = replace(stored, metadata=without_committed(stored.metadata, graph, leader.committed))
     evolution = evolution_since(stored.metadata, graph, allow_non_restored_state=allow_non_restored_state)
     built: Recomputation | None = None
     try:

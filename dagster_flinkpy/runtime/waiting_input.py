@@ -7,6 +7,7 @@ from contextlib import closing
 from dagster_flinkpy.checkpoint.in_flight import in_flight
 from dagster_flinkpy.checkpoint.kept_parallelism import settle_parallelism
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.offline import without_committed
 from dagster_flinkpy.checkpoint.requests import JobRequests
 from dagster_flinkpy.checkpoint.restore import assign, restore_targets
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
@@ -51,6 +52,7 @@ class WaitingInput:
                 return f"checkpoint {latest.checkpoint_id} is not committed"
             if (left := self._left_in(latest)) is not None:
                 return left
+            latest = without_committed(latest, self._graph, None if leader is None else leader.committed)
         positions = self._positions(latest)
         for uid, parallelism, restored in positions:
             if (found := self._of_source(uid, parallelism, restored)) is not None:

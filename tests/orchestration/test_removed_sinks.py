@@ -16,6 +16,7 @@ from dagster_flinkpy.errors import RestoreError
 from dagster_flinkpy.orchestration.program import plan_restore
 from dagster_flinkpy.orchestration.upgrade import switch_program
 from dagster_flinkpy.runtime.master.commits.committers import Committers
+from dagster_flinkpy.runtime.waiting_input import WaitingInput
 from tests.checkpoint.interruptions import Died
 from tests.orchestration.recomputed import (
     DAY,
@@ -71,6 +72,7 @@ def test_a_sink_can_be_removed_once_everything_is_committed(tmp_path: Path, how:
     assert any(each.committables for o in latest(job).operators for each in o.subtasks)
     plan = plan_restore(without, open_checkpoint(job))
     assert plan.problem is None
+    assert "has input" in str(WaitingInput(without().get_job_graph().split()).find(job, current_millis()))
     assert [(each.uid, each.state.value) for each in plan.evolution.changes] == [("other", "none")]
     if how != "run":
         switch_program(without, job, spark=SPARK, recompute=["totals"] if how == "recompute" else [])
@@ -97,6 +99,32 @@ def test_a_sink_with_something_to_commit_is_not_removed(uncommitted: Path, recom
     run(without, uncommitted)
     assert len(table(uncommitted)[0]) == len(RECORDS)
     assert len(table(uncommitted, "other")[0]) == 3 * PER_EPOCH
+
+
+def test_what_a_sink_had_to_commit_is_not_lost_to_another_operator_with_its_uid(uncommitted: Path) -> None:
+    def build() -> StreamExecutionEnvironment:
+        env = program(uncommitted, "table")()
+        events(env, RECORDS, per_epoch=PER_EPOCH, uid="others").print().uid("other")
+        return env
+
+    plan = plan_restore(build, open_checkpoint(job_of(uncommitted)))
+    assert "not known to be committed" in str(plan.problem)
+    with pytest.raises(RestoreError, match="not known to be committed"):
+        run(build, uncommitted, 1)
+    run(program(uncommitted, "table", "other"), uncommitted, 1)
+    run(build, uncommitted, 1)
+    assert len(table(uncommitted, "other")[0]) == 3 * PER_EPOCH
+
+
+def test_what_a_sink_had_to_commit_is_not_lost_by_a_restore_without_it(uncommitted: Path) -> None:
+    without = program(uncommitted, "table")
+    before = latest(job_of(uncommitted))
+    with pytest.raises(RestoreError, match="sink 'other' has written up to checkpoint 2 is not known to be committed"):
+        run(without, uncommitted, 1, restore_from="chk-2")
+    assert latest(job_of(uncommitted)) == before
+    run(without, uncommitted, restore_from="chk-2", allow_non_restored_state=["other"])
+    assert len(table(uncommitted)[0]) == len(RECORDS)
+    assert len(table(uncommitted, "other")[0]) == PER_EPOCH
 
 
 def test_what_a_removed_sink_had_to_commit_is_given_up_if_the_run_may(uncommitted: Path) -> None:

@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 
 from dagster_flinkpy.checkpoint.forks.fork import fork_job, list_forks
 from dagster_flinkpy.checkpoint.offline import release_leadership
+from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.common import Types
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.connectors import ParquetSink
 from dagster_flinkpy.datastream import KeyedProcessFunction, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.state import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
-from dagster_flinkpy.errors import CheckpointError, JobNotFoundError
+from dagster_flinkpy.errors import CheckpointError, ConfigurationError, JobNotFoundError
 from dagster_flinkpy.orchestration import (
     CheckpointStorageResource,
     FlinkAssetChecks,
@@ -339,6 +340,24 @@ def test_there_is_no_way_back_without_a_fork_or_beyond_what_was_read(tmp_path: P
     run(old, tmp_path, 1)
     with pytest.raises(JobNotFoundError, match="no fork"):
         roll_back(old, job, spark=SPARK)
+
+
+@pytest.mark.parametrize("name", ["job", "sales", "job_before"])
+def test_a_job_that_is_no_fork_is_neither_deleted_by_a_switch_nor_read_by_a_roll_back(
+    tmp_path: Path, name: str
+) -> None:
+    old, job = program(tmp_path, Totals()), job_of(tmp_path)
+    other, named = job.parent.child(name), None if name == "job_before" else name
+    options: dict[str, Any] = {"spark": SPARK, "owner": "test", "on_progress": lambda line: None}
+    for each in {job.url: job, other.url: other}.values():
+        with program_attempt(program(tmp_path / each.name, Totals()), each, **options) as attempt:
+            attempt.run_epoch()
+    before = CompletedCheckpointStore(other.open()).latest()
+    with pytest.raises(ConfigurationError, match=f"'{name}' is no fork of job 'job'"):
+        switch_program(program(tmp_path / "job", Sums(), renamed), job, spark=SPARK, keep=named)
+    with pytest.raises(ConfigurationError, match=f"'{name}' is no fork of job 'job'"):
+        roll_back(old, job, spark=SPARK, kept=named)
+    assert CompletedCheckpointStore(other.open()).latest() == before
 
 
 def test_dagster_shows_the_verdict_as_a_check_of_each_table(tmp_path: Path) -> None:

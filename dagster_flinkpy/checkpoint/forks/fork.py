@@ -44,7 +44,7 @@ from dagster_flinkpy.errors import (
 from dagster_flinkpy.storage import ObjectStore, StorageLocation, lease
 from dagster_flinkpy.storage.origins import ORIGINS_FOLDER, add_origins, origins_of
 
-__all__ = ["Fork", "fork_job", "list_forks"]
+__all__ = ["Fork", "check_fork", "fork_job", "list_forks"]
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
@@ -124,6 +124,26 @@ def fork_job(
         except _SubsumedError:
             if at is not None:
                 raise
+
+
+def check_fork(fork: StorageLocation, job: StorageLocation) -> None:
+    """Checks that a job, if there is one, was forked from another one, so that it may be used up or disposed of.
+
+    Args:
+        fork: The prefix of the fork.
+        job: The prefix of the other job.
+
+    Raises:
+        ConfigurationError: It was not.
+    """
+    store = fork.open()
+    found = read_head(store)
+    if found is None or found[0].new or found[0].disposed:
+        return
+    if fork.url == job.url or job.name not in {split_origin(path)[0] for path in origins_of(store)}:
+        raise ConfigurationError(
+            f"{fork.name!r} is no fork of job {job.name!r}, but a job of its own, in {fork.url}. Choose another name"
+        )
 
 
 def list_forks(job: StorageLocation) -> list[Fork]:

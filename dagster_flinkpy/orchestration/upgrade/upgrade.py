@@ -66,12 +66,12 @@ def switch_program(
         RestoreError: The state does not fit the program, or a blocking edge has not kept what would be read again;
             nothing is changed.
         ConfigurationError: There is no such operator to recompute, it is unknown which ones have changed or none has,
-            ``since`` cannot be used, the job is partitioned by time, or a sink cannot replace its rows; nothing is
-            changed.
+            ``since`` cannot be used, the job is partitioned by time, a sink cannot replace its rows, or ``keep`` names
+            another job; nothing is changed.
         SourceReadError: What a blocking edge has kept cannot be read, or has other fields than the program has there;
             nothing is changed.
     """
-    from dagster_flinkpy.checkpoint.forks.fork import fork_job
+    from dagster_flinkpy.checkpoint.forks.fork import check_fork, fork_job
     from dagster_flinkpy.checkpoint.offline import refuse_beside_run
     from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import open_checkpoint
     from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
@@ -79,6 +79,7 @@ def switch_program(
 
     refuse_beside_run(job, current_millis())
     program, fork = job_of(new, job.name), job.parent.child(keep or f"{job.name}_before")
+    check_fork(fork, job)
     kept, latest = (CompletedCheckpointStore(each.open()).latest() for each in (fork, job))
     recomputation = None
     if latest is not None:
@@ -146,7 +147,9 @@ def roll_back(
         CheckpointError: A run may be active, or the old program cannot read exactly as far as the new one: let the job
             read all of its input first.
         JobNotFoundError: There is no such fork.
+        ConfigurationError: ``kept`` names a job that is no fork of this one.
     """
+    from dagster_flinkpy.checkpoint.forks.fork import check_fork
     from dagster_flinkpy.checkpoint.offline import refuse_beside_run, trigger_savepoint
     from dagster_flinkpy.checkpoint.recomputation import TO_REPLACE
     from dagster_flinkpy.checkpoint.savepoints.dispose import dispose_savepoint
@@ -156,6 +159,7 @@ def roll_back(
     refuse_beside_run(job, current_millis())
     clear_dead_proof(job)
     fork = job.parent.child(kept or f"{job.name}_before")
+    check_fork(fork, job)
     program = job_of(old, job.name)
     before, latest = (CompletedCheckpointStore(each.open()).latest() for each in (fork, job))
     if before is None:

@@ -137,8 +137,7 @@ class Restore:
                 self.progress(f"starting from empty state; the state of checkpoint {latest} is not restored")
             return None
         if self.path is None:
-            uids = {v.uid for v in graph.vertices}
-            return attempt.latest and without_committed(attempt.latest, uids, attempt.committed)
+            return attempt.latest and without_committed(attempt.latest, graph, attempt.committed)
         prefix = store.store.url
         if not self.path.strip():
             raise RestoreError(

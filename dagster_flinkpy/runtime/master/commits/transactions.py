@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
+from dagster_flinkpy.datastream.checkpointing.state_recovery import may_stay_behind
 from dagster_flinkpy.errors import (
     CheckpointTimeoutError,
     CommitRefusedError,
@@ -16,6 +17,7 @@ from dagster_flinkpy.errors import (
     FencedError,
     HeadLostError,
     ObjectNotFoundError,
+    RestoreError,
     SinkCommitError,
     StorageError,
 )
@@ -63,6 +65,7 @@ class Transactions:
         Raises:
             CommitRefusedError: A sink does not take it, or no longer has what was committed.
             CommittableLostError: It is gone.
+            RestoreError: It is of a sink that the program does not have, and the run restores something else.
             HeadLostError: There was nothing of the job in the store, but a sink has committed its checkpoints. Or HEAD
                 is older than what was committed.
         """
@@ -74,6 +77,8 @@ class Transactions:
         if latest is not None and self._attempt.committed != latest.checkpoint_id:
             prepared = {o.uid: n for o in latest.operators if (n := sum(len(s.committables) for s in o.subtasks))}
             own = {uid: number for uid, number in prepared.items() if uid in self.committers.uids}
+            if self._restore.path is not None:
+                self._check_left_behind(latest, prepared.keys() - own.keys())
             try:
                 committed = sum(own.values()) - commit(latest)
                 if own == prepared:  # the program may no longer have a sink
@@ -94,6 +99,16 @@ class Transactions:
         except HeadLostError:
             self.check_leader()  # an attempt that took over may have committed meanwhile
             raise
+
+    def _check_left_behind(self, latest: CheckpointMetadata, sinks: Collection[str]) -> None:
+        """Checks that the run may give up what sinks had to commit that the program does not have."""
+        for uid in sorted(sinks):
+            if not may_stay_behind(self._restore.allow_non_restored_state, uid):
+                raise RestoreError(
+                    f"what sink {uid!r} has written up to checkpoint {latest.checkpoint_id} is not known to be "
+                    "committed, and the program has no such sink. Run the program that has it once more, which commits "
+                    f"it, or set allow_non_restored_state to [{uid!r}] to give it up."
+                )
 
     def _check_kept(self, latest: CheckpointMetadata) -> None:
         """Checks that sinks still have what is known to be committed: the latest checkpoint, or one before it."""
