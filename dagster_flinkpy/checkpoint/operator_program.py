@@ -1,12 +1,13 @@
 """Describes an operator by its settings and a hash of the user's code, to tell two versions of a program apart.
 
 The description is equal in all processes with the same Python version: it covers bytecode without line numbers and file
-names, and nothing that depends on memory addresses or hash seeds. It does not cover functions that the user's functions
-call.
+names, and nothing that depends on memory addresses or hash seeds. It covers constants of modules and classes that the
+user's functions name, but not functions that they call.
 """
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import hashlib
 import json
@@ -44,14 +45,18 @@ __all__ = [
     "operator_program",
 ]
 
-_LIBRARIES = (__name__.partition(".")[0], "builtins", "abc", "typing", "pyarrow")
+_LIBRARIES = (__name__.partition(".")[0], "builtins", "abc", "typing", "pyarrow", "numpy", "pandas")
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...))
-_MEMBERS = (staticmethod, classmethod, property, *_PLAIN)
+_MEMBERS = (staticmethod, classmethod, property, functools.cached_property)
+_CUT = ("numpy", "pandas", "pyarrow", "re")
+"""Modules of types whose ``repr`` need not tell the whole value."""
 _NOT_CODE = ("__module__", "__doc__", "__firstlineno__")
 _HASH = re.compile("@[0-9a-f]{12}$")
 _INPUT = "input"
 """What an operator reads: the uids of others, and what operators without a uid do in between."""
 _UNKNOWN = "?"
+_LONG = 10_000
+"""Bytes of which there are more, such as those of an array, are hashed."""
 _MOST_VALUES = 200_000
 """A setting with more values than this is not compared, such as a huge table or a client with all its connections."""
 
@@ -225,14 +230,14 @@ class _Inside:
     left: list[int] | None = None
     """How many values may still be described; None for any number."""
 
-    def step(self) -> None:
-        """Counts a value.
+    def step(self, values: int = 1) -> None:
+        """Counts values.
 
         Raises:
             _TooLong: There are too many values.
         """
         if self.left is not None:
-            self.left[0] -= 1
+            self.left[0] -= values
             if self.left[0] < 0:
                 raise _TooLong
 
@@ -253,6 +258,9 @@ def operator_code_version(graph: JobGraph, uid: str) -> str:
 def _describe(value: Any, inside: _Inside, lines: list[str]) -> None:
     """Adds lines that describe a value."""
     inside.step()
+    if isinstance(value, bytes) and len(value) > _LONG:
+        lines.append(hashlib.sha256(value).hexdigest())
+        return
     if isinstance(value, _PLAIN):
         lines.append(repr(value))
         return
@@ -285,6 +293,8 @@ def _describe(value: Any, inside: _Inside, lines: list[str]) -> None:
     elif isinstance(value, types.FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or () if _filled(cell)]
         _all("function", (value.__code__, value.__defaults__, value.__kwdefaults__, cells), inside, lines)
+        if constants := _constants(value.__code__, value.__globals__):
+            _describe(constants, inside, lines)
     elif isinstance(value, types.CodeType):
         _all("code", (value.co_code, value.co_names, value.co_varnames, value.co_consts), inside, lines)
     elif isinstance(value, (staticmethod, classmethod)):
@@ -321,19 +331,63 @@ def _class(cls: type, inside: _Inside, lines: list[str]) -> None:
         lines.append(f"class {f'{base.__module__}.' if inside.with_modules else ''}{base.__qualname__}")
         if base.__module__.partition(".")[0] not in _LIBRARIES:
             for name, member in sorted(vars(base).items()):
-                if name not in _NOT_CODE and (callable(member) or isinstance(member, _MEMBERS)):
+                constant = _is_constant(member) and not (name.startswith("__") and not isinstance(member, _PLAIN))
+                if name not in _NOT_CODE and (callable(member) or isinstance(member, _MEMBERS) or constant):
                     lines.append(name)
                     _describe(member, inside, lines)
 
 
 def _instance(value: Any, inside: _Inside, lines: list[str]) -> None:
     _class(type(value), inside, lines)
+    cut = type(value).__module__.partition(".")[0] in _CUT
     if is_dataclass(value):
         _describe({field.name: getattr(value, field.name) for field in fields(value)}, inside, lines)
-    elif hasattr(value, "__dict__"):
+    elif hasattr(value, "__dict__") and not cut:
         _describe({name: of for name, of in vars(value).items() if not _is_cached(type(value), name)}, inside, lines)
-    elif " at 0x" not in repr(value):  # a timedelta, an Arrow type, ...
-        lines.append(repr(value))
+    elif cut and hasattr(value, "to_pylist"):  # Arrow's buffers may contain anything where there is no value
+        inside.step(len(value))
+        kind = value.type if hasattr(value, "type") else value.schema
+        _describe([kind, value.slice(0, _MOST_VALUES).to_pylist()], inside, lines)
+    elif not cut and " at 0x" not in repr(value):
+        lines.append(repr(value))  # a timedelta, a range, ...
+    else:
+        _pickled(value, inside, lines)
+
+
+def _pickled(value: Any, inside: _Inside, lines: list[str]) -> None:
+    """Describes a value by what it would be pickled as."""
+    if isinstance(getattr(value, "__self__", None), type):  # a method of a class, such as object.__new__
+        return
+    try:
+        reducer: Any = copyreg.dispatch_table.get(type(value))
+        reduced = value.__reduce_ex__(4) if reducer is None else reducer(value)
+    except Exception:  # what cannot be pickled, such as a lock, does not reach a task
+        return
+    if isinstance(reduced, str):
+        lines.append(reduced)
+        return
+    _, args, *more = reduced
+    _describe([args, *(list(each) if isinstance(each, Iterator) else each for each in more[:3])], inside, lines)
+
+
+def _is_constant(value: Any) -> bool:
+    """Returns whether a member of a class consists of plain values only."""
+    if isinstance(value, (tuple, list, set, frozenset)):
+        return all(map(_is_constant, value))
+    if isinstance(value, dict):
+        return all(_is_constant(k) and _is_constant(v) for k, v in value.items())
+    return isinstance(value, _PLAIN)
+
+
+def _constants(code: types.CodeType, module: dict[str, Any]) -> dict[str, Any]:
+    """Returns the constants of a module that a function may read."""
+    named = {name: module[name] for name in code.co_names if name in module and not name.startswith("__")}
+    fixed = (*_PLAIN, tuple, frozenset)  # a list or dict of a module may hold what the process has put into it
+    found = {name: value for name, value in named.items() if isinstance(value, fixed) and _is_constant(value)}
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            found |= _constants(inner, module)
+    return found
 
 
 def _is_cached(cls: type, name: str) -> bool:

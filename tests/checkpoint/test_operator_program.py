@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable
+from copy import copy
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
 
 from dagster_flinkpy.checkpoint.operator_program import operator_code_version
@@ -26,7 +32,7 @@ def version_of(function: Any) -> str:
 
 
 def compiled(source: str, line: int = 0) -> Callable[[Any], Any]:
-    names: dict[str, Any] = {}
+    names: dict[str, Any] = {"__name__": "shop"}
     exec(compile("\n" * line + source, f"file{line}.py", "exec"), names)
     return names["f"]
 
@@ -91,6 +97,51 @@ def test_does_not_follow_what_is_cached() -> None:
     assert version_of(function) == before
 
 
+class Slotted:
+    __slots__ = ("value",)
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (np.zeros(5000), np.arange(5000.0)),
+        (np.array([1.0]), np.array([1.000000001])),
+        (pa.table({"a": [1] * 30}), pa.table({"a": [1] * 15 + [None] + [1] * 14})),
+        (pd.DataFrame({"a": [0] * 100}), pd.DataFrame({"a": [0] * 50 + [1] + [0] * 49})),
+        (re.compile("a" * 300), re.compile("a" * 300 + "b")),
+        (Slotted(1), Slotted(2)),
+        (deque([Slotted(1)]), deque([Slotted(2)])),
+        ("a".join, "b".join),
+    ],
+    ids=["array", "precision", "table", "frame", "pattern", "slots", "deque", "method"],
+)
+def test_changes_with_all_of_a_value_whose_text_is_cut(before: Any, now: Any) -> None:
+    assert version_of(Scaled(before)) == version_of(Scaled(copy(before)))
+    assert version_of(Scaled(before)) != version_of(Scaled(now))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "LIMIT = {}\ndef f(x):\n    return x < LIMIT",
+        "LIMITS = (1, {})\ndef f(x):\n    return [each for each in x if each in LIMITS]",
+        "class F:\n    limits = dict(a={})\n    def __call__(self, x):\n        return x in self.limits\nf = F()",
+    ],
+    ids=["number", "tuple", "class"],
+)
+def test_changes_with_the_constants_that_it_names(source: str) -> None:
+    assert version_of(compiled(source.format(2))) == version_of(compiled(source.format(2), line=3))
+    assert version_of(compiled(source.format(2))) != version_of(compiled(source.format(3)))
+
+
+def test_follows_no_list_of_a_module_and_no_constant_that_it_does_not_name() -> None:
+    source = "SEEN, OTHER = [{0}], {0}\ndef f(x):\n    SEEN.append(x)"
+    assert version_of(compiled(source.format(1))) == version_of(compiled(source.format(2)))
+
+
 def test_changes_with_the_key_selector(tmp_path: Path) -> None:
     def version(selector: Callable[[Any], Any]) -> str:
         env = StreamExecutionEnvironment.get_execution_environment()
@@ -124,7 +175,7 @@ def test_is_equal_in_another_process(tmp_path: Path) -> None:
     there = subprocess.run(
         [sys.executable, "-c", program],
         env={"PYTHONHASHSEED": "5", "PATH": ""},
-        cwd=Path(__file__).parents[3],
+        cwd=Path(__file__).parents[2],
         check=True,
         capture_output=True,
         text=True,

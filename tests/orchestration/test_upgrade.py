@@ -15,6 +15,7 @@ from dagster import AssetCheckKey, AssetKey, DagsterInstance, Definitions
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from dagster_flinkpy.checkpoint import offline
 from dagster_flinkpy.checkpoint.forks.fork import fork_job, list_forks
 from dagster_flinkpy.checkpoint.offline import release_leadership
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
@@ -340,6 +341,26 @@ def test_there_is_no_way_back_without_a_fork_or_beyond_what_was_read(tmp_path: P
     run(old, tmp_path, 1)
     with pytest.raises(JobNotFoundError, match="no fork"):
         roll_back(old, job, spark=SPARK)
+
+
+def test_a_run_amid_a_roll_back_doubles_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new, job = program(tmp_path, Totals()), program(tmp_path, Sums(), renamed), job_of(tmp_path)
+    run(old, tmp_path, 1)
+    switch_program(new, job, spark=SPARK)
+    trigger = offline.trigger_savepoint
+
+    def after_a_run(fork: StorageLocation) -> str:
+        run(new, tmp_path, 1)
+        return trigger(fork)
+
+    with monkeypatch.context() as patch, pytest.raises(CheckpointError, match="has gone on while the old program"):
+        patch.setattr(offline, "trigger_savepoint", after_a_run)
+        roll_back(old, job, spark=SPARK)
+    run(new, tmp_path, 1)
+    roll_back(old, job, spark=SPARK)
+    run(old, tmp_path, 1)
+    assert table(tmp_path) == expected(4)
+    switch_program(new, job, spark=SPARK)
 
 
 @pytest.mark.parametrize("name", ["job", "sales", "job_before"])

@@ -144,8 +144,8 @@ def roll_back(
         The id of the checkpoint from which the old program continues.
 
     Raises:
-        CheckpointError: A run may be active, or the old program cannot read exactly as far as the new one: let the job
-            read all of its input first.
+        CheckpointError: A run may be active, or has gone on meanwhile, or the old program cannot read exactly as far as
+            the new one: let the job read all of its input first.
         JobNotFoundError: There is no such fork.
         ConfigurationError: ``kept`` names a job that is no fork of this one.
     """
@@ -171,10 +171,24 @@ def roll_back(
     savepoint = replace(fork, url=trigger_savepoint(fork))
     # Whoever can write the fork can write the job: its pickled state is the job's own.
     how = {"restore_from": savepoint.url, "allow_pickled_state": True}
-    with program_attempt(old, job, spark=spark, owner=owner, on_progress=on_progress, **how) as attempt:
-        checkpoint_id = attempt.commit_restored().checkpoint_id
-    dispose_savepoint(savepoint, owner=owner, now_ms=current_millis())
-    return checkpoint_id
+    try:
+        with program_attempt(old, job, spark=spark, owner=owner, on_progress=on_progress, **how) as attempt:
+            _check_waited(job, latest)
+            return attempt.commit_restored().checkpoint_id
+    finally:
+        dispose_savepoint(savepoint, owner=owner, now_ms=current_millis())
+
+
+def _check_waited(job: StorageLocation, latest: CheckpointMetadata | None) -> None:
+    """Checks that no run has gone on since a checkpoint. The caller leads the job, so none goes on now."""
+    from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
+
+    now = CompletedCheckpointStore(job.open()).latest()
+    if (now and now.checkpoint_id) != (latest and latest.checkpoint_id):
+        raise CheckpointError(
+            f"a run of job {job.name!r} has gone on while the old program read what the new one had read, so rows "
+            "would be doubled. Let no run begin, such as of a schedule, and try again"
+        )
 
 
 def _read_up_to(latest: CheckpointMetadata | None, shadow: Shadow, job: StorageLocation) -> None:
