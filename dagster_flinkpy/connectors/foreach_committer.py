@@ -22,6 +22,8 @@ __all__ = ["ForeachCommitter"]
 class ForeachCommitter(CheckpointCommitter):
     """Gives the rows of a completed checkpoint to the function."""
 
+    _never_replaces = "Only its function knows where they are"
+
     def __init__(self, sink: ForeachEpoch, context: CommitterInitContext) -> None:
         self._rows = StagedRows(sink.staging, context)
         super().__init__(context, self._rows, f"the function of sink {context.uid!r}")

@@ -287,7 +287,7 @@ def check_recomputation(
     head = read_head(job.open())
     if head is not None and head[0].partitions:  # the checkpoint may be of none, such as that of another switch
         raise partitioned_error(job.name)
-    program_committers(program, job).check_replaceable(recomputation)
+    program_committers(program, job, metadata).check_replaceable(recomputation)
     check_retained(job.child(EXCHANGE_FOLDER), program.graph, metadata, recomputation)
 
 
@@ -443,12 +443,15 @@ def _tried(found: OperatorEvolution, trial: OperatorTrial | None) -> OperatorEvo
     return replace(found, change=Change.CHANGED, details=(*found.details, *trial.changes))
 
 
-def program_committers(program: Environment | FlinkJob, job: StorageLocation) -> Committers:
+def program_committers(
+    program: Environment | FlinkJob, job: StorageLocation, latest: CheckpointMetadata | None = None
+) -> Committers:
     """Creates the committers of a program's job, given the folder of its checkpoints. Use them for queries only.
 
     Args:
         program: The program, or its job.
         job: ``{checkpoint storage}/{job id}``.
+        latest: The job's latest checkpoint. Default: None.
 
     Raises:
         ConfigurationError: The name of the folder cannot be a job's.
@@ -458,4 +461,5 @@ def program_committers(program: Environment | FlinkJob, job: StorageLocation) ->
 
     found = job_of(program, job.name)
     watchdog = Watchdog(found.checkpointing.timeout)
-    return Committers(found.graph, found.job_id, fencing_token=0, watchdog=watchdog)
+    ancestors = () if latest is None else latest.ancestors_of(found.job_id)
+    return Committers(found.graph, found.job_id, fencing_token=0, watchdog=watchdog, ancestors=ancestors)

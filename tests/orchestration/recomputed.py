@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from pyiceberg.catalog import load_catalog
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.common import Types
-from dagster_flinkpy.connectors import ParquetSink
+from dagster_flinkpy.connectors import DeltaSink, IcebergSink, ParquetSink
 from dagster_flinkpy.datastream import BroadcastProcessFunction, KeyedProcessFunction, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.state import MapStateDescriptor, ValueStateDescriptor
 from dagster_flinkpy.orchestration import SparkResource
@@ -33,6 +35,7 @@ __all__ = [
     "Program",
     "Texts",
     "Totals",
+    "catalog_of",
     "checkpoint_of",
     "expected",
     "files",
@@ -41,7 +44,9 @@ __all__ = [
     "program",
     "run",
     "segments",
+    "sink_of",
     "table",
+    "totals_of",
 ]
 
 ROW = Types.ROW_NAMED(["key", "count", "total"], [Types.STRING(), Types.LONG(), Types.LONG()])
@@ -167,9 +172,35 @@ def checkpoint_of(file: Path) -> int:
     return int(file.name.split(".")[2])
 
 
-def table(folder: Path, name: str = "table") -> Any:
+def catalog_of(folder: Path) -> dict[str, str]:
+    return {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db"}
+
+
+def sink_of(kind: str, folder: Path) -> Any:
+    """Returns a sink into files, a Delta Lake or Iceberg table, or a branch of one."""
+    place = str(folder / "table")
+    if kind == "files":
+        return ParquetSink(place)
+    if kind == "delta":
+        return DeltaSink(place)
+    return IcebergSink("db.t", place, properties=catalog_of(folder), branch="b" if kind == "branch" else "main")
+
+
+def table(folder: Path, name: str = "table", kind: str = "files") -> Any:
     """Returns what does not depend on the order of records that come over different channels."""
-    rows = sorted(tuple(row.values()) for file in files(folder, name) for row in pq.read_table(file).to_pylist())
+    if kind == "files":
+        return totals_of([row for file in files(folder, name) for row in pq.read_table(file).to_pylist()])
+    if kind == "delta":
+        return totals_of(DeltaTable(str(folder / name)).to_pyarrow_table().to_pylist())
+    found = load_catalog("default", **catalog_of(folder)).load_table("db.t")
+    head = found.snapshot_by_name("b" if kind == "branch" else "main")
+    assert head is not None
+    return totals_of(found.scan(snapshot_id=head.snapshot_id).to_arrow().to_pylist())
+
+
+def totals_of(found: list[dict[str, Any]]) -> Any:
+    """Returns the keys and counts of rows, and the last total of each key."""
+    rows = sorted(tuple(row.values()) for row in found)
     return sorted((key, count) for key, count, _ in rows), {key: total for key, _, total in rows}
 
 

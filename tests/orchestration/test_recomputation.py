@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,8 @@ from dagster_flinkpy.common import Types, WatermarkStrategy
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.connectors import ParquetSink
+from dagster_flinkpy.connectors.delta.committer import DeltaCommitter
+from dagster_flinkpy.connectors.iceberg.committer import IcebergCommitter
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.errors import CheckpointError, ConfigurationError, InputTypeError, RestoreError
 from dagster_flinkpy.orchestration import (
@@ -66,6 +68,7 @@ from tests.orchestration.recomputed import (
     program,
     run,
     segments,
+    sink_of,
     table,
 )
 from tests.runtime.harness import HarnessAttempt, run_rows
@@ -103,8 +106,10 @@ def test_a_changed_operator_reads_retained_segments_again_while_the_others_keep_
     again=st.booleans(),
     dying=st.sampled_from(["prove", "switch", "run"]),
     at=st.integers(1, 250),
+    kind=st.sampled_from(["files", "delta", "iceberg", "branch"]),
+    in_commit=st.sampled_from(["", "before", "after"]),
 )
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_a_recomputation_that_dies_and_is_repeated_equals_a_run_from_the_beginning(
     tmp_path_factory: pytest.TempPathFactory,
     before: int,
@@ -117,11 +122,13 @@ def test_a_recomputation_that_dies_and_is_repeated_equals_a_run_from_the_beginni
     again: bool,
     dying: str,
     at: int,
+    kind: str,
+    in_commit: str,
 ) -> None:
     folder = tmp_path_factory.mktemp("recompute")
-    retain = None if from_sources else DAY
-    old = program(folder, retain=retain, unaligned=unaligned, edges=edges)
-    new = program(folder, change, retain=retain, unaligned=unaligned, edges=edges, parallelism=parallelism)
+    retain, sink = None if from_sources else DAY, sink_of(kind, folder)
+    of = partial(program, folder, retain=retain, unaligned=unaligned, edges=edges, sink=sink)
+    old, new = of(), of(change, parallelism=parallelism)
     asked: dict[str, Any] = {"recompute": ["numbers"] if from_sources else ["totals"]}
     if by_version:  # the operator before the edge has not changed
         asked = {**({} if not from_sources else asked), "recompute_changed": True}
@@ -138,13 +145,12 @@ def test_a_recomputation_that_dies_and_is_repeated_equals_a_run_from_the_beginni
     }
     run(old, folder, before)
     if again:  # nothing runs between two switches
-        other = program(folder, Totals(9), retain=retain, unaligned=unaligned, edges=edges)
-        switch_program(other, job_of(folder), spark=SPARK, **asked)
+        switch_program(of(Totals(9)), job_of(folder), spark=SPARK, **asked)
     for name, step in steps.items():
         if name == "prove" != dying:
             continue  # it changes nothing
         if name == dying:
-            with suppress(Died), at_request(at, dies):
+            with suppress(Died), dies_in_commit(in_commit) if in_commit else at_request(at, dies):
                 step()
                 continue
             for name in ("job", "job_before", "job_proof_old", "job_proof_new"):
@@ -152,10 +158,25 @@ def test_a_recomputation_that_dies_and_is_repeated_equals_a_run_from_the_beginni
                     release_leadership(job_of(folder).parent.child(name), owner="test", now_ms=current_millis())
         step()
     run(new, folder)
-    assert table(folder) == expected(change.times)
+    assert table(folder, kind=kind) == expected(change.times)
     assert table(folder, "kept") == expected(10)
     assert REPLACES not in latest(job_of(folder)).properties
     assert TO_REPLACE not in latest(job_of(folder)).properties
+
+
+@contextmanager
+def dies_in_commit(when: str) -> Iterator[None]:
+    """Lets a process die before or after it has written a version of a table."""
+    with pytest.MonkeyPatch.context() as patch:
+        for committer in (IcebergCommitter, DeltaCommitter):
+
+            def swap(*args: Any, real: Any = committer._swap) -> None:
+                if when == "after":
+                    real(*args)
+                raise Died
+
+            patch.setattr(committer, "_swap", swap)
+        yield
 
 
 def test_an_operator_without_a_blocking_edge_before_it_reads_the_sources_again(tmp_path: Path) -> None:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import uuid
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from psycopg.rows import dict_row
+from pyiceberg.catalog import load_catalog
 
+from dagster_flinkpy.checkpoint.forks.fork import fork_job
 from dagster_flinkpy.checkpoint.offline import restore_savepoint, trigger_savepoint
 from dagster_flinkpy.checkpoint.recomputation import recomputation_of
 from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import open_checkpoint
 from dagster_flinkpy.common.clock import current_millis
-from dagster_flinkpy.connectors import ParquetSink
+from dagster_flinkpy.connectors import DeltaSink, IcebergSink, ParquetSink, PostgresSink
 from dagster_flinkpy.connectors.commit.staged_files import StagedFileCommitter
 from dagster_flinkpy.errors import CommittableLostError, ConfigurationError, RestoreError
 from dagster_flinkpy.orchestration.program import plan_restore, program_attempt
@@ -26,6 +32,7 @@ from tests.orchestration.recomputed import (
     PER_EPOCH,
     SPARK,
     Totals,
+    catalog_of,
     checkpoint_of,
     expected,
     files,
@@ -33,7 +40,9 @@ from tests.orchestration.recomputed import (
     latest,
     program,
     run,
+    sink_of,
     table,
+    totals_of,
 )
 from tests.runtime.programs import FolderSink
 
@@ -130,9 +139,11 @@ def test_a_sink_that_was_left_out_meanwhile_is_put_back_before_its_rows_are_repl
     assert table(tmp_path) == expected(7)
 
 
-def test_a_checkpoint_from_before_rows_were_replaced_is_not_restored_after_that(tmp_path: Path) -> None:
-    run(program(tmp_path), tmp_path, 3)
-    new = program(tmp_path, Totals(7))
+@pytest.mark.parametrize("kind", ["files", "delta", "iceberg"])
+def test_a_checkpoint_from_before_rows_were_replaced_is_not_restored_after_that(tmp_path: Path, kind: str) -> None:
+    of = partial(program, tmp_path, sink=sink_of(kind, tmp_path))
+    run(of(), tmp_path, 3)
+    new = of(Totals(7))
     number = switch_program(new, job_of(tmp_path), spark=SPARK, recompute=["totals"])
     savepoint = trigger_savepoint(job_of(tmp_path))
     run(new, tmp_path, 0, restore_from=f"chk-{number}")
@@ -143,7 +154,119 @@ def test_a_checkpoint_from_before_rows_were_replaced_is_not_restored_after_that(
     with pytest.raises(RestoreError, match="from the middle of a recomputation, and sink 'table' has written rows"):
         run(new, tmp_path, restore_from=f"chk-{number}")
     run(new, tmp_path)
-    assert table(tmp_path) == expected(7)
+    assert table(tmp_path, kind=kind) == expected(7)
+
+
+def compact(kind: str, folder: Path) -> None:
+    """Rewrites all rows into files of others."""
+    if kind == "delta":
+        DeltaTable(str(folder / "table")).optimize.compact()
+    else:
+        there = load_catalog("default", **catalog_of(folder)).load_table("db.t")
+        there.overwrite(there.scan().to_arrow())
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_a_table_that_others_have_compacted_is_refused_before_anything_changes(tmp_path: Path, kind: str) -> None:
+    of, job = partial(program, tmp_path, sink=sink_of(kind, tmp_path)), job_of(tmp_path)
+    run(of(), tmp_path, 2)
+    compact(kind, tmp_path)
+    run(of(), tmp_path, 1)
+    before, rows = latest(job), table(tmp_path, kind=kind)
+    with pytest.raises(ConfigurationError, match=r"'table' can be recomputed: .* its rows cannot be told from others"):
+        switch_program(of(Totals(7)), job, spark=SPARK, recompute=["totals"])
+    assert (latest(job), table(tmp_path, kind=kind)) == (before, rows)
+    assert list(job.parent.open().list_folders()) == ["job/"]
+    planned = plan_restore(of(Totals(7)), open_checkpoint(job), recompute=["totals"])
+    assert "told from others" in str(planned.problem)
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_a_table_that_others_compact_after_the_switch_is_refused_before_anything_is_read(
+    tmp_path: Path, kind: str
+) -> None:
+    of, job = partial(program, tmp_path, sink=sink_of(kind, tmp_path)), job_of(tmp_path)
+    run(of(), tmp_path, 2)
+    switch_program(of(Totals(7)), job, spark=SPARK, recompute=["totals"])
+    compact(kind, tmp_path)
+    before, rows = latest(job), table(tmp_path, kind=kind)
+    with pytest.raises(ConfigurationError, match="told from others"):
+        run(of(Totals(7)), tmp_path)
+    assert (latest(job), table(tmp_path, kind=kind)) == (before, rows)
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_a_sink_that_replaces_rows_by_key_is_refused(tmp_path: Path, kind: str) -> None:
+    place = str(tmp_path / "table")
+    keyed = (
+        DeltaSink(place, key=["key"])
+        if kind == "delta"
+        else IcebergSink("db.t", place, properties=catalog_of(tmp_path), key=["key"])
+    )
+    run(program(tmp_path, sink=keyed), tmp_path, 2)
+    before = latest(job_of(tmp_path))
+    with pytest.raises(ConfigurationError, match="With a key, it has changed rows in place"):
+        switch_program(program(tmp_path, Totals(7), sink=keyed), job_of(tmp_path), spark=SPARK, recompute=["totals"])
+    assert latest(job_of(tmp_path)) == before
+
+
+def test_rows_in_postgresql_are_replaced(tmp_path: Path, postgres: str) -> None:
+    schema = f"s{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(postgres, autocommit=True, row_factory=dict_row) as connection:
+        connection.execute(f"CREATE SCHEMA {schema}")
+        of = partial(program, tmp_path, sink=PostgresSink(postgres, f"{schema}.t", str(tmp_path / "s"), create=True))
+
+        def rows() -> Any:
+            return totals_of(connection.execute(f"SELECT key, count, total FROM {schema}.t").fetchall())
+
+        run(of(), tmp_path, 3)
+        switch_program(of(Totals(7)), job_of(tmp_path), spark=SPARK, recompute=["totals"])
+        assert rows() == expected(epochs=3)
+        run(of(Totals(7)), tmp_path, 1)
+        switch_program(of(Totals(3)), job_of(tmp_path), spark=SPARK, recompute=["totals"])
+        run(of(Totals(3)), tmp_path)
+        assert rows() == expected(3)
+        connection.execute(f"UPDATE {schema}.t SET total = 0 WHERE count = 1")
+        with pytest.raises(ConfigurationError, match="somebody has updated, deleted"):
+            switch_program(of(Totals(7)), job_of(tmp_path), spark=SPARK, recompute=["totals"])
+        connection.execute(f"DROP SCHEMA {schema} CASCADE")
+
+
+@pytest.mark.parametrize("ran", [0, 1])
+def test_a_fork_replaces_in_its_branch_what_the_original_had_written_before_and_nothing_in_main(
+    tmp_path: Path, ran: int
+) -> None:
+    place, elsewhere = tmp_path / "table", tmp_path / "elsewhere"
+    main = program(tmp_path, sink=sink_of("iceberg", tmp_path))
+    run(main, tmp_path, 2)
+    fork_job(job_of(tmp_path), "fork")
+    run(main, tmp_path, 1)
+    fork = job_of(tmp_path).parent.child("fork")
+    of = partial(program, elsewhere, sink=sink_of("branch", tmp_path))
+    if ran:
+        run(of(), tmp_path, ran, job=fork)
+    switch_program(of(Totals(7)), fork, spark=SPARK, recompute=["totals"])
+    run(of(Totals(7)), tmp_path, job=fork)
+    assert table(tmp_path, kind="branch") == expected(7)
+    assert table(tmp_path, kind="iceberg") == expected(epochs=3)
+    assert place.exists()
+
+
+def test_a_branch_with_rows_of_another_job_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+    run(program(tmp_path, sink=sink_of("iceberg", tmp_path)), tmp_path, 2)
+    fork_job(job_of(tmp_path), "fork")
+    there = load_catalog("default", **catalog_of(tmp_path)).load_table("db.t")
+    there.manage_snapshots().create_branch(there.current_snapshot().snapshot_id, "b").commit()
+    fork = job_of(tmp_path).parent.child("fork")
+    of = partial(program, tmp_path / "elsewhere", sink=sink_of("branch", tmp_path))
+    run(of(), tmp_path, 1, job=fork)
+    before = latest(fork)
+    with pytest.raises(ConfigurationError, match="began with rows that job 'job' had written at checkpoint"):
+        switch_program(of(Totals(7)), fork, spark=SPARK, recompute=["totals"])
+    assert latest(fork) == before
+    switch_program(of(Totals(7)), fork, spark=SPARK, recompute=["totals"], since="chk-2")
+    run(of(Totals(7)), tmp_path, job=fork)
+    assert table(tmp_path, kind="branch")[0] == sorted([*expected(epochs=2)[0], *expected(first=2)[0]])
 
 
 def test_a_run_whose_sink_cannot_replace_its_rows_any_more_is_refused_before_it_reads(tmp_path: Path) -> None:

@@ -14,7 +14,12 @@ from dagster_flinkpy.connectors.commit.staged_rows import RowFile, digest_of
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext
 from dagster_flinkpy.errors import CommitRefusedError, ConfigurationError, StorageError
 
-__all__ = ["CheckpointCommitter", "Staged", "StagedCheckpoint"]
+__all__ = ["BY_KEY", "BY_PARTITION", "CheckpointCommitter", "Staged", "StagedCheckpoint"]
+
+BY_KEY = "With a key, it has changed rows in place, whose former values are gone"
+"""Why a sink does not replace the rows of epochs if it replaces rows with the same key."""
+BY_PARTITION = "It replaces the rows of partitions: run these again"
+"""The same if it replaces those of partitions."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +27,8 @@ class StagedCheckpoint:
     """What all subtasks have staged for a checkpoint."""
 
     requests: Sequence[CommitRequest]
+    replaced: tuple[int, int] | None = None
+    """Between which checkpoints are those whose rows it replaces. None: it replaces none."""
 
     @property
     def checkpoint_id(self) -> int:
@@ -94,12 +101,46 @@ class CheckpointCommitter(Committer):
     """What to do if the target cannot be used."""
     _owned = False
     """Whether the sink belongs to a plain asset."""
+    _never_replaces = ""
+    """Why rows of epochs cannot be replaced, if they never can."""
 
     def __init__(self, context: CommitterInitContext, staged: Staged, what: str) -> None:
         self._context, self._staged, self._what = context, staged, what
 
     def commit(self, requests: Sequence[CommitRequest]) -> None:
-        checkpoint = StagedCheckpoint(requests)
+        self._commit_checkpoint(StagedCheckpoint(requests))
+
+    def replace_epochs(self, checkpoint_id: int, requests: Sequence[CommitRequest], after: int, before: int) -> None:
+        if self._never_replaces:
+            raise ConfigurationError(self._never_replaces)
+        if requests:
+            self._commit_checkpoint(StagedCheckpoint(requests, (after, before)))
+            return
+        with self._reaching():
+            self._remove_epochs(checkpoint_id, after, before)
+
+    def check_replaceable(self, after: int, before: int) -> None:
+        if self._never_replaces:
+            raise ConfigurationError(self._never_replaces)
+        with self._reaching():
+            self._check_epochs(after, before)
+
+    def _check_epochs(self, after: int, before: int) -> None:
+        """Checks that the rows that were committed between two checkpoints can be told from others.
+
+        Raises:
+            ConfigurationError: They cannot.
+        """
+
+    def _remove_epochs(self, checkpoint_id: int, after: int, before: int) -> None:
+        """Removes these rows, of which there are none anew at a checkpoint.
+
+        Raises:
+            ConfigurationError: They cannot be told from others.
+        """
+
+    def _commit_checkpoint(self, checkpoint: StagedCheckpoint) -> None:
+        requests = checkpoint.requests
         try:
             # 1. Put the checkpoint into the target, unless it is there already.
             is_new = self._put(checkpoint)

@@ -25,6 +25,7 @@ from dagster_flinkpy.datastream.connectors.base import (
 )
 from dagster_flinkpy.errors import (
     CommittableLostError,
+    ConfigurationError,
     PathEscapesPrefixError,
     PreconditionFailedError,
     SinkCommitError,
@@ -50,6 +51,7 @@ __all__ = [
     "partition_values",
     "still_staged",
     "value_folder",
+    "written_by",
 ]
 
 PART_BYTES = 8 << 20
@@ -312,11 +314,25 @@ class StagedFileCommitter(Committer):
         self._store.delete_many(older)
         return len(older)
 
-    def replace_epochs(self, after: int, before: int) -> int:
+    def replace_epochs(self, checkpoint_id: int, requests: Sequence[CommitRequest], after: int, before: int) -> None:
+        """Deletes the files after the commit: for a moment, readers see both."""
+        self.check_replaceable(after, before)
+        self.commit(requests)
+        if any(request.error is not None for request in requests):
+            return
         found = ((info.key, self._names.checkpoint(info.key)) for info in self._store.list())
-        gone = [key for key, checkpoint in found if checkpoint is not None and after < checkpoint < before]
-        self._store.delete_many(gone)
-        return len(gone)
+        self._store.delete_many(
+            [key for key, checkpoint in found if checkpoint is not None and after < checkpoint < before]
+        )
+
+    def check_replaceable(self, after: int, before: int) -> None:
+        for info in self._store.list():
+            name = info.key.rpartition("/")[2]
+            if written_by(name) is None and not name.startswith(("_", ".")):
+                raise ConfigurationError(
+                    f"{self._store.url} has files of others, such as {info.key}, and its rows may have been moved into "
+                    "one, as a compaction does. If that is not so, move these away until the rows are replaced"
+                )
 
     def last_committed(self) -> int | None:
         found = (self._names.checkpoint(info.key) for info in self._store.list())
@@ -386,6 +402,18 @@ class FileNames:
         """Returns whether a file is of this job and sink, but not of a newer attempt, which a fenced one must spare."""
         name = self._pattern.match(key.rpartition("/")[2])
         return name is not None and int(name["token"]) <= self._fencing_token
+
+
+_WRITTEN = re.compile(r"(?P<job>[^.]+)\.(?P<uid>[^.]+)\.(?P<checkpoint>\d+)\.\d+\.\d+-")
+
+
+def written_by(key: str) -> tuple[str, str, int] | None:
+    """Returns the job, sink and checkpoint of a file of any sink. None: something else has written it."""
+    name = _WRITTEN.match(key.rpartition("/")[2])
+    if name is None:
+        return None
+    job_id, uid = (unquote(name[part].replace("~", ".")) for part in ("job", "uid"))
+    return job_id, uid, int(name["checkpoint"])
 
 
 def _plain(text: str) -> str:

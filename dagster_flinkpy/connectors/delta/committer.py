@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from typing import Any, ClassVar
+from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
-from deltalake.transaction import AddAction
+from deltalake.transaction import AddAction, RemoveAction
 
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.connectors.commit.checkpoint_committer import StagedCheckpoint
@@ -53,6 +54,28 @@ class DeltaCommitter(LakeCommitter[DeltaTable]):
                 raise ConfigurationError(f"{self._what} is partitioned by {partitions}, not by {by}, as {file.key} is")
         return checkpoint.files
 
+    def _files_of_epochs(self, table: DeltaTable, after: int, before: int) -> list[RemoveAction]:
+        self._table.check_replaceable(table)
+        return super()._files_of_epochs(table, after, before)
+
+    def _files_in(self, table: DeltaTable) -> list[tuple[str, RemoveAction]]:
+        found = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
+        # delta-rs quotes the paths of actions, and returns them as they are in the log.
+        files, now = [(unquote(each["path"]), each["size_bytes"]) for each in found], current_millis()
+        return [(key, RemoveAction(key, True, now, size, partition_values(key))) for key, size in files]
+
+    def _added(self, table: DeltaTable) -> int | None:
+        return self._table.added_files(table)
+
+    def _remove(self, table: DeltaTable, files: Sequence[RemoveAction], checkpoint_id: int) -> None:
+        properties = self._properties({self._table.app_id: checkpoint_id, **self._grown(table, -len(files))}, {})
+        self._write(table, [], properties, removed=files)
+
+    def _grown(self, table: DeltaTable, files: int) -> dict[str, int]:
+        """Returns the transaction that counts the files of the sink after more were added, if that is known."""
+        added = self._table.added_files(table)
+        return {} if added is None else {self._table.files_id: added + files}
+
     def _swap(self, table: DeltaTable, change: Any, checkpoint: StagedCheckpoint) -> None:
         following = table.version() + 1
         try:
@@ -65,8 +88,10 @@ class DeltaCommitter(LakeCommitter[DeltaTable]):
         self._table.latest = checkpoint.checkpoint_id, following
 
     def _add(self, table: DeltaTable, change: Any, checkpoint: StagedCheckpoint) -> None:
+        removed = self._replaced(table, checkpoint)
         transactions = {self._table.app_id: checkpoint.checkpoint_id}
-        self._write(table, change, self._properties(transactions, {DIGEST: checkpoint.digest}))
+        transactions |= self._grown(table, len(change) - len(removed))
+        self._write(table, change, self._properties(transactions, {DIGEST: checkpoint.digest}), removed=removed)
 
     def _properties(self, transactions: dict[str, int], metadata: dict[str, str]) -> CommitProperties:
         """Returns what the next version says about itself. Without retries it is the one after that of the table."""
@@ -82,15 +107,17 @@ class DeltaCommitter(LakeCommitter[DeltaTable]):
         files: Sequence[RowFile],
         properties: CommitProperties,
         replaced: list[tuple[str, str, str | list[str]]] | None = None,
+        removed: Sequence[RemoveAction] = (),
     ) -> None:
         now = current_millis()
+        added = [
+            AddAction(
+                file.key, file.bytes, partition_values(file.key), now, True, json.dumps({"numRecords": file.rows})
+            )
+            for file in files
+        ]
         table.create_write_transaction(
-            [
-                AddAction(
-                    file.key, file.bytes, partition_values(file.key), now, True, json.dumps({"numRecords": file.rows})
-                )
-                for file in files
-            ],
+            [*removed, *added],
             "append" if replaced is None else "overwrite",
             table.schema(),
             partition_by=self._sink.partition_by,
@@ -121,7 +148,7 @@ class DeltaPartitionCommitter(DeltaCommitter, PartitionReplacement[DeltaTable]):
         now, filled = current_millis(), self._sink.filled
         assert filled is not None
         transactions = {self._app_of(each): checkpoint_id for each in (None, *partitions)}
-        transactions |= {f"{self._app_of(each)}{_TIME}": now for each in partitions}
+        transactions |= {f"{self._app_of(each)}{_TIME}": now for each in partitions} | self._grown(table, len(files))
         replaced: list[tuple[str, str, str | list[str]]] = [
             (name, "=", value) for name, value in filled.replaced(None).items()
         ]

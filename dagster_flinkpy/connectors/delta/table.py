@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from urllib.parse import urlsplit
 
@@ -25,6 +24,7 @@ __all__ = ["DIGEST", "DeltaTarget", "row_count", "storage_options"]
 
 DIGEST = "flinkpy.digest"
 """The entry of a version that tells which committables it has added."""
+_RETENTION = "delta.setTransactionRetentionDuration"
 _VERSIONS = 50
 _CLOCK_SKEW_MS = 3_600_000
 
@@ -36,6 +36,8 @@ class DeltaTarget:
         self._sink, self._context, self._change, self._what = sink, context, change, sink.what
         self._store, self._options = sink.location.open(), storage_options(sink.location)
         self.app_id = f"flinkpy.{len(context.job_id)}.{context.job_id}.{context.uid}"
+        self.files_id = f"flinkpy-files.{len(context.job_id)}.{context.job_id}.{context.uid}"
+        """How the ``txn`` is named that has the number of files that the sink has added and not removed."""
         self._id: str | None = None
         """The table that was found or created. It can be another one later."""
         self.latest = (0, 0)
@@ -117,7 +119,7 @@ class DeltaTarget:
                 f"{self._what} does not have version {version} any more, with the rows of checkpoint {checkpoint_id}: "
                 "it was restored from a backup. Running again adds rows to what was restored"
             )
-        self._check_rules(table, None if schema is None else [field.name for field in schema.fields])
+        self._check_rules(table, self._change)
         if schema is not None:
             if self._id is None:
                 self._add_columns(table, schema)
@@ -130,14 +132,28 @@ class DeltaTarget:
         self._id = found.id
         return table
 
-    def _check_rules(self, table: DeltaTable, written: Sequence[str] | None) -> None:
+    def check_replaceable(self, table: DeltaTable) -> None:
+        """Checks that a sink that only appends may remove its files.
+
+        Raises:
+            ConfigurationError: It may not.
+        """
+        self._check_rules(table, "replace")
+        if _RETENTION in table.metadata().configuration:
+            raise ConfigurationError(
+                f"{self._what} has {_RETENTION}, so it may have forgotten which checkpoints it has: unset it"
+            )
+
+    def _check_rules(self, table: DeltaTable, change: Change) -> None:
+        schema = self._schema()
+        written = None if schema is None else [field.name for field in schema.fields]
         protocol = table.protocol()
         features = {*(protocol.reader_features or ()), *(protocol.writer_features or ())}
         check_protocol(self._what, protocol.min_reader_version, protocol.min_writer_version, features)
-        vectors = self._change != "append" and "deletionVectors" in features
+        vectors = change != "append" and "deletionVectors" in features
         has_vectors = vectors and pa.table(table.deletion_vectors()).num_rows > 0
         fields, settings = table.schema().fields, table.metadata().configuration
-        check_rules(self._what, settings, fields, written, self._change, has_vectors=has_vectors)
+        check_rules(self._what, settings, fields, written, change, has_vectors=has_vectors)
 
     def _add_columns(self, table: DeltaTable, schema: Schema) -> None:
         """Adds columns that the table does not have, if the sink says so."""
@@ -177,8 +193,12 @@ class DeltaTarget:
     def last(self, table: DeltaTable) -> int | None:
         """Returns the last checkpoint that a table has, 0 if there is none, or None if it may have forgotten it."""
         last: int | None = table.transaction_version(self.app_id)
-        forgets = "delta.setTransactionRetentionDuration" in table.metadata().configuration
-        return 0 if last is None and not forgets else last
+        return 0 if last is None and _RETENTION not in table.metadata().configuration else last
+
+    def added_files(self, table: DeltaTable) -> int | None:
+        """Returns how many files the sink has added to a table and not removed, or None if nobody knows."""
+        files: int | None = table.transaction_version(self.files_id)
+        return 0 if files is None and self.last(table) == 0 else files
 
     def has(self, table: DeltaTable, checkpoint: StagedCheckpoint) -> bool:
         """Returns whether a version has added files. They were staged before, so older versions do not matter.

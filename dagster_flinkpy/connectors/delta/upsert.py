@@ -32,7 +32,9 @@ class DeltaUpsertCommitter(DeltaCommitter):
         return self._last_rows(checkpoint, lambda found, _: self._table.check_columns(table, Schema.from_arrow(found)))
 
     def _add(self, table: DeltaTable, change: Any, checkpoint: StagedCheckpoint) -> None:
-        properties = self._properties({self._table.app_id: checkpoint.checkpoint_id}, {DIGEST: checkpoint.digest})
+        # delta-rs writes the files, and names them. So the sink does not have all files that it has added.
+        transactions = {self._table.app_id: checkpoint.checkpoint_id, **self._grown(table, 1)}
+        properties = self._properties(transactions, {DIGEST: checkpoint.digest})
         try:
             _merge(table, change, self._key, properties)
         except CommitFailedError:

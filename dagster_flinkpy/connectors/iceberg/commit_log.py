@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["CommitLog"]
 
 _JOB = "flinkpy.job-id"
+_UID = "flinkpy.uid"
 _CHECKPOINT = "flinkpy.checkpoint-id"
 _DIGEST = "flinkpy.digest"
 _RECENT = 32
@@ -38,6 +39,7 @@ class CommitLog:
     def __init__(self, context: CommitterInitContext, sink: IcebergSink) -> None:
         self._context, self._what, self._branch = context, sink.what, sink.branch
         names = (context.job_id, context.uid, *(() if sink.branch == MAIN_BRANCH else (sink.branch,)))
+        self._ours = {_JOB: context.job_id, _UID: context.uid}
         self._name = f"flinkpy.committed.{'.'.join(map(_quoted, names))}"
 
     def columns(self, table: Table) -> dict[str, int]:
@@ -71,6 +73,17 @@ class CommitLog:
         """Forgets what an earlier branch of the same name had."""
         if self._name in transaction.table_metadata.properties:
             transaction.remove_properties(self._name)
+
+    def added_files(self, table: Table) -> int | None:
+        """Returns how many files were added by all commits and not removed by any, or None if nobody knows."""
+        text = table.properties.get(self._name)
+        if text is not None:
+            try:
+                return int(json.loads(text)["files"]) if self._has_last_snapshot(table) else None
+            except (KeyError, TypeError, ValueError):  # an earlier release has committed some
+                return None
+        history = self._history(table)
+        return None if self.last(table) or (history and history[-1].sequence_number != 1) else 0
 
     def _history(self, table: Table, branch: str | None = None) -> list[Snapshot]:
         """Returns the snapshots of a branch, the sink's by default, newest first, without those that have expired."""
@@ -241,8 +254,7 @@ class CommitLog:
     def summary(self, checkpoint_id: int, digest: str) -> dict[str, str]:
         """Returns what the summary of the snapshot says about a commit."""
         return {
-            _JOB: self._context.job_id,
-            "flinkpy.uid": self._context.uid,
+            **self._ours,
             _CHECKPOINT: str(checkpoint_id),
             _DIGEST: digest,
         }
@@ -255,6 +267,7 @@ class CommitLog:
         partitions: list[Any],
         written: dict[str, int],
         head: Snapshot | None,
+        files: int,
     ) -> dict[str, str]:
         """Returns the property of the table after a commit that has written columns with these ids.
 
@@ -265,10 +278,13 @@ class CommitLog:
             partitions: Its partitions.
             written: The ids of the columns, by name.
             head: The latest snapshot of the branch after the commit.
+            files: How many more files of the sink the table has after it.
         """
         recent = [*self._recent(table), (checkpoint_id, digest, current_millis(), partitions)][-_RECENT:]
         columns = self.columns(table) | written
         found = {"checkpoint": checkpoint_id, "recent": recent, "columns": columns}
+        if (added := self.added_files(table)) is not None:
+            found["files"] = added + files
         if head is not None and self._branch != MAIN_BRANCH:
             found["snapshot"] = [head.snapshot_id, head.timestamp_ms]
         return {self._name: json.dumps(found)}
@@ -277,9 +293,8 @@ class CommitLog:
         """Returns the checkpoint that was committed last, or 0 if there is none."""
         if latest := self.latest(table):
             return latest[0]
-        ours = {_JOB: self._context.job_id, "flinkpy.uid": self._context.uid}
         summaries = (each.summary.additional_properties for each in self._history(table) if each.summary)
-        return next((int(each[_CHECKPOINT]) for each in summaries if ours.items() <= each.items()), 0)
+        return next((int(each[_CHECKPOINT]) for each in summaries if self._ours.items() <= each.items()), 0)
 
 
 def _quoted(part: str) -> str:

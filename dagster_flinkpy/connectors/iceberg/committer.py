@@ -6,7 +6,7 @@ The library must not delete what it has written if a commit fails, because a los
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import partial
 from typing import Any, ClassVar
@@ -25,6 +25,8 @@ from pyiceberg.io.pyarrow import (
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.partitioning import PartitionField
 from pyiceberg.table import FileScanTask, Table, Transaction
+from pyiceberg.table.refs import MAIN_BRANCH
+from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import (
     AssertCurrentSchemaId,
     AssertDefaultSpecId,
@@ -40,7 +42,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from dagster_flinkpy.connectors.commit.checkpoint_committer import StagedCheckpoint
 from dagster_flinkpy.connectors.commit.keyed_rows import without
-from dagster_flinkpy.connectors.commit.staged_files import partition_values
+from dagster_flinkpy.connectors.commit.staged_files import FileNames, partition_values, written_by
 from dagster_flinkpy.connectors.commit.staged_rows import RowFile
 from dagster_flinkpy.connectors.iceberg.commit_log import CommitLog
 from dagster_flinkpy.connectors.iceberg.sink import IcebergSink
@@ -83,6 +85,9 @@ class IcebergCommitter(LakeCommitter[Table]):
         super().__init__(sink, context, self._table)
         self._latest: tuple[int, str] | None = None
         """The checkpoint that was committed last, as this attempt knows, and its digest."""
+        before = context.ancestors if self._is_branch else ()
+        self._inherited = [(FileNames(replace(context, job_id=job_id)), last) for job_id, last in before]
+        """The files of the jobs with whose rows a branch began, and their last checkpoints then."""
 
     def _has(self, table: Table, checkpoint: StagedCheckpoint) -> bool:
         return self._log.has(table, checkpoint.checkpoint_id, checkpoint.digest, checkpoint.staged_ms)
@@ -100,7 +105,57 @@ class IcebergCommitter(LakeCommitter[Table]):
 
     def _change(self, table: Table, checkpoint: StagedCheckpoint) -> _Change:
         files = [file for file in checkpoint.files if file.key]
-        return _Change(added=[self._data_file(table, *each) for each in self._footers(files)])
+        added = [self._data_file(table, *each) for each in self._footers(files)]
+        return _Change(added, self._replaced(table, checkpoint))
+
+    def _files_of_epochs(self, table: Table, after: int, before: int) -> list[DataFile]:
+        found: list[FileScanTask] = super()._files_of_epochs(table, after, before)
+        for task in found:
+            if task.delete_files:
+                raise ConfigurationError(
+                    f"{self._what} has delete files: somebody has deleted or changed rows of {task.file.file_path} in "
+                    "place. Rewrite the data files of the table"
+                )
+        self._check_inherited(table, after, before)
+        return [task.file for task in found]
+
+    def _check_inherited(self, table: Table, after: int, before: int) -> None:
+        """Checks that a branch has no rows of the same epochs from another job, such as one that was forked."""
+        if self._sink.branch == MAIN_BRANCH:
+            return
+        for path, _ in self._files_in(table):
+            writer = written_by(path)
+            if writer is None or self._checkpoint_of(path) is not None:
+                continue
+            job_id, uid, checkpoint_id = writer
+            if uid == self._context.uid and after < checkpoint_id < before:
+                raise ConfigurationError(
+                    f"{self._what} began with rows that job {job_id!r} had written at checkpoint {checkpoint_id}, and "
+                    "nobody knows whether they are among those that are read again"
+                )
+
+    def _checkpoint_of(self, path: str) -> int | None:
+        if (found := super()._checkpoint_of(path)) is not None:
+            return found
+        theirs = ((names.checkpoint(path), last) for names, last in self._inherited)
+        return next((number for number, last in theirs if number is not None and number <= last), None)
+
+    def _files_in(self, table: Table) -> list[tuple[str, FileScanTask]]:
+        return [(task.file.file_path, task) for task in _tasks(table, self._head(table), AlwaysTrue())]
+
+    def _head(self, table: Table) -> Snapshot | None:
+        """Returns the latest snapshot of the branch, or that of ``main`` with which it will begin."""
+        branch = self._sink.branch
+        if branch in (MAIN_BRANCH, *table.refs()):
+            return table.snapshot_by_name(branch)
+        start = self._log.start(table)
+        return table.current_snapshot() if start is None else table.snapshot_by_id(start)
+
+    def _added(self, table: Table) -> int | None:
+        return self._log.added_files(table)
+
+    def _remove(self, table: Table, files: Sequence[DataFile], checkpoint_id: int) -> None:
+        self._add(table, _Change(removed=list(files)), checkpoint_id, f"{checkpoint_id}-replaced", [])
 
     def _data_file(self, table: Table, file: RowFile, footer: pq.FileMetaData) -> DataFile:
         if not self._names.of_this_attempt(file.key):
@@ -123,7 +178,9 @@ class IcebergCommitter(LakeCommitter[Table]):
                 for file in change.added:
                     producer.append_data_file(file)
         head, ids = transaction.table_metadata.snapshot_by_name(branch), column_ids(table, written)
-        properties = self._log.properties(table, checkpoint_id, digest, list(partitions), ids, head)
+        mine = sum(self._names.checkpoint(file.file_path) is not None for file in change.removed)
+        files = len(change.added) - mine
+        properties = self._log.properties(table, checkpoint_id, digest, list(partitions), ids, head, files)
         if (mapping := name_mapping(table, written)) is not None:
             properties[NAME_MAPPING] = mapping
         transaction.set_properties(properties)
@@ -168,7 +225,7 @@ class IcebergPartitionCommitter(IcebergCommitter, PartitionReplacement[Table]):
         for partition in partitions:
             replaced = self._sink.filled.replaced(partition)
             these = _all_of([EqualTo(name, value) for name, value in replaced.items()])
-            for task in _tasks(table, self._sink.branch, these):
+            for task in _tasks(table, self._head(table), these):
                 if not _within(table, task.file, replaced):
                     raise SinkCommitError(
                         f"cannot replace {replaced} in {self._what}: {task.file.file_path} was written when the table "
@@ -196,7 +253,7 @@ class IcebergUpsertCommitter(IcebergCommitter):
         kinds = {field.name: field for field in self._table.schema}
         rows = rows.cast(pa.schema([kinds.get(field.name, field) for field in rows.schema]))
         parts, removed = [rows], []
-        for task in _tasks(table, self._sink.branch, _range(rows, self._key[0])):
+        for task in _tasks(table, self._head(table), _range(rows, self._key[0])):
             there = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue()).to_table([task])
             kept = without(there, rows, self._key)
             if kept.num_rows < there.num_rows:
@@ -281,8 +338,7 @@ def _with_retention(table: Table, update: TableUpdate) -> TableUpdate:
     return update.model_copy(update={name: getattr(ref, name) for name in _RETENTION})
 
 
-def _tasks(table: Table, branch: str, row_filter: BooleanExpression) -> list[FileScanTask]:
-    head = table.snapshot_by_name(branch)
+def _tasks(table: Table, head: Snapshot | None, row_filter: BooleanExpression) -> list[FileScanTask]:
     try:
         scan = table.scan(row_filter=row_filter, snapshot_id=None if head is None else head.snapshot_id)
         return list(scan.plan_files())

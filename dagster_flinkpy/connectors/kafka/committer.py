@@ -71,6 +71,7 @@ class KafkaCommitter(CheckpointCommitter):
     """
 
     _client_errors = (KafkaException,)
+    _never_replaces = "Kafka does not take records back"
 
     def __init__(self, sink: KafkaSink, context: CommitterInitContext, now: Callable[[], int] = current_millis) -> None:
         assert sink.schema is not None

@@ -17,14 +17,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dagster_flinkpy.common.clock import current_millis
-from dagster_flinkpy.connectors.commit.checkpoint_committer import CheckpointCommitter, StagedCheckpoint
+from dagster_flinkpy.connectors.commit.checkpoint_committer import (
+    BY_KEY,
+    BY_PARTITION,
+    CheckpointCommitter,
+    StagedCheckpoint,
+)
 from dagster_flinkpy.connectors.commit.keyed_rows import last_of_each
-from dagster_flinkpy.connectors.commit.staged_files import FileNames, StagedFileCommitter
+from dagster_flinkpy.connectors.commit.staged_files import FileNames, StagedFileCommitter, written_by
 from dagster_flinkpy.connectors.commit.staged_rows import RowFile, StagedRows
 from dagster_flinkpy.connectors.files.parquet_table import table_schema
 from dagster_flinkpy.connectors.lake.lake_sink import LakeSink
 from dagster_flinkpy.datastream.connectors.base import CommitterInitContext
-from dagster_flinkpy.errors import CommittableLostError, SinkCommitError, StorageError
+from dagster_flinkpy.errors import CommittableLostError, ConfigurationError, SinkCommitError, StorageError
 from dagster_flinkpy.storage.ranged_file import RangedFile
 
 __all__ = ["LOOKS", "LakeCommitter", "PartitionReplacement"]
@@ -75,6 +80,8 @@ class LakeCommitter(CheckpointCommitter, Generic[TableT]):
         self._rows = StagedRows(sink.staged.location, context) if sink.key else None
         super().__init__(context, self._rows or self._files, sink.what)
         self._key = sink.key
+        if sink.key:
+            self._never_replaces = BY_KEY
         self._owned = sink.filled is not None and sink.filled.owner is not None
         self._since_ms = current_millis()
         """What others commit after this time is later than what this attempt commits."""
@@ -139,6 +146,76 @@ class LakeCommitter(CheckpointCommitter, Generic[TableT]):
             ConfigurationError: The table does not take a file that an older program has staged.
         """
 
+    def _check_epochs(self, after: int, before: int) -> None:
+        if (table := self._target.try_open()) is not None:
+            self._files_of_epochs(table, after, before)
+
+    def _remove_epochs(self, checkpoint_id: int, after: int, before: int) -> None:
+        def without(table: TableT) -> int:
+            files = self._files_of_epochs(table, after, before)
+            if files:
+                self._remove(self._checked(table), files, checkpoint_id)
+            return len(files)
+
+        self._change_once(without)
+
+    def _replaced(self, table: TableT, checkpoint: StagedCheckpoint) -> list[Any]:
+        """Returns the files whose rows a checkpoint has anew."""
+        return [] if checkpoint.replaced is None else self._files_of_epochs(table, *checkpoint.replaced)
+
+    def _files_of_epochs(self, table: TableT, after: int, before: int) -> list[Any]:
+        """Returns the files of a table that this job and sink have added at the checkpoints between two.
+
+        Raises:
+            ConfigurationError: Their rows may be in files of others.
+        """
+        found, mine = list[Any](), 0
+        others: str | None = None
+        for path, file in self._files_in(table):
+            checkpoint_id = self._checkpoint_of(path)
+            mine += checkpoint_id is not None
+            if checkpoint_id is not None and after < checkpoint_id < before:
+                found.append(file)
+            if written_by(path) is None:
+                others = path
+        if others is not None and mine != self._added(table):
+            raise ConfigurationError(
+                f"{self._what} has files of others, such as {others}, and not all that this sink has added, as far as "
+                "is known: somebody has rewritten or deleted some, as a compaction does, so that its rows cannot be "
+                "told from others"
+            )
+        return found
+
+    def _checkpoint_of(self, path: str) -> int | None:
+        """Returns the checkpoint whose rows a file of a table has, or None if this sink has not added it."""
+        return self._names.checkpoint(path)
+
+    @abstractmethod
+    def _files_in(self, table: TableT) -> Sequence[tuple[str, Any]]:
+        """Returns the paths of all files of a table, and what is known of each.
+
+        Raises:
+            ConfigurationError: Others have changed rows without rewriting files, or the table keeps files.
+        """
+
+    @abstractmethod
+    def _added(self, table: TableT) -> int | None:
+        """Returns how many files this job and sink have added to a table and not removed, or None if nobody knows."""
+
+    @abstractmethod
+    def _remove(self, table: TableT, files: Sequence[Any], checkpoint_id: int) -> None:
+        """Writes a version without some files, once, as the change of a checkpoint that has no rows."""
+
+    def _change_once(self, change: Callable[[TableT], int]) -> int:
+        """Changes a table, if there is one, and looks again if somebody else was faster. Returns what this does."""
+        with self._reaching():
+            for _ in range(LOOKS):
+                if (table := self._target.try_open()) is None:
+                    return 0
+                with suppress(*self._races):  # somebody else has changed it
+                    return change(table)
+        raise StorageError(f"{self._what} changes faster than rows can be replaced")
+
     @abstractmethod
     def _swap(self, table: TableT, change: Any, checkpoint: StagedCheckpoint) -> None:
         """Writes the version after the one of ``table``, once."""
@@ -192,6 +269,8 @@ class PartitionReplacement(LakeCommitter[TableT]):
     after the former ones were committed.
     """
 
+    _never_replaces = BY_PARTITION
+
     @abstractmethod
     def _replaced_by(self, table: TableT, partition: str | None, checkpoint_id: int, since_ms: int) -> int | None:
         """Returns the checkpoint that has replaced a partition: this one, or a later one since some time, or None."""
@@ -213,11 +292,10 @@ class PartitionReplacement(LakeCommitter[TableT]):
     def replace_partition(self, partition: str | None, checkpoint_id: int) -> int:
         """Deletes the rows of a partition for which nothing was committed. Otherwise the commit has replaced them."""
         since_ms = 0 if self._owned else self._since_ms
-        with self._reaching():
-            for _ in range(LOOKS):
-                table = self._target.try_open()
-                if table is None or self._replaced_by(table, partition, checkpoint_id, since_ms) is not None:
-                    return 0
-                with suppress(*self._races):  # somebody else has changed it
-                    return self._empty(self._checked(table), partition, checkpoint_id)
-        raise StorageError(f"{self._what} changes faster than a partition can be replaced")
+
+        def without(table: TableT) -> int:
+            if self._replaced_by(table, partition, checkpoint_id, since_ms) is not None:
+                return 0
+            return self._empty(self._checked(table), partition, checkpoint_id)
+
+        return self._change_once(without)

@@ -11,11 +11,18 @@ import pyarrow as pa
 from psycopg import sql
 
 from dagster_flinkpy.connectors.columns.column_types import columns_of
-from dagster_flinkpy.connectors.commit.checkpoint_committer import CheckpointCommitter, Staged, StagedCheckpoint
+from dagster_flinkpy.connectors.commit.checkpoint_committer import (
+    BY_KEY,
+    BY_PARTITION,
+    CheckpointCommitter,
+    Staged,
+    StagedCheckpoint,
+)
 from dagster_flinkpy.connectors.commit.staged_content import StagedContent
 from dagster_flinkpy.connectors.commit.staged_files import FileNames
 from dagster_flinkpy.connectors.commit.staged_rows import RowFile, StagedRows, digest_of
 from dagster_flinkpy.connectors.postgres.connection import listed, row_of, value_of
+from dagster_flinkpy.connectors.postgres.epoch_rows import EpochRows
 from dagster_flinkpy.connectors.postgres.session import Session
 from dagster_flinkpy.connectors.postgres.target import PostgresTarget
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitterInitContext
@@ -137,6 +144,8 @@ class LedgerCommitter(_PostgresCommitter):
         super().__init__(sink, context, session, StagedRows(sink.staging, context))
         self._store: ObjectStore = sink.staging.open()
         self._names = FileNames(context)
+        if sink.key:
+            self._never_replaces = BY_KEY
 
     def _put(self, checkpoint: StagedCheckpoint) -> bool:
         """Writes the rows in one transaction, unless that was done before. Returns whether it did."""
@@ -147,6 +156,8 @@ class LedgerCommitter(_PostgresCommitter):
             for partition, files in checkpoint.by_partition.items():
                 digest, rows = digest_of(files), sum(file.rows for file in files)
                 if self._session.register(connection, checkpoint_id, digest, rows, partition):
+                    if checkpoint.replaced is not None:
+                        self._rows_of(*checkpoint.replaced).delete(connection)
                     self._replace(connection, checkpoint_id, files)
                     written = True
             if written:
@@ -154,6 +165,23 @@ class LedgerCommitter(_PostgresCommitter):
                 self._table.check(connection)  # what was written to cannot be altered before the end
         self._last = checkpoint_id, digest
         return written
+
+    def _rows_of(self, after: int, before: int) -> EpochRows:
+        return EpochRows(self._session, self._what, self._context.job_id, self._context.uid, after, before)
+
+    def _check_epochs(self, after: int, before: int) -> None:
+        with self._session.connect() as connection:
+            try:
+                self._rows_of(after, before).check(connection)
+            except psycopg.Error as error:
+                if isinstance(error, _TO_RETRY):
+                    raise
+                raise ConfigurationError(f"Its rows in {self._what} cannot be found: {str(error).strip()}") from error
+
+    def _remove_epochs(self, checkpoint_id: int, after: int, before: int) -> None:
+        with self._connect() as connection, connection.transaction():
+            if self._session.register(connection, checkpoint_id, "", 0, None):
+                self._rows_of(after, before).delete(connection)
 
     def _replace(self, connection: psycopg.Connection[Any], checkpoint_id: int, files: list[RowFile]) -> None:
         if not self._sink.key:
@@ -260,6 +288,8 @@ class LedgerCommitter(_PostgresCommitter):
 class PostgresPartitionCommitter(LedgerCommitter):
     """Replaces the rows of a partition in the transaction that writes the new ones."""
 
+    _never_replaces = BY_PARTITION
+
     def _replace(self, connection: psycopg.Connection[Any], checkpoint_id: int, files: list[RowFile]) -> None:
         self._delete(connection, files[0].partition)
         super()._replace(connection, checkpoint_id, files)
@@ -335,6 +365,8 @@ class PreparedTransactions:
 
 class PreparedTransactionCommitter(_PostgresCommitter):
     """Commits transactions that subtasks have prepared."""
+
+    _never_replaces = "Each subtask commits a transaction of its own (prepare_transactions), not all at once"
 
     def __init__(self, sink: PostgresSink, context: CommitterInitContext) -> None:
         session = Session(sink, context.job_id, context.uid)

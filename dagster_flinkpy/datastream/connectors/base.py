@@ -74,6 +74,10 @@ def position_field(position: Json, name: str, kind: type[T], *, least: int = 0) 
     return value
 
 
+_STORED: dict[str, type] = {"split_id": str, "properties": dict, "offset": int, "finished": bool}
+"""The stored parts of a split, and their types."""
+
+
 @dataclass(frozen=True)
 class SourceSplit:
     """A replayable piece of input, in JSON, because it becomes part of checkpoint metadata."""
@@ -95,12 +99,7 @@ class SourceSplit:
 
     def to_json(self) -> Json:
         """Returns a description for checkpoint metadata."""
-        return {
-            "split_id": self.split_id,
-            "properties": self.properties,
-            "offset": self.offset,
-            "finished": self.finished,
-        }
+        return {name: getattr(self, name) for name in _STORED}
 
     @staticmethod
     def from_json(data: Json) -> SourceSplit:
@@ -109,12 +108,7 @@ class SourceSplit:
         Raises:
             ValueError: The data does not describe a split.
         """
-        return SourceSplit(
-            position_field(data, "split_id", str),
-            position_field(data, "properties", dict),
-            position_field(data, "offset", int),
-            position_field(data, "finished", bool),
-        )
+        return SourceSplit(**{name: position_field(data, name, kind) for name, kind in _STORED.items()})
 
 
 @dataclass(frozen=True)
@@ -527,20 +521,25 @@ class Committer(ABC):
             f"{type(self).__qualname__} cannot replace partition {partition!r}: it has no replace_partition method"
         )
 
-    def replace_epochs(self, after: int, before: int) -> int:
-        """Removes what this job and uid committed from some checkpoints, and returns the number of removed items.
-
-        It is called after a commit, if the operators before the sink are recomputed and the sink has written the rows
-        of these epochs again. It is idempotent.
+    def replace_epochs(self, checkpoint_id: int, requests: Sequence[CommitRequest], after: int, before: int) -> None:
+        """As `commit`, and removes what this job and uid committed from others whose rows a checkpoint has anew.
 
         Args:
-            after: The checkpoint before the first one; 0 for all.
+            checkpoint_id: The checkpoint.
+            requests: Its requests, or none. If one of them is not committed, nothing is removed.
+            after: The checkpoint before the first one of the others; 0 for all.
             before: The checkpoint behind the last one.
+        """
+        self.check_replaceable(after, before)
+
+    def check_replaceable(self, after: int, before: int) -> None:
+        """Checks that `replace_epochs` could remove what was committed, before operators are recomputed.
 
         Raises:
-            ConfigurationError: The sink does not support this.
+            ConfigurationError: It could not, and why. By default, there is no such method.
         """
-        raise ConfigurationError(f"{type(self).__qualname__} has no replace_epochs method, and cannot replace its rows")
+        if type(self).replace_epochs is Committer.replace_epochs:
+            raise ConfigurationError(f"{type(self).__qualname__} has no replace_epochs method")
 
     def last_committed(self) -> int | None:
         """Returns the newest checkpoint from which this job and uid committed anything, 0 if none, or None if unknown.

@@ -17,6 +17,7 @@ _log = logging.getLogger(__name__)
 MAX_RETRIES = 10
 """How often a committable is tried again (Flink: ``sink.committer.retries``)."""
 
+_FAILED = (CommitRequestState.FAILED_WITH_KNOWN_REASON, CommitRequestState.FAILED_WITH_UNKNOWN_REASON)
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
 """Seconds. Each pause is twice as long as the one before."""
 
@@ -30,6 +31,7 @@ def commit_requests(
     requests: Iterable[CommitRequest],
     sink: str,
     *,
+    replaced: tuple[int, int] | None = None,
     wait: Callable[[float], None] = lambda seconds: _sleep(seconds),
 ) -> int:
     """Commits requests, one checkpoint after the other. A checkpoint that fails stops those after it.
@@ -38,6 +40,7 @@ def commit_requests(
         committer: The committer of the sink.
         requests: The requests, in any order.
         sink: The uid of the sink, for messages.
+        replaced: Between which checkpoints are those whose rows are replaced. Default: none are.
         wait: Waits for a number of seconds between two tries.
 
     Returns:
@@ -50,7 +53,7 @@ def commit_requests(
     already = 0
     for _, group in groupby(sorted(requests, key=_order), key=lambda request: request.checkpoint_id):
         of_checkpoint = list(group)
-        _commit(committer, of_checkpoint, sink, wait)
+        _commit(committer, of_checkpoint, sink, replaced, wait)
         already += sum(request.state is CommitRequestState.ALREADY_COMMITTED for request in of_checkpoint)
         # What a later attempt can mend is reported before what is lost for good.
         for state in (
@@ -64,12 +67,21 @@ def commit_requests(
     return already
 
 
-def _commit(committer: Committer, requests: list[CommitRequest], sink: str, wait: Callable[[float], None]) -> None:
+def _commit(
+    committer: Committer,
+    requests: list[CommitRequest],
+    sink: str,
+    replaced: tuple[int, int] | None,
+    wait: Callable[[float], None],
+) -> None:
     pending = requests
     while pending:
         for request in pending:
             request.state, request.error = CommitRequestState.RECEIVED, None
-        committer.commit(pending)
+        if replaced is None or any(request.state in _FAILED for request in requests):
+            committer.commit(pending)  # what is lost replaces nothing
+        else:
+            committer.replace_epochs(pending[0].checkpoint_id, pending, *replaced)
         pending = [r for r in pending if r.state is CommitRequestState.RETRY and r.number_of_retries < MAX_RETRIES]
         if pending:
             first = pending[0]

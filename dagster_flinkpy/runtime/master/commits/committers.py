@@ -83,7 +83,7 @@ class Committers:
             ConfigurationError: One cannot, or has rows that the checkpoint does not know. The message names it.
         """
         for uid in recomputation.sinks:
-            self._check_replaces(uid)
+            self._check_replaces(uid, recomputation.replaced)
         for uid in recomputation.new_sinks:
             if uid in self._committers and (last := self._last_committed(uid)):
                 raise ConfigurationError(
@@ -92,15 +92,17 @@ class Committers:
                     "program without recomputing first, and then again with it"
                 )
 
-    def _check_replaces(self, uid: str) -> None:
-        committer = self._committers.get(uid)
-        if committer is None or type(committer).replace_epochs is Committer.replace_epochs:
-            name = "" if committer is None else f" {type(committer).__qualname__}"
+    def _check_replaces(self, uid: str, rows: ReplacedRows) -> None:
+        try:
+            if (committer := self._committers.get(uid)) is None:
+                raise ConfigurationError("they were visible at once")
+            what = f"checking whether sink {uid!r} can replace its rows"
+            self._run(uid, what, committer.check_replaceable, rows.after, rows.before)
+        except ConfigurationError as error:
             raise ConfigurationError(
-                f"nothing before sink {uid!r} can be recomputed: it cannot replace the rows that it has written "
-                f"(its committer{name} has no replace_epochs method). Sinks of files can. Or write all rows to "
-                "another place, with a sink of another uid"
-            )
+                f"nothing before sink {uid!r} can be recomputed: it cannot replace the rows that it has written. "
+                f"{error}. Or write all rows to another place, with a sink of another uid"
+            ) from error
 
     def check_to_replace(self, restored: CheckpointMetadata | None) -> CheckpointMetadata | None:
         """Checks that sinks can replace what a restored checkpoint still has to replace, and returns the checkpoint.
@@ -113,7 +115,7 @@ class Committers:
         for uid, rows in (asked or {}).items():
             if restored is None or rows.job_id != self._job_id or uid not in self._sinks:
                 continue
-            self._check_replaces(uid)
+            self._check_replaces(uid, rows)
             if (last := self._last_committed(uid) or 0) > restored.checkpoint_id:
                 raise RestoreError(
                     f"checkpoint {restored.checkpoint_id} is from the middle of a recomputation, and sink {uid!r} has "
@@ -139,7 +141,7 @@ class Committers:
         """Commits a completed checkpoint.
 
         A checkpoint of a time partition replaces what older checkpoints have committed to that partition, and one of
-        operators that are recomputed what was committed of the same epochs. For a moment readers see both.
+        operators that are recomputed what was committed of the same epochs.
 
         Returns:
             How many of its committables had already been committed.
@@ -151,21 +153,23 @@ class Committers:
             CheckpointTimeoutError: A commit hangs.
         """
         before, failed = 0, dict[str, SinkCommitError]()
+        replaced = ReplacedRows.of(metadata, REPLACES) or {}
         for uid, committer in self._committers.items():
-            if requests := _requests(metadata, uid):
-                try:
-                    before += self._run(uid, f"committing sink {uid!r}", commit_requests, committer, requests, uid)
-                except (CommitRefusedError, CommittableLostError) as e:
-                    failed[uid] = e
+            requests, rows = _requests(metadata, uid), replaced.get(uid)
+            span = None if rows is None or rows.job_id != self._job_id else (rows.after, rows.before)
+            what = f"committing sink {uid!r}"
+            try:
+                if requests:
+                    before += self._run(uid, what, commit_requests, committer, requests, uid, replaced=span)
+                elif span is not None:
+                    self._run(uid, what, committer.replace_epochs, metadata.checkpoint_id, [], *span)
+            except (CommitRefusedError, CommittableLostError) as e:
+                failed[uid] = e
         done = {uid: committer for uid, committer in self._committers.items() if uid not in failed}
         if metadata.partition is not None:
             for uid, committer in done.items():
                 what = f"replacing partition {metadata.partition} in sink {uid!r}"
                 self._run(uid, what, committer.replace_partition, metadata.partition, metadata.checkpoint_id)
-        for uid, rows in (ReplacedRows.of(metadata, REPLACES) or {}).items():
-            if uid in done and rows.job_id == self._job_id:
-                what = f"replacing the rows of sink {uid!r}"
-                self._run(uid, what, done[uid].replace_epochs, rows.after, rows.before)
         for error in failed.values():
             raise error
         return before
