@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
@@ -18,14 +19,15 @@ from pyiceberg.catalog import load_catalog
 
 from dagster_flinkpy.checkpoint.forks.fork import fork_job
 from dagster_flinkpy.checkpoint.offline import restore_savepoint, trigger_savepoint
-from dagster_flinkpy.checkpoint.recomputation import recomputation_of
+from dagster_flinkpy.checkpoint.recomputation import REPLACES, recomputation_of
 from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import open_checkpoint
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.connectors import DeltaSink, IcebergSink, ParquetSink, PostgresSink
 from dagster_flinkpy.connectors.commit.staged_files import StagedFileCommitter
-from dagster_flinkpy.errors import CommittableLostError, ConfigurationError, RestoreError
+from dagster_flinkpy.errors import CommitRefusedError, CommittableLostError, ConfigurationError, RestoreError
 from dagster_flinkpy.orchestration.program import plan_restore, program_attempt
 from dagster_flinkpy.orchestration.upgrade import switch_program
+from dagster_flinkpy.runtime.master.commits.committers import Committers
 from dagster_flinkpy.storage import StorageLocation
 from tests.examples import examples
 from tests.orchestration.recomputed import (
@@ -159,7 +161,15 @@ def test_a_checkpoint_from_before_rows_were_replaced_is_not_restored_after_that(
 
 def compact(kind: str, folder: Path) -> None:
     """Rewrites all rows into files of others."""
-    if kind == "delta":
+    if kind == "files":
+        there = files(folder)
+        if [each.name for each in there] != ["compacted.parquet"]:
+            pq.write_table(
+                pa.concat_tables([pq.read_table(each) for each in there]), folder / "table/compacted.parquet"
+            )
+            for each in there:
+                each.unlink()
+    elif kind == "delta":
         DeltaTable(str(folder / "table")).optimize.compact()
     else:
         there = load_catalog("default", **catalog_of(folder)).load_table("db.t")
@@ -193,6 +203,52 @@ def test_a_table_that_others_compact_after_the_switch_is_refused_before_anything
     with pytest.raises(ConfigurationError, match="told from others"):
         run(of(Totals(7)), tmp_path)
     assert (latest(job), table(tmp_path, kind=kind)) == (before, rows)
+
+
+class Silent(Totals):
+    """Keeps its state, and emits nothing."""
+
+    def process_element(self, value: Any, context: Any) -> Any:
+        list(super().process_element(value, context))
+        return []
+
+
+@pytest.mark.parametrize("kind", ["files", "delta", "iceberg", "branch"])
+def test_rows_are_removed_also_if_none_come_anew(tmp_path: Path, kind: str) -> None:
+    of, job = partial(program, tmp_path, sink=sink_of(kind, tmp_path)), job_of(tmp_path)
+    run(of(), tmp_path, 3)
+    switch_program(of(Silent()), job, spark=SPARK, recompute=["totals"])
+    run(of(Silent()), tmp_path, 1)
+    assert table(tmp_path, kind=kind) == ([], {})
+    switch_program(of(Totals(7)), job, spark=SPARK, recompute=["totals"])
+    run(of(Totals(7)), tmp_path)
+    assert table(tmp_path, kind=kind) == expected(7)
+
+
+@pytest.mark.parametrize("kind", ["files", "delta", "iceberg"])
+@pytest.mark.parametrize("change", [Totals(7), Silent()])
+def test_a_table_that_others_compact_amid_the_epoch_is_refused_until_it_is_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, change: Totals
+) -> None:
+    of, job = partial(program, tmp_path, sink=sink_of(kind, tmp_path)), job_of(tmp_path)
+    run(of(), tmp_path, 2)
+    number = latest(job).checkpoint_id
+    switch_program(of(change), job, spark=SPARK, recompute=["totals"])
+    rows, real = table(tmp_path, kind=kind), Committers.commit
+
+    def commit(self: Committers, metadata: Any) -> int:
+        if REPLACES in metadata.properties:
+            compact(kind, tmp_path)
+        return real(self, metadata)
+
+    with monkeypatch.context() as patched, pytest.raises(CommitRefusedError, match=r"told from others|files of others"):
+        patched.setattr(Committers, "commit", commit)
+        run(of(change), tmp_path, 1)
+    assert table(tmp_path, kind=kind) == rows
+    with pytest.raises(CommitRefusedError):
+        run(of(change), tmp_path)
+    run(of(), tmp_path, 0, restore_from=f"chk-{number}")
+    assert table(tmp_path, kind=kind) == rows
 
 
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])

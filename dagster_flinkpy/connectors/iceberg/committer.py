@@ -42,7 +42,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from dagster_flinkpy.connectors.commit.checkpoint_committer import StagedCheckpoint
 from dagster_flinkpy.connectors.commit.keyed_rows import without
-from dagster_flinkpy.connectors.commit.staged_files import FileNames, partition_values, written_by
+from dagster_flinkpy.connectors.commit.staged_files import FileNames, partition_values
 from dagster_flinkpy.connectors.commit.staged_rows import RowFile
 from dagster_flinkpy.connectors.iceberg.commit_log import CommitLog
 from dagster_flinkpy.connectors.iceberg.sink import IcebergSink
@@ -83,6 +83,7 @@ class IcebergCommitter(LakeCommitter[Table]):
     def __init__(self, sink: IcebergSink, context: CommitterInitContext) -> None:
         self._sink, self._table, self._log = sink, IcebergTarget(sink, context), CommitLog(context, sink)
         super().__init__(sink, context, self._table)
+        self._is_branch = sink.branch != MAIN_BRANCH
         self._latest: tuple[int, str] | None = None
         """The checkpoint that was committed last, as this attempt knows, and its digest."""
         before = context.ancestors if self._is_branch else ()
@@ -116,23 +117,7 @@ class IcebergCommitter(LakeCommitter[Table]):
                     f"{self._what} has delete files: somebody has deleted or changed rows of {task.file.file_path} in "
                     "place. Rewrite the data files of the table"
                 )
-        self._check_inherited(table, after, before)
         return [task.file for task in found]
-
-    def _check_inherited(self, table: Table, after: int, before: int) -> None:
-        """Checks that a branch has no rows of the same epochs from another job, such as one that was forked."""
-        if self._sink.branch == MAIN_BRANCH:
-            return
-        for path, _ in self._files_in(table):
-            writer = written_by(path)
-            if writer is None or self._checkpoint_of(path) is not None:
-                continue
-            job_id, uid, checkpoint_id = writer
-            if uid == self._context.uid and after < checkpoint_id < before:
-                raise ConfigurationError(
-                    f"{self._what} began with rows that job {job_id!r} had written at checkpoint {checkpoint_id}, and "
-                    "nobody knows whether they are among those that are read again"
-                )
 
     def _checkpoint_of(self, path: str) -> int | None:
         if (found := super()._checkpoint_of(path)) is not None:

@@ -72,6 +72,8 @@ class LakeCommitter(CheckpointCommitter, Generic[TableT]):
 
     _races: ClassVar[tuple[type[Exception], ...]]
     """What is raised if the table has another version by now, perhaps ours."""
+    _is_branch = False
+    """Whether it writes to a branch, which began with rows of others."""
 
     def __init__(self, sink: LakeSink, context: CommitterInitContext, target: LakeTarget[TableT]) -> None:
         self._target: LakeTarget[TableT] = target
@@ -176,8 +178,11 @@ class LakeCommitter(CheckpointCommitter, Generic[TableT]):
             mine += checkpoint_id is not None
             if checkpoint_id is not None and after < checkpoint_id < before:
                 found.append(file)
-            if written_by(path) is None:
+            writer = written_by(path)
+            if writer is None:
                 others = path
+            elif checkpoint_id is None and self._is_branch:
+                self._check_inherited(*writer, after, before)
         if others is not None and mine != self._added(table):
             raise ConfigurationError(
                 f"{self._what} has files of others, such as {others}, and not all that this sink has added, as far as "
@@ -185,6 +190,14 @@ class LakeCommitter(CheckpointCommitter, Generic[TableT]):
                 "told from others"
             )
         return found
+
+    def _check_inherited(self, job_id: str, uid: str, checkpoint_id: int, after: int, before: int) -> None:
+        """Checks that rows with which a branch began are not of the same epochs, such as from before a fork."""
+        if uid == self._context.uid and after < checkpoint_id < before:
+            raise ConfigurationError(
+                f"{self._what} began with rows that job {job_id!r} had written at checkpoint {checkpoint_id}, and "
+                "nobody knows whether they are among those that are read again"
+            )
 
     def _checkpoint_of(self, path: str) -> int | None:
         """Returns the checkpoint whose rows a file of a table has, or None if this sink has not added it."""

@@ -51,7 +51,7 @@ def switch_program(
             pipelined edges connect with these start empty. In the first epoch after the switch they read again what
             the blocking edges before them have kept (``blocking(retain=...)``), or from then on their sources from
             the beginning. The other operators keep their state and go on. When it has been read, sinks behind them
-            delete the rows that they had written for the same epochs. Default: all operators keep their state.
+            replace the rows that they had written for the same epochs. Default: all operators keep their state.
         recompute_changed: Whether to recompute, besides, all operators that have changed since the latest checkpoint
             in their code, their settings or what they read, that are new, or that do not fit their state. Code that
             their functions call is not compared. Default: False.

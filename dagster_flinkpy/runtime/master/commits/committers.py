@@ -165,6 +165,11 @@ class Committers:
                     self._run(uid, what, committer.replace_epochs, metadata.checkpoint_id, [], *span)
             except (CommitRefusedError, CommittableLostError) as e:
                 failed[uid] = e
+            except ConfigurationError as e:
+                if span is None:
+                    raise
+                # Others have changed what is to be replaced.
+                failed[uid] = CommitRefusedError.of(uid, metadata.checkpoint_id, e, owned=False)
         done = {uid: committer for uid, committer in self._committers.items() if uid not in failed}
         if metadata.partition is not None:
             for uid, committer in done.items():
