@@ -60,7 +60,7 @@ def _user_modules() -> list[ModuleType]:
     """Returns all modules that are not installed; only those that the program refers to are pickled."""
     return [
         module
-        for name, module in list(sys.modules.items())
+        for name, module in sys.modules.copy().items()  # another thread may import just now
         if name not in _installed and name != "__main__" and _is_user_module(name, module)
     ]
 

@@ -27,6 +27,7 @@ SELECT count(*) FILTER (WHERE mine AND (NOT only_mine OR found.rows IS DISTINCT 
        coalesce(sum(found.rows) FILTER (WHERE known.xid IS NULL), 0)
 FROM known FULL JOIN found ON known.xid = found.xid
 """
+_FIRST = "SELECT min(checkpoint) FROM {ledger} WHERE job = %(job)s AND uid = %(uid)s AND checkpoint < %(before)s"
 
 
 class EpochRows:
@@ -51,23 +52,23 @@ class EpochRows:
         Raises:
             ConfigurationError: They cannot.
         """
-        if not all(self._session.exists(connection, each) for each in (self._session.target, self._session.ledger)):
+        if not self._session.exists(connection, self._session.target):
             return
-        changed, unknown = row_of(connection, self._phrased(_FOUND), self._named)
+        first, changed = None, 0
+        if self._session.exists(connection, self._session.ledger):
+            changed, unknown = row_of(connection, self._phrased(_FOUND), self._named)
+            first = value_of(connection, self._phrased(_FIRST), self._named)
+        else:
+            unknown = value_of(connection, self._phrased("SELECT count(*) FROM {target}"))
         if changed:
             raise self._changed()
-        first = value_of(
-            connection,
-            self._phrased("SELECT min(checkpoint) FROM {ledger} WHERE job = %(job)s AND uid = %(uid)s"),
-            self._named,
-        )
         wanted = self._named["after"] + 1
         if unknown and (first is None or first > wanted):
             ledger = self._session.ledger.as_string(connection)
-            since = "no checkpoint" if first is None else f"those since checkpoint {first} only"
+            since = "none" if first is None else f"those since {first} only"
             raise ConfigurationError(
-                f"{self._what} has {unknown} rows that {ledger} does not know. It knows {since} of sink {self._uid!r}, "
-                f"and the rows may be from before, as of checkpoint {wanted}"
+                f"{self._what} has {unknown} rows that {ledger} does not know. Of sink {self._uid!r} it knows the "
+                f"checkpoints that are younger than 30 days, {since}, and the rows may be from before, as of {wanted}"
             )
 
     def delete(self, connection: psycopg.Connection[Any]) -> None:

@@ -131,8 +131,12 @@ def test_what_the_ledger_has_forgotten_is_not_replaced_unless_all_other_rows_are
         committer(database.sink()).check_replaceable(1, 5)
     committer(database.sink()).check_replaceable(3, 5)
     database.sql("DELETE FROM {}.flinkpy_commits WHERE checkpoint < 4")
-    with pytest.raises(ConfigurationError, match=r"has 3 rows that .* It knows those since checkpoint 4"):
+    with pytest.raises(ConfigurationError, match=r"has 3 rows that .* those since 4 only"):
         committer(database.sink()).check_replaceable(0, 5)
+    database.sql("ALTER TABLE {}.flinkpy_commits RENAME TO lost")
+    with pytest.raises(ConfigurationError, match="30 days, none, and the rows may be from before"):
+        committer(database.sink()).check_replaceable(0, 5)
+    database.sql("ALTER TABLE {}.lost RENAME TO flinkpy_commits")
     database.sql("DELETE FROM {}.t WHERE n < 4")
     put(database, 6, 1, replaced=(0, 5))
     assert database.rows() == [1]
