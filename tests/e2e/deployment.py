@@ -43,6 +43,8 @@ _BACKFILLS = """query { partitionBackfillsOrError(limit: 10) {
 _SENSOR = """query($s: SensorSelector!) { sensorOrError(sensorSelector: $s) {
   ... on Sensor { sensorState { id status ticks(limit: 100) { status skipReason runIds } } } } }"""
 _STALE = """query($g: AssetGroupSelector!) { assetNodes(group: $g) { assetKey { path } staleStatus } }"""
+_RELOAD = """mutation($l: String!) { reloadRepositoryLocation(repositoryLocationName: $l) {
+  __typename ... on PythonError { message } } }"""
 _SWITCH_ON = """mutation($s: SensorSelector!) { startSensor(sensorSelector: $s) {
   __typename ... on Sensor { name } ... on PythonError { message } } }"""
 _SWITCH_OFF = """mutation($i: String!) { stopSensor(id: $i) { __typename ... on PythonError { message } } }"""
@@ -95,6 +97,11 @@ class Deployment:
         """Returns the backfills, newest first."""
         found: list[dict[str, Any]] = self.graphql(_BACKFILLS)["partitionBackfillsOrError"]["results"]
         return found
+
+    def reload(self, location: str) -> None:
+        """Loads the code of a location again, like the button on the page of the deployment."""
+        answer = self.graphql(_RELOAD, l=location)["reloadRepositoryLocation"]
+        assert answer["__typename"] == "WorkspaceLocationEntry", answer
 
     def unsynced(self, location: str, group: str) -> set[str]:
         """Returns the last part of the keys of the assets of a group that are out of sync."""
