@@ -38,8 +38,8 @@ from dagster_flinkpy.orchestration import (
     build_flink_jobs,
     flink_assets,
 )
-from dagster_flinkpy.orchestration.program import plan_restore
-from dagster_flinkpy.orchestration.upgrade import prove_upgrade, switch_program
+from dagster_flinkpy.orchestration.program import plan_restore, program_attempt
+from dagster_flinkpy.orchestration.upgrade import prove_upgrade, roll_back, switch_program
 from dagster_flinkpy.runtime.blocking.segments import in_order
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
@@ -403,11 +403,15 @@ def test_a_job_that_is_partitioned_by_time_is_refused_also_after_a_switch_that_k
 
     with HarnessAttempt(of().get_job_graph(), tmp_path / "jobs") as attempt:
         attempt.run_epoch(partition=day(0))
-    for _ in range(2):
+    for step in (switch_program, roll_back):
         with pytest.raises(ConfigurationError, match="is partitioned by time"):
             switch_program(of, job_of(tmp_path), spark=SPARK, recompute=["table"])
-        switch_program(of, job_of(tmp_path), spark=SPARK)
+        step(of, job_of(tmp_path), spark=SPARK)
     assert latest(job_of(tmp_path)).partition is None
+    with program_attempt(of, job_of(tmp_path), spark=SPARK, owner="test", on_progress=lambda line: None) as attempt:
+        attempt.run_epoch(partition=day(1))
+    with pytest.raises(ConfigurationError, match="is partitioned by time, and what was run"):
+        roll_back(of, job_of(tmp_path), spark=SPARK)
 
 
 def test_a_fork_keeps_the_segments_and_a_savepoint_does_not(tmp_path: Path) -> None:

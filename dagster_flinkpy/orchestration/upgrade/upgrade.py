@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dagster_flinkpy.errors import CheckpointError, JobNotFoundError
+from dagster_flinkpy.errors import CheckpointError, ConfigurationError, JobNotFoundError
 from dagster_flinkpy.orchestration.flink_job import Environment, FlinkJob, job_of
 from dagster_flinkpy.orchestration.program import check_recomputation, program_attempt, to_recompute
 from dagster_flinkpy.orchestration.resources import SparkResource
@@ -147,9 +147,11 @@ def roll_back(
         CheckpointError: A run may be active, or has gone on meanwhile, or the old program cannot read exactly as far as
             the new one: let the job read all of its input first.
         JobNotFoundError: There is no such fork.
-        ConfigurationError: ``kept`` names a job that is no fork of this one.
+        ConfigurationError: ``kept`` names a job that is no fork of this one, or the job is partitioned by time and has
+            run partitions since.
     """
     from dagster_flinkpy.checkpoint.forks.fork import check_fork
+    from dagster_flinkpy.checkpoint.head import read_head
     from dagster_flinkpy.checkpoint.offline import refuse_beside_run, trigger_savepoint
     from dagster_flinkpy.checkpoint.recomputation import TO_REPLACE
     from dagster_flinkpy.checkpoint.savepoints.dispose import dispose_savepoint
@@ -164,9 +166,17 @@ def roll_back(
     before, latest = (CompletedCheckpointStore(each.open()).latest() for each in (fork, job))
     if before is None:
         raise JobNotFoundError(f"there is no fork {fork.url} to go back to")
-    # Sources that are to be read again are behind the fork.
-    unread = latest is not None and TO_REPLACE in latest.properties and before.parent_id is None
-    if latest is None or not (unread and before.ancestors[:1] == ((job.name, latest.parent_id),)):
+    origin = None if latest is None or latest.partition else (job.name, latest.parent_id)
+    unchanged = before.parent_id is None and before.ancestors[:1] == (origin,)
+    head = read_head(job.open())
+    partitioned = head is not None and len(head[0].partitions) > 0
+    if partitioned and not unchanged:
+        raise ConfigurationError(
+            f"job {job.name!r} is partitioned by time, and what was run since the switch is not read on the fork: "
+            "deploy the old program and run these partitions again, which replaces their rows"
+        )
+    # Sources that are to be read again are behind the fork, and partitions have no position.
+    if latest is None or not (unchanged and (partitioned or TO_REPLACE in latest.properties)):
         _read_up_to(latest, Shadow(program, fork, None, spark, owner, on_progress), job)
     savepoint = replace(fork, url=trigger_savepoint(fork))
     # Whoever can write the fork can write the job: its pickled state is the job's own.
