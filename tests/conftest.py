@@ -54,7 +54,7 @@ LONGEST = (
 )
 """Files that take longest, which begin first: otherwise one process would run one of them when the others are done."""
 
-_OF_SPARK = re.compile(r"\b(spark_settings|one_server)\b|\bspark: \"?SparkSession")
+_OF_SPARK = re.compile(r"\b(spark_settings|one_server)\b|\bspark: (\"?SparkSession|Any)\b")
 """What files contain whose tests use the Spark server of the session; see `pytest_collection_modifyitems`."""
 
 settings.register_profile("any machine", deadline=None, max_examples=examples(100))
