@@ -134,9 +134,12 @@ def test_a_recomputation_that_dies_and_is_repeated_equals_a_run_from_the_beginni
         asked = {**({} if not from_sources else asked), "recompute_changed": True}
 
     def prove() -> None:
-        [found, _] = prove_upgrade(old, new, job_of(folder), spark=SPARK, **asked).tables
-        redone = PER_EPOCH * (1 if from_sources else min(before + 1, 5))
-        assert (found.before, found.after, found.same) == (redone, redone, False)
+        report = prove_upgrade(old, new, job_of(folder), spark=SPARK, **asked)
+        [found, _] = report.tables
+        assert not found.same
+        if not unaligned:  # else some rows may come after the last checkpoint
+            assert found.after >= PER_EPOCH * before
+        assert report.problems or found.before == found.after
 
     steps: dict[str, Callable[[], Any]] = {
         "prove": prove,

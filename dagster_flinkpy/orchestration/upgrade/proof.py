@@ -206,6 +206,16 @@ def _problems(
         for uid in sources
         if read["old"].get(uid) != read["new"].get(uid)
     ]
+    behind = {
+        side: {operator.uid: len(operator.in_flight) for operator in end.operators if operator.in_flight}
+        for side, end in ends.items()
+        if end is not None
+    }
+    problems += [
+        f"what operator {uid!r} has written to a blocking edge was not read equally far by both programs"
+        for uid in sorted(set().union(*behind.values()))
+        if len({found.get(uid, 0) for found in behind.values()}) > 1
+    ]
     redone = {side: {*found.sinks, *found.new_sinks} if found else set() for side, found in again.items()}
     one_sided = [uid for uid in sinks_of(new.graph) if uid in redone["old"] ^ redone["new"]]
     known = {operator.uid for operator in ends["old"].operators} if ends["old"] is not None else set()

@@ -53,6 +53,8 @@ class Words:
 
     def __init__(self, path: Path, instance: DagsterInstance, resources: dict[str, Any]) -> None:
         self.path, self.instance, self.resources = path, instance, resources
+        self.last = ""
+        """The words of the last run."""
         self.during: Callable[[int], None] = lambda checkpoint_id: None
         """Called while the epoch of a checkpoint runs."""
 
@@ -66,6 +68,7 @@ class Words:
         return Definitions([files, *assets], resources=self.resources)
 
     def run(self, words: str, *uids: str, **config: Any) -> ExecuteInProcessResult:
+        self.last = words
         job = self.definitions(words).resolve_implicit_global_asset_job_def()
         return job.execute_in_process(
             {"ops": {"words": {"config": config}}},
@@ -91,7 +94,7 @@ class Words:
         return storage
 
     def stale(self) -> list[str]:
-        graph = self.definitions("").get_repository_def().asset_graph
+        graph = self.definitions(self.last).get_repository_def().asset_graph
         resolver = CachingStaleStatusResolver(self.instance, graph, LoadingContextForTest(self.instance))
         return [uid for uid in UIDS if resolver.get_status(AssetKey(["words", uid])) != StaleStatus.FRESH]
 
