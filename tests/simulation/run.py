@@ -92,16 +92,16 @@ def _epoch_ended(invariants: Invariants) -> Callable[..., None]:
 def _watchdog(world: World) -> Callable[..., Any]:
     """Returns a watchdog that runs steps without a thread. A hanging step continues as a separate actor."""
 
-    def run(watchdog: Watchdog, what: str, step: Callable[..., Any], *args: Any) -> Any:
+    def run(watchdog: Watchdog, what: str, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if watchdog._hung is not None:
             raise watchdog._hung
         if not world.chaos.step_hangs or world.rng.random() >= world.chaos.step_hangs:
-            return step(*args)
+            return step(*args, **kwargs)
 
         def go_on() -> None:
             world.sleep(world.rng.choice((0.1, 5, 100, 1_000)))
             with suppress(FlinkPyError):
-                step(*args)
+                step(*args, **kwargs)
 
         world.note(f"{what} hangs")
         if world.rng.random() < 0.7:

@@ -92,7 +92,7 @@ class Restore:
             return ()
         if self.path is not None and self.path.strip():
             location = savepoint_location(self.path, job)
-            if location.url != job.url and not location.url.startswith(f"{job.url}/chk-"):
+            if location.url != job.url and self._own_id(location, job.url) is None:
                 with suppress(RestoreError, HeadLostError, CorruptMetadataError):  # `load` says so
                     found = open_checkpoint(location).metadata
         return () if found is None else found.ancestors_of(job.name)
@@ -145,14 +145,13 @@ class Restore:
             )
         # The location needs the path with its slashes: without them 's3://' would be a local folder.
         location = savepoint_location(self.path, config.storage.child(config.job_id))
-        folder = self.path.removesuffix(METADATA_NAME).rstrip("/")
         if location.url == prefix:  # stands for the job's latest checkpoint, as in other commands
             if attempt.latest is None:
                 raise RestoreError(f"{self.path!r} is this job's own folder, and it has no completed checkpoint")
             return self._own_checkpoint(attempt.latest.checkpoint_id, config.job_id, store, attempt)
-        own = re.fullmatch(r"chk-(\d+)", folder) or re.fullmatch(rf"{re.escape(prefix)}/chk-(\d+)", location.url)
-        if own:
-            return self._own_checkpoint(int(own[1]), config.job_id, store, attempt)
+        own = self._own_id(location, prefix)
+        if own is not None:
+            return self._own_checkpoint(own, config.job_id, store, attempt)
         try:
             found = open_checkpoint(location)
         except RestoreError as error:
@@ -177,6 +176,12 @@ class Restore:
         attempt.start_after(savepoint.checkpoint_id)
         self.claimed = location if self.claim_mode is RecoveryClaimMode.CLAIM else None
         return savepoint
+
+    def _own_id(self, location: StorageLocation, prefix: str) -> int | None:
+        """Returns the checkpoint of the job that the path means, at a location; None if it means something else."""
+        folder = (self.path or "").removesuffix(METADATA_NAME).rstrip("/")
+        own = re.fullmatch(r"chk-(\d+)", folder) or re.fullmatch(rf"{re.escape(prefix)}/chk-(\d+)", location.url)
+        return int(own[1]) if own else None
 
     def _own_checkpoint(
         self, checkpoint_id: int, job_id: str, store: CompletedCheckpointStore, attempt: Attempt
