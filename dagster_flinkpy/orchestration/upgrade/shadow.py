@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -74,7 +75,10 @@ class Shadow:
             sink = _NoRows() if self.rows is None else ParquetSink(self.rows.child(uid))
             sink.validate(graph.inputs(uid)[0].type_info)
             specs[uid] = replace(spec, sink=sink)
-        job = replace(self.job, job_id=self.fork.name, graph=graph.with_specs(specs))
+        checkpointing = copy.copy(self.job.checkpointing)
+        if self.rows is not None:  # else the last rows would be in flight, and not be compared
+            checkpointing.enable_unaligned_checkpoints(False)
+        job = replace(self.job, job_id=self.fork.name, graph=graph.with_specs(specs), checkpointing=checkpointing)
         storage = checkpoint_storage(self.fork.parent, 1)
         options: dict[str, Any] = {"owner": self.owner, "on_progress": self.on_progress}
         return job.attempt(storage, self.spark, recomputation=self.recomputation, **options)
