@@ -40,6 +40,8 @@ class DeltaCommitter(LakeCommitter[DeltaTable]):
 
     def __init__(self, sink: DeltaSink, context: CommitterInitContext) -> None:
         self._sink, self._table = sink, DeltaTarget(sink, context, self.change)
+        self._counted: tuple[int, int | None] | None = None
+        """A checkpoint, and how many files the sink had added before it."""
         super().__init__(sink, context, self._table)
 
     def _has(self, table: DeltaTable, checkpoint: StagedCheckpoint) -> bool:
@@ -68,12 +70,16 @@ class DeltaCommitter(LakeCommitter[DeltaTable]):
         return self._table.added_files(table)
 
     def _remove(self, table: DeltaTable, files: Sequence[RemoveAction], checkpoint_id: int) -> None:
-        properties = self._properties({self._table.app_id: checkpoint_id, **self._grown(table, -len(files))}, {})
+        properties = self._properties(
+            {self._table.app_id: checkpoint_id, **self._grown(table, -len(files), checkpoint_id)}, {}
+        )
         self._write(table, [], properties, removed=files)
 
-    def _grown(self, table: DeltaTable, files: int) -> dict[str, int]:
+    def _grown(self, table: DeltaTable, files: int, checkpoint_id: int) -> dict[str, int]:
         """Returns the transaction that counts the files of the sink after more were added, if that is known."""
-        added = self._table.added_files(table)
+        if self._counted is None or self._counted[0] != checkpoint_id:  # once: others may commit faster than it reads
+            self._counted = checkpoint_id, self._table.added_files(table)
+        added = self._counted[1]
         return {} if added is None else {self._table.files_id: added + files}
 
     def _swap(self, table: DeltaTable, change: Any, checkpoint: StagedCheckpoint) -> None:
@@ -90,7 +96,7 @@ class DeltaCommitter(LakeCommitter[DeltaTable]):
     def _add(self, table: DeltaTable, change: Any, checkpoint: StagedCheckpoint) -> None:
         removed = self._replaced(table, checkpoint)
         transactions = {self._table.app_id: checkpoint.checkpoint_id}
-        transactions |= self._grown(table, len(change) - len(removed))
+        transactions |= self._grown(table, len(change) - len(removed), checkpoint.checkpoint_id)
         self._write(table, change, self._properties(transactions, {DIGEST: checkpoint.digest}), removed=removed)
 
     def _properties(self, transactions: dict[str, int], metadata: dict[str, str]) -> CommitProperties:
@@ -124,6 +130,7 @@ class DeltaCommitter(LakeCommitter[DeltaTable]):
             partition_filters=replaced,
             commit_properties=properties,
         )
+        self._counted = None
 
     def _last(self, table: DeltaTable) -> int | None:
         return self._table.last(table)
@@ -148,7 +155,8 @@ class DeltaPartitionCommitter(DeltaCommitter, PartitionReplacement[DeltaTable]):
         now, filled = current_millis(), self._sink.filled
         assert filled is not None
         transactions = {self._app_of(each): checkpoint_id for each in (None, *partitions)}
-        transactions |= {f"{self._app_of(each)}{_TIME}": now for each in partitions} | self._grown(table, len(files))
+        transactions |= {f"{self._app_of(each)}{_TIME}": now for each in partitions}
+        transactions |= self._grown(table, len(files), checkpoint_id)
         replaced: list[tuple[str, str, str | list[str]]] = [
             (name, "=", value) for name, value in filled.replaced(None).items()
         ]

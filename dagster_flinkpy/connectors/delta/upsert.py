@@ -33,7 +33,7 @@ class DeltaUpsertCommitter(DeltaCommitter):
 
     def _add(self, table: DeltaTable, change: Any, checkpoint: StagedCheckpoint) -> None:
         # delta-rs writes the files, and names them. So the sink does not have all files that it has added.
-        transactions = {self._table.app_id: checkpoint.checkpoint_id, **self._grown(table, 1)}
+        transactions = {self._table.app_id: checkpoint.checkpoint_id, **self._grown(table, 1, checkpoint.checkpoint_id)}
         properties = self._properties(transactions, {DIGEST: checkpoint.digest})
         try:
             _merge(table, change, self._key, properties)
