@@ -363,6 +363,21 @@ def test_a_run_amid_a_roll_back_doubles_no_row(tmp_path: Path, monkeypatch: pyte
     switch_program(new, job, spark=SPARK)
 
 
+@pytest.mark.parametrize("name", ["job_proof_old", "job_proof_new", "job_proof_rows"])
+def test_a_job_with_the_name_of_a_fork_of_a_proof_is_not_deleted(tmp_path: Path, name: str) -> None:
+    old, job = program(tmp_path / "job", Totals()), job_of(tmp_path)
+    new, other = program(tmp_path / "job", Sums(), renamed), job.parent.child(name)
+    options: dict[str, Any] = {"spark": SPARK, "owner": "test", "on_progress": lambda line: None}
+    for each in (job, other):
+        with program_attempt(program(tmp_path / each.name, Totals()), each, **options) as attempt:
+            attempt.run_epoch()
+    before = {info.key: info.size for info in other.open().list()}
+    with pytest.raises(ConfigurationError, match=f"'{name}' is no fork of job 'job'"):
+        prove_upgrade(old, new, job, spark=SPARK)
+    switch_program(new, job, spark=SPARK)
+    assert {info.key: info.size for info in other.open().list()} == before
+
+
 @pytest.mark.parametrize("name", ["job", "sales", "job_before"])
 def test_a_job_that_is_no_fork_is_neither_deleted_by_a_switch_nor_read_by_a_roll_back(
     tmp_path: Path, name: str

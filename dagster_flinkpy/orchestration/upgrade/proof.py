@@ -108,7 +108,7 @@ def prove_upgrade(
 
     Raises:
         ConfigurationError: DuckDB is not installed, the records of a sink have no type, the job is partitioned by
-            time, or it is unknown what has changed, or nothing has.
+            time, it is unknown what has changed, or nothing has, or another job has the name of a fork of the proof.
         CheckpointError: The job has no checkpoint, or another proof is at work.
         JobGraphError: A program is not valid.
     """
@@ -166,7 +166,7 @@ class _Proof:
             except (ConfigurationError, RestoreError) as error:
                 return UpgradeReport(first, epochs, plan, (), (f"the old program cannot recompute it: {error}",))
         rows, forks = _places(self.job)
-        delete_forks(rows, *forks.values())
+        _clear(self.job)
         try:
             ends = {
                 side: self._end(side, program, again[side], epochs) for side, program in (("old", old), ("new", new))
@@ -225,12 +225,26 @@ def _places(job: StorageLocation) -> tuple[StorageLocation, dict[str, StorageLoc
     return job.parent.child(f"{job.name}_proof_rows"), forks
 
 
+def _clear(job: StorageLocation) -> None:
+    """Deletes the forks and rows of a proof.
+
+    Raises:
+        CheckpointError: The proof is alive.
+        ConfigurationError: A job of its own has one of their names.
+    """
+    from dagster_flinkpy.checkpoint.forks.fork import check_fork
+
+    rows, forks = _places(job)
+    for place in (rows, *forks.values()):
+        check_fork(place, job)
+    delete_forks(rows, *forks.values())
+
+
 def clear_dead_proof(job: StorageLocation) -> None:
     """Deletes what a proof that has died has left.
 
     Args:
         job: The folder of the job.
     """
-    rows, forks = _places(job)
-    with suppress(CheckpointError):  # it may be alive
-        delete_forks(rows, *forks.values())
+    with suppress(CheckpointError, ConfigurationError):  # it may be alive, or somebody else's
+        _clear(job)
