@@ -89,7 +89,10 @@ def client(then: str, settings: dict[str, Any], owner: int | None = None) -> sub
 def starting_server(own_runtime_dir: Path) -> Iterator[ServerState]:
     """Returns the state of a server whose supervisor never answers."""
     state_file = _state_file(SparkSettings(**SMALL))
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as supervisor:
+    code = "print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as supervisor:
+        assert supervisor.stdout is not None
+        supervisor.stdout.readline()  # from now on it has its name
         log = str(own_runtime_dir / "spark-starting.log")
         state = ServerState("secret", the_process(supervisor.pid), (ProcessId.current(),), log)
         state_file.write(state)
