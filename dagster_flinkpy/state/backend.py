@@ -126,6 +126,8 @@ class ColumnarKeyedStateBackend:
         self._counted = BackendStatistics()
         """The statistics at the last snapshot."""
         mine = restored.restrict(key_groups) if restored else None
+        if mine:
+            self._files.keep_copies(mine)
         self._restored = {(each.kind == "TIMER", each.name): each for each in mine.tables} if mine else {}
         self._evolved: list[str] = []
         self._lifetimes: dict[str, int] = {}
@@ -473,6 +475,7 @@ class ColumnarKeyedStateBackend:
         def take_over(written: WrittenSnapshot) -> StoredSnapshot:
             for identity, runs in written.runs.items():
                 self._tables[identity].runs = runs.beside(self._files)
+            self._files.keep_copies(written.snapshot)
             self._files.retry_uploads(written.snapshot.files())
             before, self._counted = self._counted, replace(self.statistics, keys_touched=touched)
             return StoredSnapshot(written.snapshot, self._counted.since(before), self._files.uploads())

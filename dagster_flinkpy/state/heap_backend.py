@@ -59,7 +59,7 @@ class _HeapRuns(Runs):
     def save(self) -> None:
         if not self._saved:
             rows = self._all()
-            self._replace([*self._write(self._files.key_groups, rows)] if len(rows) else [])
+            self._runs = [*self._write(self._files.key_groups, rows)] if len(rows) else []
             self._saved = True
 
     def _all(self) -> pa.Table:

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -155,25 +156,18 @@ def test_the_least_recently_used_run_goes_first(store: LocalObjectStore, tmp_pat
     assert first.table().equals(written[0][1])  # The mapped file has the same content.
 
 
-def test_a_retired_run_goes_first_and_soon(
-    store: LocalObjectStore, cache: RunCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cache_module, "_LOOKS", 1 << 30)
-    written = [write(store, rows) for rows in (1000, 1001, 1002, 1003)]
-    for handle, table in written[:3]:
+def test_a_run_that_is_dropped_is_read_from_the_store(store: LocalObjectStore, cache: RunCache) -> None:
+    written = [write(store, rows) for rows in (1000, 1001)]
+    for handle, table in written:
         cache.put(handle, table)
-    runs = [cache.open(handle, store) for handle, _ in written[:2]]
-    for handle, _ in written[:2]:
-        cache.retire(handle)
-    cache.put(*written[3])
-    assert all(local_file(cache, handle).exists() for handle, _ in written), "a failed checkpoint may need them"
-    cache.open(written[1][0], store)  # somebody restores it
-    monkeypatch.setattr(cache_module, "_RETIRED_AFTER", -1.0)
-    cache.put(*write(store, 1004))
-    assert [local_file(cache, handle).exists() for handle, _ in written] == [False, True, True, True]
-    assert runs[0].table().equals(written[0][1])
-    assert cache.open(written[0][0], store).table().equals(written[0][1]), "it is read from the store"
-    cache.retire(write(store, 1005)[0])  # there is no copy of it
+    dropped, _ = written[0]
+    run = cache.open(dropped, store)
+    for _ in range(2):
+        cache.drop(dropped)
+        assert [local_file(cache, handle).exists() for handle, _ in written] == [False, True]
+    assert run.table().equals(written[0][1]), "who has it open can go on"
+    assert cache.open(dropped, store).table().equals(written[0][1])
+    assert cache.misses == 1
 
 
 def test_small_runs_add_up_to_little_more_than_the_cache_may_keep(
@@ -217,6 +211,24 @@ def test_a_large_run_is_there_before_its_copy_is_written(store: LocalObjectStore
     assert run.table().equals(table)
     assert part.table().equals(table)
     assert pa.total_allocated_bytes() < before, "both are mapped from the file now"
+
+
+def test_the_copy_of_a_large_run_is_packed(store: LocalObjectStore, cache: RunCache) -> None:
+    handle, table = write(store, LARGE)
+    written = cache.put(handle, table)
+    cache.take_pending()[0].result()
+    assert local_file(cache, handle).stat().st_size < 0.6 * table.nbytes
+    clip = handle.clip(KeyGroupRange(10, 20))
+    assert clip is not None
+    for run in (written, cache.open(handle, store)):
+        assert run.schema == LAYOUT.local_schema
+        assert run.table().equals(table)
+        assert run.rows(np.array([3, 5])).equals(table.take([3, 5]))
+        own = run.within(clip.key_groups)
+        assert own.table().equals(table.slice(own.start, len(own)))
+        wanted, rows = own.find(run.sort_keys)
+        assert wanted.tolist() == list(range(own.start, own.stop))
+        assert rows.tolist() == list(range(len(own)))
 
 
 def test_large_runs_are_written_one_at_a_time(store: LocalObjectStore, cache: RunCache) -> None:

@@ -157,20 +157,6 @@ def test_a_merge_of_the_newest_runs_opens_no_older_one(files: RunFiles, monkeypa
     assert opened
 
 
-def test_local_copies_of_what_was_merged_are_retired(files: RunFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    retired: list[str] = []
-    monkeypatch.setattr(files.cache, "retire", lambda handle: retired.append(handle.path))
-    files.inline_below = 0
-    runs = Runs(LAYOUT, (), files)
-    runs.append(delta({1: 1, 2: 2}))
-    runs.append(delta({3: 3}))
-    before = [handle.path for handle in runs.handles]
-    assert not retired
-    runs.append(delta({1: 3, 2: 3}))
-    assert len(runs) == 1
-    assert retired == before
-
-
 def test_a_merge_of_all_runs_drops_tombstones(files: RunFiles) -> None:
     runs = Runs(LAYOUT, (), files)
     runs.append(delta({1: 1, 2: 2}))

@@ -9,6 +9,8 @@ import pytest
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.datastream.state import ListStateDescriptor, ValueStateDescriptor
 from dagster_flinkpy.errors import StorageError
+from dagster_flinkpy.state.files.cache import RunCache
+from dagster_flinkpy.state.handles import KeyedSnapshot
 from tests.state.conftest import MakeBackend
 from tests.state.deferred import Deferred
 
@@ -68,3 +70,40 @@ def test_lists_and_timers_are_read_from_a_snapshot_that_is_not_written_yet(make_
     now.get_state(LIST)
     assert list(now.read("l", 1)) == [1, 2, 3]
     assert not list(now.get_timers("t").advance_to(9))
+
+
+def test_local_copies_of_merged_runs_stay_until_a_snapshot_has_replaced_them(
+    make_backend: MakeBackend, cache: RunCache
+) -> None:
+    def copies() -> set[str]:
+        return {path.stem for path in cache.directory.iterdir()}
+
+    def named(snapshot: KeyedSnapshot) -> set[str]:
+        return {run.sha256 for table in snapshot.tables for run in table.runs}
+
+    backend = make_backend(key_type=Types.LONG(), inline_below=0)
+    state = backend.get_state(VALUE)
+    for key in range(2):
+        backend.set_current_key(key)
+        state.update(key)
+        first = backend.snapshot()
+        assert copies() == named(first)
+    backend = make_backend(first, key_type=Types.LONG(), inline_below=0)
+    state = backend.get_state(VALUE)
+    for key in range(2):
+        backend.set_current_key(key)
+        state.update(9)
+    backend.flush()
+    assert copies() > named(first), "a job that fails now restores them"
+    for key in range(2):
+        backend.set_current_key(key)
+        state.update(10)
+    Deferred.fails = "after"
+    failed = backend.begin_snapshot()
+    Deferred.fails = ""
+    with pytest.raises(StorageError, match="the disk is full"):
+        failed.result()
+    assert copies() > named(first)
+    second = backend.snapshot()
+    assert not named(second) & named(first)
+    assert copies() == named(second)

@@ -26,7 +26,8 @@ import pyarrow as pa
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.errors import StorageError
 from dagster_flinkpy.key_groups import KeyGroupRange
-from dagster_flinkpy.state.files.run_file import clip_rows, read_run
+from dagster_flinkpy.state.files.packed_columns import SortKeyColumn, pack_rows, packing_of
+from dagster_flinkpy.state.files.run_file import read_run
 from dagster_flinkpy.state.files.transfers import run_aside
 from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.state.layout import SortKeys
@@ -37,14 +38,12 @@ __all__ = ["Run", "RunCache", "make_time_order"]
 
 _TRAILER = struct.Struct("<8sQI")
 """The magic number, the number of bytes before the trailer, and their checksum."""
-_MAGIC = b"FLNKRUN2"
+_MAGIC = b"FLNKRUN3"
 _PAGE = 4096
 _WRITE_ASIDE = 1 << 20
-"""Copies of at least this many bytes are written in the background."""
+"""Copies of at least this many bytes are packed, and written in the background."""
 _ABANDONED_AFTER = 3600.0
 """A temporary file that is older than this many seconds was left by a killed process."""
-_RETIRED_AFTER = 10.0
-"""A copy that has been retired for this many seconds is deleted. Until then a failed checkpoint may need it again."""
 
 _verified: set[tuple[str, int, int]] = set()
 """Path, inode and modification time of the files that this process has verified or written."""
@@ -63,12 +62,27 @@ class Rows:
     """Rows of a file: in memory until the local copy is written, and memory-mapped afterwards."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
+        self.packings = {field.name: packing for field in batch.schema if (packing := packing_of(field.type))}
+        """How columns are packed."""
+        kinds = {name: packing.kind for name, packing in self.packings.items()}
+        self.schema = pa.schema([f.with_type(kinds.get(f.name, f.type)) for f in batch.schema])
+        """The schema of the rows when they are not packed."""
         self.replace(batch)
 
     def replace(self, batch: pa.RecordBatch) -> None:
         """Uses another copy of the same rows."""
         self.batch = batch
-        self.sort_keys: SortKeys = batch.column("sort_key").to_numpy()
+        self.sort_keys = SortKeyColumn(batch.column("sort_key"))
+
+    def slice(self, name: str, start: int, stop: int) -> pa.Array[Any]:
+        """Returns a column of consecutive rows: a view, unless it is packed."""
+        column, packing = self.batch.column(name).slice(start, stop - start), self.packings.get(name)
+        return column if packing is None else packing.unpack(column)
+
+    def take(self, name: str, rows: Indices) -> pa.Array[Any]:
+        """Returns a column of some rows."""
+        column, packing = self.batch.column(name), self.packings.get(name)
+        return column.take(pa.array(rows)) if packing is None else packing.take(column, rows)
 
 
 class Run:
@@ -78,26 +92,22 @@ class Run:
         self._rows = rows
         self.key_groups = key_groups
         """The key groups of the rows."""
-        self.start, self.stop = clip_rows(rows.sort_keys, key_groups)
+        self.start, self.stop = rows.sort_keys.clip(key_groups, 0, len(rows.sort_keys))
         self._value_types: Sequence[TypeInformation] = ()
         self.time_order: Indices | None = None
         """The order of timers by time; None until :meth:`RunCache.time_order` sets it."""
 
     @property
-    def _batch(self) -> pa.RecordBatch:
-        return self._rows.batch
-
-    @property
     def sort_keys(self) -> SortKeys:
         """The sort keys, in ascending order."""
-        return self._rows.sort_keys[self.start : self.stop]
+        sort_keys: SortKeys = self.column("sort_key").to_numpy()
+        return sort_keys
 
     def within(self, key_groups: KeyGroupRange) -> Run:
         """Returns the rows that lie in some of the key groups, in place."""
         run = copy.copy(self)
-        start, stop = clip_rows(self.sort_keys, key_groups)
         run.key_groups, run.time_order = key_groups, None
-        run.start, run.stop = self.start + start, self.start + stop
+        run.start, run.stop = self._rows.sort_keys.clip(key_groups, self.start, self.stop)
         return run
 
     def evolved(self, value_types: Sequence[TypeInformation]) -> Run:
@@ -122,7 +132,7 @@ class Run:
     @property
     def schema(self) -> pa.Schema:
         """The schema of the stored rows."""
-        return self._batch.schema
+        return self._rows.schema
 
     def find(self, sort_keys: SortKeys) -> tuple[Indices, Indices]:
         """Finds the rows with given sort keys.
@@ -130,46 +140,30 @@ class Run:
         Returns:
             Pairs of an index into ``sort_keys`` and a row of the run.
         """
-        # own: uint64, ascending. low: int64, one a sort key: its place in own. wanted: positions in sort_keys,
-        # ascending; rows: the row of each of them.
-        own = self.sort_keys
-        low = np.searchsorted(own, sort_keys)
-        wanted = np.flatnonzero(low < len(own))
-        wanted = wanted[own[low[wanted]] == sort_keys[wanted]]
-        rows = low[wanted]
-        # Few rows share their sort key, so most need no second search.
-        many = rows + 1 < len(own)
-        many[many] = own[rows[many] + 1] == sort_keys[wanted[many]]
-        if not many.any():
-            return wanted, rows
-        counts = np.ones(len(rows), dtype=np.int64)
-        counts[many] = np.searchsorted(own, sort_keys[wanted[many]], side="right") - rows[many]
-        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        return np.repeat(wanted, counts), np.repeat(rows, counts) + within
+        return self._rows.sort_keys.find(sort_keys, self.start, self.stop)
 
     def column(self, name: str) -> pa.Array[Any]:
-        """Returns a column, as a view."""
-        return self._evolve(name, self._batch.column(name).slice(self.start, len(self)))
+        """Returns a column, as a view if it is stored as it is."""
+        return self._evolve(name, self._rows.slice(name, self.start, self.stop))
 
     def take(self, name: str, rows: Indices) -> pa.Array[Any]:
         """Returns the values of a column in some rows."""
         # Does not take from the slice: Arrow would count its nulls, which takes time proportional to the run.
-        return self._evolve(name, self._batch.column(name).take(pa.array(rows + self.start)))
+        return self._evolve(name, self._rows.take(name, rows + self.start))
 
     def rows(self, rows: Indices) -> pa.Table:
         """Returns some rows, as a table."""
-        return self._table(self._batch.take(pa.array(rows + self.start)))
+        return self._table([self.take(name, rows) for name in self.schema.names])
 
     def table(self) -> pa.Table:
-        """Returns all rows: a view, except for values of another type."""
-        return self._table(self._batch.slice(self.start, len(self)))
+        """Returns all rows."""
+        return self._table([self.column(name) for name in self.schema.names])
 
-    def _table(self, rows: pa.RecordBatch) -> pa.Table:
-        table = pa.Table.from_batches([rows])
-        if not self._value_types:
-            return table
-        value = self._evolve("value", rows.column("value"))
-        return table.set_column(table.column_names.index("value"), "value", value)
+    def _table(self, columns: list[pa.Array[Any]]) -> pa.Table:
+        schema = self.schema
+        if self._value_types:
+            schema = pa.schema([field.with_type(each.type) for field, each in zip(schema, columns, strict=True)])
+        return pa.table(columns, schema=schema)
 
     def _evolve(self, name: str, column: pa.Array[Any]) -> pa.Array[Any]:
         return evolve(column, self._value_types) if self._value_types and name == "value" else column
@@ -241,16 +235,12 @@ class RunCache:
             run.time_order = batch.column("row").to_numpy()
         return run.time_order
 
-    def retire(self, handle: RunHandle) -> None:
-        """Marks the copies of a run that no later snapshot names: they are deleted before others, and soon.
-
-        A use of such a copy unmarks it.
-        """
+    def drop(self, handle: RunHandle) -> None:
+        """Deletes the copies of a run. Processes that have mapped them keep their mapping."""
         for name in dict.fromkeys(_file_name(handle, whole=whole) for whole in (True, False)):
             for each in (name, _name_by_time(name)):
-                path = self.directory / each
                 with suppress(OSError):
-                    os.utime(path, ns=(0, path.stat().st_mtime_ns))
+                    (self.directory / each).unlink()
 
     def take_pending(self) -> tuple[Future[None], ...]:
         """Returns the copy that is being written, or has just been. The run can be read even if it cannot be written.
@@ -270,15 +260,16 @@ class RunCache:
                 f"state run {name} has {len(batches)} record batches instead of one, because a string column is above "
                 "2 GiB"
             )
-        rows = Rows(batches[0])
+        is_large = batches[0].nbytes >= _WRITE_ASIDE
+        rows = Rows(pack_rows(batches[0]) if is_large else batches[0])
         with self._lock:  # the task may read one run while a snapshot writes another
             if self._writing is not None:
                 self._writing.exception()  # waits
                 self._writing = None
-            if rows.batch.nbytes < _WRITE_ASIDE:
-                rows.replace(self._write(name, rows.batch))
-            else:
+            if is_large:
                 self._writing = run_aside("write", lambda: rows.replace(self._write(name, rows.batch)))
+            else:
+                rows.replace(self._write(name, rows.batch))
         return rows
 
     def _map(self, path: Path) -> pa.RecordBatch | None:
@@ -330,7 +321,7 @@ class RunCache:
         return pa.ipc.open_file(pa.BufferReader(body)).get_batch(0)
 
     def _evict(self, keep: str, size: int) -> None:
-        """Deletes retired files, and the least recently used ones. Processes that have mapped them keep their mapping.
+        """Deletes abandoned files, and the least recently used ones, which stay mapped where they are.
 
         Args:
             keep: The file that was just written.
@@ -346,9 +337,7 @@ class RunCache:
         for entry in os.scandir(self.directory):
             with suppress(FileNotFoundError):  # Another process may be evicting too.
                 stat = entry.stat()
-                if (entry.name.endswith(".tmp") and time.time() - stat.st_mtime > _ABANDONED_AFTER) or (
-                    stat.st_atime_ns == 0 and time.time() - stat.st_ctime > _RETIRED_AFTER
-                ):
+                if entry.name.endswith(".tmp") and time.time() - stat.st_mtime > _ABANDONED_AFTER:
                     os.unlink(entry.path)
                 elif entry.name.endswith(".arrow"):
                     files.append((stat.st_atime_ns, stat.st_size, entry.path, entry.name))

@@ -30,7 +30,7 @@ from dagster_flinkpy.state.files.operator_state import INLINE_BELOW
 from dagster_flinkpy.state.files.run_file import clip_rows, encode_run, inline, upload_run
 from dagster_flinkpy.state.files.time_order import MIN_TIME, TimedRun
 from dagster_flinkpy.state.files.transfers import Uploads
-from dagster_flinkpy.state.handles import RunHandle
+from dagster_flinkpy.state.handles import KeyedSnapshot, RunHandle
 from dagster_flinkpy.state.layout import (
     APPEND,
     TableLayout,
@@ -80,6 +80,8 @@ class RunFiles:
     make_runs: Callable[[TableLayout, Sequence[RunHandle], RunFiles], Runs] = field(default_factory=lambda: Runs)
     """Creates the runs of a table."""
     _uploads: Uploads = field(default_factory=Uploads, init=False)
+    _copied: dict[str, RunHandle] = field(default_factory=dict, init=False)
+    """Files that may have local copies, by checksum: those that the last snapshot names, and those written since."""
     written: WrittenRuns = field(default_factory=WrittenRuns, init=False)
 
     def write(self, layout: TableLayout, table: pa.Table, key_groups: KeyGroupRange) -> tuple[RunHandle, Run]:
@@ -101,7 +103,18 @@ class RunFiles:
         if handle.bytes < self.inline_below:
             return inline(handle, data), Run.of(table, key_groups)
         self._uploads.submit(handle.path, lambda: upload_run(self.store, handle, data))
+        self._copied[handle.sha256] = handle
         return handle, self.cache.put(handle, table)
+
+    def keep_copies(self, snapshot: KeyedSnapshot) -> None:
+        """Deletes the local copies of files that the snapshot before has named, or that were written since, but not it.
+
+        If its checkpoint fails, they are read from the store again.
+        """
+        named = {run.sha256: run for table in snapshot.tables for run in table.runs if run.data is None}
+        for checksum in self._copied.keys() - named.keys():
+            self.cache.drop(self._copied[checksum])
+        self._copied = named
 
     def retry_uploads(self, named: Collection[str]) -> None:
         """Begins the uploads again that have failed, of the files that a snapshot names."""
@@ -264,7 +277,7 @@ class Runs:
             rest = [_rows_of(delta, section) for section in sections if section not in merged]
             rows = pa.concat_tables([delta.schema.empty_table(), *rest]).combine_chunks() if merged else delta
             written += self._write(own, rows) if len(rows) else []
-        self._replace([*self._runs_without(merged), *written])
+        self._runs = [*self._runs_without(merged), *written]
 
     def _first_to_merge(self, section: KeyGroupRange, delta: pa.Table | None, *, turn: bool) -> int | None:
         """Returns the index of the first run to merge with all newer ones of a section, or None not to merge."""
@@ -304,13 +317,6 @@ class Runs:
                 if left is not None:
                     yield left, None if run is None else run.within(left.key_groups)
 
-    def _replace(self, runs: list[tuple[RunHandle, Run | None]]) -> None:
-        kept = {handle.sha256 for handle, _ in runs}
-        for handle in self.handles:
-            if handle.data is None and handle.sha256 not in kept:
-                self._files.cache.retire(handle)
-        self._runs = runs
-
     def _write(self, key_groups: KeyGroupRange, rows: pa.Table) -> list[tuple[RunHandle, Run]]:
         """Writes sorted rows of some key groups, as several runs if they are too many for one."""
         weight = max(1 / SECTION_ROWS, rows.nbytes / len(rows) / PIECE_BYTES)
@@ -335,7 +341,7 @@ class Runs:
             tables = [part.table() for run in self.newest_first() if len(part := run.within(section))]
             if any(expired_rows(table, now).any() for table in tables):
                 written = self._merge(section, 0, None)
-                self._replace([*self._runs_without({section: 0}), *written])
+                self._runs = [*self._runs_without({section: 0}), *written]
 
     def _with_inline(self, delta: pa.Table) -> pa.Table:
         """Adds the newest runs to a delta if they are in the metadata and add up, so that they become a file."""

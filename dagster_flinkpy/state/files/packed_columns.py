@@ -1,0 +1,244 @@
+"""Columns whose integers take as few bytes as they need. Local copies have them: they are small, and are read in place.
+
+A packed column of integers is a struct: ``top``, the distance from the smallest value in 8, 16 or 32 bits, and, if that
+is not enough, ``rest``, the lowest 8 or 16 bits of the distance. Metadata of ``top`` has what a reader needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dagster_flinkpy.key_groups import KeyGroupRange
+from dagster_flinkpy.state.layout import SortKeys
+
+__all__ = ["PackedColumn", "SortKeyColumn", "pack", "pack_rows", "packing_of"]
+
+Indices = npt.NDArray[np.int64]
+Column = Any  # of Arrow
+
+_INTEGERS = (pa.int32(), pa.int64(), pa.uint64())
+_TOPS = {8: np.uint8, 16: np.uint16, 32: np.uint32}
+_RESTS = {8: np.uint8, 16: np.uint16}
+_MASK = (1 << 64) - 1
+_PART = 1 << 14
+
+
+@dataclass(frozen=True)
+class PackedIntegers:
+    """How a column of integers is packed."""
+
+    kind: pa.DataType
+    """The type of the integers."""
+    base: int
+    shift: int
+    """How many bits ``rest`` has; 0 without it."""
+
+    def unpack(self, column: Any) -> Column:
+        """Returns the integers of a column."""
+        rest = column.field(1).to_numpy() if self.shift else None
+        return self._joined(column.field(0).to_numpy(), rest, column)
+
+    def take(self, column: Any, rows: Indices) -> Column:
+        """Returns the integers in some rows."""
+        if column.null_count:
+            return self.unpack(column.take(pa.array(rows)))
+        rest = column.field(1).to_numpy()[rows] if self.shift else None
+        return self._joined(column.field(0).to_numpy()[rows], rest, None)
+
+    def _joined(self, top: npt.NDArray[Any], rest: npt.NDArray[Any] | None, nulls_of: Column | None) -> Column:
+        # top, rest: unsigned, one a row.
+        values = np.empty(len(top), dtype=np.uint64)
+        for part in _parts(len(top)):
+            own = values[part]
+            np.left_shift(top[part], np.uint64(self.shift), out=own, dtype=np.uint64)
+            if rest is not None:
+                own |= rest[part]
+            own += np.uint64(self.base & _MASK)
+        mask = None
+        if nulls_of is not None and nulls_of.null_count:
+            mask = nulls_of.is_null().to_numpy(zero_copy_only=False)
+        signed = values if self.kind == pa.uint64() else values.view(np.int64)
+        return pa.array(signed.astype(self.kind.to_pandas_dtype(), copy=False), mask=mask)
+
+
+@dataclass(frozen=True)
+class PackedStruct:
+    """How the fields of a column of structs are packed."""
+
+    kind: pa.StructType
+    """The type of the structs."""
+    fields: Sequence[PackedColumn | None]
+    """None for fields that are not packed."""
+
+    def unpack(self, column: Any) -> Column:
+        """Returns the structs of a column."""
+        fields = [
+            each if packing is None else packing.unpack(each)
+            for packing, each in zip(self.fields, _fields(column), strict=True)
+        ]
+        return _struct(fields, self.kind, column)
+
+    def take(self, column: Any, rows: Indices) -> Column:
+        """Returns the structs in some rows."""
+        taken = pa.array(rows)
+        if column.null_count:
+            return self.unpack(column.take(taken))
+        fields = [
+            each.take(taken) if packing is None else packing.take(each, rows)
+            for packing, each in zip(self.fields, _fields(column), strict=True)
+        ]
+        return _struct(fields, self.kind, None)
+
+
+PackedColumn = PackedIntegers | PackedStruct
+
+
+def _fields(column: Any) -> list[Column]:
+    return [column.field(i) for i in range(column.type.num_fields)]
+
+
+def _struct(fields: list[Column], kind: Any, nulls_of: Column | None) -> Column:
+    mask = nulls_of.is_null() if nulls_of is not None and nulls_of.null_count else None
+    return pa.StructArray.from_arrays(fields, fields=[*kind], mask=mask)
+
+
+def _parts(rows: int) -> Iterator[slice]:
+    """Yields slices so small that what is computed of one stays in the cache of the processor."""
+    return (slice(start, start + _PART) for start in range(0, rows, _PART))
+
+
+def packing_of(kind: Any) -> PackedColumn | None:
+    """Returns how a column with this type in a file is packed; None if it is not."""
+    if not pa.types.is_struct(kind) or not kind.num_fields:
+        return None
+    metadata = kind.field(0).metadata or {}
+    if b"base" in metadata:
+        alias = metadata[b"type"].decode()
+        return PackedIntegers(pa.type_for_alias(alias), int(metadata[b"base"]), int(metadata[b"shift"]))
+    packings = [packing_of(field.type) for field in kind]
+    if not any(packings):
+        return None
+    fields = [
+        field if packing is None else field.with_type(packing.kind)
+        for field, packing in zip(kind, packings, strict=True)
+    ]
+    return PackedStruct(pa.struct(fields), packings)
+
+
+def pack_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Packs the columns of a run."""
+    columns, fields = [], []
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        # The sort key of a key group's first possible row is a multiple of 2^32: so `clip` needs no `rest`.
+        base = column[0].as_py() >> 32 << 32 if field.name == "sort_key" and len(column) else None
+        columns.append(pack(column, base))
+        fields.append(field.with_type(columns[-1].type))
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields, batch.schema.metadata))
+
+
+def pack(column: Any, base: int | None = None) -> Column:
+    """Packs the integers of a column, or of the fields of its structs. Others stay as they are.
+
+    Args:
+        column: The column.
+        base: A number that is not larger than any of the integers. Default: the smallest of them.
+    """
+    if pa.types.is_struct(column.type) and column.type.num_fields:
+        packed = [pack(each) for each in _fields(column)]
+        fields = [field.with_type(each.type) for field, each in zip(column.type, packed, strict=True)]
+        return _struct(packed, fields, column)
+    bounds = pc.min_max(column) if column.type in _INTEGERS else None
+    if bounds is None or not bounds[0].is_valid:
+        return column
+    low, high = (bound.as_py() for bound in bounds.values())
+    base = low if base is None else base
+    bits = (high - base).bit_length()
+    top = next(size for size in _TOPS if bits <= size or size == max(_TOPS))
+    shift = next((size for size in (0, *_RESTS) if bits <= top + size), None)
+    if shift is None or top + shift >= column.type.bit_width:
+        return column
+    # values: the integers; tops, rests: unsigned; distances: uint64. One a row.
+    values = (column.fill_null(base) if column.null_count else column).to_numpy().astype(np.int64, copy=False)
+    tops = np.empty(len(values), dtype=_TOPS[top])
+    rests = np.empty(len(values), dtype=_RESTS[shift]) if shift else None
+    for part in _parts(len(values)):
+        distances = values[part].view(np.uint64) - np.uint64(base & _MASK)
+        if rests is not None:
+            rests[part] = distances
+            distances >>= np.uint64(shift)
+        tops[part] = distances
+    parts = [pa.array(each) for each in (tops, rests) if each is not None]
+    metadata = {"base": str(base), "shift": str(shift), "type": str(column.type)}
+    names = [pa.field("top", parts[0].type, nullable=False, metadata=metadata)]
+    names += [pa.field("rest", each.type, nullable=False) for each in parts[1:]]
+    return _struct(parts, names, column)
+
+
+class SortKeyColumn:
+    """The sort keys of a run, in ascending order.
+
+    Args:
+        column: The column ``sort_key``, packed or not.
+    """
+
+    def __init__(self, column: Any) -> None:
+        packing = packing_of(column.type)
+        # top: uint64 if it is not packed, as others are with this base and this shift.
+        self._base = self._shift = 0
+        self._rest: npt.NDArray[Any] | None = None
+        if isinstance(packing, PackedIntegers):
+            self._base, self._shift = packing.base, packing.shift
+            self._top: npt.NDArray[Any] = column.field(0).to_numpy()
+            self._rest = column.field(1).to_numpy() if packing.shift else None
+        else:
+            self._top = column.to_numpy()
+        self._most = int(np.iinfo(self._top.dtype).max)
+
+    def __len__(self) -> int:
+        return len(self._top)
+
+    def clip(self, key_groups: KeyGroupRange, start: int, stop: int) -> tuple[int, int]:
+        """Returns the slice of the rows from ``start`` to ``stop`` that lies in a range of key groups."""
+        own = self._top[start:stop]
+        bounds = [(group << 32) - self._base >> self._shift for group in (key_groups.start, key_groups.end + 1)]
+        first, last = (
+            0 if bound <= 0 else len(own) if bound > self._most else int(np.searchsorted(own, own.dtype.type(bound)))
+            for bound in bounds
+        )
+        return start + first, start + last
+
+    def find(self, sort_keys: SortKeys, start: int, stop: int) -> tuple[Indices, Indices]:
+        """Finds the rows with given sort keys among those from ``start`` to ``stop``.
+
+        Returns:
+            Pairs of an index into ``sort_keys`` and a row, counted from ``start``.
+        """
+        # own: unsigned, ascending. distances, places: uint64, sought: as own, one a sort key. low: int64, its place in
+        # own. wanted: positions in sort_keys, ascending; rows: the row of each of them.
+        own = self._top[start:stop]
+        distances = sort_keys - np.uint64(self._base)
+        places = distances >> np.uint64(self._shift)
+        sought = places.astype(own.dtype)
+        low = np.searchsorted(own, sought)
+        wanted = np.flatnonzero((low < len(own)) & (places <= np.uint64(self._most)))
+        wanted = wanted[own[low[wanted]] == sought[wanted]]
+        rows = low[wanted]
+        # Few rows share their sort key, so most need no second search.
+        many = rows + 1 < len(own)
+        many[many] = own[rows[many] + 1] == sought[wanted[many]]
+        if many.any():
+            counts = np.ones(len(rows), dtype=np.int64)
+            counts[many] = np.searchsorted(own, sought[wanted[many]], side="right") - rows[many]
+            within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+            wanted, rows = np.repeat(wanted, counts), np.repeat(rows, counts) + within
+        if self._rest is None:
+            return wanted, rows
+        same = self._rest[start:stop][rows] == distances[wanted].astype(self._rest.dtype)
+        return (wanted, rows) if same.all() else (wanted[same], rows[same])
