@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keys", type=int, default=KEYS, help="large_state: how many keys there are")
 
 
+def _shown(what: str, epoch: growth.Epoch) -> growth.Epoch:
+    """Prints what an epoch has taken: all of them take half an hour."""
+    print(
+        f"{what}: {epoch.seconds:.1f} s, {epoch.cpu_seconds:.1f} CPU s, {epoch.worker_anonymous >> 20} MB anonymous,"
+        f" {epoch.stored >> 20} MB stored, {epoch.local >> 20} MB local",
+        file=sys.stderr,
+        flush=True,
+    )
+    return epoch
+
+
 def run(peers: tuple[str, ...] = (), *, keys: int = KEYS) -> list[dict[str, Any]]:
     """Returns the lines.
 
@@ -38,15 +50,15 @@ def run(peers: tuple[str, ...] = (), *, keys: int = KEYS) -> list[dict[str, Any]
     part, random = keys // EPOCHS, np.random.default_rng(1)
     with tempfile.TemporaryDirectory(prefix="flinkpy-benchmark-") as name, growth.runner(Path(name)) as at:
         job = at.growing("sum")
-        new = [job.run(part * i + np.arange(part)) for i in range(EPOCHS)]
-        updates = [job.run(random.integers(0, keys, UPDATES)) for _ in range(3)]
-        warm = job.run(np.arange(1))
+        new = [_shown("new keys", job.run(part * i + np.arange(part))) for i in range(EPOCHS)]
+        updates = [_shown("updates", job.run(random.integers(0, keys, UPDATES))) for _ in range(3)]
+        warm = _shown("a record", job.run(np.arange(1)))
         shutil.rmtree(job.cache)
-        first = job.run(np.arange(1))
+        first = _shown("a record, without copies", job.run(np.arange(1)))
         shutil.rmtree(job.cache)
-        cold = job.run(random.integers(0, keys, FEW))
+        cold = _shown("few records, without copies", job.run(random.integers(0, keys, FEW)))
         shutil.rmtree(job.cache)
-        rescaled = job.run(random.integers(0, keys, FEW), growth.PARALLELISM + 1)
+        rescaled = _shown("rescale", job.run(random.integers(0, keys, FEW), growth.PARALLELISM + 1))
         job.close()
     settings = {
         "keys": keys,
