@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
+import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-
-from filelock import FileLock, Timeout
 
 __all__ = ["LockTimeoutError", "describe_process", "file_lock"]
 
@@ -36,22 +37,40 @@ def file_lock(path: Path, *, timeout: float) -> Iterator[None]:
         FileNotFoundError: The directory of the file is gone.
         OSError: The file cannot be opened.
     """
-    lock = FileLock(path)
-    try:
-        lock.acquire(min(timeout, _SILENT_SECONDS), poll_interval=_POLL_SECONDS)
-    except Timeout:
+    lock = _locked(path, min(timeout, _SILENT_SECONDS))
+    if lock is None:
         _log.warning("Waiting at most %g s for the lock %s, held by %s.", timeout, path, _holder(path))
-        try:
-            lock.acquire(max(0.0, timeout - _SILENT_SECONDS), poll_interval=_POLL_SECONDS)
-        except Timeout:
+        lock = _locked(path, max(0.0, timeout - _SILENT_SECONDS))
+        if lock is None:
             raise LockTimeoutError(
                 f"the lock {path} was not free within {timeout:g} s; it is held by {_holder(path)}: "
                 "end that process, or let it continue (`kill -CONT` if it is stopped)"
-            ) from None
+            )
     try:
         yield
     finally:
-        lock.release()
+        fcntl.flock(lock, fcntl.LOCK_UN)  # to close it is not enough: a process that was forked has it open, too
+        os.close(lock)
+
+
+def _locked(path: Path, seconds: float) -> int | None:
+    """Returns the file, open and locked, or None if it does not become free in time."""
+    end = time.monotonic() + seconds
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(file).st_nlink:  # otherwise it was deleted, and the next process would lock another file
+                return file
+        except BlockingIOError:
+            pass
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(file)
+        if time.monotonic() >= end:
+            return None
+        time.sleep(_POLL_SECONDS)
 
 
 def _holder(path: Path) -> str:

@@ -99,6 +99,23 @@ def test_a_lock_file_that_was_pruned_while_waiting_for_it_is_not_believed(
     assert taken
 
 
+def test_a_process_that_was_forked_meanwhile_does_not_keep_the_lock(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    with locked(tmp_path):
+        child = os.fork()
+        if child == 0:
+            os.close(write)
+            os.read(read, 1)
+            os._exit(0)
+    try:
+        with (tmp_path / ".flinkpy" / "lock").open("rb") as another:
+            fcntl.flock(another, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(write)
+        os.close(read)
+        os.waitpid(child, 0)
+
+
 HELD = """
 import sys
 from pathlib import Path
