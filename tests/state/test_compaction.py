@@ -17,7 +17,17 @@ from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state.files import compaction, runs
 from dagster_flinkpy.state.files.cache import RunCache
-from dagster_flinkpy.state.files.compaction import MAX_RUNS, TURNS, cut_key_groups, has_turn, sections_of
+from dagster_flinkpy.state.files.compaction import (
+    EARLY,
+    MAX_RUNS,
+    SPREAD,
+    TURNS,
+    SectionRows,
+    cut_key_groups,
+    has_turn,
+    plan_merges,
+    sections_of,
+)
 from dagster_flinkpy.state.files.runs import RunFiles, Runs
 from dagster_flinkpy.state.handles import RunHandle, count_key_groups
 from dagster_flinkpy.state.layout import TableLayout, make_sort_keys
@@ -90,6 +100,38 @@ def test_each_section_has_a_turn_and_they_are_spread(sections: int) -> None:
     assert not any(has_turn(None, i, sections) for i in range(sections))
 
 
+@given(
+    sections=st.lists(
+        st.builds(
+            lambda base, deltas: SectionRows([base, *deltas], base, 0, 0, None),
+            st.integers(1, 100),
+            st.lists(st.integers(1, 60), max_size=MAX_RUNS + 2),
+        ),
+        min_size=1,
+        max_size=12,
+    ),
+    phase=st.sampled_from([None, 0, 1]),
+    delta_rows=st.integers(0, 200),
+)
+def test_sections_merge_early_only_as_far_as_a_delta_allows(
+    sections: list[SectionRows], phase: int | None, delta_rows: int
+) -> None:
+    merged = plan_merges(sections, phase, delta_rows)
+    turns = [each.first_to_merge(turn=has_turn(phase, i, len(sections))) for i, each in enumerate(sections)]
+    due = {i: first for i, first in enumerate(turns) if first is not None}
+    assert {i: merged.get(i) for i in due} == due
+    early = merged.keys() - due.keys()
+    rows = [sum(each.sizes) for each in sections]
+    read = sum(sum(sections[i].sizes[first:]) for i, first in merged.items())
+    assert not early or read <= SPREAD * delta_rows
+    for i, each in enumerate(sections):
+        if i in early:
+            assert merged[i] == 0
+            assert each.surplus >= EARLY
+        elif i not in due and each.surplus >= EARLY:
+            assert read + rows[i] > SPREAD * delta_rows, "it would have been allowed"
+
+
 def delta(keys: np.ndarray[Any, Any], value: int) -> pa.Table:
     """Returns a row for each key, in the key group that is its remainder by 16."""
     sort_keys = make_sort_keys((keys % 16 + OWN.start).astype(np.uint16), keys.astype(np.int32))
@@ -138,6 +180,21 @@ def test_a_large_table_is_merged_in_parts_and_not_in_one_epoch(
         for rows in reversed(tables):
             found |= zip(rows["key"].to_pylist(), rows["value"].to_pylist(), strict=True)
     assert found == expected
+
+
+def test_a_state_that_grows_fast_is_merged_a_little_in_each_epoch(
+    store: LocalObjectStore, cache: RunCache, merges: list[int]
+) -> None:
+    files = RunFiles(store, cache, OWN, inline_below=0)
+    table, written = Runs(LAYOUT, (), files), []
+    for epoch in range(8):
+        files.phase = epoch % TURNS
+        before = files.written.rows
+        for part in range(5):
+            table.append(delta(np.arange(2000) + 10_000 * epoch + 2000 * part, epoch))
+        written.append(files.written.rows - before)
+    assert max(written[1:]) < 1.5 * np.median(written[1:])
+    assert sum(written) < 4 * 80_000
 
 
 def test_a_large_file_of_an_older_release_is_divided_when_it_is_merged(

@@ -1,7 +1,7 @@
 """Which runs of a table are merged, and when: pure rules over their handles.
 
 A large table is divided into sections, ranges of key groups that are merged one by one. So a merge needs the memory of
-a section, not of the table, and different sections have their turn in different epochs.
+a section, not of the table, and different sections merge in different epochs.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state.handles import RunHandle
 
 __all__ = [
+    "EARLY",
     "MAX_RUNS",
     "SECTION_ROWS",
+    "SPREAD",
     "TURNS",
     "Delta",
+    "SectionRows",
     "cut_key_groups",
-    "first_to_merge",
     "has_turn",
     "merge_from",
+    "plan_merges",
     "sections_of",
 ]
 
@@ -33,6 +36,10 @@ MAX_RUNS = 8
 """The maximum number of runs of a section. If there are more, they are merged when the next delta is written."""
 TURNS = 4
 """Each section has its turn to merge once in this many epochs, so that they do not all merge in the same epoch."""
+SPREAD = 2
+"""Sections merge before they have to while that reads at most this many times as many rows as a delta has."""
+EARLY = 0.5
+"""They only do with this share of the rows that would make them merge."""
 SECTION_ROWS = 1 << 20
 """A section has at most this many rows, unless a single key group has more."""
 SECTION_BYTES = 1 << 24
@@ -152,33 +159,75 @@ def _bases(handles: Sequence[RunHandle]) -> list[RunHandle]:
 # --- what to merge ----------------------------------------------------------------------------------------------------
 
 
-def first_to_merge(handles: Sequence[RunHandle], delta: Delta | None, *, is_list: bool, turn: bool) -> int:
-    """Returns the index of the first run of a section to merge with all newer ones; see :func:`merge_from`.
+@dataclass(frozen=True)
+class SectionRows:
+    """The rows of a section, with those that are about to be written, as :func:`merge_from` wants to know them."""
+
+    sizes: Sequence[int]
+    base_rows: int
+    tombstones: int
+    added: int
+    weights: Sequence[int] | None
+
+    @staticmethod
+    def of(handles: Sequence[RunHandle], delta: Delta | None, *, is_list: bool) -> SectionRows:
+        """Counts the rows of a section.
+
+        Args:
+            handles: The runs of the section, oldest first.
+            delta: What is about to be written on top of them, if anything.
+            is_list: Whether the rows are lists, whose number says little about their size.
+        """
+        bases = _bases(handles)
+        sizes = [each.rows for each in handles]
+        weights = [_bytes_of(each) for each in handles]
+        appends = [0 if each in bases else _share(each, each.appends) for each in handles]
+        tombstones = sum(_share(each, each.tombstones) for each in handles)
+        if delta is not None:
+            sizes.append(delta.rows)
+            weights.append(delta.bytes)
+            appends.append(delta.appends)
+            tombstones += delta.tombstones
+        base_rows, added = sum(each.rows for each in bases), _unhidden(sizes, appends)
+        return SectionRows(sizes, base_rows, tombstones, added, weights if is_list else None)
+
+    @property
+    def surplus(self) -> float:
+        """The share of the rows that may be too many which :func:`merge_from` allows. Above 1, it merges all runs."""
+        return _surplus(sum(self.sizes), self.base_rows, self.tombstones, self.added)
+
+    def first_to_merge(self, *, turn: bool) -> int | None:
+        """Returns the index of the first run to merge with all newer ones, or None not to merge."""
+        first = merge_from(
+            self.sizes, self.base_rows, self.tombstones, added=self.added, weights=self.weights, turn=turn
+        )
+        return first if first < len(self.sizes) - 1 else None
+
+
+def plan_merges(sections: Sequence[SectionRows], phase: int | None, delta_rows: int) -> dict[int, int]:
+    """Returns which sections are merged, each with the index of its first run to merge with all newer ones.
+
+    In a state that grows fast, all sections would have to merge in the same epoch. So those that are nearest to that
+    merge early, a few for each delta.
 
     Args:
-        handles: The runs of the section, oldest first.
-        delta: What is about to be written on top of them, if anything.
-        is_list: Whether the rows are lists, whose number says little about their size.
-        turn: Whether it is the section's turn.
+        sections: The rows of each section, oldest run first.
+        phase: See :func:`has_turn`.
+        delta_rows: How many rows are about to be written to all of them.
     """
-    bases = _bases(handles)
-    sizes = [each.rows for each in handles]
-    weights = [_bytes_of(each) for each in handles]
-    appends = [0 if each in bases else _share(each, each.appends) for each in handles]
-    tombstones = sum(_share(each, each.tombstones) for each in handles)
-    if delta is not None:
-        sizes.append(delta.rows)
-        weights.append(delta.bytes)
-        appends.append(delta.appends)
-        tombstones += delta.tombstones
-    return merge_from(
-        sizes,
-        sum(each.rows for each in bases),
-        tombstones,
-        added=_unhidden(sizes, appends),
-        weights=weights if is_list else None,
-        turn=turn,
-    )
+    merged: dict[int, int] = {}
+    left = SPREAD * delta_rows
+    for i, each in enumerate(sections):
+        first = each.first_to_merge(turn=has_turn(phase, i, len(sections)))
+        if first is not None:
+            merged[i] = first
+            left -= sum(each.sizes[first:])
+    for i in sorted(range(len(sections)), key=lambda i: -sections[i].surplus):
+        rows = sum(sections[i].sizes)
+        if i not in merged and sections[i].surplus >= EARLY and rows <= left:
+            merged[i] = 0
+            left -= rows
+    return merged
 
 
 def _bytes_of(handle: RunHandle) -> int:
@@ -235,8 +284,7 @@ def merge_from(
         turn: Whether it is this subtask's turn. Default: False.
     """
     last = len(sizes) - 1
-    room = base_rows + added - 2 * tombstones
-    if base_rows and sum(sizes) - base_rows - added > (0.75 * room if turn else room):
+    if _surplus(sum(sizes), base_rows, tombstones, added) > (0.75 if turn else 1):
         return 0
     runs = MAX_RUNS // 2 if turn else MAX_RUNS
     if len(sizes) <= runs:
@@ -246,3 +294,10 @@ def merge_from(
     while start > 0 and costs[start - 1] <= sum(costs[start:]):
         start -= 1
     return start
+
+
+def _surplus(rows: int, base_rows: int, tombstones: int, added: int) -> float:
+    surplus, room = rows - base_rows - added, base_rows + added - 2 * tombstones
+    if not base_rows or surplus <= min(0, room):
+        return 0.0
+    return surplus / room if room > 0 else math.inf

@@ -21,9 +21,9 @@ from dagster_flinkpy.state.files.cache import Run, RunCache, make_time_order
 from dagster_flinkpy.state.files.compaction import (
     SECTION_ROWS,
     Delta,
+    SectionRows,
     cut_key_groups,
-    first_to_merge,
-    has_turn,
+    plan_merges,
     sections_of,
 )
 from dagster_flinkpy.state.files.operator_state import INLINE_BELOW
@@ -267,11 +267,7 @@ class Runs:
             delta = self._with_inline(sorted_rows(self.layout, delta)) if len(delta) else None
         own = self._files.key_groups
         sections = sections_of(self.handles, own, None if delta is None else _rows_per_key_group(delta, own))
-        merged: dict[KeyGroupRange, int] = {}
-        for i, section in enumerate(sections):
-            first = self._first_to_merge(section, delta, turn=has_turn(self._files.phase, i, len(sections)))
-            if first is not None:
-                merged[section] = first
+        merged = self._to_merge_now(sections, delta)
         written = [run for section, first in merged.items() for run in self._merge(section, first, delta)]
         if delta is not None:
             rest = [_rows_of(delta, section) for section in sections if section not in merged]
@@ -279,15 +275,18 @@ class Runs:
             written += self._write(own, rows) if len(rows) else []
         self._runs = [*self._runs_without(merged), *written]
 
-    def _first_to_merge(self, section: KeyGroupRange, delta: pa.Table | None, *, turn: bool) -> int | None:
-        """Returns the index of the first run to merge with all newer ones of a section, or None not to merge."""
-        runs = [(i, clip) for i, handle in enumerate(self.handles) if (clip := handle.clip(section))]
-        rows = None if delta is None else _rows_of(delta, section)
-        added = None if rows is None or not len(rows) else _described(rows)
-        is_list = self.layout.kind == "LIST"
-        first = first_to_merge([handle for _, handle in runs], added, is_list=is_list, turn=turn)
-        most = len(runs) if added is not None else len(runs) - 1
-        return runs[first][0] if first < most else None
+    def _to_merge_now(self, sections: Sequence[KeyGroupRange], delta: pa.Table | None) -> dict[KeyGroupRange, int]:
+        """Returns the index of the first run to merge with all newer ones, of each section that is merged."""
+        of_sections, found = [], []
+        for section in sections:
+            runs = [(i, clip) for i, handle in enumerate(self.handles) if (clip := handle.clip(section))]
+            rows = None if delta is None else _rows_of(delta, section)
+            added = None if rows is None or not len(rows) else _described(rows)
+            is_list = self.layout.kind == "LIST"
+            found.append(SectionRows.of([handle for _, handle in runs], added, is_list=is_list))
+            of_sections.append(runs)
+        merges = plan_merges(found, self._files.phase, 0 if delta is None else len(delta))
+        return {sections[i]: of_sections[i][first][0] for i, first in merges.items()}
 
     def _merge(self, section: KeyGroupRange, first: int, delta: pa.Table | None) -> list[tuple[RunHandle, Run]]:
         """Writes the rows of a section from a run on, and those of the delta.
