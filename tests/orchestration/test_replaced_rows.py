@@ -18,6 +18,7 @@ from psycopg.rows import dict_row
 from pyiceberg.catalog import load_catalog
 
 from dagster_flinkpy.checkpoint.forks.fork import fork_job
+from dagster_flinkpy.checkpoint.forks.job_disposal import dispose_job
 from dagster_flinkpy.checkpoint.offline import restore_savepoint, trigger_savepoint
 from dagster_flinkpy.checkpoint.recomputation import REPLACES, recomputation_of
 from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import open_checkpoint
@@ -176,22 +177,22 @@ def compact(kind: str, folder: Path) -> None:
         there.overwrite(there.scan().to_arrow())
 
 
-@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@pytest.mark.parametrize("kind", ["files", "delta", "iceberg"])
 def test_a_table_that_others_have_compacted_is_refused_before_anything_changes(tmp_path: Path, kind: str) -> None:
     of, job = partial(program, tmp_path, sink=sink_of(kind, tmp_path)), job_of(tmp_path)
     run(of(), tmp_path, 2)
     compact(kind, tmp_path)
     run(of(), tmp_path, 1)
     before, rows = latest(job), table(tmp_path, kind=kind)
-    with pytest.raises(ConfigurationError, match=r"'table' can be recomputed: .* its rows cannot be told from others"):
+    with pytest.raises(ConfigurationError, match=r"'table' can be recomputed: .* files of others, such as"):
         switch_program(of(Totals(7)), job, spark=SPARK, recompute=["totals"])
     assert (latest(job), table(tmp_path, kind=kind)) == (before, rows)
     assert list(job.parent.open().list_folders()) == ["job/"]
     planned = plan_restore(of(Totals(7)), open_checkpoint(job), recompute=["totals"])
-    assert "told from others" in str(planned.problem)
+    assert "files of others" in str(planned.problem)
 
 
-@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@pytest.mark.parametrize("kind", ["files", "delta", "iceberg"])
 def test_a_table_that_others_compact_after_the_switch_is_refused_before_anything_is_read(
     tmp_path: Path, kind: str
 ) -> None:
@@ -200,7 +201,7 @@ def test_a_table_that_others_compact_after_the_switch_is_refused_before_anything
     switch_program(of(Totals(7)), job, spark=SPARK, recompute=["totals"])
     compact(kind, tmp_path)
     before, rows = latest(job), table(tmp_path, kind=kind)
-    with pytest.raises(ConfigurationError, match="told from others"):
+    with pytest.raises(ConfigurationError, match="files of others, such as"):
         run(of(Totals(7)), tmp_path)
     assert (latest(job), table(tmp_path, kind=kind)) == (before, rows)
 
@@ -266,7 +267,7 @@ def test_a_sink_that_replaces_rows_by_key_is_refused(tmp_path: Path, kind: str) 
     assert latest(job_of(tmp_path)) == before
 
 
-def test_rows_in_postgresql_are_replaced(tmp_path: Path, postgres: str) -> None:
+def test_rows_in_postgresql_are_replaced_also_those_of_the_original_of_a_fork(tmp_path: Path, postgres: str) -> None:
     schema = f"s{uuid.uuid4().hex[:12]}"
     with psycopg.connect(postgres, autocommit=True, row_factory=dict_row) as connection:
         connection.execute(f"CREATE SCHEMA {schema}")
@@ -282,9 +283,15 @@ def test_rows_in_postgresql_are_replaced(tmp_path: Path, postgres: str) -> None:
         switch_program(of(Totals(3)), job_of(tmp_path), spark=SPARK, recompute=["totals"])
         run(of(Totals(3)), tmp_path)
         assert rows() == expected(3)
+        fork_job(job_of(tmp_path), "fork")
+        dispose_job(job_of(tmp_path))
+        fork = job_of(tmp_path).parent.child("fork")
+        switch_program(of(Totals(5)), fork, spark=SPARK, recompute=["totals"])
+        run(of(Totals(5)), tmp_path, job=fork)
+        assert rows() == expected(5)
         connection.execute(f"UPDATE {schema}.t SET total = 0 WHERE count = 1")
         with pytest.raises(ConfigurationError, match="somebody has updated, deleted"):
-            switch_program(of(Totals(7)), job_of(tmp_path), spark=SPARK, recompute=["totals"])
+            switch_program(of(Totals(7)), fork, spark=SPARK, recompute=["totals"])
         connection.execute(f"DROP SCHEMA {schema} CASCADE")
 
 
@@ -306,6 +313,36 @@ def test_a_fork_replaces_in_its_branch_what_the_original_had_written_before_and_
     assert table(tmp_path, kind="branch") == expected(7)
     assert table(tmp_path, kind="iceberg") == expected(epochs=3)
     assert place.exists()
+
+
+@pytest.mark.parametrize("kind", ["files", "delta", "iceberg"])
+def test_a_fork_that_takes_over_the_table_of_the_original_replaces_its_rows_too(tmp_path: Path, kind: str) -> None:
+    of, job = partial(program, tmp_path, sink=sink_of(kind, tmp_path)), job_of(tmp_path)
+    run(of(), tmp_path, 2)
+    fork_job(job, "first")
+    dispose_job(job)
+    first, second = (job.parent.child(name) for name in ("first", "second"))
+    run(of(), tmp_path, 1, job=first)
+    fork_job(first, "second")
+    dispose_job(first)
+    run(of(), tmp_path, 1, job=second)
+    for times in (7, 3):
+        switch_program(of(Totals(times)), second, spark=SPARK, recompute=["totals"])
+        run(of(Totals(times)), tmp_path, 1, job=second)
+        assert table(tmp_path, kind=kind) == expected(times)
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_a_table_of_the_original_that_others_have_compacted_is_refused(tmp_path: Path, kind: str) -> None:
+    of, job = partial(program, tmp_path, sink=sink_of(kind, tmp_path)), job_of(tmp_path)
+    run(of(), tmp_path, 2)
+    compact(kind, tmp_path)
+    fork_job(job, "fork")
+    dispose_job(job)
+    fork = job.parent.child("fork")
+    run(of(), tmp_path, 1, job=fork)
+    with pytest.raises(ConfigurationError, match="files of others, such as"):
+        switch_program(of(Totals(7)), fork, spark=SPARK, recompute=["totals"])
 
 
 @pytest.mark.parametrize("too_new", [False, True])

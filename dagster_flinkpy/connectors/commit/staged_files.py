@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
@@ -320,7 +320,7 @@ class StagedFileCommitter(Committer):
         self.commit(requests)
         if any(request.error is not None for request in requests):
             return
-        found = ((info.key, self._names.checkpoint(info.key)) for info in self._store.list())
+        found = ((info.key, self._names.replaced_checkpoint(info.key)) for info in self._store.list())
         self._store.delete_many(
             [key for key, checkpoint in found if checkpoint is not None and after < checkpoint < before]
         )
@@ -387,11 +387,26 @@ class FileNames:
         start = rf"{re.escape(prefix)}(?:{'|'.join(re.escape(each) for each in starts if each)})"
         self._pattern = re.compile(rf"{start}(?P<checkpoint>\d+)\.\d+\.(?P<token>\d+)-")
         self._fencing_token = context.fencing_token
+        self._before = [
+            (FileNames(replace(context, job_id=job_id, ancestors=()), prefix), last)
+            for job_id, last in context.ancestors
+        ]
+        """The files of the jobs with whose state this one has begun, and their last checkpoints before that."""
 
     def checkpoint(self, key: str) -> int | None:
         """Returns the checkpoint of a file of this job and sink, or None for another file."""
         name = self._pattern.match(key.rpartition("/")[2])
         return None if name is None else int(name["checkpoint"])
+
+    def replaced_checkpoint(self, key: str) -> int | None:
+        """Returns the checkpoint of a file that is replaced if epochs are read again, or None for another file.
+
+        It is one of this job and sink, or of a job with whose state this one has begun, from before that.
+        """
+        if (found := self.checkpoint(key)) is not None:
+            return found
+        theirs = ((names.checkpoint(key), last) for names, last in self._before)
+        return next((number for number, last in theirs if number is not None and number <= last), None)
 
     def of_this_attempt(self, key: str) -> bool:
         """Returns whether this attempt has written a file, so that its columns are those of the program."""

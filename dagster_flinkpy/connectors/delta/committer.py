@@ -71,9 +71,13 @@ class DeltaCommitter(LakeCommitter[DeltaTable]):
 
     def _remove(self, table: DeltaTable, files: Sequence[RemoveAction], checkpoint_id: int) -> None:
         properties = self._properties(
-            {self._table.app_id: checkpoint_id, **self._grown(table, -len(files), checkpoint_id)}, {}
+            {self._table.app_id: checkpoint_id, **self._grown(table, -self._own(files), checkpoint_id)}, {}
         )
         self._write(table, [], properties, removed=files)
+
+    def _own(self, removed: Sequence[RemoveAction]) -> int:
+        """Returns how many files this sink had added, and not a job with whose state it began."""
+        return sum(self._names.checkpoint(file.path) is not None for file in removed)
 
     def _grown(self, table: DeltaTable, files: int, checkpoint_id: int) -> dict[str, int]:
         """Returns the transaction that counts the files of the sink after more were added, if that is known."""
@@ -96,7 +100,7 @@ class DeltaCommitter(LakeCommitter[DeltaTable]):
     def _add(self, table: DeltaTable, change: Any, checkpoint: StagedCheckpoint) -> None:
         removed = self._replaced(table, checkpoint)
         transactions = {self._table.app_id: checkpoint.checkpoint_id}
-        transactions |= self._grown(table, len(change) - len(removed), checkpoint.checkpoint_id)
+        transactions |= self._grown(table, len(change) - self._own(removed), checkpoint.checkpoint_id)
         self._write(table, change, self._properties(transactions, {DIGEST: checkpoint.digest}), removed=removed)
 
     def _properties(self, transactions: dict[str, int], metadata: dict[str, str]) -> CommitProperties:

@@ -6,7 +6,7 @@ The library must not delete what it has written if a commit fails, because a los
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import date
 from functools import partial
 from typing import Any, ClassVar
@@ -42,7 +42,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from dagster_flinkpy.connectors.commit.checkpoint_committer import StagedCheckpoint
 from dagster_flinkpy.connectors.commit.keyed_rows import without
-from dagster_flinkpy.connectors.commit.staged_files import FileNames, partition_values
+from dagster_flinkpy.connectors.commit.staged_files import partition_values
 from dagster_flinkpy.connectors.commit.staged_rows import RowFile
 from dagster_flinkpy.connectors.iceberg.commit_log import CommitLog
 from dagster_flinkpy.connectors.iceberg.sink import IcebergSink
@@ -86,9 +86,6 @@ class IcebergCommitter(LakeCommitter[Table]):
         self._is_branch = sink.branch != MAIN_BRANCH
         self._latest: tuple[int, str] | None = None
         """The checkpoint that was committed last, as this attempt knows, and its digest."""
-        before = context.ancestors if self._is_branch else ()
-        self._inherited = [(FileNames(replace(context, job_id=job_id)), last) for job_id, last in before]
-        """The files of the jobs with whose rows a branch began, and their last checkpoints then."""
 
     def _has(self, table: Table, checkpoint: StagedCheckpoint) -> bool:
         return self._log.has(table, checkpoint.checkpoint_id, checkpoint.digest, checkpoint.staged_ms)
@@ -118,12 +115,6 @@ class IcebergCommitter(LakeCommitter[Table]):
                     "place. Rewrite the data files of the table"
                 )
         return [task.file for task in found]
-
-    def _checkpoint_of(self, path: str) -> int | None:
-        if (found := super()._checkpoint_of(path)) is not None:
-            return found
-        theirs = ((names.checkpoint(path), last) for names, last in self._inherited)
-        return next((number for number, last in theirs if number is not None and number <= last), None)
 
     def _files_in(self, table: Table) -> list[tuple[str, FileScanTask]]:
         return [(task.file.file_path, task) for task in _tasks(table, self._head(table), AlwaysTrue())]

@@ -166,7 +166,7 @@ class LakeCommitter(CheckpointCommitter, Generic[TableT]):
         return [] if checkpoint.replaced is None else self._files_of_epochs(table, *checkpoint.replaced)
 
     def _files_of_epochs(self, table: TableT, after: int, before: int) -> list[Any]:
-        """Returns the files of a table that this job and sink have added at the checkpoints between two.
+        """Returns the files of a table whose rows are those of the checkpoints between two of this job and sink.
 
         Raises:
             ConfigurationError: Their rows may be in files of others.
@@ -174,8 +174,8 @@ class LakeCommitter(CheckpointCommitter, Generic[TableT]):
         found, mine = list[Any](), 0
         others: str | None = None
         for path, file in self._files_in(table):
-            checkpoint_id = self._checkpoint_of(path)
-            mine += checkpoint_id is not None
+            checkpoint_id = self._names.replaced_checkpoint(path)
+            mine += self._names.checkpoint(path) is not None
             if checkpoint_id is not None and after < checkpoint_id < before:
                 found.append(file)
             writer = written_by(path)
@@ -183,11 +183,11 @@ class LakeCommitter(CheckpointCommitter, Generic[TableT]):
                 others = path
             elif checkpoint_id is None and self._is_branch:
                 self._check_inherited(*writer, after, before)
-        if others is not None and mine != self._added(table):
+        if others is not None and (self._context.ancestors or mine != self._added(table)):
             raise ConfigurationError(
-                f"{self._what} has files of others, such as {others}, and not all that this sink has added, as far as "
-                "is known: somebody has rewritten or deleted some, as a compaction does, so that its rows cannot be "
-                "told from others"
+                f"{self._what} has files of others, such as {others}, and not all that this sink has added, or the "
+                "job with whose state it began, as far as is known: somebody has rewritten or deleted some, as a "
+                "compaction does, so that its rows cannot be told from others"
             )
         return found
 
@@ -198,10 +198,6 @@ class LakeCommitter(CheckpointCommitter, Generic[TableT]):
                 f"{self._what} began with rows that job {job_id!r} had written at checkpoint {checkpoint_id}, and "
                 "nobody knows whether they are among those that are read again"
             )
-
-    def _checkpoint_of(self, path: str) -> int | None:
-        """Returns the checkpoint whose rows a file of a table has, or None if this sink has not added it."""
-        return self._names.checkpoint(path)
 
     @abstractmethod
     def _files_in(self, table: TableT) -> Sequence[tuple[str, Any]]:

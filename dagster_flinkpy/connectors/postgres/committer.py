@@ -167,7 +167,7 @@ class LedgerCommitter(_PostgresCommitter):
         return written
 
     def _rows_of(self, after: int, before: int) -> EpochRows:
-        return EpochRows(self._session, self._what, self._context.job_id, self._context.uid, after, before)
+        return EpochRows(self._session, self._what, self._context, after, before)
 
     def _check_epochs(self, after: int, before: int) -> None:
         with self._session.connect() as connection:

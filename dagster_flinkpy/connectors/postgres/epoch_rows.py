@@ -13,11 +13,16 @@ from psycopg import sql
 
 from dagster_flinkpy.connectors.postgres.connection import row_of, value_of
 from dagster_flinkpy.connectors.postgres.session import Session
+from dagster_flinkpy.datastream.connectors.base import CommitterInitContext
 from dagster_flinkpy.errors import ConfigurationError
 
 __all__ = ["EpochRows"]
 
-_MINE = "job = %(job)s AND uid = %(uid)s AND checkpoint > %(after)s AND checkpoint < %(before)s"
+_JOB = """uid = %(uid)s AND EXISTS (
+    SELECT FROM unnest(%(jobs)s::text[], %(befores)s::bigint[]) AS line (name, before)
+    WHERE job = line.name AND checkpoint < line.before
+)"""
+_MINE = f"checkpoint > %(after)s AND {_JOB}"
 _FOUND = f"""
 WITH known AS (
     SELECT xmin AS xid, sum(rows) AS rows, bool_or({_MINE}) AS mine, bool_and({_MINE}) AS only_mine
@@ -27,24 +32,25 @@ SELECT count(*) FILTER (WHERE mine AND (NOT only_mine OR found.rows IS DISTINCT 
        coalesce(sum(found.rows) FILTER (WHERE known.xid IS NULL), 0)
 FROM known FULL JOIN found ON known.xid = found.xid
 """
-_FIRST = "SELECT min(checkpoint) FROM {ledger} WHERE job = %(job)s AND uid = %(uid)s AND checkpoint < %(before)s"
+_FIRST = f"SELECT min(checkpoint) FROM {{ledger}} WHERE {_JOB}"
 
 
 class EpochRows:
-    """The rows that a job and sink have committed at the checkpoints between two.
+    """The rows that a sink has committed at the checkpoints between two, also for jobs with whose state its job began.
 
     Args:
         session: Names the table and the ledger.
         what: The table, for messages.
-        job_id: The job.
-        uid: The sink.
+        context: The job, the sink and the jobs before it.
         after: The checkpoint before the first one.
         before: The checkpoint behind the last one.
     """
 
-    def __init__(self, session: Session, what: str, job_id: str, uid: str, after: int, before: int) -> None:
-        self._session, self._what, self._uid = session, what, uid
-        self._named: dict[str, Any] = {"job": job_id, "uid": uid, "after": after, "before": before}
+    def __init__(self, session: Session, what: str, context: CommitterInitContext, after: int, before: int) -> None:
+        self._session, self._what, self._uid = session, what, context.uid
+        jobs = {context.job_id: before} | {job_id: min(last + 1, before) for job_id, last in context.ancestors}
+        self._named: dict[str, Any] = {"uid": context.uid, "after": after}
+        self._named |= {"jobs": list(jobs), "befores": list(jobs.values())}
 
     def check(self, connection: psycopg.Connection[Any]) -> None:
         """Checks that they can be told from others. Reads the whole table.

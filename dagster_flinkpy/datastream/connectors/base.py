@@ -524,6 +524,8 @@ class Committer(ABC):
     def replace_epochs(self, checkpoint_id: int, requests: Sequence[CommitRequest], after: int, before: int) -> None:
         """As `commit`, and removes what this job and uid committed from others whose rows a checkpoint has anew.
 
+        The same for what the `ancestors` of the job have committed with this uid up to their checkpoints there.
+
         Args:
             checkpoint_id: The checkpoint.
             requests: Its requests, or none. If one of them is not committed, nothing is removed.
