@@ -127,6 +127,22 @@ def test_what_a_sink_had_to_commit_is_not_lost_by_a_restore_without_it(uncommitt
     assert len(table(uncommitted, "other")[0]) == PER_EPOCH
 
 
+def test_what_a_sink_had_to_commit_is_not_lost_by_a_start_from_empty_state_without_it(uncommitted: Path) -> None:
+    without = program(uncommitted, "table")
+    before = latest(job_of(uncommitted))
+    with pytest.raises(RestoreError, match="sink 'other' has written up to checkpoint 2 is not known to be committed"):
+        run(without, uncommitted, 1, start_empty=True)
+    assert latest(job_of(uncommitted)) == before
+    run(program(uncommitted, "table", "other"), uncommitted, 0)
+    run(without, uncommitted, 1, start_empty=True)
+    assert len(table(uncommitted, "other")[0]) == 2 * PER_EPOCH
+
+
+def test_what_a_removed_sink_had_to_commit_is_given_up_by_a_start_from_empty_state_that_may(uncommitted: Path) -> None:
+    run(program(uncommitted, "table"), uncommitted, 1, start_empty=True, allow_non_restored_state=["other"])
+    assert len(table(uncommitted, "other")[0]) == PER_EPOCH
+
+
 def test_what_a_removed_sink_had_to_commit_is_given_up_if_the_run_may(uncommitted: Path) -> None:
     run(program(uncommitted, "table"), uncommitted, allow_non_restored_state=["other"])
     assert len(table(uncommitted)[0]) == len(RECORDS)

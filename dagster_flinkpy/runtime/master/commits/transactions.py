@@ -65,7 +65,8 @@ class Transactions:
         Raises:
             CommitRefusedError: A sink does not take it, or no longer has what was committed.
             CommittableLostError: It is gone.
-            RestoreError: It is of a sink that the program does not have, and the run restores something else.
+            RestoreError: It is of a sink that the program does not have, and the run restores something else or
+                nothing.
             HeadLostError: There was nothing of the job in the store, but a sink has committed its checkpoints. Or HEAD
                 is older than what was committed.
         """
@@ -77,7 +78,7 @@ class Transactions:
         if latest is not None and self._attempt.committed != latest.checkpoint_id:
             prepared = {o.uid: n for o in latest.operators if (n := sum(len(s.committables) for s in o.subtasks))}
             own = {uid: number for uid, number in prepared.items() if uid in self.committers.uids}
-            if self._restore.path is not None:
+            if self._restore.path is not None or self._restore.start_empty:
                 self._check_left_behind(latest, prepared.keys() - own.keys())
             try:
                 committed = sum(own.values()) - commit(latest)
