@@ -106,7 +106,13 @@ def recover(
     if program is not None:
         from dagster_flinkpy.orchestration.program import load_program, program_committers
 
-        options["last_committed"] = program_committers(load_program(program), job).last_committed
+        loaded = load_program(program)
+
+        def last_committed() -> int | None:
+            with program_committers(loaded, job) as committers:
+                return committers.last_committed()
+
+        options["last_committed"] = last_committed
     with progress("reading", "files") as advance:
         result = recover_head(
             job,

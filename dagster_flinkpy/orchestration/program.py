@@ -6,7 +6,8 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -51,6 +52,7 @@ __all__ = [
     "program_attempt",
     "program_committers",
     "to_recompute",
+    "written_operators",
 ]
 
 
@@ -287,7 +289,8 @@ def check_recomputation(
     head = read_head(job.open())
     if head is not None and head[0].partitions:  # the checkpoint may be of none, such as that of another switch
         raise partitioned_error(job.name)
-    program_committers(program, job, metadata).check_replaceable(recomputation)
+    with program_committers(program, job, metadata) as committers:
+        committers.check_replaceable(recomputation)
     check_retained(job.child(EXCHANGE_FOLDER), program.graph, metadata, recomputation)
 
 
@@ -377,7 +380,7 @@ def changed_operators(
 
     found = forecast(graph, stored, allow_non_restored_state=allow_non_restored_state).evolution
     changed = _changed(found, graph)
-    unknown = [each.uid for each in _written(found, graph) if not each.compared and each.uid not in changed]
+    unknown = [each.uid for each in written_operators(found, graph) if not each.compared and each.uid not in changed]
     if unknown:
         raise ConfigurationError(
             f"it is unknown whether {', '.join(map(repr, unknown))} changed since {found.since}, which was taken with "
@@ -392,7 +395,7 @@ def changed_operators(
     return changed
 
 
-def _written(evolution: Evolution, graph: JobGraph) -> list[OperatorEvolution]:
+def written_operators(evolution: Evolution, graph: JobGraph) -> list[OperatorEvolution]:
     """Returns what became of the operators that the user has written: the ends of blocking edges may come and go."""
     own = {v.uid for v in graph.vertices if type(v.spec) not in (BlockingEdgeSinkSpec, BlockingEdgeSourceSpec)}
     return [each for each in evolution.operators if each.uid in own]
@@ -404,7 +407,7 @@ def _changed(evolution: Evolution, graph: JobGraph) -> list[str]:
     def changed(found: OperatorEvolution) -> bool:
         return found.change in (Change.CHANGED, Change.ADDED) or found.state is StateOutcome.INCOMPATIBLE
 
-    return [each.uid for each in _written(evolution, graph) if changed(each)]
+    return [each.uid for each in written_operators(evolution, graph) if changed(each)]
 
 
 def _with_proposal(found: RestoreForecast, metadata: CheckpointMetadata, graph: JobGraph) -> RestoreForecast:
@@ -443,10 +446,11 @@ def _tried(found: OperatorEvolution, trial: OperatorTrial | None) -> OperatorEvo
     return replace(found, change=Change.CHANGED, details=(*found.details, *trial.changes))
 
 
+@contextmanager
 def program_committers(
     program: Environment | FlinkJob, job: StorageLocation, latest: CheckpointMetadata | None = None
-) -> Committers:
-    """Creates the committers of a program's job, given the folder of its checkpoints. Use them for queries only.
+) -> Iterator[Committers]:
+    """Yields the committers of a program's job, given the folder of its checkpoints. Use them for queries only.
 
     Args:
         program: The program, or its job.
@@ -462,4 +466,5 @@ def program_committers(
     found = job_of(program, job.name)
     watchdog = Watchdog(found.checkpointing.timeout)
     ancestors = () if latest is None else latest.ancestors_of(found.job_id)
-    return Committers(found.graph, found.job_id, fencing_token=0, watchdog=watchdog, ancestors=ancestors)
+    with closing(watchdog):
+        yield Committers(found.graph, found.job_id, fencing_token=0, watchdog=watchdog, ancestors=ancestors)

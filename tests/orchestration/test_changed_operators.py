@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -60,6 +61,18 @@ def test_the_plan_says_what_has_changed_and_from_what_it_can_be_recomputed(tmp_p
     run(new, tmp_path)
     assert table(tmp_path) == expected(changed.times)
     assert table(tmp_path, "kept") == expected(10)
+
+
+def test_a_plan_leaves_no_thread_behind(tmp_path: Path) -> None:
+    run(program(tmp_path), tmp_path, 1)
+    stored = open_checkpoint(job_of(tmp_path))
+    before = {thread.name for thread in threading.enumerate()}
+    for _ in range(3):
+        assert plan_restore(program(tmp_path, Totals(7)), stored, recompute=["totals"]).problem is None
+    for thread in threading.enumerate():
+        if thread.name == "flinkpy-watched":
+            thread.join(10)
+    assert {thread.name for thread in threading.enumerate()} <= before - {"flinkpy-watched"}
 
 
 def filtered(folder: Path, *steps: str) -> Program:
