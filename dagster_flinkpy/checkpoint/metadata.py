@@ -29,6 +29,7 @@ __all__ = [
     "ANCESTORS",
     "COMMITS",
     "METADATA_NAME",
+    "REPEATS",
     "STOPPED",
     "CheckpointKind",
     "CheckpointMetadata",
@@ -42,6 +43,8 @@ had something."""
 ANCESTORS = "ancestors"
 """Property of the checkpoints of a job that has begun with the state of another one; see
 `CheckpointMetadata.ancestors`."""
+REPEATS = "repeats"
+"""Property of a checkpoint that has read nothing since another one; see `CheckpointMetadata.read_by`."""
 STOPPED = "stopped"
 """Property of the checkpoint with which a job was stopped."""
 METADATA_VERSION = 1
@@ -138,6 +141,18 @@ class CheckpointMetadata(JsonRecord, omit_defaults=True):
             if len(found) == len(stored):
                 return tuple(found)
         raise CorruptMetadataError(f"property {ANCESTORS!r} of checkpoint {self.checkpoint_id} is {stored!r:.100}")
+
+    @property
+    def read_by(self) -> tuple[str, int]:
+        """The job and the checkpoint that have last read input: this one, or one whose state it has taken over.
+
+        Raises:
+            CorruptMetadataError: The property is something else.
+        """
+        stored = self.properties.get(REPEATS, [self.job_id, self.checkpoint_id])
+        if type(stored) is list and [type(part) for part in stored] == [str, int]:
+            return stored[0], stored[1]
+        raise CorruptMetadataError(f"property {REPEATS!r} of checkpoint {self.checkpoint_id} is {stored!r:.100}")
 
     def ancestors_of(self, job_id: str) -> tuple[tuple[str, int], ...]:
         """Returns the ancestors of a job that continues from this checkpoint or savepoint.

@@ -154,7 +154,7 @@ def test_a_recomputation_that_dies_and_is_repeated_equals_a_run_from_the_beginni
             with suppress(Died), dies_in_commit(in_commit) if in_commit else at_request(at, dies):
                 step()
                 continue
-            for name in ("job", "job_before", "job_proof_old", "job_proof_new"):
+            for name in ("job", "job_before", "job_before_back", "job_proof_old", "job_proof_new"):
                 with suppress(CheckpointError):  # it may be disposed of in part
                     release_leadership(job_of(folder).parent.child(name), owner="test", now_ms=current_millis())
         step()

@@ -240,7 +240,13 @@ def test_an_upgrade_names_the_rows_that_differ_and_loses_and_doubles_none_wherev
         if step == dying:
             with suppress(Died), at_request(at, dies):
                 return steps[step]()
-            for name in ("job", "job_before", "job_proof_old", "job_proof_new"):  # whose runs are dead
+            for name in (
+                "job",
+                "job_before",
+                "job_before_back",
+                "job_proof_old",
+                "job_proof_new",
+            ):  # whose runs are dead
                 with suppress(CheckpointError):  # it may be disposed of in part
                     release_leadership(job.parent.child(name), owner="test", now_ms=current_millis())
         return steps[step]()

@@ -22,6 +22,7 @@ from dagster_flinkpy.checkpoint.head import HEAD_KEY, read_head
 from dagster_flinkpy.checkpoint.metadata import (
     ANCESTORS,
     METADATA_NAME,
+    REPEATS,
     STOPPED,
     CheckpointKind,
     CheckpointMetadata,
@@ -300,7 +301,7 @@ def _first_checkpoint(
         timestamp_ms=now_ms,
         partition=None if source.end is None else source.end.partition,
         fencing_token=attempt.token,
-        properties={**properties, ANCESTORS: ancestors},
+        properties={**properties, ANCESTORS: ancestors, REPEATS: list(found.read_by)},
     )
 
 

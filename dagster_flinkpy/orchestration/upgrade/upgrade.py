@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dagster_flinkpy.errors import CheckpointError, ConfigurationError, JobNotFoundError
 from dagster_flinkpy.orchestration.flink_job import Environment, FlinkJob, job_of
-from dagster_flinkpy.orchestration.program import check_recomputation, program_attempt, to_recompute
+from dagster_flinkpy.orchestration.program import (
+    check_recomputation,
+    program_attempt,
+    to_recompute,
+    written_operators,
+)
 from dagster_flinkpy.orchestration.resources import SparkResource
 from dagster_flinkpy.orchestration.upgrade.proof import clear_dead_proof
 from dagster_flinkpy.orchestration.upgrade.shadow import MOST_EPOCHS, Shadow, delete_forks, positions_of, sources_of
@@ -66,8 +70,8 @@ def switch_program(
         RestoreError: The state does not fit the program, or a blocking edge has not kept what would be read again;
             nothing is changed.
         ConfigurationError: There is no such operator to recompute, it is unknown which ones have changed or none has,
-            ``since`` cannot be used, the job is partitioned by time, a sink cannot replace its rows, or ``keep`` names
-            another job; nothing is changed.
+            ``since`` cannot be used, the job is partitioned by time, a sink cannot replace its rows, ``keep`` names
+            another job, or it is unknown of which version the state in that fork is; nothing is changed.
         SourceReadError: What a blocking edge has kept cannot be read, or has other fields than the program has there;
             nothing is changed.
     """
@@ -86,7 +90,8 @@ def switch_program(
         uids = to_recompute(program.graph, open_checkpoint(job), recompute, recompute_changed, since)
         recomputation = _recomputation(program, job, latest, uids, since)
     clear_dead_proof(job)
-    if kept is None or not _is_repeated(program.graph, latest, kept):
+    if kept is None or not _is_repeated(program.graph, job, latest, kept):
+        _delete_copy(fork, owner)
         delete_forks(None, fork)
         fork_job(job, fork.name, owner=owner)
     options: dict[str, Any] = {"owner": owner, "on_progress": on_progress, "recomputation": recomputation}
@@ -94,15 +99,33 @@ def switch_program(
         return attempt.commit_restored().checkpoint_id
 
 
-def _is_repeated(graph: JobGraph, latest: CheckpointMetadata | None, kept: CheckpointMetadata) -> bool:
-    """Returns whether a switch that died has changed the job already, so that the fork has the state before it."""
-    from dagster_flinkpy.checkpoint.evolution import evolution_since
-    from dagster_flinkpy.checkpoint.recomputation import TO_REPLACE
+def _is_repeated(
+    graph: JobGraph, job: StorageLocation, latest: CheckpointMetadata | None, kept: CheckpointMetadata
+) -> bool:
+    """Returns whether the fork has the state before this program: a switch to it died, or nothing was read since.
 
-    if latest is None or latest.graph_fingerprint != graph.fingerprint or evolution_since(latest, graph).changes:
+    Raises:
+        ConfigurationError: It is unknown.
+    """
+    from dagster_flinkpy.checkpoint.evolution import Change, evolution_since
+
+    if latest is None or latest.read_by != kept.read_by:
         return False
-    sources = sources_of(graph)
-    return TO_REPLACE in latest.properties or positions_of(kept, sources) == positions_of(latest, sources)
+    if kept.ancestors[:1] == ((job.name, latest.checkpoint_id),):
+        return True  # the job has the same state, and no other version since
+    found = written_operators(evolution_since(latest, graph), graph)
+    if latest.graph_fingerprint != graph.fingerprint or any(
+        each.change not in (Change.UNCHANGED, Change.UNKNOWN) for each in found
+    ):
+        return False
+    if unknown := [each.uid for each in found if not each.compared]:
+        raise ConfigurationError(
+            f"it is unknown whether {', '.join(map(repr, unknown))} changed since checkpoint {latest.checkpoint_id}, "
+            f"so nobody knows whether {kept.job_id!r} has the state of the version before this one, or of an older "
+            "one. Keep the state in a fork of another name; if this repeats a switch that died, let the job run: it "
+            "has the new version"
+        )
+    return True
 
 
 def _recomputation(
@@ -145,16 +168,15 @@ def roll_back(
 
     Raises:
         CheckpointError: A run may be active, or has gone on meanwhile, or the old program cannot read exactly as far as
-            the new one: let the job read all of its input first.
-        JobNotFoundError: There is no such fork.
+            the new one: let the job read all of its input first. Or the new one has read without a source that the old
+            one has.
+        JobNotFoundError: There is no such fork, or no job.
         ConfigurationError: ``kept`` names a job that is no fork of this one, or the job is partitioned by time and has
             run partitions since.
     """
-    from dagster_flinkpy.checkpoint.forks.fork import check_fork
+    from dagster_flinkpy.checkpoint.forks.fork import check_fork, fork_job
     from dagster_flinkpy.checkpoint.head import read_head
     from dagster_flinkpy.checkpoint.offline import refuse_beside_run, trigger_savepoint
-    from dagster_flinkpy.checkpoint.recomputation import TO_REPLACE
-    from dagster_flinkpy.checkpoint.savepoints.dispose import dispose_savepoint
     from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
     from dagster_flinkpy.common.clock import current_millis
 
@@ -164,45 +186,63 @@ def roll_back(
     check_fork(fork, job)
     program = job_of(old, job.name)
     before, latest = (CompletedCheckpointStore(each.open()).latest() for each in (fork, job))
-    if before is None:
-        raise JobNotFoundError(f"there is no fork {fork.url} to go back to")
-    origin = None if latest is None or latest.partition else (job.name, latest.parent_id)
-    unchanged = before.parent_id is None and before.ancestors[:1] == (origin,)
-    head = read_head(job.open())
-    partitioned = head is not None and len(head[0].partitions) > 0
-    if partitioned and not unchanged:
+    if before is None or latest is None:
+        raise JobNotFoundError(f"there is no {'job ' + job.url if before else 'fork ' + fork.url} to go back to")
+    head, unchanged = read_head(job.open()), latest.read_by == before.read_by
+    if head is not None and head[0].partitions and not unchanged:
         raise ConfigurationError(
             f"job {job.name!r} is partitioned by time, and what was run since the switch is not read on the fork: "
             "deploy the old program and run these partitions again, which replaces their rows"
         )
-    # Sources that are to be read again are behind the fork, and partitions have no position.
-    if latest is None or not (unchanged and (partitioned or TO_REPLACE in latest.properties)):
-        _read_up_to(latest, Shadow(program, fork, None, spark, owner, on_progress), job)
-    savepoint = replace(fork, url=trigger_savepoint(fork))
-    # Whoever can write the fork can write the job: its pickled state is the job's own.
-    how = {"restore_from": savepoint.url, "allow_pickled_state": True}
+    # The fork stays as it is if this dies or is refused.
+    copy = _delete_copy(fork, owner)
+    fork_job(fork, copy.name, owner=owner)
     try:
+        if not unchanged:
+            _read_up_to(latest, Shadow(program, copy, None, spark, owner, on_progress), job)
+        # Whoever can write the fork can write the job: its pickled state is the job's own.
+        how = {"restore_from": trigger_savepoint(copy), "allow_pickled_state": True}
         with program_attempt(old, job, spark=spark, owner=owner, on_progress=on_progress, **how) as attempt:
             _check_waited(job, latest)
             return attempt.commit_restored().checkpoint_id
     finally:
-        dispose_savepoint(savepoint, owner=owner, now_ms=current_millis())
+        _delete_copy(fork, owner)
 
 
-def _check_waited(job: StorageLocation, latest: CheckpointMetadata | None) -> None:
+def _delete_copy(fork: StorageLocation, owner: str) -> StorageLocation:
+    """Deletes the fork of a fork on which a roll-back reads, and returns its place.
+
+    Raises:
+        CheckpointError: A roll-back may be at work.
+        ConfigurationError: Another job has its name.
+    """
+    from dagster_flinkpy.checkpoint.forks.fork import check_fork
+    from dagster_flinkpy.checkpoint.savepoints.dispose import dispose_savepoint
+    from dagster_flinkpy.checkpoint.savepoints.stored_savepoints import list_savepoints
+    from dagster_flinkpy.common.clock import current_millis
+
+    copy = fork.parent.child(f"{fork.name}_back")
+    check_fork(copy, fork)
+    for _, name in list_savepoints(copy.open()):
+        dispose_savepoint(copy.child(name), owner=owner, now_ms=current_millis())
+    delete_forks(None, copy)
+    return copy
+
+
+def _check_waited(job: StorageLocation, latest: CheckpointMetadata) -> None:
     """Checks that no run has gone on since a checkpoint. The caller leads the job, so none goes on now."""
     from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 
     now = CompletedCheckpointStore(job.open()).latest()
-    if (now and now.checkpoint_id) != (latest and latest.checkpoint_id):
+    if now is None or now.checkpoint_id != latest.checkpoint_id:
         raise CheckpointError(
             f"a run of job {job.name!r} has gone on while the old program read what the new one had read, so rows "
             "would be doubled. Let no run begin, such as of a schedule, and try again"
         )
 
 
-def _read_up_to(latest: CheckpointMetadata | None, shadow: Shadow, job: StorageLocation) -> None:
-    """Lets the old program read on the fork what its job has read, and what both recompute."""
+def _read_up_to(latest: CheckpointMetadata, shadow: Shadow, job: StorageLocation) -> None:
+    """Lets the old program read on a fork what its job has read, and what both recompute."""
     from dagster_flinkpy.checkpoint.recomputation import TO_REPLACE
 
     sources = sources_of(shadow.job.graph)
@@ -211,6 +251,12 @@ def _read_up_to(latest: CheckpointMetadata | None, shadow: Shadow, job: StorageL
         return positions_of(metadata, sources), metadata is not None and TO_REPLACE in metadata.properties
 
     goal, waits = state(latest)
+    if gone := [uid for uid in sources if uid not in goal]:
+        raise CheckpointError(
+            f"job {job.name!r} has gone on without the sources {', '.join(map(repr, gone))} of the old program, so "
+            "nobody has written the rows of what they gave meanwhile, and the old program would not, either. Go on "
+            "with another new version, or run the old program on a fork that writes to tables of its own"
+        )
     with shadow.attempt() as attempt:
         read, has = state(attempt.latest)
         for _ in range(MOST_EPOCHS):

@@ -9,7 +9,7 @@ import msgspec
 
 from dagster_flinkpy.checkpoint.coordinator.instructions import WriteMetadata
 from dagster_flinkpy.checkpoint.edge_history import EdgeHistory
-from dagster_flinkpy.checkpoint.metadata import ANCESTORS, COMMITS, CheckpointKind, CheckpointMetadata
+from dagster_flinkpy.checkpoint.metadata import ANCESTORS, COMMITS, REPEATS, CheckpointKind, CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_program import operator_program
 from dagster_flinkpy.checkpoint.operator_states import OperatorState
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd
@@ -75,6 +75,7 @@ class CheckpointContents:
             FIRST: self._first if self._first > 1 else None,
             ANCESTORS: self._ancestors or None,
             COMMITS: self._commits_before(write) or None,
+            REPEATS: list(self.parent.read_by) if self.parent and write.checkpoint_id == self.repeated else None,
             **self._rows_to_replace(write),
         }
         operators = tuple(
@@ -144,6 +145,8 @@ class CheckpointContents:
             return {}
         left = (each["checkpoint_id"] for uid in self._edges for each in write.coordinator_states.get(uid, ()))
         before = max((rows.before for rows in asked.values()), default=0)
+        # With unaligned barriers, sinks may write rows anew while others wait, and rows may be on their way behind what
+        # was read. All of them have checkpoints from `before` on, which are not replaced: none stays lost or doubled.
         waits = write.checkpoint_id == self.repeated or any(number < before for number in left)
         return {TO_REPLACE if waits else REPLACES: self.parent.properties[TO_REPLACE]}
 
