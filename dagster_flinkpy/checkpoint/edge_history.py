@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import takewhile
 
@@ -63,6 +63,14 @@ class EdgeHistory(JsonRecord, omit_defaults=True):
         if checkpoint_id not in self.choices:
             return None
         return tuple(each for each in self.outputs if each["checkpoint"] > checkpoint_id)
+
+    def replaced_since(self, checkpoint_id: int) -> EdgeHistory:
+        """Returns it after sinks have replaced what they had written since a checkpoint, 0 for all.
+
+        Their rows of all these epochs are in later checkpoints now. So :meth:`since` takes none of them any more.
+        """
+        outputs = ({**each, "settled": False} if each["checkpoint"] > checkpoint_id else each for each in self.outputs)
+        return replace(self, outputs=tuple(outputs))
 
     @property
     def choices(self) -> list[int]:

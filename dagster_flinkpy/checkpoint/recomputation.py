@@ -95,6 +95,8 @@ class Recomputation:
     """Size of the segments."""
     uids: frozenset[str]
     """The uids of all that starts empty, with the ends of blocking edges."""
+    before: frozenset[str]
+    """The uids of the operators that write the blocking edges before it, near or far."""
 
     @property
     def lines(self) -> list[str]:
@@ -159,7 +161,10 @@ def recomputation_of(
     anew = {uid for part in parts if not part.isdisjoint(uids) for uid in part}
     while more := {uid for part in parts for uid in part if any(reads.get(u) in anew for u in part)} - anew:
         anew |= more
-    edges = sorted({edge for uid, edge in reads.items() if uid in anew} - anew)
+    before = {edge for uid, edge in reads.items() if uid in anew}
+    edges = sorted(before - anew)
+    while more := {reads[u] for part in parts if not part.isdisjoint(before) for u in part if u in reads} - before:
+        before |= more
     specs = {v.uid: v.spec for v in graph.vertices if v.uid in anew}
     sources = {u: spec.static for u, spec in specs.items() if isinstance(spec, SourceSpec) and u not in reads}
     streams = [uid for uid, static in sources.items() if not static]
@@ -192,6 +197,7 @@ def recomputation_of(
         sum(segment["rows"] for segment in segments),
         sum(segment["bytes"] for segment in segments),
         frozenset(anew),
+        frozenset(before),
     )
 
 
@@ -252,9 +258,10 @@ def _retained(metadata: CheckpointMetadata, edge: str, after: int) -> tuple[Json
         kept = "keeps nothing that was read. Declare blocking(retain=...) for the next time"
     else:
         choices = ", ".join(f"chk-{number}" for number in history.choices) or "none yet"
-        asked = f"checkpoint {after}" if after else "the beginning of the job"
+        together = ", or a recomputation has replaced rows from before and after it together"
+        asked = f"checkpoint {after}{together}" if after else "the beginning of the job"
         kept = (
-            f"does not keep all since {asked}. If the state needs no input from before a later checkpoint, name that "
+            f"does not keep all since {asked}. If the state needs no input from before another checkpoint, name that "
             f"with since: {choices}"
         )
     raise RestoreError(
@@ -288,7 +295,10 @@ def without_state(metadata: CheckpointMetadata, graph: JobGraph, recomputation: 
     new = dict.fromkeys(recomputation.sinks, replaced)
     to_replace = {**(ReplacedRows.of(metadata, TO_REPLACE) or {}), **new}
     properties = {**metadata.properties, TO_REPLACE: {uid: each.to_json() for uid, each in to_replace.items()}}
-    kept = (operator for operator in metadata.operators if operator.uid not in recomputation.uids)
+    kept = [operator for operator in metadata.operators if operator.uid not in recomputation.uids]
+    for number, operator in enumerate(kept):
+        if operator.uid in recomputation.before and operator.history is not None:
+            kept[number] = replace(operator, history=operator.history.replaced_since(recomputation.after))
     return replace(metadata, operators=(*kept, *empty), properties=properties, end_of_input=False)
 
 
