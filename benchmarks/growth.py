@@ -197,9 +197,9 @@ class Runner:
         shutil.rmtree(storage)
         return Run(seconds, max(peaks["worker"]), max(peaks["java"]), max(peaks["driver"]))
 
-    def growing(self, form: str) -> Growing:
+    def growing(self, form: str, key_groups: int = 128) -> Growing:
         """Returns a job that reads one file after the other."""
-        return Growing(form, self._folder / f"job-{next(self._number)}", self._settings)
+        return Growing(form, self._folder / f"job-{next(self._number)}", self._settings, key_groups)
 
     def compare(self, sides: Mapping[Any, tuple[Any, ...]], rounds: int) -> dict[Any, list[Run]]:
         """Runs some sides in turn, once more than is counted."""
@@ -219,10 +219,12 @@ class Growing:
         form: The job.
         folder: A new folder for files, checkpoints and local copies.
         settings: Which Spark to use.
+        key_groups: The max parallelism.
     """
 
-    def __init__(self, form: str, folder: Path, settings: SparkSettings) -> None:
+    def __init__(self, form: str, folder: Path, settings: SparkSettings, key_groups: int) -> None:
         self._form, self._folder, self._number = form, folder, itertools.count()
+        self._key_groups = key_groups
         self.cache = folder / "cache"
         """The folder of the local copies."""
         store = StorageLocation(str(folder / "checkpoints"))
@@ -236,7 +238,7 @@ class Growing:
         pq.write_table(
             pa.table({"key": spread, "value": spread % _VALUES}), self._files / f"{next(self._number):03}.parquet"
         )
-        program = _program(self._form, self._files, parallelism, bounded=False)
+        program = _program(self._form, self._files, parallelism, self._key_groups, bounded=False)
         cpu, read = _cpu_seconds(), _read_bytes()
         with _anonymous_memory() as peaks, JobAttempt(program, self._config, owner="benchmark") as attempt:
             start = time.perf_counter()
@@ -250,8 +252,9 @@ class Growing:
         shutil.rmtree(self._folder)
 
 
-def _program(form: str, source: Path, parallelism: int, *, bounded: bool = True) -> JobGraph:
+def _program(form: str, source: Path, parallelism: int, key_groups: int = 128, *, bounded: bool = True) -> JobGraph:
     env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(parallelism)
+    env.set_max_parallelism(key_groups)
     events = ParquetSource(str(source), bounded=bounded)
     stream = env.from_source(events, WatermarkStrategy.no_watermarks(), "events").uid("events")
     FORMS[form](stream.key_by("key")).uid(form)

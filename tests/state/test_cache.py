@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -154,6 +155,26 @@ def test_the_least_recently_used_run_goes_first(store: LocalObjectStore, tmp_pat
     assert tiny.open(written[1][0], store).table().equals(written[1][1])  # What is in use stays,
     assert [local_file(cache, handle).exists() for handle, _ in written] == [False, True, False]
     assert first.table().equals(written[0][1])  # The mapped file has the same content.
+
+
+def test_copies_take_no_more_of_a_disk_than_they_leave_free(
+    store: LocalObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = [write(store, rows) for rows in (1000, 1001, 1002)]
+    probe = RunCache(tmp_path / "probe")
+    probe.put(*written[0])
+    size = local_file(probe, written[0][0]).stat().st_size
+    disk = 5 * size
+    cache = RunCache(tmp_path / "cache")
+
+    def usage(path: Path) -> SimpleNamespace:
+        return SimpleNamespace(free=disk - sum(each.stat().st_size for each in path.iterdir()))
+
+    monkeypatch.setattr(cache_module, "_LOOK_AFTER", 1)
+    monkeypatch.setattr(cache_module.shutil, "disk_usage", usage)
+    for handle, table in written:
+        cache.put(handle, table)
+    assert [local_file(cache, handle).exists() for handle, _ in written] == [False, True, True]
 
 
 def test_a_run_that_is_dropped_is_read_from_the_store(store: LocalObjectStore, cache: RunCache) -> None:

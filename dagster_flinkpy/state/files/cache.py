@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import os
+import shutil
 import struct
 import threading
 import time
@@ -52,6 +53,8 @@ _MOST_VERIFIED = 1 << 14
 
 _LOOKS = 32
 """How often a process looks for files to delete while it writes as many bytes as the cache may keep."""
+_LOOK_AFTER = 1 << 26
+"""After how many bytes it looks where the cache may keep what the disk has room for."""
 _written: dict[Path, int] = {}
 """How many bytes this process has written to each directory since it last looked."""
 
@@ -175,10 +178,10 @@ class RunCache:
     Args:
         directory: The directory, which processes may share. It is created if it does not exist.
         max_bytes: The maximum number of bytes to keep. The last written run always stays. Each process may briefly
-            exceed the limit by a 32nd. Default: 2 GiB.
+            exceed the limit by a 32nd. Default: as much as the disk then still has free.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], max_bytes: int = 2 << 30) -> None:
+    def __init__(self, directory: str | os.PathLike[str], max_bytes: int | None = None) -> None:
         self.directory = Path(directory).absolute()
         self.max_bytes = max_bytes
         self.hits = 0
@@ -328,9 +331,10 @@ class RunCache:
             size: Its size in bytes.
         """
         # Looking at all files takes longer than writing one, so it is only done occasionally.
-        written = _written.get(self.directory, self.max_bytes) + size
+        look_after = _LOOK_AFTER if self.max_bytes is None else self.max_bytes // _LOOKS
+        written = _written.get(self.directory, look_after) + size
         _written[self.directory] = written
-        if written < self.max_bytes // _LOOKS:
+        if written < look_after:
             return
         _written[self.directory] = 0
         files = []
@@ -341,7 +345,11 @@ class RunCache:
                     os.unlink(entry.path)
                 elif entry.name.endswith(".arrow"):
                     files.append((stat.st_atime_ns, stat.st_size, entry.path, entry.name))
-        excess = sum(size for _, size, _, _ in files) - self.max_bytes
+        there = sum(size for _, size, _, _ in files)
+        if self.max_bytes is None:
+            excess = (there - shutil.disk_usage(self.directory).free) // 2
+        else:
+            excess = there - self.max_bytes
         for _, size, path, name in sorted(files):
             if excess <= 0:
                 return
