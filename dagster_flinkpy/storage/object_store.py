@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,6 +23,8 @@ from dagster_flinkpy.json_records import ArrayRecord
 __all__ = ["ObjectInfo", "ObjectStore", "UploadInfo", "UploadedPart", "check_prefix", "check_relative", "resolve_key"]
 
 P = ParamSpec("P")
+_BAD_KEY = re.compile(r"[\\\x00-\x1f]|(?:^|/)\.{0,2}(?:/|\Z)")
+"""A backslash or a control character, or a segment that is empty, ``.`` or ``..``."""
 
 
 @dataclass(frozen=True)
@@ -267,8 +270,7 @@ def check_relative(key: str) -> str:
         PathEscapesPrefixError: It is empty or absolute, or has an empty, ``.`` or ``..`` segment, a backslash or a
             control character.
     """
-    bad = any(segment in ("", ".", "..") for segment in key.split("/")) or any(c == "\\" or c < " " for c in key)
-    if bad:
+    if _BAD_KEY.search(key):
         raise PathEscapesPrefixError(
             f"{key!r} is not a plain relative path: it must not be empty or absolute, nor hold '.', '..', empty "
             "segments, backslashes or control characters"
