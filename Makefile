@@ -50,14 +50,15 @@ WORKERS ?= 4
 PYTEST := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 # Folders whose tests need the whole library, and systems around it: all that are not the folder of a floor.
-SYSTEM := $(addprefix tests/,assets benchmarks chaos docs e2e matrix pyflink simulation soak world)
+SYSTEM := $(addprefix tests/,assets benchmarks chaos docs e2e matrix pyflink simulation soak systems world)
 
 # The tests of each floor.
 test: install
 	$(BIN)/python $(PYTEST) $(addprefix --ignore=,$(SYSTEM))
 
 # Dagster's pages in a browser, a Spark cluster whose processes are killed, the documentation as it is typed, the demo,
-# benchmarks, a job that goes on; whole jobs in a simulation, in a matrix, in a world that changes, and as PyFlink runs them.
+# benchmarks, a job that goes on, whole backfills, servers that are shared; whole jobs in a simulation, in a matrix, in a
+# world that changes, and as PyFlink runs them.
 test-system: install browser
 	$(BIN)/python $(PYTEST) $(SYSTEM)
 
@@ -75,7 +76,7 @@ newest oldest: install browser
 # Programs and jobs with older versions of Spark, of both kinds of sessions. CI does less: see .ci/run.
 SPARKS ?= 3.5 4.0 4.1 4.2
 MODES ?= local classic
-JOBS ?= tests/runtime/master/test_job_spark.py tests/runtime/master/test_job_exchange.py tests/runtime/slot \
+JOBS ?= tests/systems/test_job_spark.py tests/runtime/master/test_job_exchange.py tests/runtime/slot \
   tests/runtime/blocking/test_spark_dataframes.py tests/connectors/test_foreach_epoch.py tests/spark/test_versions.py
 VERSIONS = $(addprefix compatibility-,$(SPARKS))
 compatibility: $(VERSIONS)

@@ -34,22 +34,22 @@ if TYPE_CHECKING:
 LONGEST = (
     "e2e/test_dagster_dev.py",
     "docs/test_snippets.py",  # and all that use the Spark server of the session
-    "orchestration/runs/test_backfills.py",
+    "systems/test_backfills.py",
     "chaos/test_chaos.py",
     "simulation/test_simulation.py",
-    "runtime/master/test_job_spark.py",
+    "systems/test_job_spark.py",
     "benchmarks/test_nexmark.py",
     "world/test_world.py",
-    "spark/test_sessions.py",
+    "systems/test_sessions.py",
     "soak/test_soak.py",
     "orchestration/runs/test_partitioned_run.py",
     "runtime/task/test_event_time_in_job.py",
     "storage/test_conformance.py",
     "matrix/test_matrix.py",
     "orchestration/outputs/test_output_transaction.py",
-    "orchestration/runs/test_exclusive_run.py",
+    "systems/test_exclusive_run.py",
     "runtime/slot/test_reader_sources.py",
-    "test_shop_example.py",
+    "systems/test_shop_example.py",
     "orchestration/runs/test_selection.py",
 )
 """Files that take longest, which begin first: otherwise one process would run one of them when the others are done."""
@@ -94,7 +94,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Takes the collected tests out of Python's garbage collection: they stay to the end, and are many to look at."""
     gc.enable()
-    gc.collect()
     gc.freeze()
 
 

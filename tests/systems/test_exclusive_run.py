@@ -44,7 +44,7 @@ from tests.orchestration.runs.test_partitioned_run import KEYS, WEEK, Deployment
 from tests.runtime.harness import run_rows, spark_order
 from tests.waiting import until
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 600.0
 """After this time a hanging process is ended, and the test fails because its line is missing."""
 

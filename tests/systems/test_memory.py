@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dagster_flinkpy.runtime.shuffle.record_writer import NETWORK_MEMORY
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def peak(mib: int, folder: Path) -> int:

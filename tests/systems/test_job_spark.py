@@ -1,4 +1,4 @@
-"""Jobs on a real Spark. Tests that need no Spark are in test_job.py."""
+"""Jobs on a real Spark. Tests that need no Spark are in tests/runtime/master/test_job.py."""
 
 from __future__ import annotations
 

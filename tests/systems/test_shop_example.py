@@ -19,7 +19,7 @@ from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from tests.runtime.harness import run_rows
 
-SHOP = Path(__file__).parents[1] / "examples" / "shop"
+SHOP = Path(__file__).parents[2] / "examples" / "shop"
 
 
 @pytest.fixture

@@ -523,7 +523,7 @@ def test_the_command_imports_a_checkpoint_and_prints_the_path(spark: SparkSessio
     run_in_spark(spark, tmp_path, lambda rows: rows.dropDuplicates(["user"]), "append")
     code = [
         "from pathlib import Path",
-        "from tests.state_processor.test_spark_import import First, program",
+        "from tests.systems.test_spark_import import First, program",
         "def build():",
         f"    return program(Path({str(tmp_path)!r}), First())",
     ]
