@@ -40,7 +40,7 @@ LONGEST = (
     "systems/test_job_spark.py",
     "benchmarks/test_nexmark.py",
     "world/test_world.py",
-    "systems/test_sessions.py",
+    "systems/test_shared_server.py",
     "soak/test_soak.py",
     "orchestration/runs/test_partitioned_run.py",
     "runtime/task/test_event_time_in_job.py",
