@@ -8,10 +8,17 @@ from datetime import timedelta
 
 from dagster_flinkpy.errors import ConfigurationError
 
-__all__ = ["Configuration", "parse_duration"]
+__all__ = ["Configuration", "parse_duration", "parse_memory_size"]
 
 _UNITS = {"ms": 0.001, "s": 1, "sec": 1, "min": 60, "m": 60, "h": 3600, "d": 86400, "": 0.001}
 _DURATION = re.compile(r"\s*(\d+)\s*([a-z]*)\s*")
+_MEMORY_UNITS = (
+    ("", "b", "bytes"),
+    ("k", "kb", "kibibytes"),
+    ("m", "mb", "mebibytes"),
+    ("g", "gb", "gibibytes"),
+    ("t", "tb", "tebibytes"),
+)
 
 
 class Configuration:
@@ -132,3 +139,19 @@ def parse_duration(text: str) -> timedelta:
     if match is None or match[2] not in _UNITS:
         raise ConfigurationError(f"not a duration: {text!r}; write '10 s', '500 ms', '3 min', '1 h' or '1 d'")
     return timedelta(seconds=int(match[1]) * _UNITS[match[2]])
+
+
+def parse_memory_size(text: str) -> int:
+    """Returns the bytes of a size as Flink's options have it: a whole number with a unit, or of bytes.
+
+    Args:
+        text: Such as ``512 mb``, ``512m``, ``2g``, ``1 tebibytes`` or ``1000``.
+
+    Raises:
+        ConfigurationError: It is no such size.
+    """
+    found = re.fullmatch(r"(\d+)\s*([a-z]*)", text.strip().lower())
+    for power, names in enumerate(_MEMORY_UNITS):
+        if found is not None and found[2] in names:
+            return int(found[1]) << 10 * power
+    raise ConfigurationError(f"{text!r} is not an amount of memory; write it like '512 mb' or '2 gb'")

@@ -47,6 +47,8 @@ class CheckpointConfig:
     """Who owns a restored checkpoint or savepoint."""
     state_backend: StateBackendType = StateBackendType.COLUMNAR
     """How a task holds keyed state while it runs."""
+    managed_memory: int | None = None
+    """How many bytes of keyed state a process holds in memory."""
     master_hooks: list[MasterTriggerRestoreHook] = field(default_factory=list)
     """Called on the driver at each checkpoint and restore."""
 

@@ -129,6 +129,8 @@ class EpochJob:
     """The folder in which executors keep local copies of state files."""
     state_backend: StateBackendType = StateBackendType.COLUMNAR
     """Which backend keeps keyed state while a task uses it."""
+    managed_memory: int | None = None
+    """About how many bytes of keyed state a process holds in memory; None for a number of keys and rows per backend."""
     restored: int | None = None
     """Id of the checkpoint or savepoint that the job continues from, or None."""
     python: PackedPython | None = None

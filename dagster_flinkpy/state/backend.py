@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -66,6 +67,11 @@ _KEYS_AT_ONCE = 65_536
 """How many keys have their state read at once when iterating over all keys."""
 OVERLAY_ROWS = 1_000_000
 """If the overlay has more keys and rows than this, it is written and emptied before more keys are touched."""
+_OBJECTS = 200
+"""Bytes that a key or row of the overlay takes in indices and Python objects, beside its content."""
+
+_in_process: WeakSet[ColumnarKeyedStateBackend] = WeakSet()
+"""The backends of this process, which share its managed memory."""
 
 T = TypeVar("T", bound=OverlayTable)
 
@@ -92,6 +98,8 @@ class ColumnarKeyedStateBackend:
         inline_below: Runs with fewer bytes are part of the metadata (Flink: ``state.storage.fs.memory-threshold``).
             Default: 20,000.
         phase: Whose turn it is to merge early; see `state.files.compaction.has_turn`. Default: nobody's.
+        managed_memory: About how many bytes the overlays of all backends of the process may take. Each has an equal
+            share (Flink: ``taskmanager.memory.managed.size``). Default: only ``overlay_rows`` limits them.
     """
 
     def __init__(
@@ -108,6 +116,7 @@ class ColumnarKeyedStateBackend:
         written_by: str = "",
         inline_below: int = INLINE_BELOW,
         phase: int | None = None,
+        managed_memory: int | None = None,
     ) -> None:
         self._operator = operator
         self._key_groups = key_groups
@@ -115,6 +124,8 @@ class ColumnarKeyedStateBackend:
         self._files = RunFiles(store, cache, key_groups, now, written_by, inline_below, phase)
         self._cache = cache
         self._overlay_rows = overlay_rows
+        self._managed_memory = managed_memory
+        _in_process.add(self)
         self._keys = TouchedKeys()
         self._key_type: TypeInformation | None = None
         self._keys_touched = 0
@@ -173,7 +184,19 @@ class ColumnarKeyedStateBackend:
     @property
     def is_full(self) -> bool:
         """Whether state is about to be written early: the next batch gives other keys the seats of the keys so far."""
-        return len(self._keys) + sum(table.size for table in self._tables.values()) > self._overlay_rows
+        if self._managed_memory is not None and self._memory > self._managed_memory // len(_in_process):
+            return True
+        return self._rows_in_overlay > self._overlay_rows
+
+    @property
+    def _rows_in_overlay(self) -> int:
+        return len(self._keys) + sum(table.size for table in self._tables.values())
+
+    @property
+    def _memory(self) -> int:
+        """About how many bytes the overlay takes, with the delta that is made of it."""
+        contents = sum(table.size * 2 * table.row_bytes for table in self._tables.values())
+        return round(self._rows_in_overlay * _OBJECTS + contents)
 
     def touch_column(
         self, key_column: pa.Array[Any], hashes: npt.NDArray[np.int32], *, beside: bool = False
@@ -467,7 +490,8 @@ class ColumnarKeyedStateBackend:
         bound = {} if self._key_type is None else self._tables
         for table in bound.values():
             self._flush(table)
-        files, touched = copy.copy(self._files), self._keys_touched  # what follows belongs to the next snapshot
+        # What follows belongs to the next snapshot.
+        files, touched, memory = copy.copy(self._files), self._keys_touched, self._memory
         runs = {identity: table.runs.beside(files) for identity, table in bound.items()}
         others = {identity: table for identity, table in self._restored.items() if identity not in runs}
         write = partial(write_snapshot, self._key_groups, others, runs, frozenset(self._full_cleanup))
@@ -477,7 +501,7 @@ class ColumnarKeyedStateBackend:
                 self._tables[identity].runs = runs.beside(self._files)
             self._files.keep_copies(written.snapshot)
             self._files.retry_uploads(written.snapshot.files())
-            before, self._counted = self._counted, replace(self.statistics, keys_touched=touched)
+            before, self._counted = self._counted, replace(self.statistics, keys_touched=touched, memory=memory)
             return StoredSnapshot(written.snapshot, self._counted.since(before), self._files.uploads())
 
         self._last = KeyedSnapshotFuture(run_aside("snapshot", write), take_over)
@@ -505,6 +529,7 @@ class ColumnarKeyedStateBackend:
             keys_touched=self._keys_touched,
             cache_hits=self._cache.hits,
             cache_misses=self._cache.misses,
+            memory=self._memory,
         )
 
     def _settle(self) -> None:

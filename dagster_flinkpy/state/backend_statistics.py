@@ -25,8 +25,10 @@ class BackendStatistics:
     """Runs found in the local cache."""
     cache_misses: int = 0
     """Runs read from the store."""
+    memory: int = 0
+    """About how many bytes of state are in memory."""
 
     def since(self, before: BackendStatistics) -> dict[str, int]:
         """Returns the size, and what has been done since earlier statistics."""
-        earlier = {**asdict(before), "rows": 0, "bytes": 0}
+        earlier = {**asdict(before), "rows": 0, "bytes": 0, "memory": 0}
         return {name: value - earlier[name] for name, value in asdict(self).items()}

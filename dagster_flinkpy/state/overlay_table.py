@@ -23,6 +23,11 @@ __all__ = ["Indices", "OverlayTable"]
 
 Indices = npt.NDArray[np.int64]
 
+_UNKNOWN = 1 << 15
+"""Bytes that a row may have until the first changes are written."""
+_UNPACKED = 4
+"""About how many times as large as in the store a row is in memory."""
+
 
 class OverlayTable(ABC):
     """One named state: its runs, and the rows of the touched keys.
@@ -73,6 +78,7 @@ class OverlayTable(ABC):
         """Returns what is kept of a value, or an element, that a function gives; None if it is the value itself."""
         self._files = files
         self._handles = handles
+        self._row_bytes: float | None = None
         for part, what in ((namespace_type, "namespace"), (map_key_type, "map key")):
             if part is not None:
                 check_key_like(part, f"the {what} of state {name!r}")
@@ -135,13 +141,24 @@ class OverlayTable(ABC):
 
     def flush(self) -> None:
         """Adds the changes to the runs as one delta; the overlay does not change."""
-        self.runs.add(self._changes())
+        changes = self._changes()
+        if changes is not None and len(changes):
+            self._row_bytes = changes.nbytes / len(changes)
+        self.runs.add(changes)
         self._written()
 
     @property
     @abstractmethod
     def size(self) -> int:
         """Returns the number of rows in the overlay."""
+
+    @property
+    def row_bytes(self) -> float:
+        """About how many bytes a row has in Arrow, as in the last changes that were written."""
+        if self._row_bytes is not None:
+            return self._row_bytes
+        rows = sum(handle.file_rows for handle in self._handles)
+        return _UNPACKED * sum(handle.bytes for handle in self._handles) / rows if rows else _UNKNOWN
 
     @abstractmethod
     def load(self, keys: KeySeats) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
+from dagster_flinkpy.datastream.checkpointing.state_backend_type import StateBackendType
 from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
 from dagster_flinkpy.errors import ConfigurationError
 
@@ -30,8 +31,17 @@ def test_defaults_are_flinks() -> None:
         ("max_concurrent", 0),
         ("tolerable_failed", -1),
         ("num_retained", 0),
+        ("managed_memory", 0),
     ],
 )
 def test_values_out_of_range_are_refused(option: str, value: Any) -> None:
-    with pytest.raises(ConfigurationError, match=option):
+    with pytest.raises(ConfigurationError, match=option.replace("_", ".")):
         CoordinatorConfig(**{option: value})
+
+
+def test_a_limit_of_memory_that_cannot_act_is_refused() -> None:
+    declared = CheckpointConfig(managed_memory=1 << 20)
+    assert CoordinatorConfig.of_program(declared).managed_memory == 1 << 20
+    declared.state_backend = StateBackendType.HASHMAP
+    with pytest.raises(ConfigurationError, match="hashmap holds all state in memory"):
+        CoordinatorConfig.of_program(declared)

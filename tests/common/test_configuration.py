@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from dagster_flinkpy.common import Configuration, ExecutionConfig
-from dagster_flinkpy.common.configuration import parse_duration
+from dagster_flinkpy.common.configuration import parse_duration, parse_memory_size
 from dagster_flinkpy.common.serialization import ByteArraySchema, SimpleStringSchema
 from dagster_flinkpy.errors import ConfigurationError
 
@@ -55,6 +55,20 @@ def test_durations_are_written_as_in_flink(text: str, milliseconds: int) -> None
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="not a duration"):
         parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1000", 1000), ("3b", 3), ("64kb", 64 << 10), ("512 MB", 512 << 20), (" 2g ", 2 << 30), ("1 tebibytes", 1 << 40)],
+)
+def test_amounts_of_memory_are_written_as_in_flink(text: str, size: int) -> None:
+    assert parse_memory_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "much", "1 pb", "-1 mb", "1.5 gb"])
+def test_what_is_no_amount_of_memory_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="not an amount of memory"):
+        parse_memory_size(text)
 
 
 def test_job_parameters_become_strings() -> None:

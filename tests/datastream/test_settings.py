@@ -227,6 +227,7 @@ VALUES: dict[str, tuple[str, Callable[[StreamExecutionEnvironment], object], obj
     "execution.local": ("true", lambda e: e._program.settings(None).local, True),
     "table.exec.mini-batch.enabled": ("true", lambda e: e._program.mini_batch, True),
     "state.backend.type": ("hashmap", lambda e: e.get_checkpoint_config().state_backend.name, "HASHMAP"),
+    "taskmanager.memory.managed.size": ("64 mb", lambda e: e.get_checkpoint_config().managed_memory, 64 << 20),
     "execution.checkpointing.interval": ("1 min", lambda e: e.get_checkpoint_interval(), 60_000),
     "execution.checkpointing.dir": ("/c", lambda e: e._program.settings(None).checkpoint_dir, "/c"),
     "execution.checkpointing.mode": ("at-least-once", lambda e: e.get_checkpointing_mode().name, "AT_LEAST_ONCE"),

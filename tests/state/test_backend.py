@@ -4,6 +4,7 @@ import datetime
 import pickle
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import pyarrow as pa
@@ -109,6 +110,39 @@ def test_the_overlay_is_written_out_when_it_is_full(make_backend: MakeBackend) -
     snapshot = backend.snapshot()
     assert len(snapshot.tables[0].runs) <= 8
     assert read(make_backend(snapshot, key_type=LONG), [0, 500, 999]) == [0, 500, 999]
+
+
+@pytest.mark.parametrize("value_bytes", [10, 20_000])
+def test_the_overlay_is_written_out_when_it_takes_its_share_of_managed_memory(
+    make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch, value_bytes: int
+) -> None:
+    monkeypatch.setattr("dagster_flinkpy.state.backend._in_process", WeakSet())
+    share, batch, random = 2 << 20, 10, np.random.default_rng(1)
+    values = [random.bytes(value_bytes) for _ in range(1000)]
+    descriptor = ValueStateDescriptor("v", Types.PRIMITIVE_ARRAY(Types.BYTE()))
+    restored, most = None, []
+    for _ in range(2):
+        backend = make_backend(restored, key_type=LONG, managed_memory=2 * share)
+        other = make_backend(key_type=LONG)  # has the other half
+        value = backend.get_state(descriptor)
+        for start in range(0, 1000, batch):
+            keys = list(range(start, start + batch))
+            touch(backend, LONG, keys)
+            for key in keys:
+                backend.set_current_key(key)
+                value.update(values[key])
+            most.append(backend.statistics.memory)
+        restored = backend.snapshot()
+        assert other.statistics.memory == 0
+        del backend, value
+    assert max(most) <= share + batch * 2 * (max(value_bytes, 1 << 15) + 300), "a batch more than its share"
+    if value_bytes > 10:
+        assert max(most) > share / 2, "less than the share would be too little"
+    again = make_backend(restored, key_type=LONG)
+    again.get_state(descriptor)
+    for key in (0, 500, 999):
+        touch(again, LONG, [key])
+        assert again.read("v", key) == values[key]
 
 
 def test_restoring_a_range_opens_only_what_it_needs(make_backend: MakeBackend, store: LocalObjectStore) -> None:

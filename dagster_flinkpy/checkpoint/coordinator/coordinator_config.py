@@ -50,6 +50,9 @@ class CoordinatorConfig:
     """Who owns a checkpoint or savepoint that a run restores on request. Default: its previous owner."""
     state_backend: StateBackendType = StateBackendType.COLUMNAR
     """How a task holds keyed state while it runs. Default: in columnar runs."""
+    managed_memory: int | None = None
+    """About how many bytes of keyed state a process holds in memory, in equal shares of the backends in it. Default: a
+    backend has at most a million keys and rows."""
     master_hooks: tuple[MasterTriggerRestoreHook, ...] = ()
     """Hooks that are called on the driver at each checkpoint and restore. Default: none."""
 
@@ -82,6 +85,7 @@ class CoordinatorConfig:
             retention=declared.retention,
             claim_mode=declared.claim_mode,
             state_backend=declared.state_backend,
+            managed_memory=declared.managed_memory,
             master_hooks=tuple(declared.master_hooks),
         )
 
@@ -108,6 +112,13 @@ class CoordinatorConfig:
             raise ConfigurationError(f"tolerable_failed checkpoints must not be negative, not {self.tolerable_failed}")
         if self.num_retained < 1:
             raise ConfigurationError(f"num_retained checkpoints must be at least 1, not {self.num_retained}")
+        if self.managed_memory is not None and self.managed_memory < 1:
+            raise ConfigurationError(f"managed memory must be at least one byte, not {self.managed_memory}")
+        if self.managed_memory is not None and self.state_backend is StateBackendType.HASHMAP:
+            raise ConfigurationError(
+                "state.backend.type hashmap holds all state in memory, so taskmanager.memory.managed.size cannot limit "
+                "it; leave out one of the two"
+            )
         identifiers = [hook.get_identifier() for hook in self.master_hooks]
         for identifier in identifiers:
             if identifiers.count(identifier) > 1:

@@ -162,6 +162,8 @@ def _subtask(subtask: SubtaskState) -> dict[str, Number]:
         found["watermarkLag"] = stored["watermark_lag_ms"]
     if "busy_us" in stored:
         found["checkpointAlignmentTime"] = int(stored.get("alignment_ms", 0)) * _NANOS_PER_MILLI
+    if "memory" in stored:
+        found["managedMemoryUsed"] = stored["memory"]
     if "in_pool_usage" in stored:
         found["inPoolUsage"] = stored["in_pool_usage"]
     if "start_delay_ms" in stored:

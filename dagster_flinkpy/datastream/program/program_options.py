@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from enum import Enum
 from typing import Any, TypeVar
 
-from dagster_flinkpy.common.configuration import Configuration, parse_duration
+from dagster_flinkpy.common.configuration import Configuration, parse_duration, parse_memory_size
 from dagster_flinkpy.common.exchange_options import ExchangeMode
 from dagster_flinkpy.common.metric_options import is_reporter_option, metric_reporters_of
 from dagster_flinkpy.common.no_effect import no_effect
@@ -97,6 +97,10 @@ def _state_backend(program: StreamProgram[Any], configuration: Configuration, na
     program.checkpoint_config.state_backend = _member(StateBackendType, configuration.get_string(name, ""))
 
 
+def _managed_memory(program: StreamProgram[Any], configuration: Configuration, name: str) -> None:
+    program.checkpoint_config.managed_memory = parse_memory_size(configuration.get_string(name, ""))
+
+
 def _aligned_timeout(program: StreamProgram[Any], configuration: Configuration, name: str) -> None:
     program.checkpoint_config.aligned_timeout = _duration(configuration, name)
 
@@ -147,6 +151,7 @@ OPTIONS: Mapping[str, Option] = {
     "execution.local": _local,
     "table.exec.mini-batch.enabled": _mini_batch,
     "state.backend.type": _state_backend,
+    "taskmanager.memory.managed.size": _managed_memory,
     f"{_CHECKPOINTING}interval": _interval,
     f"{_CHECKPOINTING}dir": lambda p, c, k: p.checkpoint_config.set_checkpoint_storage_dir(c.get_string(k, "")),
     f"{_CHECKPOINTING}mode": lambda p, c, k: p.checkpoint_config.set_checkpointing_mode(

@@ -150,7 +150,7 @@ class KeyedStateOperator(StreamOperator):
         if job.state_backend is StateBackendType.HASHMAP:
             self.backend = HeapKeyedStateBackend(**options)
         else:
-            self.backend = ColumnarKeyedStateBackend(**options, phase=self._phase())
+            self.backend = ColumnarKeyedStateBackend(**options, phase=self._phase(), managed_memory=job.managed_memory)
         self._has_keys = restored is not None and bool(restored.tables)
         if restored is not None and restored.tables:
             # Restored timers may be due before the first record, and so the first key, arrives.

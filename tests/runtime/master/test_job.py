@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.checkpoint.reports.job_metrics import operator_metrics
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.datastream import KeyedProcessFunction, RuntimeContext
@@ -25,6 +26,7 @@ from dagster_flinkpy.errors import (
     RestoreError,
     StorageError,
 )
+from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected, random_order, run_job
@@ -178,6 +180,30 @@ def test_each_attempt_may_have_another_state_backend(tmp_path: Path) -> None:
         checkpointing = CoordinatorConfig(state_backend=backend or StateBackendType.HASHMAP)
         records += run_epochs(graph, tmp_path, 1, config={"checkpointing": checkpointing}, parallelism=parallelism)
     assert sorted(records) == sorted((f"k{k}", n, n) for k in range(4) for n in range(1, 7))
+
+
+def test_tasks_get_the_limit_of_memory_and_a_checkpoint_says_what_they_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: dict[int | None, int] = {}
+    flush = ColumnarKeyedStateBackend.flush
+
+    def counted_flush(backend: ColumnarKeyedStateBackend) -> None:
+        flushed[backend._managed_memory] = flushed.get(backend._managed_memory, 0) + 1
+        flush(backend)
+
+    monkeypatch.setattr(ColumnarKeyedStateBackend, "flush", counted_flush)
+    records, used = [], []
+    for limit in (None, 1):
+        config = {"checkpointing": CoordinatorConfig(managed_memory=limit)}
+        with HarnessAttempt(counted_graph(), tmp_path / str(limit), config=config) as attempt:
+            operator = attempt.run_epoch().metadata.operator("count")
+            records.append(sorted(collected(attempt.graph, attempt.collected)))
+        used.append([each["managedMemoryUsed"] for each in operator_metrics(operator).subtasks])
+    assert 0 < min(used[0]) <= max(used[0]) < 10_000
+    assert used[1] == [0, 0]
+    assert records[0] == records[1]
+    assert [*flushed] == [1]
 
 
 def test_reports_count_records_and_keys(tmp_path: Path) -> None:

@@ -130,6 +130,7 @@ class EpochPlanner:
             alignment_timeout=checkpointing.aligned_timeout if unaligned else None,
             latency_interval=config.latency_tracking_interval,
             state_backend=checkpointing.state_backend,
+            managed_memory=checkpointing.managed_memory,
             partition=None if self.partition is None else self.partition.key,
             cache_dir=config.cache_dir or str(Path(tempfile.gettempdir()) / "flinkpy-cache"),
             restored=self._continues_from,
