@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
-from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +50,7 @@ from dagster_flinkpy.state.layout import (
     merge_runs,
 )
 from dagster_flinkpy.state.list_table import ListTable
+from dagster_flinkpy.state.managed_memory import OVERLAY_ROWS, ManagedMemory
 from dagster_flinkpy.state.overlay_table import OverlayTable
 from dagster_flinkpy.state.schema_evolution import describe_evolution, stored_key_type
 from dagster_flinkpy.state.session_table import SessionTable
@@ -65,13 +65,6 @@ __all__ = ["ColumnarKeyedStateBackend"]
 
 _KEYS_AT_ONCE = 65_536
 """How many keys have their state read at once when iterating over all keys."""
-OVERLAY_ROWS = 1_000_000
-"""If the overlay has more keys and rows than this, it is written and emptied before more keys are touched."""
-_OBJECTS = 200
-"""Bytes that a key or row of the overlay takes in indices and Python objects, beside its content."""
-
-_in_process: WeakSet[ColumnarKeyedStateBackend] = WeakSet()
-"""The backends of this process, which share its managed memory."""
 
 T = TypeVar("T", bound=OverlayTable)
 
@@ -98,8 +91,7 @@ class ColumnarKeyedStateBackend:
         inline_below: Runs with fewer bytes are part of the metadata (Flink: ``state.storage.fs.memory-threshold``).
             Default: 20,000.
         phase: Whose turn it is to merge early; see `state.files.compaction.has_turn`. Default: nobody's.
-        managed_memory: About how many bytes the overlays of all backends of the process may take. Each has an equal
-            share (Flink: ``taskmanager.memory.managed.size``). Default: only ``overlay_rows`` limits them.
+        managed_memory: About how many bytes the overlays of all backends of the process may take; see `ManagedMemory`.
     """
 
     def __init__(
@@ -122,24 +114,20 @@ class ColumnarKeyedStateBackend:
         self._key_groups = key_groups
         self._max_parallelism = max_parallelism
         self._files = RunFiles(store, cache, key_groups, now, written_by, inline_below, phase)
-        self._cache = cache
-        self._overlay_rows = overlay_rows
-        self._managed_memory = managed_memory
-        _in_process.add(self)
         self._keys = TouchedKeys()
         self._key_type: TypeInformation | None = None
         self._keys_touched = 0
         self._tables: dict[TableId, OverlayTable] = {}
+        self._memory = ManagedMemory(self._keys, self._tables, overlay_rows, managed_memory)
         self._states: dict[str, InternalState] = {}
         self._full_cleanup: set[TableId] = set()
         self._last: KeyedSnapshotFuture | None = None
         """The last snapshot, until what it has written is taken over."""
         self._counted = BackendStatistics()
         """The statistics at the last snapshot."""
-        mine = restored.restrict(key_groups) if restored else None
-        if mine:
-            self._files.keep_copies(mine)
-        self._restored = {(each.kind == "TIMER", each.name): each for each in mine.tables} if mine else {}
+        mine = (restored and restored.restrict(key_groups)) or KeyedSnapshot(key_groups, ())
+        self._files.keep_copies(mine)
+        self._restored = {(each.kind == "TIMER", each.name): each for each in mine.tables}
         self._evolved: list[str] = []
         self._lifetimes: dict[str, int] = {}
         """The time to live of states, in milliseconds."""
@@ -184,19 +172,7 @@ class ColumnarKeyedStateBackend:
     @property
     def is_full(self) -> bool:
         """Whether state is about to be written early: the next batch gives other keys the seats of the keys so far."""
-        if self._managed_memory is not None and self._memory > self._managed_memory // len(_in_process):
-            return True
-        return self._rows_in_overlay > self._overlay_rows
-
-    @property
-    def _rows_in_overlay(self) -> int:
-        return len(self._keys) + sum(table.size for table in self._tables.values())
-
-    @property
-    def _memory(self) -> int:
-        """About how many bytes the overlay takes, with the delta that is made of it."""
-        contents = sum(table.size * 2 * table.row_bytes for table in self._tables.values())
-        return round(self._rows_in_overlay * _OBJECTS + contents)
+        return self._memory.is_full
 
     def touch_column(
         self, key_column: pa.Array[Any], hashes: npt.NDArray[np.int32], *, beside: bool = False
@@ -491,7 +467,7 @@ class ColumnarKeyedStateBackend:
         for table in bound.values():
             self._flush(table)
         # What follows belongs to the next snapshot.
-        files, touched, memory = copy.copy(self._files), self._keys_touched, self._memory
+        files, touched, memory = copy.copy(self._files), self._keys_touched, self._memory.used
         runs = {identity: table.runs.beside(files) for identity, table in bound.items()}
         others = {identity: table for identity, table in self._restored.items() if identity not in runs}
         write = partial(write_snapshot, self._key_groups, others, runs, frozenset(self._full_cleanup))
@@ -527,9 +503,9 @@ class ColumnarKeyedStateBackend:
             delta_rows=self._files.written.rows,
             delta_bytes=self._files.written.bytes,
             keys_touched=self._keys_touched,
-            cache_hits=self._cache.hits,
-            cache_misses=self._cache.misses,
-            memory=self._memory,
+            cache_hits=self._files.cache.hits,
+            cache_misses=self._files.cache.misses,
+            memory=self._memory.used,
         )
 
     def _settle(self) -> None:

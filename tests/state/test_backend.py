@@ -116,7 +116,7 @@ def test_the_overlay_is_written_out_when_it_is_full(make_backend: MakeBackend) -
 def test_the_overlay_is_written_out_when_it_takes_its_share_of_managed_memory(
     make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch, value_bytes: int
 ) -> None:
-    monkeypatch.setattr("dagster_flinkpy.state.backend._in_process", WeakSet())
+    monkeypatch.setattr("dagster_flinkpy.state.managed_memory._in_process", WeakSet())
     share, batch, random = 2 << 20, 10, np.random.default_rng(1)
     values = [random.bytes(value_bytes) for _ in range(1000)]
     descriptor = ValueStateDescriptor("v", Types.PRIMITIVE_ARRAY(Types.BYTE()))

@@ -207,8 +207,8 @@ class SectionRows:
 def plan_merges(sections: Sequence[SectionRows], phase: int | None, delta_rows: int) -> dict[int, int]:
     """Returns which sections are merged, each with the index of its first run to merge with all newer ones.
 
-    In a state that grows fast, all sections would have to merge in the same epoch. So those that are nearest to that
-    merge early, a few for each delta.
+    In a state that grows fast, all sections would have to merge in the same epoch. So if there are several, those that
+    are nearest to that merge early, a few for each delta.
 
     Args:
         sections: The rows of each section, oldest run first.
@@ -216,7 +216,7 @@ def plan_merges(sections: Sequence[SectionRows], phase: int | None, delta_rows: 
         delta_rows: How many rows are about to be written to all of them.
     """
     merged: dict[int, int] = {}
-    left = SPREAD * delta_rows
+    left = SPREAD * delta_rows if len(sections) > 1 else 0
     for i, each in enumerate(sections):
         first = each.first_to_merge(turn=has_turn(phase, i, len(sections)))
         if first is not None:
