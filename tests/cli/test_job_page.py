@@ -36,9 +36,17 @@ def run_job(folder: Path | StorageLocation) -> ObjectStore:
     return location.child("job").open()
 
 
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job that has ended. No test changes it."""
+    folder = tmp_path_factory.mktemp("page")
+    run_job(folder)
+    return folder / "job"
+
+
 @pytest.fixture
-def page(tmp_path: Path) -> Any:
-    store = run_job(tmp_path)
+def page(job: Path) -> Any:
+    store = LocalObjectStore(job)
     return page_of(store, TOKEN, job_overview(store))
 
 
@@ -61,9 +69,9 @@ def ask(
     return told[0]["status"], headers, b"".join(each.get("body", b"") for each in told[1:]).decode()
 
 
-def test_the_numbers_are_those_of_job_show(page: Any, tmp_path: Path) -> None:
+def test_the_numbers_are_those_of_job_show(page: Any, job: Path) -> None:
     status, headers, text = ask(page, "/job.json")
-    shown = CliRunner().invoke(main, ["job", "show", str(tmp_path / "job"), "--json"]).output
+    shown = CliRunner().invoke(main, ["job", "show", str(job), "--json"]).output
     found, expected = json.loads(text), json.loads(shown)
     assert found | {"read_at_ms": 0} == expected | {"read_at_ms": 0}
     assert (status, headers["content-type"], headers["cache-control"]) == (200, "application/json", "no-store")
@@ -74,9 +82,7 @@ def test_the_numbers_are_those_of_job_show(page: Any, tmp_path: Path) -> None:
     assert found["checkpoints"]["history"][0]["phases"]["total"] >= 0
 
 
-def test_it_reads_only_what_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = run_job(tmp_path)
-    page = page_of(store, TOKEN, job_overview(store))
+def test_it_reads_only_what_has_changed(page: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dagster_flinkpy.checkpoint.store.fetch_metadata", None)
     assert ask(page, "/job.json")[0] == 200
 
@@ -152,11 +158,8 @@ def test_a_folder_without_a_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", ["starlette.applications", "uvicorn"])
-def test_without_a_web_server_it_says_what_to_install(
-    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_job(tmp_path)
+def test_without_a_web_server_it_says_what_to_install(missing: str, job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
-    result = CliRunner().invoke(main, ["job", "ui", str(tmp_path / "job")])
+    result = CliRunner().invoke(main, ["job", "ui", str(job)])
     assert result.exit_code == 1
     assert "pip install dagster-webserver" in result.output
