@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from functools import partialmethod
 
 import pytest
 
+from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.spark.sessions import SparkSettings
 from tests.pyflink.generate import EXPECTED, printed, programs
 from tests.pyflink.test_programs import ONE_BY_ONE, run
@@ -26,9 +28,11 @@ def mode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SparkSettings.__init__, "__defaults__", (*chosen, *defaults[3:]))
 
 
-@pytest.mark.parametrize("name", sorted(set(programs()) - set(ONE_BY_ONE)))
+@pytest.mark.parametrize("name", programs())
 def test_a_program_prints_what_it_prints_under_pyflink(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    if name in ONE_BY_ONE:
+        monkeypatch.setattr(CollectionSource, "__init__", partialmethod(CollectionSource.__init__, batch_size=1))
     run(programs()[name], monkeypatch)
     assert printed(capsys.readouterr().out) == (EXPECTED / f"{name}.txt").read_text()
