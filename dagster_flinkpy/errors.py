@@ -58,6 +58,7 @@ __all__ = [
     "StalledEventTimeWarning",
     "StateSchemaError",
     "StorageError",
+    "StoreUnreachableError",
     "TypeMismatchError",
     "UnknownRequestError",
     "UnsupportedEnvironmentError",
@@ -167,6 +168,10 @@ class TypeMismatchError(FlinkPyError, TypeError):
 
 class StorageError(FlinkPyError):
     """An operation of the object store failed."""
+
+
+class StoreUnreachableError(StorageError):
+    """There is no way from this machine to the store: no network, or another directory under its path."""
 
 
 class AccessDeniedError(StorageError):

@@ -87,9 +87,16 @@ def test_nobody_is_heard_without_the_token() -> None:
 def test_a_store_that_workers_do_not_share(tmp_path: Path) -> None:
     storage = StorageLocation(str(tmp_path))
     finding = _store([report(Errand(HERE, 1, "token", storage, "key"))], storage)
-    assert finding.verdict is Verdict.BROKEN
-    assert "ObjectNotFoundError" in finding.detail
+    assert finding.verdict is Verdict.WARNING
+    assert "ObjectNotFoundError" in finding.detail and "through the driver" in finding.detail
     assert "file system that all of them share" in finding.advice
+
+
+def test_a_store_to_which_no_network_leads() -> None:
+    storage = StorageLocation("s3://bucket", "http://127.0.0.1:1", access_key_id="a", secret_access_key="b")
+    finding = _store([report(Errand(HERE, 1, "token", storage, "key"))], storage)
+    assert finding.verdict is Verdict.WARNING
+    assert "StoreUnreachableError" in finding.detail and "through the driver" in finding.detail
 
 
 def test_a_store_that_workers_may_only_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,7 @@ class Errand:
         own, start = f"{self.key}-{uuid.uuid4().hex}", time.monotonic()
         try:
             store = self.storage.open()
+            store.check_way()
             data, _ = store.get(self.key)
             if data.decode() != self.token:
                 return {"store": "it has another object under the same key"}

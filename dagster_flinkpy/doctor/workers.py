@@ -11,6 +11,7 @@ from typing import Any
 from dagster_flinkpy.doctor.finding import Finding, Verdict
 from dagster_flinkpy.doctor.meeting import TASKS, Meeting
 from dagster_flinkpy.doctor.worker import PACKAGES, Errand, version_of
+from dagster_flinkpy.errors import ObjectNotFoundError, StoreUnreachableError
 from dagster_flinkpy.spark.versions import map_in_arrow
 from dagster_flinkpy.storage import StorageLocation
 
@@ -118,8 +119,14 @@ def _store(reports: list[dict[str, Any]], storage: StorageLocation) -> Finding:
         took = max(report["store_ms"] for report in reports)
         detail = f"workers read and write {storage.url} {way}; a read, a write and a deletion took {took:.0f} ms"
         return Finding(what, Verdict.FINE, detail)
+    detail = f"workers cannot use {storage.url}: {'; '.join(sorted(wrong))}"
     advice = (
         "Give workers a network to the store, and credentials of their own or keys in the resource. A local directory "
         "must be on a file system that all of them share; path_on_workers is for another path there."
     )
-    return Finding(what, Verdict.BROKEN, f"workers cannot use {storage.url}: {'; '.join(sorted(wrong))}", advice)
+    no_way = ObjectNotFoundError if storage.local_path is not None else StoreUnreachableError
+    if all(not report["store"] or report["store"].startswith(f"{no_way.__name__}:") for report in reports):
+        detail += "; jobs send state and segments through the driver, and it stores what tasks write"
+        advice = f"That works for small state, and costs time and memory of the driver in each epoch. {advice}"
+        return Finding(what, Verdict.WARNING, detail, advice)
+    return Finding(what, Verdict.BROKEN, detail, advice)

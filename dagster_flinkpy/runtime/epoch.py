@@ -14,6 +14,7 @@ from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import CheckpointError, FlinkPyError, message_of
 from dagster_flinkpy.runtime.python_environment import PackedPython
+from dagster_flinkpy.state.files.state_files import files_of
 from dagster_flinkpy.state.handles import KeyedSnapshot, OperatorStateHandle
 from dagster_flinkpy.storage import StorageLocation
 
@@ -35,6 +36,12 @@ class SubtaskInput:
     """Raw keyed state of its key-group range."""
     channel_state: tuple[Json, ...] = ()
     """In-flight data of an unaligned checkpoint; it comes before all other input."""
+
+    def files(self) -> set[str]:
+        """Returns the paths of its state files, relative to the prefix of the job."""
+        partitions = (p for handle in self.operator_state for p in handle.partitions)
+        of_operator = files_of([*partitions, *self.raw_keyed, *self.channel_state])
+        return of_operator if self.keyed is None else self.keyed.files() | of_operator
 
 
 @dataclass(frozen=True)
@@ -151,6 +158,8 @@ class EpochJob:
     is there."""
     region: int = 0
     """The number of the region in the job."""
+    through_driver: bool = False
+    """Whether its tasks have no way to the store: the driver sends them files, and stores theirs. Default: False."""
     clock: Clock = field(default_factory=SystemClock)
     """The clock for processing time."""
 

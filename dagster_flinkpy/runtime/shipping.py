@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
-from dagster_flinkpy.errors import ConfigurationError, StorageError
+from dagster_flinkpy.errors import ConfigurationError, StoreUnreachableError
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.python_environment import installed
 from dagster_flinkpy.spark import code_pickling
@@ -18,7 +18,7 @@ from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.lease import LEADER_KEY
 from dagster_flinkpy.storage.location import on_worker
 
-__all__ = ["dump_job", "load_job", "loaded_job"]
+__all__ = ["check_shared", "dump_job", "load_job", "loaded_job"]
 
 
 def dump_job(job: EpochJob) -> bytes:
@@ -59,22 +59,35 @@ def loaded_job(data: bytes) -> Iterator[EpochJob]:
 
     Raises:
         ConfigurationError: The dependencies cannot be unpacked or installed.
-        StorageError: This is a worker that has another directory under the path of the store.
+        StoreUnreachableError: This is a worker without a way to the store.
     """
     python, cache_dir, pickled = pickle.loads(data)
     with installed(python, cache_dir):
         del data, python  # a slot has the context open for as long as it lives, and gets a program for each deployment
         job = [pickle.loads(pickled)]
         del pickled
-        _check_shared(job[0].job_storage)
+        if not job[0].through_driver:
+            check_shared(job[0].job_storage)
         yield job.pop()
 
 
-def _check_shared(location: StorageLocation) -> None:
-    """Makes sure that a worker sees the local directory of the driver, and does not write into one of its own."""
-    if location.local_path is None or not on_worker() or location.open().head(LEADER_KEY) is not None:
+def check_shared(location: StorageLocation) -> None:
+    """Makes sure that a worker has a way to the store, and does not write into a local directory of its own.
+
+    Args:
+        location: The prefix of a job.
+
+    Raises:
+        StoreUnreachableError: It has no network to the store, or another directory under this path.
+    """
+    if not on_worker():
         return
-    raise StorageError(
+    if location.local_path is None:
+        location.open().check_way()
+        return
+    if location.open().head(LEADER_KEY) is not None:
+        return
+    raise StoreUnreachableError(
         f"the worker on {socket.gethostname()} does not see {location.url} of the driver at "
         f"{str(location.local_path)!r}: give path_on_workers if the directory is mounted at another path there, or "
         "else a store that both reach, such as S3. `flinkpy doctor --spark ... --storage ...` tries it"

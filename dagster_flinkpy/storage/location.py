@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from dagster_flinkpy.errors import ConfigurationError, RelativePathWarning
+from dagster_flinkpy.storage.driver_store import DriverObjectStore, files_of_task
 from dagster_flinkpy.storage.object_store import ObjectStore, check_relative
 
 __all__ = ["StorageLocation", "on_worker", "warn_if_relative"]
@@ -104,7 +105,12 @@ class StorageLocation:
         return there.parents[above - 1] if root.is_relative_to(path) and above <= len(there.parents) else path
 
     def open(self) -> ObjectStore:
-        """Returns the store. This is cheap: all stores of a process share one S3 client. A fork creates its own."""
+        """Returns the store. This is cheap: all stores of a process share one S3 client. A fork creates its own.
+
+        In a task of a worker without a way to the store, it is a :class:`DriverObjectStore`.
+        """
+        if (files := files_of_task()) is not None:
+            return DriverObjectStore(self, files)
         if (path := self.local_path) is not None:
             from dagster_flinkpy.storage.local import LocalObjectStore
 

@@ -150,6 +150,14 @@ class ObjectStore(ABC):
         """
         return True
 
+    def check_way(self) -> None:
+        """Checks quickly, once in a process, that a network leads from this machine to the store, if it needs one.
+
+        Raises:
+            StoreUnreachableError: No network does.
+        """
+        return None
+
     @abstractmethod
     def create_upload(self, key: str) -> str:
         """Begins a staged upload and returns its id. Nothing is visible under ``key`` before ``complete_upload``."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar, cast
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import tenacity
 
@@ -20,6 +23,7 @@ from dagster_flinkpy.errors import (
     ObjectNotFoundError,
     PreconditionFailedError,
     StorageError,
+    StoreUnreachableError,
     UploadNotFoundError,
 )
 from dagster_flinkpy.storage.object_store import (
@@ -48,6 +52,7 @@ _ATTEMPTS = 5
 """Number of tries for what boto3 does not retry: truncated bodies, and 409 (concurrent conditional requests)."""
 _CONFLICTS = ("ConditionalRequestConflict", "ConcurrentModification")
 """The error codes of a 409, from Amazon and from Ceph."""
+_CONNECT_SECONDS = 10
 _DELETE_BATCH = 1000
 _WRITE_ID = "flinkpy-write"
 """The metadata field that identifies our own write after its response was lost."""
@@ -80,7 +85,7 @@ def _client_of_process(
     from botocore.exceptions import BotoCoreError
 
     config = Config(
-        connect_timeout=10,
+        connect_timeout=_CONNECT_SECONDS,
         read_timeout=60,
         retries={"mode": "standard", "total_max_attempts": 6},
         max_pool_connections=32,
@@ -242,6 +247,10 @@ class S3ObjectStore(ObjectStore):
                 for found in page.get("CommonPrefixes", ()):
                     yield found["Prefix"].removeprefix(self._root)
 
+    def check_way(self) -> None:
+        """See ``ObjectStore``. A request would only fail after half a minute of retries."""
+        _check_way(self._client.meta.endpoint_url, os.getpid())
+
     def create_upload(self, key: str) -> str:
         """See ``ObjectStore``."""
         request: CreateMultipartUploadRequestTypeDef = {"Bucket": self._bucket, "Key": self._full(key)}
@@ -338,14 +347,15 @@ class S3ObjectStore(ObjectStore):
 
     @contextmanager
     def _translated(self, permission: str, key: str) -> Iterator[None]:
-        from botocore.exceptions import BotoCoreError, ClientError
+        from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError
 
         try:
             yield
         except ClientError as error:
             raise self._typed(error, permission, key) from error
         except BotoCoreError as error:
-            raise StorageError(
+            lost = isinstance(error, ConnectionError | HTTPClientError)
+            raise (StoreUnreachableError if lost else StorageError)(
                 f"cannot reach {self.url}/{key} at {self._client.meta.endpoint_url}: {error}. Check the endpoint URL, "
                 "the network, and that credentials are configured."
             ) from error
@@ -374,6 +384,18 @@ class S3ObjectStore(ObjectStore):
         if status == 501:
             return ConditionalWritesUnsupportedError(f"{where}: the store does not implement this request: {error}")
         return StorageError(f"{where}: {error}")
+
+
+@lru_cache(maxsize=32)
+def _check_way(endpoint_url: str, _pid: int) -> None:
+    url = urlsplit(endpoint_url)
+    host, port = url.hostname or "", url.port or (80 if url.scheme == "http" else 443)
+    if url.scheme in getproxies() and not proxy_bypass(host):
+        return  # only the proxy knows
+    try:
+        socket.create_connection((host, port), _CONNECT_SECONDS).close()
+    except OSError as error:
+        raise StoreUnreachableError(f"no network from {socket.gethostname()} to {endpoint_url}: {error}") from error
 
 
 class _BeyondEndError(StorageError):

@@ -20,6 +20,7 @@ from dagster_flinkpy.errors import (
     ObjectNotFoundError,
     PreconditionFailedError,
     StorageError,
+    StoreUnreachableError,
     UploadNotFoundError,
 )
 from dagster_flinkpy.storage import ObjectStore, StorageLocation, UploadedPart
@@ -272,3 +273,20 @@ def test_credentials_of_the_environment(monkeypatch: pytest.MonkeyPatch, s3_loca
     from_environment = StorageLocation(s3_location.url, s3_location.endpoint_url, "eu-west-1")
     from_environment.open().put("k", b"1")
     assert s3_location.open().get("k")[0] == b"1"
+
+
+# --- no network -------------------------------------------------------------------------------------------------------
+
+
+def test_a_store_without_a_network_to_it_has_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    away = StorageLocation("s3://bucket", "http://127.0.0.1:1", access_key_id="a", secret_access_key="b").open()
+    with pytest.raises(StoreUnreachableError, match="cannot reach"):
+        away.get("key")
+    with pytest.raises(StoreUnreachableError, match="no network"):
+        away.check_way()
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:2")
+    away.check_way()  # whether the proxy finds a way is seen with the first request
+
+
+def test_there_is_a_way_to_a_server_that_answers(s3_location: StorageLocation) -> None:
+    s3_location.open().check_way()

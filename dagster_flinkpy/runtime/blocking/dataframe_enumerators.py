@@ -8,7 +8,7 @@ again, and its rows are stored again.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,9 +21,15 @@ from dagster_flinkpy.datastream.connectors.base import (
     position_field,
 )
 from dagster_flinkpy.datastream.connectors.spark import PartitionedSparkSource, SparkSource, SparkTransform
-from dagster_flinkpy.errors import ConfigurationError, StorageError
+from dagster_flinkpy.errors import ConfigurationError, StorageError, StoreUnreachableError
 from dagster_flinkpy.runtime.blocking.blocking_edge import BlockingEdgeEnumerator, EdgeOutput
-from dagster_flinkpy.runtime.blocking.dataframe_segments import PartsTarget, read_parts, write_parts
+from dagster_flinkpy.runtime.blocking.dataframe_segments import (
+    PartsTarget,
+    read_on_driver,
+    read_parts,
+    write_on_driver,
+    write_parts,
+)
 from dagster_flinkpy.runtime.blocking.dataframe_types import frame_of, frame_schema, select_columns, user_frames
 from dagster_flinkpy.runtime.blocking.segments import deal_out
 from dagster_flinkpy.storage import StorageLocation
@@ -42,16 +48,30 @@ class _Parts:
         self._location, self._uid = location.child(uid), uid
         self._all = f"parts/{context.job_id}/"
         self._prefix = f"{self._all}{context.fencing_token:010d}."
+        self._on_driver = False
+        """Whether executors have no way to the store."""
 
     def discard_lingering(self) -> None:
         """Deletes the parts of earlier attempts, which are dead or fenced."""
         self._delete(self._all, before=self._prefix)
 
-    def write(self, frame: DataFrame, type_info: RowTypeInfo, *, rowtime: bool) -> list[Json]:
-        """Runs a DataFrame and stores its rows as segments."""
-        prefix = f"{self._prefix}{uuid.uuid4().hex}/"
-        selected = select_columns(frame, type_info, self._uid, rowtime=rowtime)
-        return write_parts(selected, PartsTarget(self._location, prefix, self._uid, type_info))
+    def write(self, make: Callable[[bool], DataFrame], type_info: RowTypeInfo, *, rowtime: bool) -> list[Json]:
+        """Runs a DataFrame and stores its rows as segments.
+
+        Args:
+            make: Returns the DataFrame. Takes whether the driver has to read what it needs of the store.
+            type_info: Type of its rows.
+            rowtime: Whether it may have event time.
+        """
+        target = PartsTarget(self._location, f"{self._prefix}{uuid.uuid4().hex}/", self._uid, type_info)
+        if not self._on_driver:
+            try:
+                with user_frames(self._uid):
+                    return write_parts(select_columns(make(False), type_info, self._uid, rowtime=rowtime), target)
+            except StoreUnreachableError:
+                self._on_driver = True
+        with user_frames(self._uid):
+            return write_on_driver(select_columns(make(True), type_info, self._uid, rowtime=rowtime), target)
 
     def discard(self) -> None:
         """Deletes the parts of this attempt."""
@@ -107,9 +127,9 @@ class SparkSourceEnumerator(SplitEnumerator):
                 "only one parameter"
             )
         assert source.df_factory is not None
-        with self._context.spark() as spark, user_frames(source.uid):
-            frame = frame_of(source.df_factory, spark, source.uid)
-            segments = self._parts.write(frame, cast(RowTypeInfo, source.type_info), rowtime=False)
+        factory, type_info = source.df_factory, cast(RowTypeInfo, source.type_info)
+        with self._context.spark() as spark:
+            segments = self._parts.write(lambda _: frame_of(factory, spark, source.uid), type_info, rowtime=False)
         self._read, self._ended = True, source.bounded is not False
         return [[split] for split in deal_out("rows", segments, None, parallelism)]
 
@@ -152,13 +172,17 @@ class SparkTransformEnumerator(BlockingEdgeEnumerator):
         if not written:
             return []
         source = self._transform
-        assert source.function is not None
-        assert source.input_type is not None
-        with self._context.spark() as spark, user_frames(source.uid):
-            schema = frame_schema(source.input_type, source.uid)
-            rows = read_parts(spark, source.location, source.sink_uid, written, schema)
-            frame = frame_of(source.function, rows, source.uid)
-            return self._parts.write(frame, cast(RowTypeInfo, source.type_info), rowtime=True)
+        function, input_type = source.function, source.input_type
+        assert function is not None
+        assert input_type is not None
+
+        def make(on_driver: bool) -> DataFrame:
+            read = read_on_driver if on_driver else read_parts
+            rows = read(spark, source.location, source.sink_uid, written, frame_schema(input_type, source.uid))
+            return frame_of(function, rows, source.uid)
+
+        with self._context.spark() as spark:
+            return self._parts.write(make, cast(RowTypeInfo, source.type_info), rowtime=True)
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         self._parts.discard()

@@ -22,15 +22,16 @@ from dagster_flinkpy.datastream.connectors.base import Json
 from dagster_flinkpy.errors import InputTypeError, TypeMismatchError
 from dagster_flinkpy.runtime.blocking.segments import SegmentWriter, in_order, open_segments, read_segment
 from dagster_flinkpy.runtime.failure import reported
+from dagster_flinkpy.runtime.shipping import check_shared
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP
-from dagster_flinkpy.spark.versions import arrow_schema, to_arrow
+from dagster_flinkpy.spark.versions import arrow_schema, data_frame, to_arrow
 from dagster_flinkpy.storage import StorageLocation
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["PartsTarget", "read_parts", "write_parts"]
+__all__ = ["PartsTarget", "read_on_driver", "read_parts", "write_on_driver", "write_parts"]
 
 _PART_SCHEMA = pa.schema(
     [
@@ -67,12 +68,34 @@ def write_parts(frame: DataFrame, target: PartsTarget) -> list[Json]:
     """Runs a DataFrame, stores its rows as segments, and returns the segments in order of the partitions.
 
     Raises:
-        PySparkException: The Spark job failed.
+        PySparkException: The Spark job failed; with a StoreUnreachableError if executors have no way to the store.
     """
     table = to_arrow(frame.mapInArrow(partial(_write_partition, target), _PART_COLUMNS))
     parts = sorted(table.to_pylist(), key=lambda part: (part["partition"], part["number"]))
     order = {partition: i for i, partition in enumerate(dict.fromkeys(part["partition"] for part in parts))}
     return [{"subtask": order[p["partition"]], **{name: p[name] for name in ("key", "bytes", "rows")}} for p in parts]
+
+
+def write_on_driver(frame: DataFrame, target: PartsTarget) -> list[Json]:
+    """Runs a DataFrame like :func:`write_parts`, and stores its rows from here, as those of one partition.
+
+    Raises:
+        PySparkException: The Spark job failed.
+    """
+    writer = SegmentWriter(target.location.open(), f"{target.prefix}{0:06d}.{uuid.uuid4().hex}", target.type_info)
+    for batch in to_arrow(frame).to_batches():
+        if batch.num_rows:
+            writer.write(*_records(target, batch))
+    return [{"subtask": 0, **segment} for segment in writer.finish()]
+
+
+def read_on_driver(
+    spark: SparkSession, location: StorageLocation, folder: str, segments: Sequence[Json], schema: StructType
+) -> DataFrame:
+    """Returns segments like :func:`read_parts`, but reads them here."""
+    store, columns = open_segments(location, folder), arrow_schema(schema)
+    batches = [_frame_rows(rows, columns, folder) for each in segments for rows in read_segment(store, folder, each)]
+    return data_frame(spark, pa.Table.from_batches(batches)) if batches else spark.createDataFrame([], schema)
 
 
 def read_parts(
@@ -103,6 +126,7 @@ def _write_partition(target: PartsTarget, batches: Iterator[pa.RecordBatch]) -> 
     partition = context.partitionId()
     name = f"{target.prefix}{partition:06d}.{uuid.uuid4().hex}"
     with reported():
+        check_shared(target.location.parent.parent)
         writer = SegmentWriter(target.location.open(), name, target.type_info)
         for batch in batches:
             if batch.num_rows:
@@ -133,6 +157,7 @@ def _read_partition(
 ) -> Iterator[pa.RecordBatch]:
     store = open_segments(location, folder)
     with reported():
+        check_shared(location.parent)
         for batch in numbers:
             for number in batch.column(0).to_pylist():
                 for records in read_segment(store, folder, segments[number]):

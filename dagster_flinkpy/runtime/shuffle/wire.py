@@ -80,6 +80,7 @@ class Kind(IntEnum):
     LATENCY_MARKER = 8
     LOG = 9
     OPERATOR_EVENT = 10
+    FILE = 11
 
 
 _KINDS = tuple(Kind)  # by number; calling the enum takes ten times as long

@@ -30,8 +30,8 @@ def frames(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Returns what the factories made, which are not real DataFrames."""
     made: list[Any] = []
 
-    def write(self: Any, frame: Any, type_info: Any, *, rowtime: bool) -> list[dict[str, Any]]:
-        made.append(frame)
+    def write(self: Any, make: Any, type_info: Any, *, rowtime: bool) -> list[dict[str, Any]]:
+        made.append(make(False))
         return [{"subtask": 0, "key": "a", "bytes": 1, "rows": 1}]
 
     monkeypatch.setattr(dataframe_enumerators._Parts, "write", write)

@@ -29,9 +29,10 @@ from dagster_flinkpy.errors import (
 from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob
 from dagster_flinkpy.runtime.master.deployments.in_process import run_in_process
 from dagster_flinkpy.runtime.master.deployments.pipelined_region import PipelinedRegion, places_of, resources_of
-from dagster_flinkpy.runtime.master.deployments.region_job import run_region, runs_a_task
+from dagster_flinkpy.runtime.master.deployments.region_job import runs_a_task
 from dagster_flinkpy.runtime.master.deployments.slot_processes import host_of_driver, start_here, start_on_spark
 from dagster_flinkpy.runtime.master.deployments.spark_progress import SparkProgress, watched
+from dagster_flinkpy.runtime.master.deployments.way_to_store import WayToStore
 from dagster_flinkpy.runtime.master.epochs.open_epoch import OpenEpoch
 from dagster_flinkpy.runtime.master.epochs.operator_coordinators import OperatorCoordinators
 from dagster_flinkpy.runtime.master.job_config import JobConfig
@@ -105,6 +106,7 @@ class JobExchange:
         """The regions that have lost slots for which there were no others."""
         self._per_process = 1
         """How many slots share a process."""
+        self._way = WayToStore(config.job_id, progress)
         self._said = ""
         self._closed = False
         self.one_epoch = False
@@ -304,7 +306,7 @@ class JobExchange:
             progress = SparkProgress(what, job.graph.number_of_stages, self._progress, records=counts.by_stage)
             with watched(spark, progress):
                 tries = self._shared.task_tries(spark) if self._config.failover.failover.retries_tasks else 1
-                return list(run_region(spark, replace(job, counts=counts.folder, task_tries=tries)))
+                return self._way.run(spark, replace(job, counts=counts.folder, task_tries=tries))
 
     def notify(self, news: str, checkpoint_id: int) -> None:
         """Tells all functions of tasks that live how a checkpoint has ended.

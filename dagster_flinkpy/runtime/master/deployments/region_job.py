@@ -25,6 +25,7 @@ from dagster_flinkpy.errors import (
 )
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.failure import error_in_task, reported, unsupported
+from dagster_flinkpy.runtime.master.deployments.driver_files import SentFiles, run_with_files
 from dagster_flinkpy.runtime.shipping import dump_job, loaded_job
 from dagster_flinkpy.runtime.shuffle.wire import SPARK_SCHEMA, WireRow, rows_of
 from dagster_flinkpy.runtime.task.breadcrumb import read_breadcrumb
@@ -52,8 +53,13 @@ _EXECUTOR_LOST = re.compile(
 _FATAL = re.compile(r"Fatal Python error: (?:.+\n|\n(?!\tat ))*?(?=\s*\tat |\s*Driver stacktrace|\Z)")
 
 
-def run_region(spark: SparkSession, job: EpochJob) -> Iterator[WireRow]:
+def run_region(spark: SparkSession, job: EpochJob, files: SentFiles | None = None) -> Iterator[WireRow]:
     """Runs a Spark job and yields the rows for the driver.
+
+    Args:
+        spark: The session.
+        job: What the tasks do.
+        files: What they read, if they have no way to the store.
 
     Raises:
         PythonWorkerLostError: A Python worker died.
@@ -73,7 +79,10 @@ def run_region(spark: SparkSession, job: EpochJob) -> Iterator[WireRow]:
     try:
         rows = spark.range(0, graph.stage_parallelism(0), 1, graph.stage_parallelism(0))
         for stage in range(graph.number_of_stages):
-            if stage:
+            if files is not None:
+                sent = files.frame(spark, stage)
+                rows = rows.union(sent) if stage else sent
+            if stage or files is not None:
                 rows = _shuffled(rows, graph.stage_parallelism(stage))
             rows = map_in_arrow(rows, _stage(program, stage), SPARK_SCHEMA, stage_profile(spark, graph, stage))
         table = to_arrow(rows)
@@ -163,8 +172,11 @@ def run_stage(program: bytes, stage: int, batches: Iterator[pa.RecordBatch]) -> 
     with reported(), loaded_job(program) as job:
         last_try = context.attemptNumber() + 1 >= job.task_tries
         task = StageTask(job, stage, context.partitionId(), capture_logs=True, may_fail=not last_try)
-        # The input of the first stage is only numbers, from which Spark makes tasks.
-        yield from task.run(() if stage == 0 else chain.from_iterable(map(rows_of, batches)))
+        rows = chain.from_iterable(map(rows_of, batches))
+        if job.through_driver:
+            yield from run_with_files(task, rows)
+        else:  # the input of the first stage is only numbers, from which Spark makes tasks
+            yield from task.run(() if stage == 0 else rows)
     del job, task
     _freeze_modules(len(sys.modules))
     # Spark keeps a Python worker for the next task only if it has read all of its input.
