@@ -41,18 +41,25 @@ def words(output: str) -> list[list[str]]:
     return [line.split() for line in output.splitlines()]
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A job with two runs: one ends after two epochs, the other one restarts once and then fails."""
-    graph, _ = program(tmp_path)
-    with HarnessAttempt(graph, tmp_path, owner="the first run") as attempt:
+    folder = tmp_path_factory.mktemp("runs")
+    graph, _ = program(folder)
+    with HarnessAttempt(graph, folder, owner="the first run") as attempt:
         list(attempt.run_epochs(2))
-    graph, _ = program(tmp_path, FailsAt(9, tmp_path, executions=9))
+    graph, _ = program(folder, FailsAt(9, folder, executions=9))
     config = {"failover": FailoverConfig(FixedDelayRestart(1, timedelta(0)))}
     options = {"allow_non_restored_state": True, "owner": "the second run"}
-    with pytest.raises(UserFunctionError), HarnessAttempt(graph, tmp_path, config=config, **options) as attempt:
+    with pytest.raises(UserFunctionError), HarnessAttempt(graph, folder, config=config, **options) as attempt:
         list(attempt.run_epochs())
-    return tmp_path
+    return folder
+
+
+@pytest.fixture
+def folder(two_runs: Path, tmp_path: Path) -> Path:
+    """A copy of that job."""
+    return shutil.copytree(two_runs, tmp_path, dirs_exist_ok=True)
 
 
 def test_show(folder: Path) -> None:
