@@ -5,6 +5,9 @@ Each message says what is wrong, where, and what to do about it. This module imp
 
 from __future__ import annotations
 
+from enum import Enum, auto
+from typing import ClassVar
+
 __all__ = [
     "AccessDeniedError",
     "CheckpointError",
@@ -105,9 +108,22 @@ def message_of(error: BaseException) -> str:
         return f"<{type(error).__name__}, whose str() raised {type(unsayable).__name__}>"
 
 
+class ThrowableType(Enum):
+    """What a restart can do about an error (Flink: ``ThrowableType``)."""
+
+    RECOVERABLE_ERROR = auto()
+    """Trying again may help: a worker was lost, the store or a source had a hiccup, a user function raised."""
+    ENVIRONMENT_ERROR = auto()
+    """Trying again in this attempt of the job does not help; another attempt may."""
+    NON_RECOVERABLE_ERROR = auto()
+    """Trying again fails in the same way until somebody changes something."""
+
+
 class FlinkPyError(Exception):
     """Base of all errors raised by dagster-flinkpy. Messages may quote users' data, so long ones are shortened."""
 
+    throwable_type: ClassVar[ThrowableType] = ThrowableType.RECOVERABLE_ERROR
+    """What a restart can do about it. Of a single error, ``runtime.throwables`` may know more."""
     suppressed_by: str = ""
     """Why the restart strategy of the program allowed no other restart (Flink: "Recovery is suppressed by ..."). Empty
     if no strategy decided that."""
@@ -121,6 +137,8 @@ class FlinkPyError(Exception):
 
 class ConfigurationError(FlinkPyError, ValueError):
     """An option or argument has a value that cannot work."""
+
+    throwable_type = ThrowableType.NON_RECOVERABLE_ERROR
 
 
 class JobGraphError(ConfigurationError):
@@ -189,6 +207,8 @@ class PreconditionFailedError(StorageError):
 class ConditionalWritesUnsupportedError(StorageError):
     """The store accepts conditional headers but ignores them, so fencing would not work."""
 
+    throwable_type = ThrowableType.ENVIRONMENT_ERROR
+
 
 class UploadNotFoundError(StorageError):
     """A staged upload was aborted, was never begun, or lacks a part."""
@@ -197,6 +217,8 @@ class UploadNotFoundError(StorageError):
 class PathEscapesPrefixError(StorageError):
     """A path read from metadata points outside the prefix it belongs to."""
 
+    throwable_type = ThrowableType.ENVIRONMENT_ERROR
+
 
 # --- state and checkpoints --------------------------------------------------------------------------------------------
 
@@ -204,13 +226,19 @@ class PathEscapesPrefixError(StorageError):
 class CorruptStateError(FlinkPyError):
     """A state file is missing or truncated, or does not match its checksum."""
 
+    throwable_type = ThrowableType.ENVIRONMENT_ERROR
+
 
 class CorruptMetadataError(FlinkPyError):
     """A checkpoint's ``_metadata``, or another object that a job needs to continue, cannot be read."""
 
+    throwable_type = ThrowableType.ENVIRONMENT_ERROR
+
 
 class HeadLostError(CorruptMetadataError):
     """``HEAD``, which names a job's latest checkpoint, was lost, although the job has run before."""
+
+    throwable_type = ThrowableType.NON_RECOVERABLE_ERROR
 
 
 class UnsupportedSavepointError(FlinkPyError):
@@ -220,6 +248,8 @@ class UnsupportedSavepointError(FlinkPyError):
 class StateSchemaError(FlinkPyError):
     """The types of stored state and declared state do not match."""
 
+    throwable_type = ThrowableType.NON_RECOVERABLE_ERROR
+
 
 class CheckpointError(FlinkPyError):
     """A checkpoint was not completed."""
@@ -227,6 +257,8 @@ class CheckpointError(FlinkPyError):
 
 class CheckpointTimeoutError(CheckpointError):
     """A step of a run, such as a master hook, a write or a commit, took longer than the checkpoint timeout."""
+
+    throwable_type = ThrowableType.ENVIRONMENT_ERROR  # a step of the driver still hangs, and may go on at any time
 
 
 class SavepointOutcomeUnknownError(CheckpointError):
@@ -236,9 +268,13 @@ class SavepointOutcomeUnknownError(CheckpointError):
 class RestoreError(FlinkPyError):
     """Stored state cannot be restored into this job."""
 
+    throwable_type = ThrowableType.NON_RECOVERABLE_ERROR
+
 
 class FencedError(FlinkPyError):
     """A newer execution attempt has taken over, so this one must stop."""
+
+    throwable_type = ThrowableType.NON_RECOVERABLE_ERROR
 
 
 # --- requests to a running job ----------------------------------------------------------------------------------------
@@ -247,9 +283,13 @@ class FencedError(FlinkPyError):
 class JobCancelledError(FlinkPyError):
     """Somebody asked for the job to be cancelled (Flink: ``JobCancellationException``)."""
 
+    throwable_type = ThrowableType.NON_RECOVERABLE_ERROR
+
 
 class RequestFailedError(FlinkPyError):
     """A running job could not do what it was asked for; the message has its reason."""
+
+    throwable_type = ThrowableType.NON_RECOVERABLE_ERROR
 
 
 class UnknownRequestError(RequestFailedError):
@@ -346,6 +386,8 @@ class ExecutorLostError(CheckpointError):
 class UnsupportedEnvironmentError(FlinkPyError):
     """Spark, its workers, or what is installed here or there cannot run the program, however often it is tried."""
 
+    throwable_type = ThrowableType.NON_RECOVERABLE_ERROR
+
 
 class NoResourceAvailableError(FlinkPyError):
     """Spark has fewer task slots than are needed at once (Flink: ``NoResourceAvailableException``).
@@ -368,6 +410,8 @@ class PastTimerError(FlinkPyError, ValueError):
 
 class IllegalStateTransitionError(FlinkPyError):
     """A job or task was told to enter a state that cannot follow its current one: an error in the library."""
+
+    throwable_type = ThrowableType.ENVIRONMENT_ERROR
 
 
 class SourceReadError(FlinkPyError):
@@ -392,6 +436,8 @@ class SegmentLostError(SourceReadError):
 class InputChangedError(SourceReadError):
     """Input is no longer what a source has read, or is nothing that it can read, until somebody changes that."""
 
+    throwable_type = ThrowableType.NON_RECOVERABLE_ERROR
+
 
 class InputTypeError(InputChangedError, TypeMismatchError):
     """A column of the input has another type than was declared for it, or a value that this type does not have."""
@@ -400,13 +446,19 @@ class InputTypeError(InputChangedError, TypeMismatchError):
 class InputExpiredError(SourceReadError):
     """Input that a source has not read yet is gone: its retention has passed."""
 
+    throwable_type = ThrowableType.NON_RECOVERABLE_ERROR
+
 
 class NamedSegmentLostError(SegmentLostError):
     """A segment of a blocking edge is gone that the last completed checkpoint names. No restart writes it again."""
 
+    throwable_type = ThrowableType.NON_RECOVERABLE_ERROR
+
 
 class InputAfterEndError(FlinkPyError):
     """A source has input that came after its end and would never be read."""
+
+    throwable_type = ThrowableType.NON_RECOVERABLE_ERROR
 
 
 class SinkCommitError(FlinkPyError):
@@ -418,6 +470,8 @@ class CommitRefusedError(SinkCommitError):
 
     The rows stay staged, unless somebody has deleted them with the table; the message says so.
     """
+
+    throwable_type = ThrowableType.NON_RECOVERABLE_ERROR
 
     @classmethod
     def of(cls, sink: str, checkpoint_id: int, why: Exception, *, owned: bool, gone: int = 0) -> CommitRefusedError:
@@ -450,6 +504,8 @@ class CommitRefusedError(SinkCommitError):
 class CommittableLostError(SinkCommitError):
     """The output that a sink had prepared is neither committed nor still staged."""
 
+    throwable_type = ThrowableType.NON_RECOVERABLE_ERROR
+
     @classmethod
     def of(cls, checkpoint_id: int, problem: str) -> CommittableLostError:
         """Returns the error of a checkpoint, with what to do."""
@@ -466,6 +522,10 @@ class SparkUnavailableError(FlinkPyError):
 class SparkRefusedError(SparkUnavailableError):
     """Spark does not take this process: its token or its settings, or it has a session of the other kind."""
 
+    throwable_type = ThrowableType.NON_RECOVERABLE_ERROR
+
 
 class JavaNotFoundError(SparkUnavailableError):
     """No Java 17 or newer was found for a local Spark server."""
+
+    throwable_type = ThrowableType.ENVIRONMENT_ERROR

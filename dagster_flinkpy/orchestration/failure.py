@@ -15,9 +15,17 @@ from typing import TYPE_CHECKING
 from dagster import DagsterInvariantViolationError, Failure, MetadataValue, OpExecutionContext
 
 from dagster_flinkpy import errors
-from dagster_flinkpy.errors import FlinkPyError, PythonWorkerLostError, UserFunctionError, add_note, message_of, shorten
+from dagster_flinkpy.errors import (
+    FlinkPyError,
+    PythonWorkerLostError,
+    ThrowableType,
+    UserFunctionError,
+    add_note,
+    message_of,
+    shorten,
+)
 from dagster_flinkpy.orchestration.execution_tables import execution_metadata
-from dagster_flinkpy.runtime.throwables import ThrowableType, throwable_type
+from dagster_flinkpy.runtime.throwables import throwable_type
 
 if TYPE_CHECKING:
     from dagster import DagsterLogManager

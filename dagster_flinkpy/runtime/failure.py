@@ -14,12 +14,13 @@ from dagster_flinkpy import errors
 from dagster_flinkpy.errors import (
     CheckpointError,
     FlinkPyError,
+    ThrowableType,
     UnsupportedEnvironmentError,
     UserFunctionError,
     message_of,
     shorten,
 )
-from dagster_flinkpy.runtime.throwables import ThrowableType, fails_always, throwable_type
+from dagster_flinkpy.runtime.throwables import fails_always, throwable_type
 
 __all__ = [
     "DRIVER_EXCEPTIONS",

@@ -8,78 +8,12 @@ from __future__ import annotations
 
 import builtins
 import re
-from collections.abc import Mapping
-from enum import Enum, auto
 
-from dagster_flinkpy.errors import (
-    CheckpointTimeoutError,
-    CommitRefusedError,
-    CommittableLostError,
-    ConditionalWritesUnsupportedError,
-    ConfigurationError,
-    CorruptMetadataError,
-    CorruptStateError,
-    FencedError,
-    FlinkPyError,
-    HeadLostError,
-    IllegalStateTransitionError,
-    InputAfterEndError,
-    InputChangedError,
-    InputExpiredError,
-    JavaNotFoundError,
-    JobCancelledError,
-    NamedSegmentLostError,
-    PathEscapesPrefixError,
-    RequestFailedError,
-    RestoreError,
-    SparkRefusedError,
-    StateSchemaError,
-    UnsupportedEnvironmentError,
-    UserFunctionError,
-)
+from dagster_flinkpy.errors import FlinkPyError, ThrowableType, UserFunctionError
 
-__all__ = ["ThrowableType", "fails_always", "refused_by_spark", "throwable_type"]
+__all__ = ["fails_always", "refused_by_spark", "throwable_type"]
 
-
-class ThrowableType(Enum):
-    """What a restart can do about an error (Flink: ``ThrowableType``)."""
-
-    RECOVERABLE_ERROR = auto()
-    """Trying again may help: a worker was lost, the store or a source had a hiccup, a user function raised."""
-    ENVIRONMENT_ERROR = auto()
-    """Trying again in this attempt of the job does not help; another attempt may."""
-    NON_RECOVERABLE_ERROR = auto()
-    """Trying again fails in the same way until somebody changes something."""
-
-
-_RECOVERABLE, _ENVIRONMENT, _NON_RECOVERABLE = ThrowableType
-
-_OURS: Mapping[type[FlinkPyError], ThrowableType] = {
-    CheckpointTimeoutError: _ENVIRONMENT,  # a step of the driver still hangs, and may go on at any time
-    CommitRefusedError: _NON_RECOVERABLE,
-    CommittableLostError: _NON_RECOVERABLE,
-    ConditionalWritesUnsupportedError: _ENVIRONMENT,
-    ConfigurationError: _NON_RECOVERABLE,
-    CorruptMetadataError: _ENVIRONMENT,
-    CorruptStateError: _ENVIRONMENT,
-    FencedError: _NON_RECOVERABLE,
-    HeadLostError: _NON_RECOVERABLE,
-    IllegalStateTransitionError: _ENVIRONMENT,
-    InputAfterEndError: _NON_RECOVERABLE,
-    InputChangedError: _NON_RECOVERABLE,
-    InputExpiredError: _NON_RECOVERABLE,
-    JavaNotFoundError: _ENVIRONMENT,
-    JobCancelledError: _NON_RECOVERABLE,
-    NamedSegmentLostError: _NON_RECOVERABLE,
-    PathEscapesPrefixError: _ENVIRONMENT,
-    RequestFailedError: _NON_RECOVERABLE,
-    RestoreError: _NON_RECOVERABLE,
-    SparkRefusedError: _NON_RECOVERABLE,
-    StateSchemaError: _NON_RECOVERABLE,
-    UnsupportedEnvironmentError: _NON_RECOVERABLE,
-    FlinkPyError: _RECOVERABLE,
-}
-"""Of this library. The first class in an error's MRO that is here decides."""
+_RECOVERABLE, _, _NON_RECOVERABLE = ThrowableType
 
 _PROGRAMMING = (AttributeError, ImportError, NameError, NotImplementedError, SyntaxError, TypeError)
 """Raised outside of user functions: code and what is installed do not fit together."""
@@ -125,8 +59,8 @@ def throwable_type(error: BaseException | type[BaseException]) -> ThrowableType:
     """
     kind = error if isinstance(error, type) else type(error)
     if issubclass(kind, FlinkPyError):
-        found = next(_OURS[each] for each in kind.__mro__ if each in _OURS)
-        return _NON_RECOVERABLE if isinstance(error, UserFunctionError) and error.permanent else found
+        permanent = isinstance(error, UserFunctionError) and error.permanent
+        return _NON_RECOVERABLE if permanent else kind.throwable_type
     if not issubclass(kind, Exception):
         return _NON_RECOVERABLE
     if isinstance(error, AttributeError) and error.name is not None and error.obj is None:

@@ -31,9 +31,9 @@ from pyspark.errors.exceptions.connect import InvalidPlanInput, SparkConnectGrpc
 from pyspark.errors.exceptions.connect import PythonException as ConnectPythonException
 
 from dagster_flinkpy import errors
-from dagster_flinkpy.errors import FlinkPyError, StorageError, UserFunctionError
+from dagster_flinkpy.errors import FlinkPyError, StorageError, ThrowableType, UserFunctionError
 from dagster_flinkpy.runtime.failure import error_from_json, error_to_json, user_error
-from dagster_flinkpy.runtime.throwables import ThrowableType, fails_always, refused_by_spark, throwable_type
+from dagster_flinkpy.runtime.throwables import fails_always, refused_by_spark, throwable_type
 
 RECOVERABLE, PERMANENT = ThrowableType.RECOVERABLE_ERROR, ThrowableType.NON_RECOVERABLE_ERROR
 ENVIRONMENT = {

@@ -33,8 +33,9 @@ from dagster_flinkpy.errors import (
     PythonWorkerLostError,
     SlotLostError,
     SparkUnavailableError,
+    ThrowableType,
 )
-from dagster_flinkpy.runtime.throwables import ThrowableType, throwable_type
+from dagster_flinkpy.runtime.throwables import throwable_type
 
 __all__ = [
     "ExecutionFailureHandler",

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
-from dagster_flinkpy.errors import FlinkPyError, SourceReadError, StorageError, UserFunctionError
+from dagster_flinkpy.errors import FlinkPyError, SourceReadError, StorageError, ThrowableType, UserFunctionError
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.failure import error_to_json
 from dagster_flinkpy.runtime.shuffle.channel_selectors import downstream_subtasks
@@ -20,7 +20,7 @@ from dagster_flinkpy.runtime.task.acknowledgement import Acknowledgement
 from dagster_flinkpy.runtime.task.breadcrumb import end_forked_process
 from dagster_flinkpy.runtime.task.operator_task import Cancelled
 from dagster_flinkpy.runtime.task.stream_task import StreamTask
-from dagster_flinkpy.runtime.throwables import ThrowableType, throwable_type
+from dagster_flinkpy.runtime.throwables import throwable_type
 from dagster_flinkpy.runtime.user_logs import UserLogs
 
 __all__ = ["StageTask"]

@@ -21,8 +21,8 @@ from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors import ParquetSource
 from dagster_flinkpy.connectors.columns.arrow_types import type_info_of
 from dagster_flinkpy.connectors.columns.column_casts import cast_column, check_cast, fit_column
-from dagster_flinkpy.errors import ConfigurationError, InputTypeError, TypeMismatchError
-from dagster_flinkpy.runtime.throwables import ThrowableType, throwable_type
+from dagster_flinkpy.errors import ConfigurationError, InputTypeError, ThrowableType, TypeMismatchError
+from dagster_flinkpy.runtime.throwables import throwable_type
 
 DOCS = Path(__file__).parents[3] / "docs/api/column-types.md"
 DECIMAL = Types.DECIMAL(38, 18)

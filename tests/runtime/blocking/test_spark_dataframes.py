@@ -33,13 +33,14 @@ from dagster_flinkpy.errors import (
     FlinkPyError,
     InputTypeError,
     StorageError,
+    ThrowableType,
     UserFunctionError,
 )
 from dagster_flinkpy.runtime.blocking import segments
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
-from dagster_flinkpy.runtime.throwables import ThrowableType, throwable_type
+from dagster_flinkpy.runtime.throwables import throwable_type
 from dagster_flinkpy.spark.sessions import SparkSettings
 from dagster_flinkpy.storage import StorageLocation
 from tests.pyspark_versions import since

@@ -17,6 +17,7 @@ from dagster_flinkpy.errors import (
     FlinkPyError,
     SegmentLostError,
     StorageError,
+    ThrowableType,
     message_of,
 )
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeInputs, EdgeOutput
@@ -29,7 +30,7 @@ from dagster_flinkpy.runtime.master.metrics.timeline import CheckpointTimeline
 from dagster_flinkpy.runtime.master.results import EpochResults
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
-from dagster_flinkpy.runtime.throwables import ThrowableType, throwable_type
+from dagster_flinkpy.runtime.throwables import throwable_type
 
 __all__ = ["EpochPlanned", "InputEnded", "InputLooked", "JobRunner", "RegionEnded", "TasksRunning"]
 
