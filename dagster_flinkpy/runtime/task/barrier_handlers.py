@@ -22,7 +22,6 @@ __all__ = [
     "AlignmentTimeout",
     "Barrier",
     "BarrierHandler",
-    "Block",
     "CancelBarrier",
     "CheckpointBarrierTracker",
     "Complete",
@@ -31,7 +30,6 @@ __all__ = [
     "Event",
     "SingleCheckpointBarrierHandler",
     "Snapshot",
-    "Unblock",
 ]
 
 _MAX_TRACKED = 50  # Flink: CheckpointBarrierTracker.MAX_CHECKPOINTS_TO_TRACK
@@ -89,20 +87,6 @@ class Deliver(Action):
 
     channel: Channel
     element: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Block(Action):
-    """Expect nothing of the channel for now: the handler keeps its elements."""
-
-    channel: Channel
-
-
-@dataclass(frozen=True, slots=True)
-class Unblock(Action):
-    """The channel is open again, and the kept elements follow."""
-
-    channel: Channel
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +254,6 @@ class SingleCheckpointBarrierHandler(BarrierHandler):
                 # Only if unaligned: the channel is ahead of the others. Flink gives up the older one; here it waits.
                 self._blocked.add(channel)
                 self._kept.append(event)
-                actions.append(Block(channel))
                 return
             aborted = self._pending
             if aborted:
@@ -291,7 +274,6 @@ class SingleCheckpointBarrierHandler(BarrierHandler):
                     self._unblock(actions)
             else:
                 self._blocked.add(channel)
-                actions.append(Block(channel))
         if last:
             actions.append(Complete(checkpoint_id))
             self._end()
@@ -327,7 +309,6 @@ class SingleCheckpointBarrierHandler(BarrierHandler):
 
     def _unblock(self, actions: list[Action], first: Event | None = None) -> None:
         """Unblocks all channels and handles the kept events in order, which may block channels again."""
-        actions.extend(Unblock(channel) for channel in self._channels if channel in self._blocked)
         self._blocked.clear()
         kept, self._kept = self._kept, deque()
         if first is not None:

@@ -40,7 +40,6 @@ from dagster_flinkpy.runtime.task.barrier_handlers import (
     AlignmentTimeout,
     Barrier,
     BarrierHandler,
-    Block,
     CancelBarrier,
     CheckpointBarrierTracker,
     Complete,
@@ -49,7 +48,6 @@ from dagster_flinkpy.runtime.task.barrier_handlers import (
     Event,
     SingleCheckpointBarrierHandler,
     Snapshot,
-    Unblock,
 )
 from dagster_flinkpy.runtime.task.chaining_output import ChainingOutput
 from dagster_flinkpy.runtime.task.channel_state import ChannelStateWriter, InFlightRow, own_records, read_channel_state
@@ -251,8 +249,6 @@ class OperatorTask:
                         f"operator {self.vertex.uid!r}, subtask {self._subtask}: checkpoint {checkpoint_id}: "
                         f"{reason.value}"
                     )
-                case Block() | Unblock():
-                    pass  # the handler keeps the elements of a blocked channel
         self._task.leave()
         if self._first.waiting:
             for each in self._first.release(event, self._valve.is_silent):

@@ -18,7 +18,6 @@ from dagster_flinkpy.runtime.task.barrier_handlers import (
     AlignmentTimeout,
     Barrier,
     BarrierHandler,
-    Block,
     CancelBarrier,
     CheckpointBarrierTracker,
     Complete,
@@ -27,7 +26,6 @@ from dagster_flinkpy.runtime.task.barrier_handlers import (
     Event,
     SingleCheckpointBarrierHandler,
     Snapshot,
-    Unblock,
 )
 
 A, B, C = "abc"
@@ -48,19 +46,15 @@ class Gate:
     in_flight: dict[int, Counter[Any]] = field(default_factory=dict)
     complete: list[int] = field(default_factory=list)
     aborted: list[int] = field(default_factory=list)
-    blocked: set[Any] = field(default_factory=set)
 
     def handle(self, event: Event) -> list[Action]:
+        waits = isinstance(event, Element) and event.channel in self.handler.blocked
         actions = self.handler.handle(event)
+        assert not (waits and actions)
         for action in actions:
             match action:
                 case Deliver(channel=channel, element=element):
-                    assert channel not in self.blocked
                     self.delivered.append((channel, element))
-                case Block(channel=channel):
-                    self.blocked.add(channel)
-                case Unblock(channel=channel):
-                    self.blocked.remove(channel)
                 case Snapshot(checkpoint_id=n):
                     assert n not in self.snapshots
                     self.snapshots[n] = Counter(self.delivered)
@@ -125,7 +119,7 @@ def runs(draw: st.DrawFn, *, losses: bool = False) -> Run:
 
 
 def check_all_delivered(run: Run, gate: Gate) -> None:
-    assert not gate.blocked
+    assert not gate.handler.blocked
     for c, records in run.records().items():
         assert [r for channel, r in gate.delivered if channel == c] == records
 
@@ -208,11 +202,12 @@ def test_one_channel_triggers_at_once(make: Callable[[str], BarrierHandler]) -> 
 def test_a_channel_is_blocked_from_its_barrier_to_the_last_one() -> None:
     handler = SingleCheckpointBarrierHandler([A, B])
     assert handler.missing(1) == {A, B}
-    assert handler.handle(Barrier(A, 1)) == [Block(A)]
+    assert (handler.handle(Barrier(A, 1)), handler.blocked) == ([], {A})
     assert (handler.aligning, handler.missing(1)) == (1, {B})
     assert handler.handle(Element(A, "behind")) == []
     assert handler.handle(Element(B, "before")) == [Deliver(B, "before")]
-    assert handler.handle(Barrier(B, 1)) == [Snapshot(1), Complete(1), Unblock(A), Deliver(A, "behind")]
+    assert handler.handle(Barrier(B, 1)) == [Snapshot(1), Complete(1), Deliver(A, "behind")]
+    assert not handler.blocked
     assert (handler.aligning, handler.missing(1)) == (None, frozenset())
 
 
@@ -220,23 +215,25 @@ def test_what_was_kept_may_begin_the_next_alignment() -> None:
     handler = SingleCheckpointBarrierHandler([A, B])
     for event in (Barrier(A, 1), Element(A, "1st"), Barrier(A, 2), Element(A, "2nd")):
         handler.handle(event)
-    assert handler.handle(Barrier(B, 1)) == [Snapshot(1), Complete(1), Unblock(A), Deliver(A, "1st"), Block(A)]
-    assert handler.handle(Barrier(B, 2)) == [Snapshot(2), Complete(2), Unblock(A), Deliver(A, "2nd")]
+    assert handler.handle(Barrier(B, 1)) == [Snapshot(1), Complete(1), Deliver(A, "1st")]
+    assert handler.blocked == {A}
+    assert handler.handle(Barrier(B, 2)) == [Snapshot(2), Complete(2), Deliver(A, "2nd")]
 
 
 def test_a_newer_barrier_aborts_an_older_alignment() -> None:
     handler = SingleCheckpointBarrierHandler([A, B])
     handler.handle(Barrier(A, 1))
     handler.handle(Element(A, "behind"))
-    assert handler.handle(Barrier(B, 2)) == [Abort(1, SUBSUMED), Unblock(A), Block(B), Deliver(A, "behind")]
-    assert handler.handle(Barrier(A, 2)) == [Snapshot(2), Complete(2), Unblock(B)]
+    assert handler.handle(Barrier(B, 2)) == [Abort(1, SUBSUMED), Deliver(A, "behind")]
+    assert handler.blocked == {B}
+    assert (handler.handle(Barrier(A, 2)), handler.blocked) == ([Snapshot(2), Complete(2)], set())
     assert handler.handle(Barrier(B, 1)) == []  # late
 
 
 def test_a_cancelled_checkpoint_is_aborted_once_and_its_barriers_are_ignored() -> None:
     handler = SingleCheckpointBarrierHandler([A, B, C])
     handler.handle(Barrier(A, 1))
-    assert handler.handle(CancelBarrier(B, 1)) == [Abort(1, CANCELLED), Unblock(A)]
+    assert (handler.handle(CancelBarrier(B, 1)), handler.blocked) == ([Abort(1, CANCELLED)], set())
     assert handler.handle(CancelBarrier(C, 1)) == []
     assert handler.handle(Barrier(C, 1)) == []
     assert handler.handle(CancelBarrier(A, 3)) == [Abort(3, CANCELLED)]
@@ -246,14 +243,16 @@ def test_a_cancelled_checkpoint_is_aborted_once_and_its_barriers_are_ignored() -
 def test_a_cancel_of_a_newer_checkpoint_aborts_the_older_alignment_too() -> None:
     handler = SingleCheckpointBarrierHandler([A, B])
     handler.handle(Barrier(A, 1))
-    assert handler.handle(CancelBarrier(B, 2)) == [Abort(1, SUBSUMED), Abort(2, CANCELLED), Unblock(A)]
+    assert handler.handle(CancelBarrier(B, 2)) == [Abort(1, SUBSUMED), Abort(2, CANCELLED)]
+    assert not handler.blocked
 
 
 def test_an_alignment_that_takes_too_long_goes_over_to_unaligned() -> None:
     handler = SingleCheckpointBarrierHandler([A, B])
     handler.handle(Barrier(A, 1))
     handler.handle(Element(A, "behind"))
-    assert handler.handle(AlignmentTimeout(1)) == [Snapshot(1), Unblock(A), Deliver(A, "behind")]
+    assert handler.handle(AlignmentTimeout(1)) == [Snapshot(1), Deliver(A, "behind")]
+    assert not handler.blocked
     assert handler.aligning is None
     assert handler.handle(Element(B, "before")) == [AddToChannelState(1, B, "before"), Deliver(B, "before")]
     assert handler.handle(Element(A, "behind")) == [Deliver(A, "behind")]
@@ -264,16 +263,16 @@ def test_an_alignment_that_takes_too_long_goes_over_to_unaligned() -> None:
 def test_unaligned_takes_the_snapshot_at_the_first_barrier() -> None:
     handler = SingleCheckpointBarrierHandler([A, B], unaligned=True)
     assert handler.handle(Barrier(A, 1)) == [Snapshot(1)]
-    assert handler.handle(Barrier(A, 2)) == [Block(A)]
-    assert handler.handle(Barrier(B, 1)) == [Complete(1), Unblock(A), Snapshot(2)]
+    assert (handler.handle(Barrier(A, 2)), handler.blocked) == ([], {A})
+    assert (handler.handle(Barrier(B, 1)), handler.blocked) == ([Complete(1), Snapshot(2)], set())
 
 
 def test_a_snapshot_waits_for_the_channels_that_must_align() -> None:
     handler = SingleCheckpointBarrierHandler([A, B, C], unaligned=True, aligned={B})
-    assert handler.handle(Barrier(A, 1)) == [Block(A)]
+    assert (handler.handle(Barrier(A, 1)), handler.blocked) == ([], {A})
     assert handler.handle(Element(A, "behind")) == []
     assert handler.handle(Element(B, "before")) == [Deliver(B, "before")]
-    assert handler.handle(Barrier(B, 1)) == [Snapshot(1), Unblock(A), Deliver(A, "behind")]
+    assert handler.handle(Barrier(B, 1)) == [Snapshot(1), Deliver(A, "behind")]
     assert handler.handle(Element(C, "before")) == [AddToChannelState(1, C, "before"), Deliver(C, "before")]
     assert handler.handle(Barrier(C, 1)) == [Complete(1)]
     assert handler.handle(Barrier(B, 2)) == [Snapshot(2)]
