@@ -21,7 +21,6 @@ __all__ = [
     "OperatorAssignment",
     "RestorePlan",
     "RestoreTarget",
-    "SubtaskAssignment",
     "assign",
     "is_lost",
     "reassign_key_groups",
@@ -46,23 +45,6 @@ class RestoreTarget:
 
 
 @dataclass(frozen=True)
-class SubtaskAssignment:
-    """What one new subtask starts with."""
-
-    index: int
-    keyed: KeyedSnapshot | None = None
-    operator_state: tuple[OperatorStateHandle, ...] = ()
-    raw_keyed: tuple[Any, ...] = ()
-    """Raw keyed state of its key groups."""
-    splits: tuple[Any, ...] = ()
-    """Source splits, distributed round-robin if the parallelism changed."""
-    watermark: int | None = None
-    """The lowest watermark of all old subtasks; None if one of them had none."""
-    channel_state: tuple[Any, ...] = ()
-    """In-flight data; that of all subtasks if the parallelism changed."""
-
-
-@dataclass(frozen=True)
 class OperatorAssignment:
     """What one operator starts with."""
 
@@ -70,8 +52,9 @@ class OperatorAssignment:
     parallelism: int
     max_parallelism: int
     """The max parallelism to use: the stored one if there is state."""
-    subtasks: tuple[SubtaskAssignment, ...]
-    """One assignment per subtask, in order."""
+    subtasks: tuple[SubtaskState, ...]
+    """What each subtask starts with, in order: the key groups that it has now, the lowest watermark of all old subtasks
+    (None if one of them had none), and if the parallelism changed, the in-flight data of all of them."""
     coordinator_state: Any | None = None
     in_flight: tuple[Any, ...] = ()
     """What it reads first: segments of a blocking edge, which any parallelism can read."""
@@ -311,7 +294,7 @@ def _left_behind(
 
 
 def _empty(spec: RestoreTarget) -> OperatorAssignment:
-    subtasks = tuple(SubtaskAssignment(index) for index in range(spec.parallelism))
+    subtasks = tuple(SubtaskState(index) for index in range(spec.parallelism))
     return OperatorAssignment(spec.uid, spec.parallelism, spec.max_parallelism, subtasks)
 
 
@@ -326,12 +309,9 @@ def _restored(spec: RestoreTarget, stored: OperatorState, what: str) -> Operator
         old[subtask.index] = subtask
     if spec.parallelism == stored.parallelism:
         keyed = [subtask.keyed for subtask in old]
-        splits = [subtask.splits for subtask in old]
         channels = [subtask.channel_state for subtask in old]
     else:
         keyed = _reshard([subtask.keyed for subtask in old], max_parallelism, spec.parallelism)
-        all_splits = [split for subtask in old for split in subtask.splits]
-        splits = [tuple(all_splits[index :: spec.parallelism]) for index in range(spec.parallelism)]
         channels = [_rescaled_channels(old)] * spec.parallelism
     operator_state = reassign_operator_state([s.operator_state for s in old], spec.parallelism)
     raw_keyed = _reassign_raw(old, max_parallelism, spec.parallelism)
@@ -341,14 +321,13 @@ def _restored(spec: RestoreTarget, stored: OperatorState, what: str) -> Operator
         parallelism=spec.parallelism,
         max_parallelism=max_parallelism,
         subtasks=tuple(
-            SubtaskAssignment(
+            SubtaskState(
                 index,
-                keyed[index],
-                operator_state[index],
-                raw_keyed[index],
-                splits[index],
-                watermark,
-                channels[index],
+                keyed=keyed[index],
+                operator_state=operator_state[index],
+                raw_keyed=raw_keyed[index],
+                channel_state=channels[index],
+                watermark=watermark,
             )
             for index in range(spec.parallelism)
         ),

@@ -6,7 +6,8 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dagster_flinkpy.checkpoint.restore import OperatorAssignment, RestorePlan, SubtaskAssignment, restore_targets
+from dagster_flinkpy.checkpoint.operator_states import SubtaskState
+from dagster_flinkpy.checkpoint.restore import OperatorAssignment, RestorePlan, restore_targets
 from dagster_flinkpy.datastream.operator_specs import (
     BroadcastProcessSpec,
     CollectSpec,
@@ -52,9 +53,7 @@ def declared_state(graph: JobGraph) -> Mapping[str, DeclaredOperator]:
         ConfigurationError: A function cannot be sent to workers.
     """
     targets = restore_targets(graph)
-    plan = RestorePlan(
-        0, {t.uid: OperatorAssignment(t.uid, 1, t.max_parallelism, (SubtaskAssignment(0),)) for t in targets}
-    )
+    plan = RestorePlan(0, {t.uid: OperatorAssignment(t.uid, 1, t.max_parallelism, (SubtaskState(0),)) for t in targets})
     found: dict[str, DeclaredOperator] = {}
     with tempfile.TemporaryDirectory(prefix="flinkpy-plan-") as folder:
         job = EpochJob(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any
 
+from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.common.clock import Clock, SystemClock
 from dagster_flinkpy.datastream.checkpointing.state_backend_type import StateBackendType
 from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
@@ -14,34 +14,9 @@ from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import CheckpointError, FlinkPyError, message_of
 from dagster_flinkpy.runtime.python_environment import PackedPython
-from dagster_flinkpy.state.files.state_files import files_of
-from dagster_flinkpy.state.handles import KeyedSnapshot, OperatorStateHandle
 from dagster_flinkpy.storage import StorageLocation
 
-__all__ = ["EpochInput", "EpochJob", "Stop", "SubtaskInput"]
-
-Json = Any
-
-
-@dataclass(frozen=True)
-class SubtaskInput:
-    """What one subtask of one operator starts from."""
-
-    keyed: KeyedSnapshot | None = None
-    """Keyed state of its key-group range."""
-    watermark: int | None = None
-    """The event time that it had reached, in milliseconds; None if there is none yet."""
-    operator_state: tuple[OperatorStateHandle, ...] = ()
-    raw_keyed: tuple[Json, ...] = ()
-    """Raw keyed state of its key-group range."""
-    channel_state: tuple[Json, ...] = ()
-    """In-flight data of an unaligned checkpoint; it comes before all other input."""
-
-    def files(self) -> set[str]:
-        """Returns the paths of its state files, relative to the prefix of the job."""
-        partitions = (p for handle in self.operator_state for p in handle.partitions)
-        of_operator = files_of([*partitions, *self.raw_keyed, *self.channel_state])
-        return of_operator if self.keyed is None else self.keyed.files() | of_operator
+__all__ = ["EpochInput", "EpochJob", "Stop"]
 
 
 @dataclass(frozen=True)
@@ -117,7 +92,7 @@ class EpochJob:
     """Fencing token of the execution attempt."""
     job_storage: StorageLocation
     """The prefix of the job."""
-    inputs: Mapping[tuple[str, int], SubtaskInput]
+    inputs: Mapping[tuple[str, int], SubtaskState]
     """Inputs by uid and subtask; subtasks without an entry start empty."""
     task_tries: int = 1
     """How often Spark may run a task whose function or source raises. The last try reports the error to the driver."""
@@ -197,6 +172,6 @@ class EpochJob:
         """The number of the executions of its subtasks, from 0."""
         return self.fencing_token - 1 + self.restarts
 
-    def input(self, uid: str, subtask: int) -> SubtaskInput:
+    def input(self, uid: str, subtask: int) -> SubtaskState:
         """Returns what a subtask starts from."""
-        return self.inputs.get((uid, subtask), SubtaskInput())
+        return self.inputs.get((uid, subtask), SubtaskState(subtask))

@@ -29,7 +29,6 @@ def test_the_same_parallelism_passes_everything_through() -> None:
     plan = assign(metadata(), [spec("flights"), spec()])
     assert [s.keyed for s in plan.operators["count"].subtasks] == [s.keyed for s in operator().subtasks]
     flights = plan.operators["flights"]
-    assert [s.splits for s in flights.subtasks] == [s.splits for s in source().subtasks]
     assert [s.operator_state for s in flights.subtasks] == [s.operator_state for s in source().subtasks]
     assert flights.coordinator_state == {"next": 3}
     assert flights.restored
@@ -175,12 +174,6 @@ def with_watermarks(*watermarks: int | None) -> CheckpointMetadata:
 def test_the_watermark_is_the_least_of_all(old: tuple[int | None, ...], least: int | None) -> None:
     plan = assign(with_watermarks(*old), [spec(parallelism=2)])
     assert [s.watermark for s in plan.operators["count"].subtasks] == [least, least]
-
-
-def test_splits_are_dealt_out_when_the_parallelism_changes() -> None:
-    plan = assign(metadata(5, source(parallelism=3)), [spec("flights", 2)])
-    days = [[split["split_id"] for split in s.splits] for s in plan.operators["flights"].subtasks]
-    assert days == [["day-0", "day-2"], ["day-1"]]
 
 
 def test_parts_of_one_operator_state_are_joined() -> None:

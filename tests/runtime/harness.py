@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.common.clock import Clock, SystemClock
 from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
@@ -21,7 +22,7 @@ from dagster_flinkpy.datastream.operator_specs import CollectSpec
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.program.transformation import Transformation
 from dagster_flinkpy.errors import UserFunctionError
-from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob, SubtaskInput
+from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob
 from dagster_flinkpy.runtime.master.deployments.in_process import run_in_process, shuffled
 from dagster_flinkpy.runtime.master.epochs.open_epoch import OpenEpoch
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
@@ -101,7 +102,7 @@ def make_job(
     folder: Path,
     *,
     checkpoint_id: int = 1,
-    inputs: Mapping[tuple[str, int], SubtaskInput] | None = None,
+    inputs: Mapping[tuple[str, int], SubtaskState] | None = None,
     ended: Iterable[str] = (),
 ) -> EpochJob:
     """Returns an epoch of a graph. Without ``inputs``, the sources read their whole first epoch and then end."""

@@ -79,14 +79,18 @@ class FailureReport(JsonRecord):
     """One failure (Flink: ``JobExceptionsInfoWithHistory``)."""
 
     at_ms: int
+    """When the master heard of it, in milliseconds since 1970."""
     error: str
     """The type of the error."""
     message: str
+    """The first line of its message, shortened."""
     region: int | None
     """The region that failed; None if the job failed as a whole."""
     operator: str | None
+    """The operator whose subtask raised the error; None if the driver raised it."""
     subtask: int | None
     attempt: int
+    """The attempt number of the region's executions that failed; 0 if the job failed as a whole."""
 
 
 @dataclass(frozen=True)

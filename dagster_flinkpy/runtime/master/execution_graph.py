@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 from dagster_flinkpy.checkpoint.coordinator.messages import Subtask
+from dagster_flinkpy.checkpoint.reports.execution_report import FailureReport
 from dagster_flinkpy.common.job_status import JobStatus
 from dagster_flinkpy.datastream.program.job_graph import JobVertex
 from dagster_flinkpy.errors import IllegalStateTransitionError, message_of, shorten
@@ -26,7 +26,6 @@ __all__ = [
     "ExecutionJobVertex",
     "ExecutionState",
     "ExecutionVertex",
-    "FailureEntry",
     "JobStatusListener",
 ]
 
@@ -104,8 +103,6 @@ class Execution:
         self.state = ExecutionState.CREATED
         self.timestamps: dict[ExecutionState, int] = {ExecutionState.CREATED: now()}
         """When it entered each of its states, in milliseconds since 1970."""
-        self.failure: str | None = None
-        """The type of the error that failed it, or None."""
         self._now = now
 
     def transition(self, to: ExecutionState) -> None:
@@ -134,12 +131,11 @@ class Execution:
         if self.state is ExecutionState.CANCELING:
             self.transition(ExecutionState.CANCELED)
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self) -> None:
         """Fails it. An execution that is being canceled becomes CANCELED; an ended one is left (as in Flink)."""
         if self.state is ExecutionState.CANCELING:
             self.transition(ExecutionState.CANCELED)
         elif not self.state.terminal:
-            self.failure = type(error).__name__
             self.transition(ExecutionState.FAILED)
 
 
@@ -212,24 +208,6 @@ class ExecutionJobVertex:
         return max(vertex.current.attempt for vertex in self.vertices)
 
 
-@dataclass(frozen=True)
-class FailureEntry:
-    """A failure of the job, for the exception history (Flink: ``RootExceptionHistoryEntry``)."""
-
-    at_ms: int
-    """When the master heard of it, in milliseconds since 1970."""
-    error: str
-    """The type of the error. The error itself would keep the results of its Spark job in memory."""
-    message: str
-    """The first line of its message, shortened."""
-    region: int | None
-    """The region that failed; None if the job failed as a whole."""
-    task: Subtask | None
-    """The subtask that raised the error; None if the driver raised it."""
-    attempt: int
-    """The attempt number of the region's executions that failed; 0 if the job failed as a whole."""
-
-
 class ExecutionGraph:
     """The status of a job, and the executions of all its subtasks.
 
@@ -243,7 +221,7 @@ class ExecutionGraph:
         self.status = JobStatus.CREATED
         self.timestamps: dict[JobStatus, int] = {JobStatus.CREATED: now()}
         """When the job last entered each status, in milliseconds since 1970."""
-        self.failures: deque[FailureEntry] = deque(maxlen=_HISTORY)
+        self.failures: deque[FailureReport] = deque(maxlen=_HISTORY)
         """The last 16 failures, the oldest first."""
         self.restarts = 0
         """How many restarts there have been (Flink: metric ``numRestarts``)."""
@@ -325,7 +303,7 @@ class ExecutionGraph:
         self._record(error, region, task)
         for execution in self.executions(region):
             if execution.task == task:
-                execution.fail(error)
+                execution.fail()
         self.cancel(region)
         self.ended(region)
 
@@ -397,9 +375,17 @@ class ExecutionGraph:
         self._transition(JobStatus.SUSPENDED)
 
     def _record(self, error: BaseException, region: int | None, task: Subtask | None) -> None:
-        attempt = 0 if region is None else self.attempt(region)
-        entry = FailureEntry(self._now(), type(error).__name__, _message(error), region, task, attempt)
-        self.failures.append(entry)
+        self.failures.append(
+            FailureReport(
+                at_ms=self._now(),
+                error=type(error).__name__,
+                message=_message(error),
+                region=region,
+                operator=None if task is None else task.uid,
+                subtask=None if task is None else task.subtask,
+                attempt=0 if region is None else self.attempt(region),
+            )
+        )
 
     def _end_by(self, status: JobStatus) -> None:
         self._waiting.clear()

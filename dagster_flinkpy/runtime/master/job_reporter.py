@@ -10,7 +10,6 @@ from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.coordinator.statistics import CheckpointStatistics, CheckpointStatus
 from dagster_flinkpy.checkpoint.reports.execution_report import (
     ExecutionReport,
-    FailureReport,
     InputReport,
     PriorExecutions,
     RunReport,
@@ -195,20 +194,8 @@ def execution_report(
         run: The run that it belongs to.
         inputs: The edges into each operator.
     """
-    failures = tuple(
-        FailureReport(
-            entry.at_ms,
-            entry.error,
-            entry.message,
-            entry.region,
-            None if entry.task is None else entry.task.uid,
-            None if entry.task is None else entry.task.subtask,
-            entry.attempt,
-        )
-        for entry in graph.failures
-    )
     vertices = (_vertex(each, inputs[each.uid]) for region in graph.regions for each in region)
-    return ExecutionReport(run, tuple(vertices), failures)
+    return ExecutionReport(run, tuple(vertices), tuple(graph.failures))
 
 
 def _vertex(vertex: ExecutionJobVertex, inputs: tuple[InputReport, ...]) -> VertexReport:

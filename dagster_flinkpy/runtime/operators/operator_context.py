@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.datastream.program.job_graph import JobVertex
 from dagster_flinkpy.metrics import MetricGroup
-from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob, SubtaskInput
+from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob
 from dagster_flinkpy.runtime.operators.operator_state_handler import OperatorStateHandler
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 
@@ -53,6 +54,6 @@ class OperatorContext:
         return self.epoch.checkpoint_id
 
     @property
-    def input(self) -> SubtaskInput:
+    def input(self) -> SubtaskState:
         """The state and splits that the subtask starts from."""
         return self.job.input(self.vertex.uid, self.subtask)

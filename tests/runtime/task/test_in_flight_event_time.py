@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.common import Time
 from dagster_flinkpy.datastream import TumblingEventTimeWindows
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
-from dagster_flinkpy.runtime.epoch import SubtaskInput
 from dagster_flinkpy.runtime.shuffle.wire import Kind
 from dagster_flinkpy.runtime.task.channel_state import ChannelStateWriter, InFlightRow, read_channel_state
 from dagster_flinkpy.runtime.task.outputs import encode_element
@@ -50,7 +50,7 @@ def test_event_time_that_an_earlier_release_has_stored_makes_no_record_late(tmp_
     parts = writer.parts()
     for upload in writer.uploads:
         upload.result()
-    with_state = replace(job, inputs={("windows", 0): SubtaskInput(channel_state=parts)})
+    with_state = replace(job, inputs={("windows", 0): SubtaskState(0, channel_state=parts)})
     found = [collected(graph, run_epoch(each).collected) for each in (job, with_state)]
     assert len(found[0]) == 9
     assert found[0] == found[1]

@@ -15,18 +15,23 @@ from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSinkSpec, BlockingEdgeSourceSpec
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeInputs, EdgeOutput
-from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob, SubtaskInput
+from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob
 from dagster_flinkpy.runtime.master.epochs.operator_coordinators import OperatorCoordinators
 from dagster_flinkpy.runtime.master.epochs.partition_input import of_partition
 from dagster_flinkpy.runtime.master.epochs.split_planner import SplitPlanner
-from dagster_flinkpy.runtime.master.epochs.subtask_inputs import inputs_after, inputs_of_plan, states_of_inputs
+from dagster_flinkpy.runtime.master.epochs.subtask_inputs import (
+    SubtaskInputs,
+    inputs_after,
+    inputs_of_plan,
+    states_of_inputs,
+)
 from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.runtime.master.results import EpochResults, TaskFailure
 from dagster_flinkpy.runtime.python_environment import pack
 
 __all__ = ["EpochPlanner"]
 
-_State = tuple[int | None, dict[tuple[str, int], SubtaskInput], bool, TaskFailure | None]
+_State = tuple[int | None, SubtaskInputs, bool, TaskFailure | None]
 
 
 class EpochPlanner:
