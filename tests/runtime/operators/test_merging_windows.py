@@ -44,7 +44,6 @@ def run(kind: type[EventTimeSessionWindows], steps: list[tuple[int, int, bool, b
         log.append((result, windows.state_window(result)))
         if retires:
             windows.retire(result)
-        windows.persist()
         log.append(sorted(state.items()))
         if reloads:
             windows = MergingWindowSet(assigner, state, _same, TimeWindow._make)

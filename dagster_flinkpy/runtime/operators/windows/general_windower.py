@@ -160,7 +160,6 @@ class MergingWindower(GeneralWindower):
             windows.retire(window)
         else:
             self._add_to(self._codec.encode(windows.state_window(window)), window, value, timestamp)
-        windows.persist()
         return not late
 
     def _merge(self, result: Any, merged: list[Any], state_window: Any, state_windows: list[Any]) -> None:

@@ -45,8 +45,6 @@ class MergingWindowSet:
     ) -> None:
         self._assigner, self._state, self._encode = assigner, state, encode
         self._mapping = {decode(window): decode(state_window) for window, state_window in state.items()}
-        self._stored = dict(self._mapping)
-        self._changed: dict[Any, None] = {}
         # Sessions in flight do not touch each other, so the sessions that a new one touches are neighbours.
         sessions = type(assigner).merge_windows is EventTimeSessionWindows.merge_windows
         self._sessions: list[Any] | None = sorted(self._mapping) if sessions else None
@@ -55,32 +53,17 @@ class MergingWindowSet:
         """Returns the state window of a window, or None if the window is not in flight."""
         return self._mapping.get(window)
 
-    def retire(self, window: Any) -> None:
-        """Removes a window."""
-        self._pop(window)
-
-    def persist(self) -> None:
-        """Writes the changes to state."""
-        for window in self._changed:
-            if window not in self._mapping and self._stored.pop(window, None) is not None:
-                self._state.remove(self._encode(window))
-        for window in self._changed:
-            state_window = self._mapping.get(window)
-            if state_window is not None and self._stored.get(window) != state_window:
-                self._state.put(self._encode(window), self._encode(state_window))
-                self._stored[window] = state_window
-        self._changed.clear()
-
-    def _pop(self, window: Any) -> Any:
+    def retire(self, window: Any) -> Any:
+        """Removes a window, and returns its state window."""
         if self._sessions is not None:
             del self._sessions[bisect_left(self._sessions, window)]
-        self._changed[window] = None
+        self._state.remove(self._encode(window))
         return self._mapping.pop(window)
 
     def _put(self, window: Any, state_window: Any) -> None:
         if self._sessions is not None and window not in self._mapping:
             insort(self._sessions, window)
-        self._changed[window] = None
+        self._state.put(self._encode(window), self._encode(state_window))
         self._mapping[window] = state_window
 
     def _candidates(self, window: Any) -> list[Any]:
@@ -113,11 +96,10 @@ class MergingWindowSet:
             if window in parts:
                 result = merge_result
             in_flight = [part for part in dict.fromkeys(parts) if part in self._mapping]
-            state_windows = [self._pop(part) for part in in_flight]
-            if state_windows:
+            if in_flight and in_flight != [merge_result]:
+                state_windows = [self.retire(part) for part in in_flight]
                 self._put(merge_result, state_windows[0])
-                if in_flight != [merge_result]:
-                    merge(merge_result, in_flight, state_windows[0], state_windows[1:])
+                merge(merge_result, in_flight, state_windows[0], state_windows[1:])
         # A window that is in flight may come again, and then keeps its state window.
         if result not in self._mapping:
             self._put(result, result)
