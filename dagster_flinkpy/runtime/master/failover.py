@@ -44,7 +44,6 @@ __all__ = [
     "FailureHandlingResult",
     "LocalRestartAllStrategy",
     "RegionFailure",
-    "RegionTopology",
     "RestartAllStrategy",
     "RestartIndividualStrategy",
     "RestartPipelinedRegionStrategy",
@@ -72,18 +71,8 @@ def cause_rank(error: BaseException) -> int:
 # --- who restarts -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class RegionTopology:
-    """The pipelined regions of a job and the blocking edges between them (Flink: ``SchedulingTopology``)."""
-
-    regions: int
-    """The number of regions; their indexes start at 0."""
-    edges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """The producer and the consumer of each blocking edge, by the edge's uid."""
-
-    def inputs(self, region: int) -> list[str]:
-        """Returns the edges that a region reads."""
-        return [uid for uid, (_, consumer) in self.edges.items() if consumer == region]
+BlockingEdges = Mapping[str, tuple[int, int]]
+"""The producer and the consumer of each blocking edge, by the edge's uid (Flink: ``SchedulingTopology``)."""
 
 
 @dataclass(frozen=True)
@@ -110,14 +99,14 @@ class FailoverStrategy(ABC):
     """Whether Spark runs a single task again whose function raised, before the region counts as failed."""
 
     @abstractmethod
-    def plan(self, topology: RegionTopology, failure: RegionFailure) -> Mapping[int, int]:
+    def plan(self, edges: BlockingEdges, failure: RegionFailure) -> Mapping[int, int]:
         """Returns the first epoch that each region runs again; nothing if all go back to the last checkpoint."""
 
 
 class RestartAllStrategy(FailoverStrategy):
     """All regions go back to the last completed checkpoint (Flink: ``RestartAllFailoverStrategy``)."""
 
-    def plan(self, topology: RegionTopology, failure: RegionFailure) -> Mapping[int, int]:
+    def plan(self, edges: BlockingEdges, failure: RegionFailure) -> Mapping[int, int]:
         return {}
 
 
@@ -137,7 +126,7 @@ class RestartPipelinedRegionStrategy(FailoverStrategy):
     3. A region that has begun to read what a producer writes anew runs again from the same epoch.
     """
 
-    def plan(self, topology: RegionTopology, failure: RegionFailure) -> Mapping[int, int]:
+    def plan(self, edges: BlockingEdges, failure: RegionFailure) -> Mapping[int, int]:
         epochs: dict[int, int] = {}
         to_visit = deque([(failure.region, failure.epoch)])
         while to_visit:
@@ -145,12 +134,11 @@ class RestartPipelinedRegionStrategy(FailoverStrategy):
             if epochs.get(region, epoch + 1) <= epoch:
                 continue
             epochs[region] = epoch
-            for uid in topology.inputs(region):
+            for uid, (producer, consumer) in edges.items():
                 # What barriers have overtaken is read in a later epoch than that in which it was written.
                 needed = [lost for lost in failure.lost.get(uid, ()) if lost >= epoch or region == failure.region]
-                if needed:
-                    to_visit.append((topology.edges[uid][0], min(needed)))
-            for uid, (producer, consumer) in topology.edges.items():
+                if consumer == region and needed:
+                    to_visit.append((producer, min(needed)))
                 if producer == region and failure.begun.get(uid, epoch - 1) >= epoch:
                     to_visit.append((consumer, epoch))
         return epochs
@@ -253,8 +241,8 @@ class FailureHandlingResult:
 class ExecutionFailureHandler:
     """Applies the failover strategy and the restart strategy of a job to its failures."""
 
-    def __init__(self, topology: RegionTopology, config: FailoverConfig, seed: str = "") -> None:
-        self._topology, self._config, self._seed = topology, config, seed
+    def __init__(self, edges: BlockingEdges, config: FailoverConfig, seed: str = "") -> None:
+        self._edges, self._config, self._seed = edges, config, seed
         self._failures_ms: list[int] = []
         self._failed_epoch = 0
         """The last epoch that has failed in a region."""
@@ -278,7 +266,7 @@ class ExecutionFailureHandler:
         if not decision.restart:
             gave_up = not self._config.only_lost_workers and not isinstance(self._config.restart, NoRestart)
             return FailureHandlingResult(error, None, now_ms, decision.reason, gave_up)
-        plan = {} if failure is None else self._config.failover.plan(self._topology, failure)
+        plan = {} if failure is None else self._config.failover.plan(self._edges, failure)
         return FailureHandlingResult(error, plan, decision.at_ms, decision.reason)
 
     def succeeded(self, checkpoint_id: int) -> None:

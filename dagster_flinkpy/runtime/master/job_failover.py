@@ -43,7 +43,6 @@ from dagster_flinkpy.runtime.master.failover import (
     ExecutionFailureHandler,
     FailureHandlingResult,
     RegionFailure,
-    RegionTopology,
 )
 from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.runtime.master.regions.region_runner import RegionEnded
@@ -111,7 +110,7 @@ class JobFailover:
         progress: Callable[[str], object],
     ) -> None:
         self.graph = ExecutionGraph([region.vertices for region in regions], now)
-        self._handler = ExecutionFailureHandler(RegionTopology(len(regions), edges), config.failover, config.job_id)
+        self._handler = ExecutionFailureHandler(edges, config.failover, config.job_id)
         self._now, self._progress = now, progress
         self._due: dict[frozenset[int], int] = {}
         """When the delay of regions that restart together is over, in milliseconds since 1970."""

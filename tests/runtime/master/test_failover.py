@@ -5,6 +5,7 @@ The facts are those of ``RestartPipelinedRegionFailoverStrategyTest`` and ``Exec
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -41,7 +42,6 @@ from dagster_flinkpy.runtime.master.failover import (
     FailoverStrategy,
     LocalRestartAllStrategy,
     RegionFailure,
-    RegionTopology,
     RestartAllStrategy,
     RestartIndividualStrategy,
     RestartPipelinedRegionStrategy,
@@ -50,21 +50,21 @@ from dagster_flinkpy.runtime.master.failover import (
 )
 
 # Two producers, each read by two consumers, and beside them one producer with one consumer.
-CROSSED = RegionTopology(6, {"14": (0, 3), "15": (0, 4), "24": (1, 3), "25": (1, 4), "36": (2, 5)})
-CHAIN = RegionTopology(3, {"ab": (0, 1), "bc": (1, 2)})
-JOIN = RegionTopology(3, {"rp1": (0, 2), "rp2": (1, 2)})
+CROSSED = {"14": (0, 3), "15": (0, 4), "24": (1, 3), "25": (1, 4), "36": (2, 5)}
+CHAIN = {"ab": (0, 1), "bc": (1, 2)}
+JOIN = {"rp1": (0, 2), "rp2": (1, 2)}
 ALL_BEGUN = dict.fromkeys(range(6), 1)
 
 
 def restarts(
-    topology: RegionTopology,
+    topology: Mapping[str, tuple[int, int]],
     region: int,
     lost: dict[str, list[int]] | None = None,
     *,
     epoch: int = 1,
     begun: dict[int, int] = ALL_BEGUN,
 ) -> dict[int, int]:
-    read = {uid: begun[consumer] for uid, (_, consumer) in topology.edges.items()}
+    read = {uid: begun[consumer] for uid, (_, consumer) in topology.items()}
     failure = RegionFailure(region, epoch, read, lost or {})
     return dict(RestartPipelinedRegionStrategy().plan(topology, failure))
 
@@ -130,22 +130,22 @@ def test_restarts_are_closed(data: st.DataObject) -> None:
     size = data.draw(st.integers(1, 6))
     pairs = st.tuples(st.integers(0, size - 1), st.integers(0, size - 1)).filter(lambda p: p[0] < p[1])
     edges = data.draw(st.lists(pairs, unique=True, max_size=8)) if size > 1 else []
-    topology = RegionTopology(size, {f"{a}-{b}": (a, b) for a, b in edges})
+    topology = {f"{a}-{b}": (a, b) for a, b in edges}
     begun = {region: data.draw(st.integers(0, 5)) for region in range(size)}
-    lost = {uid: data.draw(st.lists(st.integers(1, 5), max_size=2)) for uid in topology.edges}
+    lost = {uid: data.draw(st.lists(st.integers(1, 5), max_size=2)) for uid in topology}
     failed = data.draw(st.integers(0, size - 1))
     epoch = data.draw(st.integers(1, 5))
     plan = restarts(topology, failed, lost, epoch=epoch, begun=begun)
     assert plan[failed] <= epoch
-    for uid, (producer, consumer) in topology.edges.items():
+    for uid, (producer, consumer) in topology.items():
         if consumer in plan:
             assert all(plan.get(producer, 9) <= e for e in lost[uid] if e >= plan[consumer]), "all its input is there"
         if producer in plan and begun[consumer] >= plan[producer]:
             assert plan[consumer] <= plan[producer], "nobody keeps what is written anew"
     reached = {failed}
     for _ in range(size):
-        reached |= {c for uid, (p, c) in topology.edges.items() if p in reached}
-        reached |= {p for uid, (p, c) in topology.edges.items() if c in reached and lost[uid]}
+        reached |= {c for uid, (p, c) in topology.items() if p in reached}
+        reached |= {p for uid, (p, c) in topology.items() if c in reached and lost[uid]}
     assert plan.keys() <= reached, "nobody restarts without a reason"
 
 
