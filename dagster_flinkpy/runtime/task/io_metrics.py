@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK, MIN_WATERMARK
 from dagster_flinkpy.runtime.task.latency import LatencyStats
-from dagster_flinkpy.runtime.task.task_times import OperatorTimes
 
 __all__ = ["OperatorIOMetrics"]
 
@@ -25,18 +24,10 @@ class OperatorIOMetrics:
         self.latency = LatencyStats()
         self._bytes_out_before = 0
 
-    def take(
-        self,
-        times: OperatorTimes,
-        *,
-        now_ms: int,
-        input_watermark: int,
-        output_watermark: int | None,
-    ) -> dict[str, int | float]:
+    def take(self, *, now_ms: int, input_watermark: int, output_watermark: int | None) -> dict[str, int | float]:
         """Returns the metrics since the last call, by the names in a checkpoint.
 
         Args:
-            times: Where the operator's time went.
             now_ms: Processing time, in milliseconds since 1970.
             input_watermark: Event time of its input; the least watermark if there is none.
             output_watermark: The watermark that it has sent, or None if there is none.
@@ -47,9 +38,6 @@ class OperatorIOMetrics:
             "records_out": self.records_out,
             "bytes_in": self.bytes_in,
             "bytes_out": bytes_out,
-            "busy_us": times.busy_us,
-            "idle_us": times.idle_us,
-            "back_pressured_us": times.back_pressured_us,
         }
         if input_watermark != MIN_WATERMARK:
             found["input_watermark"] = input_watermark

@@ -515,11 +515,11 @@ class OperatorTask:
             committables=tuple(taken.committables),
             metrics={
                 **self._metrics.take(
-                    self._task.times.take(self.vertex.uid),
                     now_ms=self._job.clock.now(),
                     input_watermark=self._valve.watermark,
                     output_watermark=self.watermark,
                 ),
+                **self._task.times.take(self.vertex.uid),
                 **self._task.take_queue_metrics(self.vertex.uid),
                 "sync_us": sync_us,
                 **taken.metrics,

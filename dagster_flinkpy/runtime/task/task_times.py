@@ -11,23 +11,13 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import TypeVar
 
-__all__ = ["OperatorTimes", "TaskTimes"]
+__all__ = ["TaskTimes"]
 
 T = TypeVar("T")
 
 _NANOS_PER_MICRO = 1_000
-
-
-@dataclass(frozen=True)
-class OperatorTimes:
-    """How long an operator was in each state, in microseconds."""
-
-    busy_us: int
-    idle_us: int
-    back_pressured_us: int
 
 
 class TaskTimes:
@@ -80,14 +70,14 @@ class TaskTimes:
         if back_pressured:
             self._blocked += elapsed
 
-    def take(self, uid: str) -> OperatorTimes:
-        """Returns the times of an operator since the last call, or since the beginning."""
+    def take(self, uid: str) -> dict[str, int]:
+        """Returns the microseconds of an operator in each state since the last call, by the names in a checkpoint."""
         self._advance()
         now = (self._total, self._busy[uid], self._held[uid] + self._blocked)
         before = self._taken.get(uid, (0, 0, 0))
         self._taken[uid] = now
         total, busy, held = ((a - b) // _NANOS_PER_MICRO for a, b in zip(now, before, strict=True))
-        return OperatorTimes(busy, total - busy - held, held)
+        return {"busy_us": busy, "idle_us": total - busy - held, "back_pressured_us": held}
 
     def _elapsed(self) -> int:
         now = self._nanos()

@@ -25,7 +25,7 @@ from dagster_flinkpy.runtime.shipping import dump_job, load_job
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.runtime.slot.deployment import SlotDeployment
 from dagster_flinkpy.runtime.slot.pipelined_task import PipelinedTask
-from dagster_flinkpy.runtime.task.task_times import OperatorTimes, TaskTimes
+from dagster_flinkpy.runtime.task.task_times import TaskTimes
 from tests.examples import examples
 from tests.runtime.harness import collect_graph, collected, make_job
 from tests.runtime.programs import COUNTED, EVENT, CountPerKey, environment, events
@@ -284,7 +284,7 @@ def test_a_source_that_waits_for_room_is_back_pressured_whatever_else_the_slot_d
         first.rest(worked=False)
     nanos[0] += 1_000_000
     task.resume()
-    assert task.times.take("events") == OperatorTimes(busy_us=0, idle_us=0, back_pressured_us=7_000)
+    assert task.times.take("events") == {"busy_us": 0, "idle_us": 0, "back_pressured_us": 7_000}
 
 
 # --- places -----------------------------------------------------------------------------------------------------------
