@@ -6,7 +6,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.datastream.program.job_graph import (
@@ -33,6 +33,7 @@ __all__ = ["LiveRegion", "Recorder"]
 class Recorder:
     """Passes an output of an operator to the test instead of to another operator."""
 
+    bytes_out: ClassVar[int] = 0
     edge: JobEdge
     on_records: Callable[[StreamBatch], None]
     on_watermark: Callable[[int], None]
@@ -150,7 +151,7 @@ class LiveRegion:
     def watermark(self, source: str, watermark: int) -> None:
         """Sends a watermark from a source."""
         for writer in self._inputs[source]:
-            writer.event(Kind.WATERMARK, watermark.to_bytes(8, "big", signed=True))
+            writer.watermark("", watermark)
         self._settle()
 
     def processing_time(self, fire_before: int) -> None:
@@ -167,11 +168,9 @@ class LiveRegion:
         Returns:
             The states that the subtasks of each operator acknowledged, by uid.
         """
-        barrier = {"checkpoint_id": self._job.checkpoint_id, "digest": "", "aligned": False}
-        payload = json.dumps(barrier).encode()
         for writers in self._inputs.values():
             for writer in writers:
-                writer.barrier(payload)
+                writer.barrier(self._job.checkpoint_id, "", aligned=False)
         self._settle()
         self.close()
         states: dict[str, list[SubtaskState]] = {}

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from dagster_flinkpy.datastream.program.job_graph import JobEdge, PartitionerKind, StreamPartitioner
 from dagster_flinkpy.errors import FlinkPyError, TypeMismatchError, UnsupportedKeyTypeError
+from dagster_flinkpy.json_records import JsonRecord
 from dagster_flinkpy.key_hashes import key_groups_of_hashes, operator_indexes
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS, user_error
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
@@ -27,7 +28,7 @@ from dagster_flinkpy.runtime.shuffle.channel_selectors import (
 )
 from dagster_flinkpy.runtime.shuffle.key_columns import field_positions, key_column
 from dagster_flinkpy.runtime.shuffle.key_dictionary import KeyDictionary
-from dagster_flinkpy.runtime.shuffle.wire import AFTER_STATIC, SEQ_BITS, Kind, RowOutput, encode_buffer
+from dagster_flinkpy.runtime.shuffle.wire import AFTER_STATIC, SEQ_BITS, Kind, RowOutput, encode_buffer, encode_element
 
 __all__ = ["BUFFER_SIZE", "NETWORK_MEMORY", "BufferPool", "RecordWriter"]
 
@@ -101,7 +102,7 @@ class RecordWriter:
         after_static: bool = False,
         pool: BufferPool | None = None,
     ) -> None:
-        self._edge = edge
+        self.edge = edge
         self._kind = kind = edge.partitioner.kind
         self._subtask = subtask
         self._width = targets
@@ -127,7 +128,7 @@ class RecordWriter:
 
     def _create_selector(self, job_id: str, checkpoint_id: int) -> ChannelSelector | None:
         """Returns the selector of subtasks, or None if this kind of edge needs none."""
-        partitioner, subtask, targets = self._edge.partitioner, self._subtask, self._targets
+        partitioner, subtask, targets = self.edge.partitioner, self._subtask, self._targets
         match self._kind:
             case PartitionerKind.REBALANCE:
                 return RoundRobinSelector(targets, subtask % len(targets))
@@ -135,7 +136,7 @@ class RecordWriter:
                 return RoundRobinSelector(targets, 0)
             case PartitionerKind.SHUFFLE:
                 return ShuffleSelector(
-                    len(targets), job_id=job_id, checkpoint_id=checkpoint_id, edge=self._edge.id, subtask=subtask
+                    len(targets), job_id=job_id, checkpoint_id=checkpoint_id, edge=self.edge.id, subtask=subtask
                 )
             case PartitionerKind.CUSTOM:
                 return CustomSelector(partitioner, len(targets))
@@ -160,14 +161,14 @@ class RecordWriter:
                 columns["timestamp"] = pa.array(batch.timestamps)
         targets: np.ndarray[Any, Any] | None = None
         if self._kind is PartitionerKind.HASH:
-            selector = self._edge.partitioner.selector
+            selector = self.edge.partitioner.selector
             if batch.combined:
                 assert batch.keys is not None
                 keys = batch.keys
             else:
                 keys = self.keys(batch, key_column)
             metadata["key_type"] = json.dumps(keys.type_info.to_json())
-            if isinstance(selector, str | tuple) and batch.type_info == self._edge.type_info:
+            if isinstance(selector, str | tuple) and batch.type_info == self.edge.type_info:
                 metadata["key_fields"] = json.dumps(field_positions(batch.type_info, selector))
             else:
                 columns["key"] = keys.column
@@ -190,15 +191,15 @@ class RecordWriter:
             batch: The records.
             compute: Computes them: ``key_column``, or ``key_values`` without hashes.
         """
-        name = f"key_by in front of operator {self._edge.target!r}"
+        name = f"key_by in front of operator {self.edge.target!r}"
         try:
-            return compute(self._edge.partitioner, batch)
+            return compute(self.edge.partitioner, batch)
         except (UnsupportedKeyTypeError, TypeMismatchError) as e:
             raise type(e)(f"{name}: {e}") from e
         except FlinkPyError:
             raise
         except USER_EXCEPTIONS as e:
-            raise user_error(e, what=name, operator=self._edge.source, subtask=self._subtask) from e
+            raise user_error(e, what=name, operator=self.edge.source, subtask=self._subtask) from e
 
     def _select(self, selector: ChannelSelector, batch: StreamBatch) -> np.ndarray[Any, Any]:
         try:
@@ -206,8 +207,8 @@ class RecordWriter:
         except FlinkPyError:
             raise
         except USER_EXCEPTIONS as e:
-            what = f"partition_custom in front of operator {self._edge.target!r}"
-            raise user_error(e, what=what, operator=self._edge.source, subtask=self._subtask) from e
+            what = f"partition_custom in front of operator {self.edge.target!r}"
+            raise user_error(e, what=what, operator=self.edge.source, subtask=self._subtask) from e
 
     def _split(self, records: pa.RecordBatch, targets: np.ndarray[Any, Any]) -> None:
         order = np.argsort(targets.astype(np.uint16), kind="stable")
@@ -243,7 +244,7 @@ class RecordWriter:
             Whether none are left.
         """
         for lane, targets in self._lanes.items():
-            if self._pending[lane] and all(has_room(self._edge.id, target) for target in targets):
+            if self._pending[lane] and all(has_room(self.edge.id, target) for target in targets):
                 self.flush_lane(lane)
         return not any(self._pending.values())
 
@@ -275,27 +276,42 @@ class RecordWriter:
                 self._row(target, Kind.BUFFER, payload)
 
     def _row(self, target: int, kind: Kind, payload: Any) -> None:
-        self._output.add(target, self._edge.id, self._subtask, self._seq[target], kind, payload)
+        self._output.add(target, self.edge.id, self._subtask, self._seq[target], kind, payload)
         self._seq[target] += 1
 
-    def event(self, kind: Kind, payload: bytes) -> None:
+    def watermark(self, origin: str, watermark: int) -> None:
+        """Sends a watermark, and the uid of the operator that generated it."""
+        self._event(Kind.WATERMARK, encode_element(Kind.WATERMARK, (origin, watermark)))
+
+    def status(self, origin: str, idle: bool) -> None:
+        """Sends the status of an origin of watermarks: an idle one sends nothing before the next barrier."""
+        self._event(Kind.STREAM_STATUS, encode_element(Kind.STREAM_STATUS, (origin, idle)))
+
+    def _event(self, kind: Kind, payload: bytes) -> None:
         """Sends an event to every downstream subtask, after all records emitted so far."""
         self.flush()
         for target in self._targets:
             self._row(target, kind, payload)
 
-    def barrier(self, payload: bytes) -> None:
-        """Sends a barrier. Seq jumps after it, so that all channels, sorted by seq, reach it together."""
-        self.event(Kind.BARRIER, payload)
+    def barrier(self, checkpoint_id: int, digest: str, aligned: bool) -> None:
+        """Sends a barrier. Seq jumps after it, so that all channels, sorted by seq, reach it together.
+
+        Args:
+            checkpoint_id: The checkpoint.
+            digest: A digest of all output of the task before it.
+            aligned: Whether it overtakes nothing.
+        """
+        barrier = {"checkpoint_id": checkpoint_id, "digest": digest, "aligned": aligned}
+        self._event(Kind.BARRIER, json.dumps(barrier).encode())
         for target in self._targets:
             self._seq[target] = ((self._seq[target] >> SEQ_BITS) + 1 << SEQ_BITS) + self._first_seq
 
-    def latency_marker(self, payload: bytes) -> None:
+    def latency_marker(self, marker: JsonRecord) -> None:
         """Sends a latency marker to one subtask, a different one each time (Flink: ``RecordWriter.randomEmit``)."""
         target = self._targets[self._markers % len(self._targets)]
         self._markers += 1
         self.flush_lane(target if target in self._lanes else 0)
-        self._row(target, Kind.LATENCY_MARKER, payload)
+        self._row(target, Kind.LATENCY_MARKER, marker.to_bytes())
 
 
 def _size_of(records: pa.RecordBatch) -> int:

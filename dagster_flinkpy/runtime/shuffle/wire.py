@@ -41,8 +41,10 @@ __all__ = [
     "check_size",
     "decode_buffer",
     "decode_buffers",
+    "decode_event",
     "encode_batch",
     "encode_buffer",
+    "encode_element",
     "rows_of",
 ]
 
@@ -97,6 +99,8 @@ WIRE_SCHEMA = pa.schema(
 )
 _FEW_ROWS = 64
 """Buffers of at most so many rows are encoded in the way that is fast for few."""
+_IDLE, _ACTIVE = b"\x01", b"\x00"
+_WATERMARK_BYTES = 8
 _PREFIX_BYTES = 8
 """A message of Arrow begins with four bytes of ones and the size of its metadata."""
 _MOST_SCHEMA_BYTES = 1 << 16
@@ -234,6 +238,26 @@ def encode_batch(batch: StreamBatch) -> pa.Buffer:
         columns |= {"key": keys.column, "hash": pa.array(keys.hashes)}
         metadata[b"key_type"] = json.dumps(keys.type_info.to_json()).encode()
     return encode_buffer(pa.RecordBatch.from_pydict(columns, metadata=metadata))
+
+
+def encode_element(kind: Kind, value: Any) -> Any:
+    """Encodes an element for the shuffle or for channel state."""
+    if isinstance(value, pa.Buffer):
+        return value
+    if kind is Kind.BUFFER:
+        return encode_batch(value)
+    origin, value = value
+    if kind is Kind.WATERMARK:
+        return value.to_bytes(_WATERMARK_BYTES, "big", signed=True) + origin.encode()
+    return (_IDLE if value else _ACTIVE) + origin.encode()
+
+
+def decode_event(kind: Kind, payload: bytes) -> tuple[str, int | bool]:
+    """Returns origin and watermark, or origin and status. In-flight data of the first releases has the origin ''."""
+    if kind is Kind.WATERMARK:
+        watermark = int.from_bytes(payload[:_WATERMARK_BYTES], "big", signed=True)
+        return payload[_WATERMARK_BYTES:].decode(), watermark
+    return payload[1:].decode(), payload[:1] == _IDLE
 
 
 def decode_buffer(payload: pa.Buffer, type_info: TypeInformation) -> StreamBatch:

@@ -23,7 +23,6 @@ from dagster_flinkpy.runtime.operators.source_operator import SourceOperator
 from dagster_flinkpy.runtime.operators.source_reader_operator import SourceReaderOperator
 from dagster_flinkpy.runtime.shuffle.wire import NO_EDGE, Kind
 from dagster_flinkpy.runtime.task.acknowledgement import Acknowledgement
-from dagster_flinkpy.runtime.task.outputs import RecordWriterOutput
 from dagster_flinkpy.runtime.task.stream_task import StreamTask
 
 __all__ = ["PipelinedTask"]
@@ -250,7 +249,7 @@ class PipelinedTask(StreamTask):
         self.unsent = False
         for task in self._tasks.values():
             for output in task.outputs:
-                if isinstance(output, RecordWriterOutput) and not output.flush_to_room(self.partition.has_room):
+                if not output.flush_to_room(self.partition.has_room):
                     self.unsent = True
 
     def notify(self, news: str, checkpoint_id: int) -> None:

@@ -32,7 +32,7 @@ from dagster_flinkpy.runtime.operators.stream_operator import StreamOperator
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 from dagster_flinkpy.runtime.shuffle.channel_selectors import upstream_subtasks
 from dagster_flinkpy.runtime.shuffle.record_writer import BUFFER_SIZE
-from dagster_flinkpy.runtime.shuffle.wire import Kind, decode_buffers, encode_batch
+from dagster_flinkpy.runtime.shuffle.wire import Kind, decode_buffers, decode_event, encode_batch, encode_element
 from dagster_flinkpy.runtime.task.acknowledgement import Acknowledgement
 from dagster_flinkpy.runtime.task.barrier_handlers import (
     Abort,
@@ -49,12 +49,11 @@ from dagster_flinkpy.runtime.task.barrier_handlers import (
     SingleCheckpointBarrierHandler,
     Snapshot,
 )
-from dagster_flinkpy.runtime.task.chaining_output import ChainingOutput
 from dagster_flinkpy.runtime.task.channel_state import ChannelStateWriter, InFlightRow, own_records, read_channel_state
 from dagster_flinkpy.runtime.task.event_gateway import OperatorEventGateway
 from dagster_flinkpy.runtime.task.io_metrics import OperatorIOMetrics
 from dagster_flinkpy.runtime.task.latency import LatencyMarker
-from dagster_flinkpy.runtime.task.outputs import RecordWriterOutput, decode_event, encode_element, watermark_origins
+from dagster_flinkpy.runtime.task.outputs import ChainingOutput, Output, watermark_origins
 from dagster_flinkpy.runtime.task.parent_task import ParentTask
 from dagster_flinkpy.runtime.task.selected_inputs import SelectedInputs, Waiting
 from dagster_flinkpy.runtime.task.static_first import StaticFirst
@@ -110,7 +109,7 @@ class OperatorTask:
         given = job.input(vertex.uid, subtask)
         watermark = MIN_WATERMARK if given.watermark is None else given.watermark
         self.context = self._create_context(execution, watermark)
-        self.outputs: list[ChainingOutput | RecordWriterOutput] = []
+        self.outputs: list[Output] = []
         self._edges = {e.id: e for e in graph.inputs(vertex.uid)}
         channels: dict[Channel, tuple[str, ...]] = {
             (e.id, c): watermark_origins(graph, e.source)
@@ -183,7 +182,7 @@ class OperatorTask:
         outputs = [output for output in self.outputs if output.edge.side_output == tag]
         for output in outputs:
             # A function behind one edge may change the values, and functions behind other edges must not see that.
-            alone = output is outputs[-1] or isinstance(output, RecordWriterOutput)
+            alone = output is outputs[-1] or not isinstance(output, ChainingOutput)
             output.emit(batch if alone else batch.apart())
 
     def _collect(self, column: pa.Array, name: str) -> None:
@@ -505,7 +504,7 @@ class OperatorTask:
         for output in self.outputs:
             output.flush()
         digest = self._task.output_digest
-        self._metrics.bytes_out = sum(o.writer.bytes_out for o in self.outputs if isinstance(o, RecordWriterOutput))
+        self._metrics.bytes_out = sum(output.bytes_out for output in self.outputs)
         state = SubtaskState(
             index=self._subtask,
             operator_state=operator_state,

@@ -1,85 +1,70 @@
-"""Where the records and events of an operator go that leave its task (Flink: ``Output``)."""
+"""Where the records and events of an operator go: to another one in its task, or through a shuffle."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
-from typing import Any
-
-import pyarrow as pa
+from typing import Any, Protocol
 
 from dagster_flinkpy.common.watermark_strategy import MIN_WATERMARK
 from dagster_flinkpy.datastream.operator_specs import SourceSpec, TimestampsSpec
 from dagster_flinkpy.datastream.program.job_graph import JobEdge, JobGraph, PartitionerKind
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.operators.local_aggregate import LocalAggregate, local_aggregate_of
+from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 from dagster_flinkpy.runtime.shuffle.key_columns import key_values
 from dagster_flinkpy.runtime.shuffle.record_writer import RecordWriter
-from dagster_flinkpy.runtime.shuffle.wire import Kind, encode_buffer
+from dagster_flinkpy.runtime.shuffle.wire import Kind
+from dagster_flinkpy.runtime.task.barrier_handlers import Barrier, Channel, Event
 from dagster_flinkpy.runtime.task.latency import LatencyMarker
 
-__all__ = ["RecordWriterOutput", "decode_event", "encode_element", "watermark_origins", "writer_output"]
-
-_IDLE, _ACTIVE = b"\x01", b"\x00"
-_WATERMARK_BYTES = 8
+__all__ = ["ChainingOutput", "Output", "watermark_origins", "writer_output"]
 
 
-class RecordWriterOutput:
-    """An edge that leaves the task (Flink: ``RecordWriterOutput``)."""
+class _Target(Protocol):
+    context: OperatorContext
 
-    def __init__(self, edge: JobEdge, writer: RecordWriter) -> None:
-        self.edge, self.writer = edge, writer
+    def receive(self, channel: Channel, kind: Kind, value: Any, epoch: int) -> None: ...
+
+    def handle(self, event: Event) -> None: ...
+
+
+class ChainingOutput:
+    """An edge inside the task, with the methods of `RecordWriter`; passes everything on without encoding it."""
+
+    bytes_out = 0
+    """No bytes are moved."""
+
+    def __init__(self, edge: JobEdge, target: _Target) -> None:
+        self.edge, self.target = edge, target
+        self.channel = (edge.id, target.context.subtask)
+        self._epoch = 0
 
     def emit(self, batch: StreamBatch) -> None:
-        """Takes records."""
-        self.writer.emit(batch)
+        self._send(Kind.BUFFER, batch)
 
     def watermark(self, origin: str, watermark: int) -> None:
-        """Takes a watermark, and the uid of the operator that generated it."""
-        self.writer.event(Kind.WATERMARK, encode_element(Kind.WATERMARK, (origin, watermark)))
+        self._send(Kind.WATERMARK, (origin, watermark))
 
     def status(self, origin: str, idle: bool) -> None:
-        """Takes the status of an origin of watermarks: an idle one sends nothing before the next barrier."""
-        self.writer.event(Kind.STREAM_STATUS, encode_element(Kind.STREAM_STATUS, (origin, idle)))
+        self._send(Kind.STREAM_STATUS, (origin, idle))
 
     def latency_marker(self, marker: LatencyMarker) -> None:
-        """Takes a latency marker."""
-        self.writer.latency_marker(marker.to_bytes())
+        self._send(Kind.LATENCY_MARKER, marker)
 
     def flush(self) -> None:
-        """Sends all buffered records."""
-        self.writer.flush()
+        """Does nothing, because records are not buffered inside a task."""
 
     def flush_to_room(self, has_room: Callable[[int, int], bool]) -> bool:
-        """Sends the buffered records for which there is room, see :meth:`RecordWriter.flush_to_room`."""
-        return self.writer.flush_to_room(has_room)
+        """Returns True, for the same reason."""
+        return True
 
     def barrier(self, checkpoint_id: int, digest: str, aligned: bool) -> None:
-        """Takes a barrier, a digest of all output of the task before it, and whether it overtakes nothing."""
-        barrier = {"checkpoint_id": checkpoint_id, "digest": digest, "aligned": aligned}
-        self.writer.barrier(json.dumps(barrier).encode())
+        self._epoch += 1
+        self.target.handle(Barrier(self.channel, checkpoint_id, aligned))
 
-
-def encode_element(kind: Kind, value: Any) -> Any:
-    """Encodes an element for the shuffle or for channel state."""
-    if isinstance(value, pa.Buffer):
-        return value
-    if kind is Kind.BUFFER:
-        columns = [value.column, pa.array(value.timestamps)]
-        return encode_buffer(pa.RecordBatch.from_arrays(columns, names=["value", "timestamp"]))
-    origin, value = value
-    if kind is Kind.WATERMARK:
-        return value.to_bytes(_WATERMARK_BYTES, "big", signed=True) + origin.encode()
-    return (_IDLE if value else _ACTIVE) + origin.encode()
-
-
-def decode_event(kind: Kind, payload: bytes) -> tuple[str, int | bool]:
-    """Returns origin and watermark, or origin and status. In-flight data of the first releases has the origin ''."""
-    if kind is Kind.WATERMARK:
-        watermark = int.from_bytes(payload[:_WATERMARK_BYTES], "big", signed=True)
-        return payload[_WATERMARK_BYTES:].decode(), watermark
-    return payload[1:].decode(), payload[:1] == _IDLE
+    def _send(self, kind: Kind, value: Any) -> None:
+        self.target.receive(self.channel, kind, value, self._epoch)
 
 
 def watermark_origins(graph: JobGraph, uid: str) -> tuple[str, ...]:
@@ -89,22 +74,22 @@ def watermark_origins(graph: JobGraph, uid: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(origin for e in graph.inputs(uid) for origin in watermark_origins(graph, e.source)))
 
 
-def writer_output(edge: JobEdge, writer: RecordWriter, job: EpochJob) -> RecordWriterOutput:
+def writer_output(writer: RecordWriter, job: EpochJob) -> RecordWriter | CombiningOutput:
     """Returns the output for an edge through the shuffle.
 
     Records are not combined if barriers may overtake them: in-flight data is stored, and stays records.
     """
-    target = job.graph.vertex(edge.target)
+    edge, target = writer.edge, job.graph.vertex(writer.edge.target)
     if edge.partitioner.kind is PartitionerKind.HASH and job.alignment_timeout is None:
         local = local_aggregate_of(target.spec, target.uid)
         if local is not None:
             reached = [job.input(target.uid, i).watermark for i in range(target.parallelism)]
             floor = max((each for each in reached if each is not None), default=MIN_WATERMARK)
-            return CombiningOutput(edge, writer, local, watermark_origins(job.graph, edge.source), floor)
-    return RecordWriterOutput(edge, writer)
+            return CombiningOutput(writer, local, watermark_origins(job.graph, edge.source), floor)
+    return writer
 
 
-class CombiningOutput(RecordWriterOutput):
+class CombiningOutput:
     """Holds records back, combined, until the windows that they are in may end.
 
     They leave before the watermark that ends them and before each barrier, so windows fire with the same contents, and
@@ -117,17 +102,15 @@ class CombiningOutput(RecordWriterOutput):
     If combining leaves more than 0.7 of the records, they are sent as they are until the next barrier.
 
     Args:
-        edge: The edge.
         writer: Sends records to the subtasks of their keys.
         local: Combines records.
         origins: Where the watermarks of the channel come from.
         floor: The greatest event time that a subtask of the operator has at the start of the Spark job.
     """
 
-    def __init__(
-        self, edge: JobEdge, writer: RecordWriter, local: LocalAggregate, origins: Sequence[str], floor: int
-    ) -> None:
-        super().__init__(edge, writer)
+    def __init__(self, writer: RecordWriter, local: LocalAggregate, origins: Sequence[str], floor: int) -> None:
+        self.edge, self._writer = writer.edge, writer
+        self.latency_marker = writer.latency_marker
         self._local, self._floor = local, floor
         self._reached = dict.fromkeys(origins, MIN_WATERMARK)
         self._was_idle = False
@@ -138,35 +121,40 @@ class CombiningOutput(RecordWriterOutput):
         combinable = not self._was_idle and self._local.pays and self._local.takes(batch)
         if not combinable or self._local.over(batch.timestamps, self._event_time):
             self._send()  # Of the records of a window the first one counts, so nothing overtakes what is held.
-            self.writer.emit(batch)
+            self._writer.emit(batch)
             return
-        key_type, keys = self.writer.keys(batch, key_values)
+        key_type, keys = self._writer.keys(batch, key_values)
         for combined in self._local.add(key_type, keys, batch):
-            self.writer.emit(combined)
+            self._writer.emit(combined)
 
     def watermark(self, origin: str, watermark: int) -> None:
         self._reached[origin] = watermark
         if self._local.closes <= self._event_time:
             self._send()
-        super().watermark(origin, watermark)
+        self._writer.watermark(origin, watermark)
 
     def status(self, origin: str, idle: bool) -> None:
         if idle:
             self._send()
             self._was_idle = True
-        super().status(origin, idle)
+        self._writer.status(origin, idle)
 
     def flush(self) -> None:
         self._send()
-        super().flush()
+        self._writer.flush()
 
     def flush_to_room(self, has_room: Callable[[int, int], bool]) -> bool:
         self._send()
-        return super().flush_to_room(has_room)
+        return self._writer.flush_to_room(has_room)
 
     def barrier(self, checkpoint_id: int, digest: str, aligned: bool) -> None:
-        super().barrier(checkpoint_id, digest, aligned)
+        self._writer.barrier(checkpoint_id, digest, aligned)
         self._local.pays = True
+
+    @property
+    def bytes_out(self) -> int:
+        """The size of all records sent so far, see :class:`RecordWriter`."""
+        return self._writer.bytes_out
 
     @property
     def _event_time(self) -> int:
@@ -175,4 +163,8 @@ class CombiningOutput(RecordWriterOutput):
 
     def _send(self) -> None:
         for combined in self._local.take():
-            self.writer.emit(combined)
+            self._writer.emit(combined)
+
+
+Output = ChainingOutput | RecordWriter | CombiningOutput
+"""An edge out of an operator (Flink: ``Output``)."""

@@ -21,10 +21,9 @@ from dagster_flinkpy.runtime.shuffle.record_writer import BufferPool, RecordWrit
 from dagster_flinkpy.runtime.shuffle.wire import NO_EDGE, SEQ_BITS, Kind, RowOutput, WireRow, encode_buffer
 from dagster_flinkpy.runtime.task.acknowledgement import Acknowledgement
 from dagster_flinkpy.runtime.task.breadcrumb import Breadcrumb, end_forked_process
-from dagster_flinkpy.runtime.task.chaining_output import ChainingOutput
 from dagster_flinkpy.runtime.task.latency import LatencyMarker, LatencyTimer
 from dagster_flinkpy.runtime.task.operator_task import OperatorTask
-from dagster_flinkpy.runtime.task.outputs import writer_output
+from dagster_flinkpy.runtime.task.outputs import ChainingOutput, writer_output
 from dagster_flinkpy.runtime.task.task_times import TaskTimes
 
 __all__ = ["StreamTask"]
@@ -130,7 +129,7 @@ class StreamTask:
                         pool=self._pool,
                         after_static=bool(first := graph.static_inputs(edge.target)) and edge not in first,
                     )
-                    task.outputs.append(writer_output(edge, writer, self.job))
+                    task.outputs.append(writer_output(writer, self.job))
         for task in self._entered(self._tasks.values()):
             task.operator.open()
         for task in self._entered(self._tasks.values()):

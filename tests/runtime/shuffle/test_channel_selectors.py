@@ -164,7 +164,7 @@ def test_records_that_wait_do_not_keep_large_batches_in_memory() -> None:
 def test_seq_leaps_behind_a_barrier() -> None:
     shuffle = Shuffle(PartitionerKind.REBALANCE)
     shuffle.send(1, 2, 3, 4)
-    shuffle.writer.barrier(b"{}")
+    shuffle.writer.barrier(1, "", aligned=False)
     shuffle.writer.emit(batch_of([5]))
     rows = [row for row in shuffle.rows() if row.kind is Kind.BUFFER]
     assert [row.seq for row in rows] == [1 << SEQ_BITS]

@@ -212,7 +212,7 @@ def test_global_sends_all_to_the_first() -> None:
 def test_forward_sends_to_the_subtask_of_the_same_index_only() -> None:
     shuffle = Shuffle(StreamPartitioner(PartitionerKind.FORWARD), subtask=2)
     shuffle.emit(1, 2)
-    shuffle.writer.event(Kind.BARRIER, b"{}")
+    shuffle.writer.barrier(1, "", aligned=False)
     assert [(row.target, row.kind, row.seq) for row in shuffle.rows()] == [
         (2, Kind.BUFFER, 0),
         (2, Kind.BARRIER, 1),
@@ -222,7 +222,7 @@ def test_forward_sends_to_the_subtask_of_the_same_index_only() -> None:
 def test_an_event_goes_to_all_behind_the_records_before_it() -> None:
     shuffle = Shuffle(StreamPartitioner(PartitionerKind.REBALANCE), targets=2, subtask=0)
     shuffle.emit("first")
-    shuffle.writer.event(Kind.WATERMARK, b"12345678")
+    shuffle.writer.watermark("events", 1)
     assert [(row.target, row.kind, row.seq, row.edge, row.channel) for row in shuffle.rows()] == [
         (0, Kind.BUFFER, 0, 5, 0),
         (0, Kind.WATERMARK, 1, 5, 0),
@@ -350,13 +350,13 @@ def test_a_value_that_is_not_of_the_declared_type_names_the_operator() -> None:
 # --- digest -----------------------------------------------------------------------------------------------------------
 
 
-def digest(*values: Any, watermark: bytes = b"") -> int:
+def digest(*values: Any, watermark: int = 0) -> int:
     shuffle = Shuffle(StreamPartitioner(PartitionerKind.GLOBAL))
     shuffle.emit(*values)
-    shuffle.writer.event(Kind.WATERMARK, watermark)
+    shuffle.writer.watermark("events", watermark)
     return shuffle.output.digest
 
 
 def test_the_digest_tells_outputs_apart() -> None:
     assert digest(1, 2) == digest(1, 2)
-    assert len({digest(1, 2), digest(2, 1), digest(1), digest(1, 2, watermark=b"x")}) == 4
+    assert len({digest(1, 2), digest(2, 1), digest(1), digest(1, 2, watermark=1)}) == 4

@@ -10,9 +10,8 @@ from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.common import Time
 from dagster_flinkpy.datastream import TumblingEventTimeWindows
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
-from dagster_flinkpy.runtime.shuffle.wire import Kind
+from dagster_flinkpy.runtime.shuffle.wire import Kind, encode_element
 from dagster_flinkpy.runtime.task.channel_state import ChannelStateWriter, InFlightRow, read_channel_state
-from dagster_flinkpy.runtime.task.outputs import encode_element
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected, make_job, random_order, run_epoch
 from tests.runtime.programs import environment, events
