@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
 
 from dagster_flinkpy.datastream.program.job_graph import JobEdge, JobGraph, JobVertex
 from dagster_flinkpy.runtime.shuffle.channel_selectors import downstream_subtasks, upstream_subtasks
 
 __all__ = ["CREDIT", "Places", "address_towards", "chains_of", "input_channels", "output_channels"]
+
+Places = Mapping[tuple[str, int], str]
+"""The name of the slot that has a subtask of a region, by operator and index, inputs first."""
 
 CREDIT = 2
 """For how many buffers a channel has room (Flink: ``taskmanager.network.memory.buffers-per-channel``). One is filled
@@ -54,31 +55,6 @@ def input_channels(graph: JobGraph, vertices: Iterable[JobVertex], index: int) -
                 sources = graph.vertex(edge.source).parallelism
                 for sender in upstream_subtasks(edge.partitioner.kind, index, sources, vertex.parallelism):
                     yield edge, sender
-
-
-@dataclass(frozen=True)
-class Places:
-    """Which slot has which subtask of a region."""
-
-    slots: Mapping[tuple[str, int], str]
-    """The name of the slot, by operator and index, inputs first."""
-
-    def slot_of(self, uid: str, index: int) -> str:
-        """Returns the name of the slot of a subtask."""
-        return self.slots[uid, index]
-
-    def of_slot(self, slot: str) -> list[tuple[str, int]]:
-        """Returns the subtasks of a slot, by operator and index, inputs first."""
-        return [task for task, name in self.slots.items() if name == slot]
-
-    def to_json(self) -> Sequence[Any]:
-        """Returns the places as JSON."""
-        return [[uid, index, slot] for (uid, index), slot in self.slots.items()]
-
-    @staticmethod
-    def from_json(data: Sequence[Any]) -> Places:
-        """Reads what :meth:`to_json` returned."""
-        return Places({(uid, index): slot for uid, index, slot in data})
 
 
 def address_towards(host: str, port: int) -> str:

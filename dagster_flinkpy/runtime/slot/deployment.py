@@ -61,7 +61,7 @@ class SlotDeployment:
         wake: Callable[[], None],
     ) -> None:
         self.id, self._places, self._slot = deployment, places, slot
-        jobs = {index: load() for index in sorted({index for _, index in places.of_slot(slot)})}
+        jobs = {index: load() for index in sorted({index for (_, index), name in places.items() if name == slot})}
         job = self.job = next(iter(jobs.values()))
         self._link, self._to_driver, self._later, self._wake = link, to_driver, later, wake
         self._pid = os.getpid()
@@ -82,7 +82,7 @@ class SlotDeployment:
             self._heads.update((vertex.uid, chain[0].uid) for vertex in chain)
         for stage, chain in chains:
             head = chain[0]
-            here = (index for index in range(head.parallelism) if places.slot_of(head.uid, index) == slot)
+            here = (index for index in range(head.parallelism) if places[head.uid, index] == slot)
             self.tasks.update(((head.uid, index), self._create(jobs[index], stage, chain, index)) for index in here)
         self._flush_after = job.buffer_timeout
         self._flushed = time.monotonic()
@@ -95,7 +95,7 @@ class SlotDeployment:
         chain = [graph.vertex(vertex.uid) for vertex in chain]
         subpartitions: dict[tuple[int, int], PipelinedSubpartition] = {}
         for edge, target in output_channels(graph, chain, index):
-            there = self._places.slot_of(edge.target, target)
+            there = self._places[edge.target, target]
             if there == self._slot:
                 send: Callable[[WireRow], None] = partial(self._pass_on, (self._heads[edge.target], target))
             else:
@@ -105,7 +105,7 @@ class SlotDeployment:
             subpartitions[edge.id, target] = PipelinedSubpartition(send, CREDIT)
         grants: dict[tuple[int, int], Callable[[], None]] = {}
         for edge, sender in input_channels(graph, chain, index):
-            there = self._places.slot_of(edge.source, sender)
+            there = self._places[edge.source, sender]
             if there == self._slot:
                 grants[edge.id, sender] = partial(self._grant_here, (self._heads[edge.source], sender), edge.id, index)
             else:

@@ -22,7 +22,7 @@ from dagster_flinkpy.datastream.slot_sharing_group import SlotSharingGroup
 from dagster_flinkpy.errors import FlinkPyError, SlotLostError, SlotProtocolError
 from dagster_flinkpy.runtime.epoch import EpochInput
 from dagster_flinkpy.runtime.exchange.frames import ALIVE, calling, frame, of_credits, opened, opening, parse
-from dagster_flinkpy.runtime.exchange.places import Places, address_towards
+from dagster_flinkpy.runtime.exchange.places import address_towards
 from dagster_flinkpy.runtime.exchange.reply_stream import ReplyStream
 from dagster_flinkpy.runtime.exchange.slot_link import CONNECT_SECONDS, SlotLink
 from dagster_flinkpy.runtime.exchange.tls import AttemptCertificate, Endpoint, connect, scheme_of
@@ -281,7 +281,8 @@ class TaskExecutor:
             self._say(frame("ended", deployment=name))
 
     def _deploy(self, name: str, fields: dict[str, Any], body: bytes) -> None:
-        places, locations = Places.from_json(fields["places"]), fields["locations"]
+        places = {(uid, index): slot for uid, index, slot in fields["places"]}
+        locations = fields["locations"]
 
         def link(slot: str, deployment: SlotDeployment) -> SlotLink:
             location = locations[slot]

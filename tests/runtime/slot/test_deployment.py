@@ -71,7 +71,7 @@ class Slots:
     def __init__(self, job: EpochJob, later: list[EpochInput], per_process: int = 1) -> None:
         self.epochs = [job.epoch, *later]
         places = places_of(job.graph, per_process=per_process)
-        self.names = sorted(set(places.slots.values()))
+        self.names = sorted(set(places.values()))
         self.rows: list[WireRow] = []
         self._network: defaultdict[tuple[str, str], deque[WireRow]] = defaultdict(deque)
         self._links: dict[tuple[str, str], _Link] = {}
@@ -300,22 +300,19 @@ def test_what_one_task_sends_to_is_what_another_receives_from(
     places = places_of(graph, per_process=per_process)
     sent = {
         (edge.id, index, target)
-        for uid, index in places.slots
+        for uid, index in places
         for edge, target in output_channels(graph, [graph.vertex(uid)], index)
     }
     received = {
         (edge.id, sender, index)
-        for uid, index in places.slots
+        for uid, index in places
         for edge, sender in input_channels(graph, [graph.vertex(uid)], index)
     }
     assert sent == received
     for edge, sender, target in sent:
-        assert (graph.edges[edge].source, sender) in places.slots
-        assert (graph.edges[edge].target, target) in places.slots
-    assert Places.from_json(places.to_json()) == places
-    of_slots = [task for name in set(places.slots.values()) for task in places.of_slot(name)]
-    assert sorted(of_slots) == sorted(places.slots)
-    numbers = [{index for _, index in places.of_slot(name)} for name in set(places.slots.values())]
+        assert (graph.edges[edge].source, sender) in places
+        assert (graph.edges[edge].target, target) in places
+    numbers = [{index for (_, index), slot in places.items() if slot == name} for name in set(places.values())]
     assert sorted(index for each in numbers for index in each) == list(range(max(readers, counters))), "all, once"
     assert max(map(len, numbers)) <= per_process
     assert max(map(len, numbers)) - min(map(len, numbers)) <= 1, "they are spread evenly"
@@ -329,7 +326,7 @@ def test_operators_of_different_groups_share_no_slot_whatever_stage_they_are_in(
     others = events(env, RECORDS, uid="others").slot_sharing_group("others").map(lambda record: record, EVENT)
     others.uid("copies").key_by("key").process(CountPerKey(), COUNTED).uid("count-others")
     counted.map(lambda count: count, COUNTED).uid("last")
-    slots = places_of(env.get_job_graph()).slots
+    slots = places_of(env.get_job_graph())
     assert {uid: slot for (uid, index), slot in slots.items() if index == 1} == {
         "events": "default-1",
         "count": "heavy-1",
@@ -345,5 +342,5 @@ def test_slots_of_a_group_that_asks_for_resources_share_no_process() -> None:
     model = SlotSharingGroup.builder("model").set_cpu_cores(1).set_task_heap_memory_mb(64).build()
     events(env, RECORDS).key_by("key").process(CountPerKey(), COUNTED).uid("count").slot_sharing_group(model)
     places = places_of(env.get_job_graph(), per_process=4)
-    assert len({places.slot_of("events", index) for index in range(4)}) == 1
-    assert len({places.slot_of("count", index) for index in range(4)}) == 4
+    assert len({places["events", index] for index in range(4)}) == 1
+    assert len({places["count", index] for index in range(4)}) == 4

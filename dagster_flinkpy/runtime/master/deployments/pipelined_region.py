@@ -58,13 +58,13 @@ def places_of(graph: JobGraph, region: int = 0, per_process: int = 1) -> Places:
         for vertex in chain:
             names = [f"{group}-{i % numbers[group]}{of_region}" for i in range(vertex.parallelism)]
             slots.update(((vertex.uid, i), name) for i, name in enumerate(names))
-    return Places(slots)
+    return slots
 
 
 def resources_of(graph: JobGraph, places: Places) -> dict[str, tuple[SlotSharingGroup, ...]]:
     """Returns the groups that say what the slots of a region need of an executor, by slot."""
     found: dict[str, tuple[SlotSharingGroup, ...]] = {}
-    for (uid, _), slot in places.slots.items():
+    for (uid, _), slot in places.items():
         group = graph.vertex(uid).slot_resources
         found[slot] = tuple(dict.fromkeys((*found.get(slot, ()), *([] if group is None else [group]))))
     return found
@@ -148,13 +148,14 @@ class _Deployment:
     def tasks_of(self, slot: Slot) -> str:
         """Returns the subtasks of a slot, in words for people."""
         indexes = dict[int, list[str]]()
-        for uid, index in self.places.of_slot(slot.name):
-            indexes.setdefault(index, []).append(repr(uid))
+        for (uid, index), name in self.places.items():
+            if name == slot.name:
+                indexes.setdefault(index, []).append(repr(uid))
         return " and ".join(f"subtask {index} of {', '.join(uids)}" for index, uids in indexes.items())
 
     def send_event(self, uid: str, subtask: int, event: Any) -> None:
         """Sends a subtask an event of its coordinator. Any thread may call it."""
-        slot = self.slots[self.places.slot_of(uid, subtask)]
+        slot = self.slots[self.places[uid, subtask]]
         slot.say(frame("event", deployment=self.id, uid=uid, subtask=subtask, event=event))
 
     def say(self, message: bytes) -> None:
@@ -319,7 +320,8 @@ class PipelinedRegion:
             self._deployment = deployment
         program = dump_job(replace(job, pipelined=True, counts=self._counts.__enter__().folder))
         locations = {name: slot.location for name, slot in slots.items()}
-        deployment.say(frame("deploy", program, deployment=deployment.id, places=places.to_json(), locations=locations))
+        where = [(uid, index, name) for (uid, index), name in places.items()]
+        deployment.say(frame("deploy", program, deployment=deployment.id, places=where, locations=locations))
         try:
             self._wait(lambda: deployment.failed or deployment.running >= needed.keys())
             if deployment.cut_off:
