@@ -62,7 +62,7 @@ from dagster_flinkpy.runtime.master.requests.request_desk import RequestDesk
 from dagster_flinkpy.runtime.master.requests.savepoints import JobSavepoints
 from dagster_flinkpy.runtime.master.results import EpochResults
 from dagster_flinkpy.runtime.master.retention import discards_checkpoints
-from dagster_flinkpy.runtime.master.slots.job_slots import JobSlots, require_all_slots
+from dagster_flinkpy.runtime.master.slots.job_slots import JobSlots
 from dagster_flinkpy.runtime.master.starting_point import Restore
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
@@ -211,7 +211,10 @@ class JobAttempt(AttemptRuns):
 
     def _require_slots(self, graph: JobGraph) -> None:
         if self.config.require_all_slots and not self.config.in_process:
-            require_all_slots(self.config.job_id, graph, self.config.spark, JobSession(self._spark))
+            self._slots(graph).require_all(JobSession(self._spark))
+
+    def _slots(self, graph: JobGraph) -> JobSlots:
+        return JobSlots(self.config.job_id, graph, self.config.spark, self._progress)
 
     def _take_over(self, after: Attempt | None = None) -> Attempt:
         job_store = self._location.open()
@@ -279,7 +282,7 @@ class JobAttempt(AttemptRuns):
         if start is not None:
             graph, plan = self._restore.assign(graph, start)
             self._require_slots(graph)  # the parallelism may be another one
-        slots = JobSlots(self.config.job_id, graph, graph.regions(), self.config.spark, self._progress)
+        slots = self._slots(graph)
         config, run_id = self.config, self._restore.run_id
         regions = JobRegions(
             graph, config, self.token, run_id, start, plan, self._spark, self._watchdog, self._progress

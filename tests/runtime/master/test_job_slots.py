@@ -26,7 +26,7 @@ def environment(parallelism: int = 8) -> StreamExecutionEnvironment:
 
 def test_a_job_that_needs_more_slots_says_so_once() -> None:
     graph, lines = environment().get_job_graph(), list[str]()
-    slots = JobSlots("job", graph, [graph], SparkSettings(), lines.append)
+    slots = JobSlots("job", graph, SparkSettings(), lines.append)
     for executors in ({"driver": 2}, {"driver": 2}, {"1": 2, "2": 2}, {"1": 4, "2": 4}):
         slots.take_note(TaskSlots(executors, None))
     said = "job 'job' needs 8 slots, and Spark has {}: its tasks take turns"
@@ -40,7 +40,7 @@ def test_a_group_whose_tasks_have_more_cores_needs_more_slots() -> None:
         SlotSharingGroup.builder("default").set_cpu_cores(1.5).set_task_heap_memory_mb(64).build()
     )
     graph, lines = env.get_job_graph(), list[str]()
-    slots = JobSlots("job", graph, [graph], SparkSettings(), lines.append)
+    slots = JobSlots("job", graph, SparkSettings(), lines.append)
     slots.take_note(TaskSlots({"driver": 4}, 4))
     assert lines == [], "in local mode tasks have one core each"
     slots.take_note(TaskSlots({"1": 2, "2": 2}, 4, cores=1))
@@ -86,7 +86,7 @@ def test_live_tasks_of_different_regions_share_no_slots() -> None:
     source = env.from_collection([1], LONG).uid("a").set_parallelism(2)
     then(source.blocking(), "b", 3)
     graph = env.get_job_graph()
-    slots = JobSlots("job", graph, graph.regions(), SparkSettings(), print)
+    slots = JobSlots("job", graph, SparkSettings(), print)
     assert (slots.needed, slots.needed_to_live()) == (3, 5)
     assert slots.needed_to_live(2) == 1 + 2
 
@@ -97,7 +97,7 @@ def slots_of(
     """Returns the slots of a job, on a Spark that has some, and a machine that has some cores."""
     monkeypatch.setattr("dagster_flinkpy.runtime.master.slots.job_slots.available_cores", lambda: cores)
     graph = environment(parallelism).get_job_graph()
-    slots = JobSlots("job", graph, [graph], settings, print)
+    slots = JobSlots("job", graph, settings, print)
     if had is not None:
         slots.take_note(TaskSlots({"driver": had}, had))
     return slots

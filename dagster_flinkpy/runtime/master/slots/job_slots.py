@@ -9,7 +9,7 @@ than cores.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dagster_flinkpy.datastream.program.job_graph import JobGraph, JobVertex
@@ -22,10 +22,10 @@ from dagster_flinkpy.spark.task_slots import TaskSlots, ask_for_slots, await_slo
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["JobSlots", "require_all_slots", "required_slots"]
+__all__ = ["JobSlots", "required_slots"]
 
 
-def required_slots(graph: JobGraph, *, cores: int | None = None, per_process: int = 1) -> dict[str, int]:
+def required_slots(graph: JobGraph, cores: int | None = None, *, per_process: int = 1) -> dict[str, int]:
     """Returns how many slots each slot-sharing group needs: the highest parallelism of its operators, as in Flink.
 
     Operators that are chained run in one task, in the group of the first of them.
@@ -70,21 +70,15 @@ class JobSlots:
     Args:
         job_id: The job.
         graph: The job's graph, with the parallelism that it runs with.
-        regions: Its pipelined regions.
         settings: Which Spark runs it.
         progress: Takes one-line progress messages.
     """
 
     def __init__(
-        self,
-        job_id: str,
-        graph: JobGraph,
-        regions: Sequence[JobGraph],
-        settings: SparkSettings,
-        progress: Callable[[str], object],
+        self, job_id: str, graph: JobGraph, settings: SparkSettings, progress: Callable[[str], object]
     ) -> None:
         self._job_id, self._graph, self._settings, self._progress = job_id, graph, settings, progress
-        self.regions = tuple(regions)
+        self.regions = graph.regions()
         """Its pipelined regions."""
         self.had: int | None = None
         """How many slots Spark has; None as long as it was not asked, or does not say."""
@@ -167,43 +161,33 @@ class JobSlots:
             self._said = said
             self._progress(said)
 
+    def require_all(self, session: JobSession) -> None:
+        """Checks that all subtasks of the job can run at once, as Flink requires it for streaming jobs.
 
-def require_all_slots(job_id: str, graph: JobGraph, settings: SparkSettings, session: JobSession) -> None:
-    """Checks that all subtasks of a job can run at once, as Flink requires it for streaming jobs.
+        Args:
+            session: The session of the attempt.
 
-    Args:
-        job_id: The job.
-        graph: The job's graph, with the parallelism that it runs with.
-        settings: Which Spark runs it.
-        session: The session of the attempt.
-
-    Raises:
-        NoResourceAvailableError: There are fewer slots, or Spark does not say how many there are.
-    """
-    slots = slots_of_local_master(settings)
-    if slots is None:
-        slots = _ask(job_id, session, graph)
-    needed = sum(required_slots(graph, cores=None if slots is None else slots.cores).values())
-    what = f"job {job_id!r} needs all of its {needed} slots at once (execution.require-all-slots)"
-    if slots is None:
-        raise NoResourceAvailableError(
-            f"{what}, but Spark does not say how many it has: unset spark.default.parallelism and "
-            "spark.sql.leafNodeDefaultParallelism",
-            needed=needed,
-        )
-    if slots.limit is not None and slots.limit < needed:
-        raise NoResourceAvailableError(
-            f"{what}, and Spark has {slots.limit}: lower the parallelism, or give Spark more cores or executors",
-            needed=needed,
-            had=slots.limit,
-        )
-
-
-def _ask(job_id: str, session: JobSession, graph: JobGraph | None = None) -> TaskSlots | None:
-    session.begin(f"flinkpy-{job_id}-slots", f"the slots of job {job_id!r}")
-
-    def enough(slots: TaskSlots) -> int:
-        return 0 if graph is None else sum(required_slots(graph, cores=slots.cores).values())
-
-    with session.open() as spark:
-        return await_slots(lambda: ask_for_slots(spark), enough)
+        Raises:
+            NoResourceAvailableError: There are fewer slots, or Spark does not say how many there are.
+        """
+        slots = slots_of_local_master(self._settings)
+        if slots is None:
+            session.begin(f"flinkpy-{self._job_id}-slots", f"the slots of job {self._job_id!r}")
+            with session.open() as spark:
+                slots = await_slots(
+                    lambda: ask_for_slots(spark), lambda there: sum(required_slots(self._graph, there.cores).values())
+                )
+        needed = sum(required_slots(self._graph, None if slots is None else slots.cores).values())
+        what = f"job {self._job_id!r} needs all of its {needed} slots at once (execution.require-all-slots)"
+        if slots is None:
+            raise NoResourceAvailableError(
+                f"{what}, but Spark does not say how many it has: unset spark.default.parallelism and "
+                "spark.sql.leafNodeDefaultParallelism",
+                needed=needed,
+            )
+        if slots.limit is not None and slots.limit < needed:
+            raise NoResourceAvailableError(
+                f"{what}, and Spark has {slots.limit}: lower the parallelism, or give Spark more cores or executors",
+                needed=needed,
+                had=slots.limit,
+            )
