@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from dagster_flinkpy.datastream.program.job_graph import JobGraph, JobVertex
 from dagster_flinkpy.errors import NoResourceAvailableError
+from dagster_flinkpy.runtime.exchange.places import chains_of
 from dagster_flinkpy.runtime.master.job_session import JobSession
 from dagster_flinkpy.spark.cores import available_cores
 from dagster_flinkpy.spark.sessions import SparkSettings
@@ -47,13 +48,9 @@ def required_slots(graph: JobGraph, cores: int | None = None, *, per_process: in
 
 
 def _with_heads(graph: JobGraph) -> list[tuple[JobVertex, JobVertex]]:
-    """Returns the operators, inputs first, each with the first operator of its chain."""
-    heads: dict[str, JobVertex] = {}
-    for vertex in graph.vertices:
-        chained = (e.source for e in graph.inputs(vertex.uid) if graph.is_chained(e) and not e.blocking)
-        source = next(chained, None)
-        heads[vertex.uid] = vertex if source is None else heads[source]
-    return [(vertex, heads[vertex.uid]) for vertex in graph.vertices]
+    """Returns the operators, each with the first operator of its chain."""
+    chains = (chain for stage in range(graph.number_of_stages) for chain in chains_of(graph, stage))
+    return [(vertex, chain[0]) for chain in chains for vertex in chain]
 
 
 def _width(head: JobVertex, cores: int | None) -> int:
