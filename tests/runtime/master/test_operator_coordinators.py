@@ -85,7 +85,7 @@ class World:
 
     def __init__(self, parallelism: int, restored: Any = None, restored_id: int | None = None) -> None:
         STORY.clear()
-        states = None if restored is None else {"f": restored}
+        states = {} if restored is None else {"f": restored}
         self.coordinators = OperatorCoordinators(graph(parallelism), states, restored_id)
         self.parallelism, self.said = parallelism, 0
         self.states: dict[int, list[tuple[list[int], list[int]]]] = {}
@@ -213,7 +213,7 @@ def test_an_event_to_an_execution_that_is_gone_goes_nowhere() -> None:
         def create_coordinator(self) -> OperatorCoordinator:
             return Keeps()
 
-    coordinators, sent = OperatorCoordinators(graph(1, Kept())), list[Any]()
+    coordinators, sent = OperatorCoordinators(graph(1, Kept()), {}, None), list[Any]()
     for attempt in range(2):
         coordinators.reset(0, None)
         coordinators.ready(attempt, lambda uid, i, event: sent.append(event))

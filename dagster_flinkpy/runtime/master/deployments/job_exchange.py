@@ -65,8 +65,8 @@ class JobExchange:
         shared: The session of the attempt.
         progress: Takes one-line progress messages.
         check_leader: Raises an error if another attempt has taken over.
-        graph: The program. Default: one that can be run either way.
-        coordinators_of: Returns the coordinators of a region, by its number. Default: there are none.
+        graph: The program.
+        coordinators_of: Returns the coordinators of a region, by its number.
 
     Raises:
         ConfigurationError: The program can only be run by tasks that live, and they are not allowed.
@@ -78,14 +78,14 @@ class JobExchange:
         shared: SharedSession,
         progress: Callable[[str], None],
         check_leader: Callable[[], object],
-        graph: JobGraph | None = None,
-        coordinators_of: Callable[[int], OperatorCoordinators] = lambda region: OperatorCoordinators(),
+        graph: JobGraph,
+        coordinators_of: Callable[[int], OperatorCoordinators],
     ) -> None:
         self._config, self._shared, self._progress = config, shared, progress
         self._coordinators_of = coordinators_of
         self._check_leader = check_leader
         self._mode = config.exchange.mode
-        self._needs_live = None if graph is None else _reason_for_live(graph)
+        self._needs_live = _reason_for_live(graph)
         if self._needs_live is not None:
             if self._mode is ExchangeMode.SPARK:
                 raise ConfigurationError(

@@ -176,6 +176,10 @@ class PipelinedRegion:
         same_machine: Whether the slots are on this machine.
     """
 
+    coordinators: OperatorCoordinators
+    """The coordinators of its functions; whoever uses the region sets them."""
+    slots_per_process = 1
+
     def __init__(self, pool: SlotPool, progress: Callable[[str], object], *, same_machine: bool) -> None:
         self._pool, self._progress = pool, progress
         self._counts = RecordCounts(same_machine)
@@ -184,9 +188,6 @@ class PipelinedRegion:
         self._interrupted = False
         self._names: set[str] = set()
         """The slots of the region."""
-        self.coordinators = OperatorCoordinators()
-        """The coordinators of its functions."""
-        self.slots_per_process = 1
         pool.add_listener(self)
 
     def run(self, job: EpochJob, open_epoch: OpenEpoch | None = None) -> Sequence[WireRow]:

@@ -197,26 +197,20 @@ class OperatorCoordinators:
     """The coordinators of a region. Only its lane uses them, unless a method says otherwise.
 
     Args:
-        graph: The region. Default: one without coordinators.
-        restored: The states of its coordinators, by uid. Default: none.
+        graph: The region.
+        restored: The states of its coordinators, by uid.
         restored_id: The checkpoint that has these states; None if the job begins anew.
-        guard: Ends a call that hangs; takes what it does, a function and its arguments. Default: nobody does.
     """
 
-    def __init__(
-        self,
-        graph: JobGraph | None = None,
-        restored: Mapping[str, Json | None] | None = None,
-        restored_id: int | None = None,
-        guard: Callable[..., Any] = lambda what, step, *args: step(*args),
-    ) -> None:
-        vertices = [] if graph is None else [(v, function_of(v.spec, CoordinatedFunction)) for v in graph.vertices]
+    def __init__(self, graph: JobGraph, restored: Mapping[str, Json | None], restored_id: int | None) -> None:
+        vertices = [(v, function_of(v.spec, CoordinatedFunction)) for v in graph.vertices]
         self._holders = {
-            v.uid: _Holder(v.uid, function, v.parallelism, (restored or {}).get(v.uid), restored_id, self._on_failed)
+            v.uid: _Holder(v.uid, function, v.parallelism, restored.get(v.uid), restored_id, self._on_failed)
             for v, function in vertices
             if function is not None
         }
-        self.guard = guard
+        self.guard: Callable[..., Any] = lambda what, step, *args: step(*args)
+        """Ends a call that hangs; takes what it does, a function and its arguments."""
         self._mail: deque[tuple[str, Callable[[_Holder], object]]] = deque()
         self.on_mail: Callable[[], object] = lambda: None
         """Is called when there is something to do, by any thread."""
