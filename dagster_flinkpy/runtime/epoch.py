@@ -155,11 +155,6 @@ class EpochJob:
         """The checkpoint of the barrier that ends the epoch."""
         return self.epoch.checkpoint_id
 
-    @property
-    def written_by(self) -> str:
-        """Part of the names of the state files of the epoch; see :meth:`writer_of`."""
-        return self.writer_of(self.checkpoint_id)
-
     def writer_of(self, checkpoint_id: int) -> str:
         """Returns a part of the names of state files that no other execution attempt and epoch uses.
 

@@ -90,7 +90,7 @@ class _Process:
         if self._process.returncode:
             raise SlotLostError(said.decode().strip().splitlines()[-1])
 
-    def kill(self) -> None:
+    def end(self) -> None:
         self._process.kill()
 
 

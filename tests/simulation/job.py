@@ -165,7 +165,7 @@ class SimulatedAttempt(JobAttempt):
             world,
             job,
             f"{self._name}/{job.checkpoint_id}",
-            lambda: self._deployed.regions.sessions[job.region]._interrupted,
+            lambda: self._deployed.regions.sessions[job.region].interrupted,
         ).run()
 
     @property

@@ -135,7 +135,11 @@ def _unfenced(owner: Any, name: str, value: Any, noticed: str, **chaos: Any) -> 
 
 MUTATIONS |= {
     "state files are named by content only, and who deletes them is not fenced": _unfenced(
-        EpochJob, "written_by", "", "names it", **{**ONE_STREAM, "crash": 0.005, "pause": 0.05, "regions": 0}
+        EpochJob,
+        "writer_of",
+        lambda job, checkpoint: "",
+        "names it",
+        **{**ONE_STREAM, "crash": 0.005, "pause": 0.05, "regions": 0},
     ),
     "an attempt aborts what newer ones have staged, and is not fenced": _unfenced(
         FileNames, "mine", lambda names, key: True, "whose upload is gone"
@@ -354,7 +358,7 @@ def _(real: Wrapped, attempt: JobAttempt, *args: Any, **options: Any) -> None:
 )
 def _(real: Wrapped, attempt: JobAttempt) -> None:
     real(attempt)
-    attempt._stopped = False
+    attempt.stopped = False
 
 
 @mutation(

@@ -79,7 +79,7 @@ class SimulatedSlot:
         driver = self._world.current.process
         driver.on_end.append(self._driver_ended)
         if self._world.rng.random() < 0.5:  # as a Spark that lives in the driver's process
-            driver.on_end.append(self.kill)
+            driver.on_end.append(self.end)
 
     def run(self) -> None:
         world = self._world
@@ -117,7 +117,7 @@ class SimulatedSlot:
 
         world.spawn("check", check)
 
-    def kill(self) -> None:
+    def end(self) -> None:
         world = self._world
         if self._killed:
             return

@@ -101,7 +101,7 @@ class SourceTask(_Task):
             return tuple({"n": n} for n in seen)
         data = json.dumps(seen).encode()
         sha256 = hashlib.sha256(data).hexdigest()
-        by = self.job.written_by
+        by = self.job.writer_of(self.job.checkpoint_id)
         with suppress(PreconditionFailedError):
             self._store.put(state_file(sha256, by), data, if_none_match=True)
         return tuple({"file": sha256, "by": by, "row": row} for row in range(len(seen)))
@@ -213,7 +213,7 @@ class CountTask(_Task):
         ]
 
     def _write(self, rows: Rows) -> RunHandle:
-        return write_run(rows, self._groups, self._store, self.job.written_by)
+        return write_run(rows, self._groups, self._store, self.job.writer_of(self.job.checkpoint_id))
 
     def _written(self, checkpoint_id: int, rows: Sequence[Any]) -> SubtaskState:
         if not rows:

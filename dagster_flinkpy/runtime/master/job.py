@@ -172,7 +172,8 @@ class JobAttempt(AttemptRuns):
         )
         self._spark = SharedSession(config.spark, self._progress)
         self._exchange = self._create_exchange(graph)
-        self._stopped = False
+        self.stopped = False
+        """Whether the job was stopped with a savepoint, and nobody has restored one since."""
         self._keeper = self._create_lease_keeper()
         self._lease = config.checkpointing.timeout + _LEASE_MARGIN if self._keeper is None else _LEASE
         self._watchdog = Watchdog(config.checkpointing.timeout)
@@ -256,8 +257,8 @@ class JobAttempt(AttemptRuns):
         self.committed_on_recovery = committed or self.committed_on_recovery
         load = partial(self._restore.load, self.config, self.graph, self._store, self._attempt)
         self.restored = committers.check_to_replace(self._watchdog.run("loading the state to restore", load))
-        self._stopped = self.restored is not None and self.restored.stopped and self._restore.path is None
-        self.finished = self.restored is not None and (self.restored.end_of_input or self._stopped)
+        self.stopped = self.restored is not None and self.restored.stopped and self._restore.path is None
+        self.finished = self.restored is not None and (self.restored.end_of_input or self.stopped)
         self._hooks.restore(self.restored, allow_non_restored_state=self._restore.allow_non_restored_state)
         self._savepoints = JobSavepoints(
             self._location,
@@ -504,11 +505,6 @@ class JobAttempt(AttemptRuns):
         return self._deployed.failover.graph.status
 
     @property
-    def stopped(self) -> bool:
-        """Whether the job was stopped with a savepoint, and nobody has restored one since."""
-        return self._stopped
-
-    @property
     def partition_ends(self) -> tuple[PartitionEnd, ...]:
         """The end states of time partitions that the job keeps, in order of time."""
         return self._attempt.head.partitions
@@ -549,7 +545,7 @@ class JobAttempt(AttemptRuns):
             InputAfterEndError: A source has input that came after its end. The message names both.
             SourceReadError: Input cannot be listed.
         """
-        if self.finished and not self._stopped:
+        if self.finished and not self.stopped:
             self._deployed.regions.refuse_input_after_end()
 
     def _rescale(self, parallelism: int) -> None:
@@ -587,7 +583,7 @@ class JobAttempt(AttemptRuns):
         return self._transactions.commit(metadata)
 
     def _create_metadata(self, write: WriteMetadata) -> CheckpointMetadata:
-        deployed, stopped = self._deployed, True if self._stopping or self._stopped else None
+        deployed, stopped = self._deployed, True if self._stopping or self.stopped else None
         written = [each for region in deployed.master.state.regions for each in region.outputs[write.checkpoint_id]]
         ended = deployed.regions.end_with(write.checkpoint_id)
         properties = {**self._restore.properties, STOPPED: stopped}

@@ -77,7 +77,8 @@ class JobSession:
 
     def __init__(self, shared: SharedSession, *, announced: bool = True) -> None:
         self._shared, self._announced = shared, announced
-        self._interrupted = False
+        self.interrupted = False
+        """Whether somebody has interrupted it since :meth:`begin`."""
         self._interrupt: Callable[[], object] = lambda: None
         self._wake = threading.Event()
         """Set when the Spark jobs of the last :meth:`open` were interrupted or have ended."""
@@ -90,16 +91,11 @@ class JobSession:
                 such as those of a job of this name with other checkpoints: all of them share a session.
             what: Their purpose, such as a checkpoint. Other runs on the same Spark server see it.
         """
-        self._tag, self._what, self._interrupted = f"{tag}-{self._shared.owner}", what, False
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether somebody has interrupted it since :meth:`begin`."""
-        return self._interrupted
+        self._tag, self._what, self.interrupted = f"{tag}-{self._shared.owner}", what, False
 
     def interrupt(self) -> None:
         """Ends running Spark jobs, and those that start before the next :meth:`begin`. Any thread may call it."""
-        self._interrupted = True
+        self.interrupted = True
         self._wake.set()
         self._interrupt()
 
@@ -112,7 +108,7 @@ class JobSession:
         """
         self._interrupt = interrupt
         try:
-            if self._interrupted:
+            if self.interrupted:
                 interrupt()
             yield
         finally:
@@ -124,7 +120,7 @@ class JobSession:
         settings, progress = self._shared.settings, self._shared.progress
         spark, tag, over = self._shared.get(), self._tag, threading.Event()
         wake = self._wake = threading.Event()
-        if self._interrupted:
+        if self.interrupted:
             wake.set()
 
         def end_when_interrupted() -> None:

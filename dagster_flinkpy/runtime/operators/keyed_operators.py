@@ -144,7 +144,7 @@ class KeyedStateOperator(StreamOperator):
             "cache": RunCache(job.cache_dir),
             "restored": restored,
             "now": job.clock.now,
-            "written_by": job.written_by,
+            "written_by": job.writer_of(job.checkpoint_id),
         }
         self.backend: ColumnarKeyedStateBackend
         if job.state_backend is StateBackendType.HASHMAP:

@@ -56,7 +56,7 @@ class OperatorStateHandler:
         self._functions: list[CheckpointedFunction] = []
         self._listeners: list[CheckpointListener] = []
         self._backend: OperatorStateBackend | None = None
-        self._written_by = job.written_by
+        self._written_by = job.writer_of(job.checkpoint_id)
         self._uploads = Uploads()
 
     @property

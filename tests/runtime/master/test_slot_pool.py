@@ -45,7 +45,7 @@ class Silent:
             raise self._error
         self.killed.wait(60)
 
-    def kill(self) -> None:
+    def end(self) -> None:
         self.killed.set()
 
 

@@ -49,17 +49,11 @@ class _SparkSlot:
                 if row["error"]:
                     raise error_from_json(row["error"])
 
-    def kill(self) -> None:
+    def end(self) -> None:
         self._session.interrupt()  # Spark kills the process of a task that does not end by itself
 
 
-class _Thread:
-    def __init__(self, descriptor: SlotDescriptor) -> None:
-        executor = TaskExecutor(descriptor)
-        self.run, self.kill = executor.run, executor.end
-
-
-start_here: StartSlot = _Thread
+start_here: StartSlot = TaskExecutor
 """Returns what runs a slot on a thread of this process."""
 
 

@@ -64,7 +64,7 @@ class SlotProcess(Protocol):
     def run(self) -> None:
         """Runs it, and returns when it has ended; raises why it has ended otherwise. Called once."""
 
-    def kill(self) -> None:
+    def end(self) -> None:
         """Ends it soon, whatever it does, or before it has begun. Any thread may call it, more than once."""
 
 
@@ -125,7 +125,7 @@ class Slot:
     def kill(self) -> None:
         """Ends its process, also one that does not answer."""
         if self.ended is None:
-            self._process.kill()
+            self._process.end()
 
 
 class SlotPool:
