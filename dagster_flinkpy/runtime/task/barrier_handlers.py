@@ -129,6 +129,8 @@ class BarrierHandler(ABC):
 
     def __init__(self, channels: Iterable[Channel]) -> None:
         self._channels = frozenset(channels)
+        self.blocked: set[Channel] = set()
+        """The channels of which nothing is to be taken for now."""
 
     @abstractmethod
     def handle(self, event: Event) -> list[Action]:
@@ -139,14 +141,9 @@ class BarrierHandler(ABC):
         """
 
     @property
-    @abstractmethod
-    def blocked(self) -> Set[Channel]:
-        """The channels of which nothing is to be taken for now."""
-
-    @property
-    @abstractmethod
     def aligning(self) -> int | None:
-        """The checkpoint whose snapshot is waiting for barriers, or None."""
+        """The checkpoint whose snapshot is waiting for barriers, and could stop waiting, or None."""
+        return None
 
     @property
     @abstractmethod
@@ -190,12 +187,7 @@ class SingleCheckpointBarrierHandler(BarrierHandler):
         self._arrived: set[Channel] = set()
         self._taken = False
         """Whether the snapshot was taken before the last barrier."""
-        self._blocked: set[Channel] = set()
         self._kept: deque[Element | Barrier | CancelBarrier] = deque()
-
-    @property
-    def blocked(self) -> Set[Channel]:
-        return self._blocked
 
     @property
     def aligning(self) -> int | None:
@@ -223,7 +215,7 @@ class SingleCheckpointBarrierHandler(BarrierHandler):
         match event:
             case Element(channel=channel) | Barrier(channel=channel) | CancelBarrier(channel=channel):
                 self._check(channel)
-                if channel in self._blocked:
+                if channel in self.blocked:
                     self._kept.append(event)
                 elif isinstance(event, Element):
                     self._on_element(event, actions)
@@ -252,7 +244,7 @@ class SingleCheckpointBarrierHandler(BarrierHandler):
         if checkpoint_id > self._current:
             if channel in self._arrived:
                 # Only if unaligned: the channel is ahead of the others. Flink gives up the older one; here it waits.
-                self._blocked.add(channel)
+                self.blocked.add(channel)
                 self._kept.append(event)
                 return
             aborted = self._pending
@@ -273,7 +265,7 @@ class SingleCheckpointBarrierHandler(BarrierHandler):
                 if not last:
                     self._unblock(actions)
             else:
-                self._blocked.add(channel)
+                self.blocked.add(channel)
         if last:
             actions.append(Complete(checkpoint_id))
             self._end()
@@ -309,7 +301,7 @@ class SingleCheckpointBarrierHandler(BarrierHandler):
 
     def _unblock(self, actions: list[Action], first: Event | None = None) -> None:
         """Unblocks all channels and handles the kept events in order, which may block channels again."""
-        self._blocked.clear()
+        self.blocked.clear()
         kept, self._kept = self._kept, deque()
         if first is not None:
             self._take(first, actions)
@@ -331,14 +323,6 @@ class CheckpointBarrierTracker(BarrierHandler):
         self._pending: dict[int, set[Channel]] = {}
         """The channels whose barrier has arrived, by checkpoint id in ascending order."""
         self._finished = 0
-
-    @property
-    def blocked(self) -> Set[Channel]:
-        return frozenset()
-
-    @property
-    def aligning(self) -> int | None:
-        return None  # there is no alignment that could time out
 
     @property
     def awaits_barriers(self) -> bool:
