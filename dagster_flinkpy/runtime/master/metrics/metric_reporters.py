@@ -6,7 +6,8 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 from dagster_flinkpy.checkpoint.coordinator.statistics import CheckpointStatistics
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
@@ -22,16 +23,7 @@ __all__ = ["MetricReporters"]
 _PUSH_SECONDS = 10.0
 """How long a push may take, and how long the end of a run waits for the last one."""
 
-
 _log = logging.getLogger(__name__)
-
-
-class _Reporter(Protocol):
-    def report(self) -> None:
-        """There are new metrics."""
-
-    def close(self) -> None:
-        """The attempt has ended."""
 
 
 class MetricReporters:
@@ -51,7 +43,8 @@ class MetricReporters:
     ) -> None:
         self._options, self._job_id, self._progress = tuple(options), job_id, progress
         self._metrics = PrometheusMetrics()
-        self._reporters: list[_Reporter] = []
+        self._pushing: list[_PushGatewayReporter] = []
+        self._opened = ExitStack()
         if self._options:
             try:
                 import prometheus_client  # noqa: F401
@@ -71,55 +64,37 @@ class MetricReporters:
         registry.register(self._metrics)
         for each in self._options:
             if isinstance(each, PushGatewayOptions):
-                self._reporters.append(_PushGatewayReporter(each, self._job_id, registry))
-            elif (endpoint := _listen(each, registry, self._progress)) is not None:
-                self._reporters.append(endpoint)
+                self._pushing.append(pushes := _PushGatewayReporter(each, self._job_id, registry))
+                self._opened.callback(pushes.close)
+            else:
+                self._listen(each, registry)
+
+    def _listen(self, options: PrometheusOptions, registry: CollectorRegistry) -> None:
+        """Serves the metrics at ``/metrics``: whoever asks gets the newest ones."""
+        from prometheus_client import start_http_server
+
+        for port in options.ports:
+            try:
+                server, thread = start_http_server(port, registry=registry)
+            except OSError:
+                continue  # another run listens there
+            for end in (thread.join, server.server_close, server.shutdown):  # the last one first
+                self._opened.callback(end)
+            self._progress(f"metrics for Prometheus are at http://localhost:{server.server_port}/metrics")
+            return
+        tried = ", ".join(map(str, options.ports[:3])) + (", ..." if len(options.ports) > 3 else "")
+        _log.warning("no metrics for Prometheus, because no port is free: %s; set a wider range of ports", tried)
 
     def report(self, metadata: CheckpointMetadata, statistics: CheckpointStatistics) -> None:
         """Reports a committed checkpoint."""
-        if self._reporters:
+        if self._options:
             self._metrics.report(metadata, statistics)
-            for reporter in self._reporters:
-                reporter.report()
+            for each in self._pushing:
+                each.report()
 
     def close(self) -> None:
         """Ends the reporters. The last push is waited for."""
-        for reporter in self._reporters:
-            reporter.close()
-        self._reporters.clear()
-
-
-class _Endpoint:
-    """Serves the metrics at ``/metrics``, until the attempt ends."""
-
-    def __init__(self, port: int, registry: CollectorRegistry) -> None:
-        from prometheus_client import start_http_server
-
-        self._server, self._thread = start_http_server(port, registry=registry)
-        self.port: int = self._server.server_port
-
-    def report(self) -> None:
-        """Does nothing: whoever asks gets the newest metrics."""
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-
-def _listen(
-    options: PrometheusOptions, registry: CollectorRegistry, progress: Callable[[str], object]
-) -> _Endpoint | None:
-    for port in options.ports:
-        try:
-            endpoint = _Endpoint(port, registry)
-        except OSError:
-            continue  # another run listens there
-        progress(f"metrics for Prometheus are at http://localhost:{endpoint.port}/metrics")
-        return endpoint
-    tried = ", ".join(map(str, options.ports[:3])) + (", ..." if len(options.ports) > 3 else "")
-    _log.warning("no metrics for Prometheus, because no port is free: %s; set a wider range of ports", tried)
-    return None
+        self._opened.close()
 
 
 class _PushGatewayReporter:
