@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dagster_flinkpy.checkpoint.operator_states import SubtaskState
-from dagster_flinkpy.checkpoint.restore import OperatorAssignment, RestorePlan, restore_targets
 from dagster_flinkpy.datastream.operator_specs import (
     BroadcastProcessSpec,
     CollectSpec,
@@ -18,13 +15,10 @@ from dagster_flinkpy.datastream.operator_specs import (
 )
 from dagster_flinkpy.datastream.program.job_graph import JobGraph, JobVertex
 from dagster_flinkpy.datastream.state import MapStateDescriptor
-from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob
-from dagster_flinkpy.runtime.master.epochs.subtask_inputs import inputs_of_plan
+from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.operators.keyed_operators import KeyedStateOperator
-from dagster_flinkpy.runtime.restore_trial import opened
-from dagster_flinkpy.runtime.shipping import dump_job, loaded_job
+from dagster_flinkpy.runtime.restore_trial import opened, trial_job
 from dagster_flinkpy.state.layout import TableLayout
-from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["DeclaredOperator", "declared_state"]
 
@@ -52,24 +46,8 @@ def declared_state(graph: JobGraph) -> Mapping[str, DeclaredOperator]:
         UserFunctionError: A function cannot be opened here.
         ConfigurationError: A function cannot be sent to workers.
     """
-    targets = restore_targets(graph)
-    plan = RestorePlan(0, {t.uid: OperatorAssignment(t.uid, 1, t.max_parallelism, (SubtaskState(0),)) for t in targets})
-    found: dict[str, DeclaredOperator] = {}
-    with tempfile.TemporaryDirectory(prefix="flinkpy-plan-") as folder:
-        job = EpochJob(
-            graph=graph,
-            job_id="plan",
-            epoch=EpochInput(1, {}),
-            fencing_token=0,
-            job_storage=StorageLocation(folder),
-            inputs=inputs_of_plan(plan),
-            restored=None,
-            cache_dir=folder,
-        )
-        with loaded_job(dump_job(job)) as shipped:  # functions of their own, as in tasks
-            for vertex in shipped.graph.vertices:
-                found[vertex.uid] = _declared(shipped, vertex)
-    return found
+    with trial_job(graph) as job:
+        return {vertex.uid: _declared(job, vertex) for vertex in job.graph.vertices}
 
 
 def _declared(job: EpochJob, vertex: JobVertex) -> DeclaredOperator:

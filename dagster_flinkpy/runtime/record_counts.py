@@ -11,7 +11,6 @@ import os
 import shutil
 import tempfile
 from contextlib import suppress
-from types import TracebackType
 
 __all__ = ["RecordCounts", "TaskCount"]
 
@@ -71,9 +70,7 @@ class RecordCounts:
                 self.folder = tempfile.mkdtemp(prefix="flinkpy-progress-")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         if self.folder:
             shutil.rmtree(self.folder, ignore_errors=True)
             self.folder = ""

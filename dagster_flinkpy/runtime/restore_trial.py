@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from dagster_flinkpy.checkpoint.restore import OperatorAssignment, assign, restore_targets
 from dagster_flinkpy.checkpoint.savepoints.savepoint import has_pickled_values as _is_pickled
@@ -28,8 +29,9 @@ from dagster_flinkpy.runtime.operators.operator_factory import create_operator
 from dagster_flinkpy.runtime.operators.operator_state_handler import OperatorStateHandler
 from dagster_flinkpy.runtime.operators.stream_operator import StreamOperator
 from dagster_flinkpy.runtime.shipping import dump_job, loaded_job
+from dagster_flinkpy.storage import StorageLocation
 
-__all__ = ["OperatorTrial", "opened", "try_operators"]
+__all__ = ["OperatorTrial", "opened", "trial_job", "try_operators"]
 
 
 @dataclass(frozen=True)
@@ -73,31 +75,45 @@ def try_operators(
     metadata = migrated_schemas(stored.metadata, graph, stored.files.open())
     plan = assign(metadata, targets, allow_non_restored_state=allow_non_restored_state)
     found: dict[str, OperatorTrial] = {}
-    with tempfile.TemporaryDirectory(prefix="flinkpy-plan-") as folder:
-        job = EpochJob(
-            graph=graph,
-            job_id=stored.metadata.job_id,
-            epoch=EpochInput(stored.metadata.checkpoint_id + 1, {}),
-            fencing_token=0,
-            job_storage=stored.files,
-            inputs=inputs_of_plan(plan),
-            restored=stored.metadata.checkpoint_id,
-            cache_dir=folder,
-        )
-        with loaded_job(dump_job(job)) as shipped:  # functions of their own, as in tasks
-            for uid, assignment in plan.operators.items():
-                if not assignment.restored:
-                    continue
-                # Rows of keyed state are not read, because no key is current.
-                pickled = sorted(
-                    {h.name for s in assignment.subtasks for h in s.operator_state if _is_pickled(h.types)}
-                )
-                if pickled and not allow_pickled_state:
-                    names = ", ".join(map(repr, pickled))
-                    found[uid] = OperatorTrial(unknown=f"operator {uid!r}: operator state {names} is pickled")
-                else:
-                    found[uid] = _try(shipped, shipped.graph.vertex(uid), assignment)
+    start = {
+        "job_id": stored.metadata.job_id,
+        "epoch": EpochInput(stored.metadata.checkpoint_id + 1, {}),
+        "job_storage": stored.files,
+        "inputs": inputs_of_plan(plan),
+        "restored": stored.metadata.checkpoint_id,
+    }
+    with trial_job(graph, **start) as job:
+        for uid, assignment in plan.operators.items():
+            if not assignment.restored:
+                continue
+            # Rows of keyed state are not read, because no key is current.
+            pickled = sorted({h.name for s in assignment.subtasks for h in s.operator_state if _is_pickled(h.types)})
+            if pickled and not allow_pickled_state:
+                names = ", ".join(map(repr, pickled))
+                found[uid] = OperatorTrial(unknown=f"operator {uid!r}: operator state {names} is pickled")
+            else:
+                found[uid] = _try(job, job.graph.vertex(uid), assignment)
     return found
+
+
+@contextmanager
+def trial_job(graph: JobGraph, **start: Any) -> Iterator[EpochJob]:
+    """Provides a job whose operators are not run, with functions of its own, as in tasks.
+
+    Args:
+        graph: The program.
+        **start: What it starts from, as in :class:`EpochJob`. Default: empty state.
+    """
+    with tempfile.TemporaryDirectory(prefix="flinkpy-plan-") as folder:
+        empty: dict[str, Any] = {
+            "job_id": "plan",
+            "epoch": EpochInput(1, {}),
+            "job_storage": StorageLocation(folder),
+            "inputs": {},
+        }
+        job = EpochJob(graph=graph, fencing_token=0, cache_dir=folder, **(empty | start))
+        with loaded_job(dump_job(job)) as shipped:
+            yield shipped
 
 
 def _try(job: EpochJob, vertex: JobVertex, assignment: OperatorAssignment) -> OperatorTrial:
