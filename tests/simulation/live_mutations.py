@@ -124,11 +124,11 @@ def _(real: Wrapped, handler: SingleCheckpointBarrierHandler, event: Any, action
     "what overtaken channels hold is no part of a checkpoint", OperatorTask, "handle", "but the files have", {}
 )
 def _(real: Wrapped, task: OperatorTask, event: Any) -> None:
-    for taken in task._taken.values():
-        taken.channel_state._rows.clear()
+    for _, in_flight in task._taken.values():
+        in_flight._rows.clear()
     real(task, event)
-    for taken in task._taken.values():
-        taken.channel_state._rows.clear()
+    for _, in_flight in task._taken.values():
+        in_flight._rows.clear()
 
 
 class _Written:

@@ -192,15 +192,8 @@ class StreamBatch:
             batch._values = [value if type(value) in unchanging else copied(value) for value in self._values]
         return batch
 
-    def record(self, position: int) -> StreamBatch:
-        """Returns a batch of one of the records, with its key."""
-        return self._part(position, position + 1)
-
-    def rest(self, start: int) -> StreamBatch:
-        """Returns a batch of the records from a position on, with their keys."""
-        return self if start == 0 else self._part(start, len(self))
-
-    def _part(self, start: int, end: int) -> StreamBatch:
+    def slice(self, start: int, end: int) -> StreamBatch:
+        """Returns a batch of the records from one position up to another one, with their keys."""
         keys = self.keys
         if keys is not None:
             keys = KeyColumn(keys.type_info, keys.column.slice(start, end - start), keys.hashes[start:end])

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence, Set
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -58,7 +57,6 @@ from dagster_flinkpy.runtime.task.parent_task import ParentTask
 from dagster_flinkpy.runtime.task.selected_inputs import SelectedInputs, Waiting
 from dagster_flinkpy.runtime.task.static_first import StaticFirst
 from dagster_flinkpy.runtime.task.watermark_valve import BEFORE, WatermarkValve
-from dagster_flinkpy.state.keyed_snapshot_future import KeyedSnapshotFuture
 
 __all__ = ["Cancelled", "OperatorTask"]
 
@@ -71,20 +69,6 @@ Channel = tuple[int, int]
 
 class Cancelled(Exception):
     """The Spark job has failed upstream."""
-
-
-@dataclass
-class _Taken:
-    """A snapshot that has not been acknowledged yet."""
-
-    state: SubtaskState
-    digest: str
-    channel_state: ChannelStateWriter
-    marked_ms: dict[str, list[int]]
-    """When sources sent the latency markers that end here, by source."""
-    keyed: KeyedSnapshotFuture | None
-    uploads: Sequence[Future[None]]
-    """What else must be done before it is acknowledged."""
 
 
 class OperatorTask:
@@ -140,7 +124,8 @@ class OperatorTask:
         self._held_bytes = 0
         self._consumed: dict[int, dict[str, str]] = {}
         """Digests of the consumed output, by checkpoint and ``uid/subtask`` of the upstream subtask."""
-        self._taken: dict[int, _Taken] = {}
+        self._taken: dict[int, tuple[Acknowledgement, ChannelStateWriter]] = {}
+        """The snapshots that have not been acknowledged yet, each with what was in flight."""
         self._position = 0
         """The number of barriers that the operator has passed since the task began."""
         self._next_epochs = deque[EpochInput]()
@@ -240,7 +225,7 @@ class OperatorTask:
                 case AddToChannelState(checkpoint_id=checkpoint_id, channel=channel, element=(kind, value, _)):
                     if kind is Kind.BUFFER:  # event time is sent again, see replay()
                         row = InFlightRow(self._edges[channel[0]], channel[1], kind, encode_element(kind, value))
-                        self._taken[checkpoint_id].channel_state.add(row)
+                        self._taken[checkpoint_id][1].add(row)
                 case Abort(reason=CheckpointFailureReason.CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER):
                     raise Cancelled
                 case Abort(checkpoint_id=checkpoint_id, reason=reason):
@@ -527,11 +512,20 @@ class OperatorTask:
         )
         channel_state = ChannelStateWriter(self._job.job_storage.open, self._job.writer_of(checkpoint_id))
         for each in self._selected.left() if self._selected is not None else ():
-            payload = encode_batch(each.value.rest(each.read))
+            payload = encode_batch(each.value.slice(each.read, len(each.value)))
             channel_state.add(InFlightRow(self._edges[each.channel[0]], each.channel[1], Kind.BUFFER, payload))
         marked_ms = {} if self.outputs else self._metrics.latency.take_marked()
         uploads = self.context.state.uploads(state.operator_state_files())
-        self._taken[checkpoint_id] = _Taken(state, digest, channel_state, marked_ms, taken.keyed, uploads)
+        fields = {
+            "checkpoint_id": checkpoint_id,
+            "fencing_token": self._job.fencing_token,
+            "digest": digest,
+            "marked_ms": marked_ms,
+        }
+        self._taken[checkpoint_id] = (
+            Acknowledgement(self.vertex.uid, state, taken.keyed, uploads, fields),
+            channel_state,
+        )
         self.events.snapshot(checkpoint_id)
         for output in self.outputs:
             output.barrier(checkpoint_id, digest, checkpoint_id == self._last_aligned)
@@ -567,21 +561,18 @@ class OperatorTask:
         self.operator.begin_checkpoint()
 
     def _acknowledge(self, checkpoint_id: int) -> None:
-        taken = self._taken.pop(checkpoint_id)
-        state = replace(taken.state, channel_state=taken.channel_state.parts())
+        ack, channel_state = self._taken.pop(checkpoint_id)
         now = self._job.clock.now()
         first = self._first_barrier.pop(checkpoint_id, now)
         times = {"barrier_ms": first} | ({"alignment_ms": now - first} if now > first else {})
-        state = replace(state, metrics={**state.metrics, **times})
-        fields = {
-            "checkpoint_id": checkpoint_id,
-            "fencing_token": self._job.fencing_token,
-            "digest": taken.digest,
-            "consumed": self._consumed.pop(checkpoint_id, {}),
-            "marked_ms": taken.marked_ms,
-        }
-        uploads = (*taken.uploads, *taken.channel_state.uploads)
-        self._task.acknowledge(Acknowledgement(self.vertex.uid, state, taken.keyed, uploads, fields))
+        ack = replace(
+            ack,
+            state=replace(ack.state, channel_state=channel_state.parts(), metrics={**ack.state.metrics, **times}),
+            uploads=(*ack.uploads, *channel_state.uploads),
+            fields={**ack.fields, "consumed": self._consumed.pop(checkpoint_id, {})},
+            started=time.perf_counter_ns(),
+        )
+        self._task.acknowledge(ack)
 
 
 def _create_handler(channels: Iterable[Channel], edges: Mapping[int, JobEdge], job: EpochJob) -> BarrierHandler:

@@ -163,7 +163,8 @@ def _first_of(queue: deque[Waiting]) -> Waiting:
     batch: StreamBatch = first.value
     if first.kind is not Kind.BUFFER:
         return queue.popleft()
-    record, first.read = Waiting(first.channel, first.kind, batch.record(first.read), first.epoch), first.read + 1
+    record = Waiting(first.channel, first.kind, batch.slice(first.read, first.read + 1), first.epoch)
+    first.read += 1
     if first.read == len(batch):
         queue.popleft()
     return record

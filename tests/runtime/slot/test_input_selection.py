@@ -217,7 +217,7 @@ def test_records_come_as_they_are_selected_in_the_order_of_their_input(
         inputs.put(i, Waiting((i, 0), Kind.BUFFER, batch, 0))
         inputs.work_off(process)
     for each in inputs.left():
-        got[each.channel[0]] += each.value.rest(each.read).values
+        got[each.channel[0]] += each.value.slice(each.read, len(each.value)).values
     assert got == put
 
 
