@@ -275,7 +275,7 @@ def _check_that_something_happens(network: Network) -> None:
         return
     for region, driver in network.waiting.items():
         deployment = region._deployment
-        if deployment is None or deployment.is_broken or region._interrupted or not deployment.begun:
+        if deployment is None or deployment.is_broken or region._interrupted or not deployment.reading:
             continue
         executors = {each._descriptor.id: (each, process) for each, process in network.executors.items()}
         found = [executors[slot.id] for slot in deployment.slots.values() if slot.id in executors]

@@ -92,10 +92,8 @@ class _Deployment:
         """Where those that have asked have stopped amid the part."""
         self.watermarks: dict[tuple[str, int], int] = {}
         """How far those that have asked are in event time."""
-        self.begun = False
-        """Whether they have been told to read."""
         self.reading = 0
-        """The checkpoint of the last epoch that they were told to read."""
+        """The checkpoint of the last epoch that they were told to read; 0: they have not been told yet."""
         self.failed = False
         self.cut_off: FlinkPyError | None = None
         """What has failed first, if that is a connection between two slots."""
@@ -130,7 +128,6 @@ class _Deployment:
         self.missing_requests, self.reading = self.number_of_sources, epoch.checkpoint_id
         self.stops, self.watermarks = {}, {}
         self.say(frame("begin", body, deployment=self.id))
-        self.begun = True
 
     def stop_reading(self) -> None:
         """Tells the sources to stop amid the part that they are reading, where they can."""
@@ -204,7 +201,7 @@ class PipelinedRegion:
             FlinkPyError: A slot cannot run on this Spark.
         """
         known = self._deployment
-        deployment = self.deploy(job) if known is None or not known.begun or not known.is_broken else known
+        deployment = self.deploy(job) if known is None or not known.reading or not known.is_broken else known
         if deployment is not known or not known.is_broken:  # otherwise since its last epoch
             if open_epoch is None:
                 deployment.begin(job.epoch)
@@ -306,7 +303,7 @@ class PipelinedRegion:
             Exception: As :meth:`run`.
         """
         known = self._deployment
-        if known is not None and (_continues(known, job) if known.begun else known.job is job):
+        if known is not None and (_continues(known, job) if known.reading else known.job is job):
             return known
         reason = None if known is None or known.lost is None else known.lost[1]
         self.cancel()
