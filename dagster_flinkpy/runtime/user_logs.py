@@ -186,9 +186,6 @@ class _Lines(TextIOBase):
                 print(line, file=sys.stderr)
         return len(text)
 
-    def flush(self) -> None:
-        """Does nothing: lines are sent when they are complete, or at the end."""
-
     def end(self) -> None:
         """Sends the last line, which nobody has ended."""
         if self._rest:

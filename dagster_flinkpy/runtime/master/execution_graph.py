@@ -379,7 +379,7 @@ class ExecutionGraph:
             FailureReport(
                 at_ms=self._now(),
                 error=type(error).__name__,
-                message=_message(error),
+                message=shorten(message_of(error).partition("\n")[0], _MESSAGE_CHARACTERS),
                 region=region,
                 operator=None if task is None else task.uid,
                 subtask=None if task is None else task.subtask,
@@ -414,7 +414,3 @@ class ExecutionGraph:
         self.timestamps[to] = self._now()
         for listener in self._listeners:
             listener(to, self.timestamps[to])
-
-
-def _message(error: BaseException) -> str:
-    return shorten(message_of(error).partition("\n")[0], _MESSAGE_CHARACTERS)

@@ -136,7 +136,7 @@ class TaskExecutor:
         descriptor = self._descriptor
         driver = urlsplit(descriptor.driver)
         host = address_towards(str(driver.hostname), int(driver.port or 0))
-        address = f"{scheme_of(descriptor.tls)}://{_bracketed(host)}"
+        address = f"{scheme_of(descriptor.tls)}://{f'[{host}]' if ':' in host else host}"
         server = Endpoint(f"{address}:0", descriptor.token, descriptor.tls, self.receive)
         location = f"{address}:{server.port}"
         client = connect(descriptor.driver, descriptor.tls)
@@ -401,7 +401,3 @@ class TaskExecutor:
                 replies = self._incoming.get((deployment.id, slot))
                 if replies is not None:
                     replies.send(of_credits(each))
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

@@ -10,7 +10,7 @@ import gc
 import re
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache, partial
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -84,7 +84,9 @@ def run_region(spark: SparkSession, job: EpochJob, files: SentFiles | None = Non
                 rows = rows.union(sent) if stage else sent
             if stage or files is not None:
                 rows = _shuffled(rows, graph.stage_parallelism(stage))
-            rows = map_in_arrow(rows, _stage(program, stage), SPARK_SCHEMA, stage_profile(spark, graph, stage))
+            rows = map_in_arrow(
+                rows, partial(run_stage, program, stage), SPARK_SCHEMA, stage_profile(spark, graph, stage)
+            )
         table = to_arrow(rows)
     except PySparkException as e:
         from dagster_flinkpy.spark.sessions import server_log  # here, because workers import this module, too
@@ -156,10 +158,6 @@ def _lost_worker(text: str, what: str) -> PythonWorkerLostError:
         operator=at_work[0] if at_work else "",
         subtask=at_work[1] if at_work else None,
     )
-
-
-def _stage(program: bytes, stage: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    return partial(run_stage, program, stage)
 
 
 def run_stage(program: bytes, stage: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -205,7 +205,7 @@ class OperatorCoordinators:
     def __init__(self, graph: JobGraph, restored: Mapping[str, Json | None], restored_id: int | None) -> None:
         vertices = [(v, function_of(v.spec, CoordinatedFunction)) for v in graph.vertices]
         self._holders = {
-            v.uid: _Holder(v.uid, function, v.parallelism, restored.get(v.uid), restored_id, self._on_failed)
+            v.uid: _Holder(v.uid, function, v.parallelism, restored.get(v.uid), restored_id, lambda: self.on_mail())
             for v, function in vertices
             if function is not None
         }
@@ -224,9 +224,6 @@ class OperatorCoordinators:
     def has_mail(self) -> bool:
         """Whether there is something to do. Any thread may ask."""
         return bool(self._mail) or any(holder.failure is not None for holder in self._holders.values())
-
-    def _on_failed(self) -> None:
-        self.on_mail()
 
     # --- what has happened; any thread -------------------------------------------------------------------------------
 
