@@ -219,7 +219,7 @@ def _(real: Wrapped, state: JobState) -> None:
 def _(real: Wrapped, master: JobMaster, instruction: Any) -> None:
     real(master, instruction)
     if isinstance(instruction, NotifyAborted):
-        master._mailbox.submit(Lane.TRIGGER, master._abort_lingering)
+        master._mailbox.submit(Lane.TRIGGER, master._steps.transactions.abort_after_failure)
 
 
 @mutation(

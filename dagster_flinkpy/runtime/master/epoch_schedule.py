@@ -31,7 +31,6 @@ class EpochSchedule:
         requests: What others ask of the job.
         contents: Which checkpoint is the last one, and which time partition is read.
         turn: The turn that the regions share.
-        max_ahead: How many checkpoints may be incomplete when the next one is triggered.
         owner: Who asks for checkpoints, in words for people.
         can_open_epochs: Returns whether sources may read before the next checkpoint is triggered.
     """
@@ -44,7 +43,6 @@ class EpochSchedule:
         contents: CheckpointContents,
         turn: Turn,
         *,
-        max_ahead: int,
         owner: str,
         can_open_epochs: Callable[[], bool],
     ) -> None:
@@ -52,7 +50,9 @@ class EpochSchedule:
         """How far the current request for epochs has come."""
         self._regions, self._coordinator = regions, coordinator
         self._requests, self._contents, self._turn = requests, contents, turn
-        self._max_ahead, self._owner, self._can_open_epochs = max_ahead, owner, can_open_epochs
+        self._owner, self._can_open_epochs = owner, can_open_epochs
+        self._max_ahead = regions[0].planner.config.checkpointing.max_concurrent
+        """How many checkpoints may be incomplete when the next one is triggered."""
         self._reserving = self._without_ids = False
         """Whether ids were asked for; whether there were none."""
         # Times, in milliseconds since 1970.

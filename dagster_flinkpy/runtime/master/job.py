@@ -349,7 +349,6 @@ class JobAttempt(AttemptRuns):
             requests,
             contents,
             turn,
-            max_ahead=self.config.checkpointing.max_concurrent,
             owner=self._owner,
             can_open_epochs=lambda: self._mailbox.has_threads and self._exchange.can_open_epochs(slots),
         )
@@ -371,9 +370,7 @@ class JobAttempt(AttemptRuns):
             self._desk,
             on_completed=self._on_completed,
             on_aborted=self._reporter.aborted,
-            abort_lingering=self._transactions.abort_after_failure,
             discard_read=regions.discard_read,
-            now=_now,
             progress=self._progress,
         )
 

@@ -75,9 +75,7 @@ class JobMaster:
         desk: Serves requests to the job.
         on_completed: Called with each checkpoint once HEAD names it.
         on_aborted: Called when a checkpoint has failed.
-        abort_lingering: Aborts open transactions that no checkpoint names.
         discard_read: Deletes the segments of epochs that a complete checkpoint does not name.
-        now: Tells milliseconds since 1970.
         progress: Takes one-line progress messages.
     """
 
@@ -91,16 +89,13 @@ class JobMaster:
         *,
         on_completed: Callable[[CheckpointMetadata], object],
         on_aborted: Callable[[], object],
-        abort_lingering: Callable[[], object],
         discard_read: Callable[[Mapping[str, Collection[int]], Collection[str]], object],
-        now: Callable[[], int],
         progress: Callable[[str], object],
     ) -> None:
         self.state = state
         self._runners, self._steps, self._mailbox, self._desk = tuple(runners), steps, mailbox, desk
         self._on_completed, self._on_aborted = on_completed, on_aborted
-        self._abort_lingering, self._discard_read = abort_lingering, discard_read
-        self._now, self._progress = now, progress
+        self._discard_read, self._now, self._progress = discard_read, steps.now, progress
         self._asked: dict[Work, Instruction] = {}
         """What the lanes are carrying out."""
         self._reported = False
@@ -308,7 +303,8 @@ class JobMaster:
             case Subsume(checkpoint_ids=checkpoint_ids):
                 store(partial(steps.subsume, checkpoint_ids))
             case AbortLingering(region=region):
-                self._submit(Lane.STORE if region is None else Lane.region(region), instruction, self._abort_lingering)
+                abort = steps.transactions.abort_after_failure
+                self._submit(Lane.STORE if region is None else Lane.region(region), instruction, abort)
             case _:
                 raise AssertionError(f"unknown instruction {instruction!r}")
 

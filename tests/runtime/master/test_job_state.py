@@ -102,7 +102,6 @@ class Job:
                 requests,
                 self.contents,
                 turn,
-                max_ahead=self.config.checkpointing.max_concurrent,
                 owner="test",
                 can_open_epochs=lambda: False,
             ),
