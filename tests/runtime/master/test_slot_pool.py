@@ -144,13 +144,14 @@ def test_slots_are_started_once_and_given_back(pools: Callable[..., Pool]) -> No
 
 
 def test_a_request_says_how_many_slots_are_missing(pools: Callable[..., Pool]) -> None:
-    pool, processes = pools(request_timeout=0.5), [Silent(), Silent()]
-    pool.others = {"b": lambda _: processes[0], "c": lambda _: processes[1]}
+    pool, processes = pools(), [Silent(), Silent()]
+    pool.request(["a"])
+    pool._timeout, pool.others = 0.5, {"b": lambda _: processes[0], "c": lambda _: processes[1]}
     with pytest.raises(NoResourceAvailableError, match=r"2 of 3 slots did not start within 0\.5 s \(b, c\)") as raised:
         pool.request(["a", "b", "c"])
     assert (raised.value.needed, raised.value.had) == (3, 1)
     assert all(process.killed.wait(30) for process in processes)  # no Spark job is left that waits for cores
-    pool.others = {}
+    pool._timeout, pool.others = 30.0, {}
     assert sorted(pool.request(["a", "b", "c"])) == ["a", "b", "c"]  # there are cores again
 
 
