@@ -53,6 +53,7 @@ from dagster_flinkpy.spark.cores import available_cores
 from dagster_flinkpy.spark.server_state import RUNTIME_DIR_VARIABLE, StateFile
 from dagster_flinkpy.spark.sessions import SparkSettings, get_session, open_session, stop_server
 from dagster_flinkpy.storage import StorageLocation
+from dagster_flinkpy.storage.lease import LEADER_KEY
 from tests.pyspark_versions import since
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected, run_job
 from tests.runtime.programs import COUNTED, EVENT, CountPerKey, FolderSink, Sessions, environment, events
@@ -464,7 +465,9 @@ def test_workers_without_a_module_end_the_run_at_once(tmp_path: Path, caplog: py
 
 
 def test_an_error_of_a_spark_task_keeps_its_fields(tmp_path: Path, spark_settings: SparkSettings) -> None:
-    store = StorageLocation(str(tmp_path))
+    job = StorageLocation(str(tmp_path))
+    job.open().put(LEADER_KEY, b"")
+    store = job.child("exchange")
     with open_session(spark_settings) as spark, pytest.raises(SegmentLostError) as raised, user_frames("it"):
         segment = {"key": "1-1/a.arrow", "bytes": 8}
         schema = frame_schema(Types.ROW_NAMED(["a"], [Types.LONG()]), "it")

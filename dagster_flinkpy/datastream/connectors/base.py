@@ -524,13 +524,11 @@ class Committer(ABC):
     def replace_epochs(self, checkpoint_id: int, requests: Sequence[CommitRequest], after: int, before: int) -> None:
         """As `commit`, and removes what this job and uid committed from others whose rows a checkpoint has anew.
 
-        The same for what the `ancestors` of the job have committed with this uid up to their checkpoints there.
-
         Args:
             checkpoint_id: The checkpoint.
             requests: Its requests, or none. If one of them is not committed, nothing is removed.
             after: The checkpoint before the first one of the others; 0 for all.
-            before: The checkpoint behind the last one.
+            before: The checkpoint behind the last one. What `ancestors` of the job committed goes up to theirs, too.
         """
         self.check_replaceable(after, before)
 

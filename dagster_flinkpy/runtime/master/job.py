@@ -121,6 +121,9 @@ class JobAttempt(AttemptRuns):
         CorruptMetadataError: The checkpoint cannot be read.
     """
 
+    stopped = False
+    """Whether the job was stopped with a savepoint, and nobody has restored one since."""
+
     def __init__(
         self,
         graph: JobGraph,
@@ -172,8 +175,6 @@ class JobAttempt(AttemptRuns):
         )
         self._spark = SharedSession(config.spark, self._progress)
         self._exchange = self._create_exchange(graph)
-        self.stopped = False
-        """Whether the job was stopped with a savepoint, and nobody has restored one since."""
         self._keeper = self._create_lease_keeper()
         self._lease = config.checkpointing.timeout + _LEASE_MARGIN if self._keeper is None else _LEASE
         self._watchdog = Watchdog(config.checkpointing.timeout)

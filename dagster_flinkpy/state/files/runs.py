@@ -276,7 +276,7 @@ class Runs:
         self._runs = [*self._runs_without(merged), *written]
 
     def _to_merge_now(self, sections: Sequence[KeyGroupRange], delta: pa.Table | None) -> dict[KeyGroupRange, int]:
-        """Returns the index of the first run to merge with all newer ones, of each section that is merged."""
+        """Returns the index of the first run to merge with all newer ones, of each section that is merged, in order."""
         of_sections, found = [], []
         for section in sections:
             runs = [(i, clip) for i, handle in enumerate(self.handles) if (clip := handle.clip(section))]
@@ -286,7 +286,7 @@ class Runs:
             found.append(SectionRows.of([handle for _, handle in runs], added, is_list=is_list))
             of_sections.append(runs)
         merges = plan_merges(found, self._files.phase, 0 if delta is None else len(delta))
-        return {sections[i]: of_sections[i][first][0] for i, first in merges.items()}
+        return {sections[i]: of_sections[i][first][0] for i, first in sorted(merges.items())}
 
     def _merge(self, section: KeyGroupRange, first: int, delta: pa.Table | None) -> list[tuple[RunHandle, Run]]:
         """Writes the rows of a section from a run on, and those of the delta.
