@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from dagster_flinkpy.common.typeinfo import Types
@@ -204,8 +204,13 @@ EPOCHS = st.lists(
 )
 
 
+LAST_FIRST = [Row(key, 0, 0, 0, value, [1] * 3, False) for key, value in ((0, []), (3, []), (2, [0]))]
+"""Changes because of which a section merges before one that has lower key groups."""
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 @settings(max_examples=examples(25), suppress_health_check=list(HealthCheck))
+@example(epochs=[(LAST_FIRST, 0, None, None)], evolve=0, inline_below=0, runs=2, section_rows=2, always=False)
 @given(
     epochs=EPOCHS,
     evolve=st.integers(0, 20),
