@@ -155,13 +155,20 @@ def test_a_local_disk_that_was_full_fails_one_snapshot(
     make_backend: MakeBackend, cache: RunCache, monkeypatch: pytest.MonkeyPatch, changes: bool
 ) -> None:
     monkeypatch.setattr(cache_module, "_WRITE_ASIDE", 0)
-    real = cache._write
-    cache._write = Mock(side_effect=StorageError("the disk is full"))  # type: ignore[method-assign]
+    real, begun = cache._write, threading.Event()
+
+    def fail(name: str, batch: Any) -> Any:
+        assert begun.wait(300)
+        raise StorageError("the disk is full")
+
+    cache._write = fail  # type: ignore[method-assign]
     backend = make_backend(key_type=Types.LONG(), inline_below=0)
     state = backend.get_state(VALUE)
     backend.set_current_key(1)
     state.update(1)
     failed = backend.begin_snapshot()
+    failed.settle()  # asks for what is pending
+    begun.set()
     with pytest.raises(StorageError, match="the disk is full"):
         failed.result()
     cache._write = real  # type: ignore[method-assign]

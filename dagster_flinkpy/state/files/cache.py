@@ -189,6 +189,8 @@ class RunCache:
         self.misses = 0
         """Runs read from the store."""
         self._writing: Future[None] | None = None
+        self._untold: Future[None] | None = None
+        """The last copy, unless a snapshot waits for it."""
         self._lock = threading.Lock()
 
     def open(self, handle: RunHandle, store: ObjectStore) -> Run:
@@ -250,10 +252,8 @@ class RunCache:
 
         The future raises a StorageError if the local directory cannot be written. That is told once.
         """
-        writing = self._writing
-        if writing is not None and writing.done():
-            self._writing = None
-        return () if writing is None else (writing,)
+        untold, self._untold = self._untold, None
+        return () if untold is None else (untold,)
 
     def _keep(self, name: str, table: pa.Table) -> Rows:
         """Writes a copy. Large ones are written in the background, one at a time, so that few are held in memory."""
@@ -271,6 +271,7 @@ class RunCache:
                 self._writing = None
             if is_large:
                 self._writing = run_aside("write", lambda: rows.replace(self._write(name, rows.batch)))
+                self._untold = self._writing
             else:
                 rows.replace(self._write(name, rows.batch))
         return rows
