@@ -39,9 +39,6 @@ def declared_state(graph: JobGraph) -> Mapping[str, DeclaredOperator]:
 
     Sources and sinks are not opened.
 
-    Args:
-        graph: The program.
-
     Raises:
         UserFunctionError: A function cannot be opened here.
         ConfigurationError: A function cannot be sent to workers.

@@ -166,12 +166,7 @@ def outside_error(error: BaseException, what: str) -> FlinkPyError:
 
 
 def unsupported(what: str, reason: str) -> UnsupportedEnvironmentError:
-    """Returns the error of something that cannot run on this Spark.
-
-    Args:
-        what: What it is, such as a Spark job, in words for people.
-        reason: What Spark or Python say.
-    """
+    """Returns the error of something that cannot run on this Spark."""
     import pyspark
 
     return UnsupportedEnvironmentError(

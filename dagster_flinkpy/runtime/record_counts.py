@@ -53,11 +53,7 @@ class TaskCount:
 
 
 class RecordCounts:
-    """The counts of all tasks of a Spark job, for the driver; a context manager.
-
-    Args:
-        shared: Whether the tasks run on this machine. Otherwise there are no counts.
-    """
+    """The counts of all tasks of a Spark job, for the driver; a context manager."""
 
     def __init__(self, shared: bool) -> None:
         self._shared = shared

@@ -98,12 +98,7 @@ def try_operators(
 
 @contextmanager
 def trial_job(graph: JobGraph, **start: Any) -> Iterator[EpochJob]:
-    """Provides a job whose operators are not run, with functions of its own, as in tasks.
-
-    Args:
-        graph: The program.
-        **start: What it starts from, as in :class:`EpochJob`. Default: empty state.
-    """
+    """Provides a job whose operators are not run, with functions of its own, as in tasks."""
     with tempfile.TemporaryDirectory(prefix="flinkpy-plan-") as folder:
         empty: dict[str, Any] = {
             "job_id": "plan",
@@ -142,10 +137,6 @@ def _open(job: EpochJob, vertex: JobVertex) -> tuple[str, ...]:
 @contextmanager
 def opened(job: EpochJob, vertex: JobVertex) -> Iterator[tuple[StreamOperator, OperatorStateHandler]]:
     """Opens an operator as its only task would, and closes it again. The keys of its state have their types.
-
-    Args:
-        job: What the tasks do.
-        vertex: The operator.
 
     Raises:
         UserFunctionError: Its function cannot be opened here.

@@ -74,9 +74,6 @@ def loaded_job(data: bytes) -> Iterator[EpochJob]:
 def check_shared(location: StorageLocation) -> None:
     """Makes sure that a worker has a way to the store, and does not write into a local directory of its own.
 
-    Args:
-        location: The prefix of a job.
-
     Raises:
         StoreUnreachableError: It has no network to the store, or another directory under this path.
     """

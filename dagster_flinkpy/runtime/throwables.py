@@ -53,9 +53,6 @@ def throwable_type(error: BaseException | type[BaseException]) -> ThrowableType:
 
     Errors of user functions and sources are recoverable, as in Flink: they may depend on the world outside. What is no
     `Exception`, such as a termination from outside, is not.
-
-    Args:
-        error: The error, as the driver has it, or a class.
     """
     kind = error if isinstance(error, type) else type(error)
     if issubclass(kind, FlinkPyError):

@@ -62,14 +62,7 @@ class LogEntry:
 def pass_on(
     entries: Iterable[LogEntry], missing: Mapping[int, int], on_log: Callable[[LogEntry], None], checkpoint_id: int
 ) -> None:
-    """Passes a limited number of entries of each level to the run, and then an entry that counts the others.
-
-    Args:
-        entries: The entries of all tasks of a Spark job.
-        missing: How many entries the tasks did not send, by level.
-        on_log: Takes an entry.
-        checkpoint_id: The checkpoint that the Spark job worked towards.
-    """
+    """Passes a limited number of entries of each level to the run, and then an entry that counts the others."""
     seen, beyond = Counter[int](), Counter(missing)
     for entry in entries:
         seen[entry.level] += 1

@@ -25,11 +25,7 @@ __all__ = ["WaitingInput"]
 
 
 class WaitingInput:
-    """Looks at a job from outside, again and again. It remembers what cannot change: the timers of a checkpoint.
-
-    Args:
-        graph: The program, with its blocking edges cut.
-    """
+    """Looks at a job from outside, again and again. It remembers what cannot change: the timers of a checkpoint."""
 
     def __init__(self, graph: JobGraph) -> None:
         self._graph = graph

@@ -33,13 +33,7 @@ __all__ = ["BlockingEdgeEnumerator", "BlockingEdgeWriter", "EdgeInputs", "EdgeOu
 
 
 class BlockingEdgeWriter(CommittingSinkWriter):
-    """Writes one epoch of one subtask.
-
-    Args:
-        sink: The sink side of the edge.
-        context: The job, operator and subtask that write.
-        type_info: Type of the records.
-    """
+    """Writes one epoch of one subtask."""
 
     def __init__(self, sink: BlockingEdgeSink, context: WriterInitContext, type_info: TypeInformation) -> None:
         name = f"{_prefix(context.fencing_token, context.checkpoint_id)}{context.subtask:06d}.{context.execution}"

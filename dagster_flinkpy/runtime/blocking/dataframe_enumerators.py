@@ -89,10 +89,6 @@ class SparkSourceEnumerator(SplitEnumerator):
 
     Partition k of Spark goes to subtask ``k % parallelism``. The state records whether the rows have been read, by
     which run, and whether the input has ended with them.
-
-    Args:
-        source: The source.
-        restored: State of an earlier enumerator, or None.
     """
 
     def __init__(self, source: SparkSource, restored: Json | None) -> None:
@@ -151,12 +147,7 @@ class SparkSourceEnumerator(SplitEnumerator):
 
 
 class SparkTransformEnumerator(BlockingEdgeEnumerator):
-    """Applies a function to what the region before has written in an epoch, and assigns the resulting rows.
-
-    Args:
-        source: The source, with the function.
-        restored: State of an earlier enumerator, or None.
-    """
+    """Applies a function to what the region before has written in an epoch, and assigns the resulting rows."""
 
     def __init__(self, source: SparkTransform, restored: Json | None) -> None:
         super().__init__(source, restored)

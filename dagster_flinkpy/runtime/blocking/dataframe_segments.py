@@ -101,15 +101,7 @@ def read_on_driver(
 def read_parts(
     spark: SparkSession, location: StorageLocation, folder: str, segments: Sequence[Json], schema: StructType
 ) -> DataFrame:
-    """Returns segments as a DataFrame with one partition for each segment, and event time as the last column.
-
-    Args:
-        spark: The session.
-        location: Location of the job's segments.
-        folder: Folder of the writer, below the location.
-        segments: The segments, each with ``key`` and ``bytes``.
-        schema: Schema of the DataFrame.
-    """
+    """Returns segments as a DataFrame with one partition for each segment, and event time as the last column."""
     columns = arrow_schema(schema)
     numbers = spark.range(0, len(segments), 1, max(len(segments), 1))
     return numbers.mapInArrow(partial(_read_partition, location, folder, list(segments), columns), schema)

@@ -59,9 +59,6 @@ def user_frames(operator: str) -> Iterator[None]:
 
     Pickles the user's modules by value, and raises typed errors.
 
-    Args:
-        operator: Uid or name of the operator.
-
     Raises:
         UserFunctionError: A function on the driver or on the executors failed, or Spark refused the DataFrame.
     """

@@ -106,12 +106,6 @@ def read_segments(
 ) -> Iterator[tuple[pa.Array, int]]:
     """Reads the records of a split as structs of ``value`` and ``timestamp``.
 
-    Args:
-        location: Location of the job's segments.
-        folder: Folder of the writer, below the location.
-        split: The split, which names the segments.
-        type_info: Type of the records.
-
     Raises:
         SourceReadError: A segment cannot be read. The message names it.
         InputTypeError: The records have other fields than their type.
@@ -129,11 +123,6 @@ def read_segments(
 
 def in_order(records: pa.Array, names: Sequence[str], edge: str) -> pa.Array:
     """Puts the fields of records into the order that the operator declares now; they are read by their positions.
-
-    Args:
-        records: Structs.
-        names: The names of the fields, in that order.
-        edge: Uid of the operator that wrote them, for the message.
 
     Raises:
         InputTypeError: The records have other fields.
@@ -157,12 +146,6 @@ def check_retained(
     location: StorageLocation, graph: JobGraph, metadata: CheckpointMetadata, recomputation: Recomputation
 ) -> None:
     """Checks on the oldest and the newest segment of each edge that a program can read again what was kept.
-
-    Args:
-        location: Location of the job's segments.
-        graph: The program.
-        metadata: The checkpoint.
-        recomputation: What is read again.
 
     Raises:
         InputTypeError: The records have other fields than the program. The message names the edge.

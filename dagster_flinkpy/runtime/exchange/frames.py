@@ -33,11 +33,6 @@ _HEADER = "authorization"
 def frame(kind: str, body: bytes = b"", **fields: Any) -> bytes:
     """Returns a message.
 
-    Args:
-        kind: What it is about.
-        body: Data that is not JSON. Default: none.
-        fields: What can be said in JSON.
-
     Raises:
         ConfigurationError: The body is too large.
     """
@@ -89,11 +84,7 @@ def opening(**fields: Any) -> flight.FlightDescriptor:
 
 
 def opened(message: bytes | None, **expected: type) -> Json:
-    """Returns the fields of what opened a call.
-
-    Args:
-        message: What came.
-        expected: The types of the fields that it must have.
+    """Returns the fields of what opened a call, which must have some of these types.
 
     Raises:
         SlotProtocolError: It is no such message.
@@ -112,11 +103,7 @@ def _fields(data: bytes, what: str, **expected: type) -> Json:
 
 
 def of_credits(credits: dict[tuple[int, int, int], int]) -> bytes:
-    """Encodes how many buffers each channel has room for again.
-
-    Args:
-        credits: The number by edge, index of the sender, and index of the receiver.
-    """
+    """Encodes how many buffers each channel has room for again."""
     return np.array([(*channel, number) for channel, number in credits.items()], dtype=np.int32).tobytes()
 
 

@@ -15,9 +15,6 @@ class ReplyStream:
     """Sends messages to the caller as long as the call goes on. Any thread may use it.
 
     What a server gets to answer with is gone when the call has ended, and must not be touched any more.
-
-    Args:
-        writer: What Flight has given to the server for the call.
     """
 
     def __init__(self, writer: Any) -> None:

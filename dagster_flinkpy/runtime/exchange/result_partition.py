@@ -21,12 +21,7 @@ Send = Callable[[WireRow], None]
 
 
 class PipelinedSubpartition:
-    """The rows of one task for one subtask of one edge.
-
-    Args:
-        send: Takes a row for which there is room.
-        credit: For how many buffers the receiver has room. Events need none.
-    """
+    """The rows of one task for one subtask of one edge."""
 
     def __init__(self, send: Send, credit: int) -> None:
         self._send, self.credit = send, credit
@@ -55,12 +50,7 @@ class PipelinedSubpartition:
 
 
 class ResultPartition:
-    """Everything that one task sends.
-
-    Args:
-        subpartitions: By edge and subtask, where rows go.
-        to_driver: Takes rows for the driver.
-    """
+    """Everything that one task sends."""
 
     digest = 0
     """Nobody compares what was sent: a task that fails is not run again beside tasks that have read it."""

@@ -97,12 +97,7 @@ class Endpoint(flight.FlightServerBase):  # type: ignore[misc]
 
 
 def connect(location: str, certificate: AttemptCertificate | None) -> flight.FlightClient:
-    """Returns a client of a driver or slot, which connects when it is first used.
-
-    Args:
-        location: The address, as it was named by who listens there.
-        certificate: The certificate of the attempt; None: without TLS.
-    """
+    """Returns a client of a driver or slot, which connects when it is first used."""
     if certificate is None:
         return flight.connect(location)
     return flight.connect(
@@ -120,11 +115,7 @@ def scheme_of(certificate: AttemptCertificate | None) -> str:
 
 
 def server_options(certificate: AttemptCertificate | None) -> dict[str, Any]:
-    """Returns the options of a server that hears only who has the certificate of the attempt.
-
-    Args:
-        certificate: The certificate; None: without TLS, it hears everybody.
-    """
+    """Returns the options of a server that hears only who has the certificate; without TLS, everybody."""
     if certificate is None:
         return {}
     return {

@@ -57,12 +57,7 @@ class BackgroundJob:
             self._began.set()
 
     def began(self, job: StorageLocation, status: Callable[[], JobStatus]) -> None:
-        """The attempt leads the job.
-
-        Args:
-            job: The prefix of the job.
-            status: Returns the current state of the job.
-        """
+        """The attempt leads the job."""
         self._job, self._status = job, status
         self._began.set()
 

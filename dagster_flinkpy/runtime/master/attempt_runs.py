@@ -42,11 +42,7 @@ __all__ = ["AttemptRuns"]
 
 
 class AttemptRuns(ABC):
-    """An execution attempt as callers use it while it lives.
-
-    Args:
-        config: Where the job runs.
-    """
+    """An execution attempt as callers use it while it lives."""
 
     _deployed: DeployedJob
     """The current deployment."""

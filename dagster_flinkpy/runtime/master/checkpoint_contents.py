@@ -24,14 +24,7 @@ __all__ = ["CheckpointContents"]
 
 
 class CheckpointContents:
-    """Builds the metadata of checkpoints.
-
-    Args:
-        graph: The whole program.
-        job_id: Id of the job.
-        fencing_token: Fencing token of the execution attempt.
-        restored: The checkpoint or savepoint that the job continues from; None if it starts empty.
-    """
+    """Builds the metadata of checkpoints."""
 
     def __init__(self, graph: JobGraph, job_id: str, fencing_token: int, restored: CheckpointMetadata | None) -> None:
         self.parent = restored
@@ -151,12 +144,7 @@ class CheckpointContents:
         return {TO_REPLACE if waits else REPLACES: self.parent.properties[TO_REPLACE]}
 
     def partition_end(self, metadata: CheckpointMetadata, kept: Iterable[PartitionEnd]) -> PartitionEnd | None:
-        """Returns the entry for the end state of a time partition, or None if a checkpoint is no end state.
-
-        Args:
-            metadata: The checkpoint.
-            kept: The end states that the job keeps.
-        """
+        """Returns the entry for the end state of a time partition, or None if a checkpoint is no end state."""
         if self.partition is not None:
             return PartitionEnd(self.partition.key, self.partition.ordinal, metadata.checkpoint_id, metadata.parent_id)
         if metadata.checkpoint_id != self.repeated:

@@ -23,17 +23,7 @@ __all__ = ["EpochSchedule"]
 
 
 class EpochSchedule:
-    """Lets regions look for input and read, and returns what triggers checkpoints.
-
-    Args:
-        regions: The regions of the job.
-        coordinator: Decides when checkpoints are taken and completed.
-        requests: What others ask of the job.
-        contents: Which checkpoint is the last one, and which time partition is read.
-        turn: The turn that the regions share.
-        owner: Who asks for checkpoints, in words for people.
-        can_open_epochs: Returns whether sources may read before the next checkpoint is triggered.
-    """
+    """Lets regions look for input and read, and returns what triggers checkpoints."""
 
     def __init__(
         self,
@@ -85,12 +75,7 @@ class EpochSchedule:
         return any(region.phase is Phase.LOOKING for region in self.epochs.readers)
 
     def next(self, *, failed: bool, takes_over: bool) -> Stimulus | None:
-        """Begins what can begin before the regions go on. Returns what triggers a checkpoint, if it is time.
-
-        Args:
-            failed: Whether the attempt ends.
-            takes_over: Whether the next checkpoint takes over what a failed one has prepared.
-        """
+        """Begins what can begin before the regions go on. Returns what triggers a checkpoint, if it is time."""
         epochs, request, now = self.epochs, self.epochs.request, self._turn.now_ms
         iterating = epochs.iterating and not failed
         if epochs.following is not None:
@@ -142,11 +127,7 @@ class EpochSchedule:
     # --- open epochs -------------------------------------------------------------------------------------------------
 
     def close_next(self, *, failed: bool) -> Stimulus | None:
-        """Returns what triggers the checkpoint of the epoch that is open, if it is time.
-
-        Args:
-            failed: Whether the attempt ends.
-        """
+        """Returns what triggers the checkpoint of the epoch that is open, if it is time."""
         request, now = self.epochs.request, self._turn.now_ms
         if now < self.retry_ms or request is None or failed or not self._may_close():
             return None
@@ -184,12 +165,7 @@ class EpochSchedule:
     # --- a checkpoint is triggered -----------------------------------------------------------------------------------
 
     def deploy(self, checkpoint_id: int, *, takes_over: bool) -> None:
-        """Lets the regions run up to the barrier of a checkpoint.
-
-        Args:
-            checkpoint_id: The checkpoint.
-            takes_over: Whether it takes over what a failed one has prepared.
-        """
+        """Lets the regions run up to the barrier of a checkpoint."""
         self._reserving = self._without_ids = False
         if self.epochs.close(checkpoint_id, lives=self._can_open_epochs()):
             for region in self._regions:

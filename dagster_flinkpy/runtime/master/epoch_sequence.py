@@ -62,12 +62,7 @@ class EpochSequence:
         return more is True
 
     def _has_more_behind(self, epoch: JobEpoch, *, until_idle: bool) -> bool | None:
-        """Returns whether more input is to be read after an epoch, or None if it is not known yet.
-
-        Args:
-            epoch: The epoch.
-            until_idle: Whether an epoch that has read nothing is the last one, unless barriers have overtaken records.
-        """
+        """Returns whether more input is to be read after an epoch, or None if it is not known yet."""
         known = [region for region in self.readers if region.acknowledged >= epoch.checkpoint_id]
         has_input = not until_idle or any(region.has_read for region in known)
         if has_input and not all(region.input_ended for region in known):
@@ -87,11 +82,7 @@ class EpochSequence:
         return latest is not None and any(each.has_unread(latest.checkpoint_id) for each in idle)
 
     def is_followed(self, epoch: JobEpoch) -> bool:
-        """Returns whether it is certain that others follow, even if nobody waits for what regions are reading.
-
-        Args:
-            epoch: The latest epoch, which the sources have read.
-        """
+        """Returns whether it is certain that others follow, even if nobody waits for what regions are reading."""
         request = self.request
         if request is None or self.enough or self.at_limit:
             return False
@@ -118,13 +109,7 @@ class EpochSequence:
         return True
 
     def add(self, checkpoint_id: int, *, takes_over: bool) -> JobEpoch:
-        """Adds the epoch of a checkpoint that was triggered, and returns it.
-
-        Args:
-            checkpoint_id: The checkpoint.
-            takes_over: Whether a failed checkpoint has handed over to it. Then it reads nothing if the request has
-                enough.
-        """
+        """Adds the epoch of a checkpoint that was triggered, and returns it."""
         assert self.request is not None
         only_takes_over = takes_over and not self.iterating
         if not only_takes_over:
@@ -152,10 +137,6 @@ class EpochSequence:
         """Takes note that a checkpoint was triggered. Returns whether its epoch was open.
 
         If so, and if another epoch follows, the sources read on in that one.
-
-        Args:
-            checkpoint_id: The checkpoint.
-            lives: Whether an epoch that follows can be open, too.
 
         Raises:
             CheckpointError: Another epoch is open.

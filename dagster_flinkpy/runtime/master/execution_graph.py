@@ -90,13 +90,7 @@ _JOB: Mapping[JobStatus, Collection[JobStatus]] = {
 
 
 class Execution:
-    """One execution of a subtask, from its start to its end or to the restart of its region (Flink: ``Execution``).
-
-    Args:
-        task: The subtask.
-        attempt: Number of the execution, from 0.
-        now: Tells milliseconds since 1970.
-    """
+    """One execution of a subtask, from its start to its end or to the restart of its region (Flink: ``Execution``)."""
 
     def __init__(self, task: Subtask, attempt: int, now: Callable[[], int]) -> None:
         self.task, self.attempt = task, attempt
@@ -140,12 +134,7 @@ class Execution:
 
 
 class ExecutionVertex:
-    """A subtask with its current execution and its earlier ones (Flink: ``ExecutionVertex``).
-
-    Args:
-        task: The subtask.
-        now: Tells milliseconds since 1970.
-    """
+    """A subtask with its current execution and its earlier ones (Flink: ``ExecutionVertex``)."""
 
     def __init__(self, task: Subtask, now: Callable[[], int]) -> None:
         self.task = task
@@ -170,13 +159,7 @@ class ExecutionVertex:
 
 
 class ExecutionJobVertex:
-    """An operator with its subtasks (Flink: ``ExecutionJobVertex``).
-
-    Args:
-        vertex: The operator.
-        region: Index of its pipelined region.
-        now: Tells milliseconds since 1970.
-    """
+    """An operator with its subtasks (Flink: ``ExecutionJobVertex``)."""
 
     def __init__(self, vertex: JobVertex, region: int, now: Callable[[], int]) -> None:
         self.uid, self.name, self.region = vertex.uid, vertex.name, region
@@ -209,12 +192,7 @@ class ExecutionJobVertex:
 
 
 class ExecutionGraph:
-    """The status of a job, and the executions of all its subtasks.
-
-    Args:
-        regions: The operators of each pipelined region.
-        now: Tells milliseconds since 1970.
-    """
+    """The status of a job, and the executions of all its subtasks."""
 
     def __init__(self, regions: Sequence[Sequence[JobVertex]], now: Callable[[], int]) -> None:
         self.regions = tuple(tuple(ExecutionJobVertex(v, i, now) for v in each) for i, each in enumerate(regions))
@@ -293,13 +271,7 @@ class ExecutionGraph:
         self._end_if_over()
 
     def fail(self, region: int, error: BaseException, task: Subtask | None = None) -> None:
-        """Notes that the Spark job of a region has failed: a subtask FAILED, and Spark has canceled the others.
-
-        Args:
-            region: The region.
-            error: The root cause.
-            task: The subtask that raised it. Default: None, if the driver raised it.
-        """
+        """Notes that the Spark job of a region has failed: a subtask, or the driver. The others are canceled."""
         self._record(error, region, task)
         for execution in self.executions(region):
             if execution.task == task:

@@ -248,13 +248,7 @@ class ExecutionFailureHandler:
         """The last epoch that has failed in a region."""
 
     def handle(self, error: BaseException, failure: RegionFailure | None, now_ms: int) -> FailureHandlingResult:
-        """Decides about a failure.
-
-        Args:
-            error: The root cause.
-            failure: Which region has failed; None if the job has failed as a whole.
-            now_ms: Milliseconds since 1970.
-        """
+        """Decides about a failure of a region, or of the job as a whole if there is none."""
         if throwable_type(error) is not ThrowableType.RECOVERABLE_ERROR:
             return FailureHandlingResult(error, None, now_ms, f"no restart mends a {type(error).__name__}")
         if self._config.only_lost_workers and not isinstance(error, _LOST_WORKERS):

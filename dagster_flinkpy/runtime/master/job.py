@@ -464,11 +464,7 @@ class JobAttempt(AttemptRuns):
             raise found
 
     def _end_exchange(self, error: BaseException | None) -> BaseException | None:
-        """Ends the tasks. Returns what a function has raised that was to be closed.
-
-        Args:
-            error: What has ended the attempt, if it has failed.
-        """
+        """Ends the tasks. Returns what a function has raised that was to be closed."""
         try:
             if error is None and self._deployed.master.error is None:
                 last = 0 if self.latest is None else self.latest.checkpoint_id
@@ -513,11 +509,7 @@ class JobAttempt(AttemptRuns):
         return self._attempt.latest
 
     def renumber_partitions(self, renumber: Callable[[tuple[PartitionEnd, ...]], tuple[PartitionEnd, ...]]) -> None:
-        """Changes the ordinals of the kept end states; the next checkpoint stores them.
-
-        Args:
-            renumber: Takes the end states and returns them with their new ordinals.
-        """
+        """Changes the ordinals of the kept end states; the next checkpoint stores them."""
         head = self._attempt.head
         self._attempt.head = replace(head, partitions=renumber(head.partitions))
 

@@ -91,15 +91,7 @@ class AttemptFailure:
 
 
 class JobFailover:
-    """The failures and restarts of all attempts of a run.
-
-    Args:
-        regions: The pipelined regions.
-        edges: The producer and the consumer of each blocking edge, by the edge's uid.
-        config: The job, and what to do after a failure.
-        now: Tells milliseconds since 1970.
-        progress: Takes one-line progress messages.
-    """
+    """The failures and restarts of all attempts of a run."""
 
     def __init__(
         self,
@@ -142,13 +134,6 @@ class JobFailover:
         collecting: Collection[int],
     ) -> Mapping[int, int]:
         """Decides about the failure of a region, and cancels all that run again with it.
-
-        Args:
-            region: The region.
-            ended: The outcome of its Spark job.
-            error: The root cause.
-            regions: All regions of the job.
-            collecting: The pending checkpoints that lack acknowledgements.
 
         Returns:
             The first epoch that each region runs again, at :meth:`next_restart`. If there is none, :meth:`job_failed`
@@ -231,12 +216,7 @@ class JobFailover:
     # --- the job -----------------------------------------------------------------------------------------------------
 
     def job_failed(self, error: BaseException, *, canceled: bool = False) -> None:
-        """Decides about an error that ends the attempt. Call it once.
-
-        Args:
-            error: The error.
-            canceled: Whether somebody has ended the run. Default: False.
-        """
+        """Decides about an error that ends the attempt. Call it once."""
         self._due.clear()
         if canceled or isinstance(error, JobCancelledError):
             self.graph.cancel_job()
@@ -270,12 +250,7 @@ class JobFailover:
         self.graph.restart(regions)
 
     def close(self, error: BaseException | None, *, finished: bool) -> None:
-        """Notes how the run has ended.
-
-        Args:
-            error: The error that ended it, or None.
-            finished: Whether the job has finished, too.
-        """
+        """Notes how the run has ended."""
         graph = self.graph
         if error is None and finished:
             for region in range(len(graph.regions)):

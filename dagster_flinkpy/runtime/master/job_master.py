@@ -65,19 +65,7 @@ __all__ = ["JobMaster"]
 
 
 class JobMaster:
-    """Drives the state of an execution attempt, and has its instructions carried out.
-
-    Args:
-        state: Decides.
-        runners: Plan and run the epochs of each region.
-        steps: Carry out the steps of checkpoints.
-        mailbox: Runs the lanes.
-        desk: Serves requests to the job.
-        on_completed: Called with each checkpoint once HEAD names it.
-        on_aborted: Called when a checkpoint has failed.
-        discard_read: Deletes the segments of epochs that a complete checkpoint does not name.
-        progress: Takes one-line progress messages.
-    """
+    """Drives the state of an execution attempt, and has its instructions carried out."""
 
     def __init__(
         self,

@@ -40,14 +40,6 @@ class JobReporter:
 
     How it is executed is stored when it begins; after a checkpoint that is complete or has failed, at most once in ten
     seconds, with the statistics; at restarts; and when the run ends.
-
-    Args:
-        config: The job.
-        deployed: Returns the current deployment.
-        mailbox: Runs the store's lane.
-        watchdog: Runs what waits for the store.
-        now: Tells milliseconds since 1970.
-        progress: Takes one-line progress messages.
     """
 
     def __init__(
@@ -187,13 +179,7 @@ class JobReporter:
 def execution_report(
     graph: ExecutionGraph, run: RunReport, inputs: Mapping[str, tuple[InputReport, ...]]
 ) -> ExecutionReport:
-    """Returns the report of an execution graph.
-
-    Args:
-        graph: The execution graph.
-        run: The run that it belongs to.
-        inputs: The edges into each operator.
-    """
+    """Returns the report of an execution graph."""
     vertices = (_vertex(each, inputs[each.uid]) for region in graph.regions for each in region)
     return ExecutionReport(run, tuple(vertices), tuple(graph.failures))
 

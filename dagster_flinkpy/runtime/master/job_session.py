@@ -22,12 +22,7 @@ _TASK_TRIES = 4
 
 
 class SharedSession:
-    """The Spark session of an execution attempt, which is opened when it is first needed.
-
-    Args:
-        settings: Which Spark to use.
-        progress: Takes one-line progress messages.
-    """
+    """The Spark session of an execution attempt, which is opened when it is first needed."""
 
     def __init__(self, settings: SparkSettings, progress: Callable[[str], None]) -> None:
         self.settings, self.progress = settings, progress

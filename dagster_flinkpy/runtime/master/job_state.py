@@ -110,18 +110,7 @@ _COMPLETING = (WriteCheckpoint, CompleteCheckpoint, CommitCheckpoint)
 
 
 class JobState:
-    """All that is known about an execution attempt while it runs.
-
-    Args:
-        coordinator: Decides when checkpoints are taken and completed.
-        regions: The regions of the job, each behind those whose output it reads.
-        failover: Decides what restarts after a failure.
-        requests: What others ask of the job.
-        contents: Which checkpoint is the last one, and which time partition is read.
-        turn: The turn that the regions share.
-        schedule: Says when epochs begin.
-        create_metadata: Returns the metadata of a checkpoint that all have acknowledged.
-    """
+    """All that is known about an execution attempt while it runs."""
 
     def __init__(
         self,

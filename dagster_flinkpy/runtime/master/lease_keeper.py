@@ -30,12 +30,6 @@ def await_leadership(
 
     Only what ends the run ends the wait: ``dagster/max_runtime``, a termination, Ctrl-C.
 
-    Args:
-        take: Takes it.
-        job: The job's prefix.
-        now: Tells milliseconds since 1970.
-        progress: Takes lines that say who has it: when that changes, and once a minute.
-
     Returns:
         What ``take`` returned.
     """
@@ -62,10 +56,6 @@ class LeaseKeeper:
     """Renews the lease of an attempt on a thread of its own, whatever the attempt is doing, so that it can be short.
 
     If it fails, the attempt itself renews it, or finds out that it is fenced.
-
-    Args:
-        lease: How long the lease lasts.
-        now: Tells milliseconds since 1970.
     """
 
     def __init__(self, lease: timedelta, now: Callable[[], int]) -> None:

@@ -128,11 +128,7 @@ class Mailbox(ABC):
 
 
 class ThreadMailbox(Mailbox):
-    """Runs each lane on a thread, which starts with its first work.
-
-    Args:
-        now: Tells milliseconds since 1970.
-    """
+    """Runs each lane on a thread, which starts with its first work."""
 
     def __init__(self, now: Callable[[], int] = current_millis) -> None:
         super().__init__()

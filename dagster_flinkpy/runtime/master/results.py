@@ -97,10 +97,6 @@ class EpochResults:
     def check_complete(self, checkpoint_id: int, tasks: Collection[Subtask]) -> None:
         """Checks that all tasks have acknowledged the checkpoint.
 
-        Args:
-            checkpoint_id: The checkpoint, for the message.
-            tasks: The tasks.
-
         Raises:
             CheckpointError: Acknowledgements are missing. The message names some of the tasks.
         """

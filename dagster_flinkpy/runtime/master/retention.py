@@ -15,12 +15,6 @@ def discards_checkpoints(
     """Returns whether to delete all checkpoints now (Flink: ``CheckpointProperties``).
 
     If the run has ended, but not the job, they are kept.
-
-    Args:
-        retention: What the program sets.
-        attempt: The attempt that ends.
-        error: Why it ends; None if nothing went wrong.
-        finished: Whether the job has ended.
     """
     latest = attempt.latest
     if latest is not None and attempt.committed != latest.checkpoint_id:

@@ -81,12 +81,7 @@ class Restore:
         self.path, self.start_empty, self.claimed, self.recomputation = None, False, None, None
 
     def ancestors(self, job: StorageLocation, latest: CheckpointMetadata | None) -> tuple[tuple[str, int], ...]:
-        """Returns the jobs with whose state the job begins or has begun, and the checkpoints of these.
-
-        Args:
-            job: The prefix of the job.
-            latest: Its latest checkpoint.
-        """
+        """Returns the jobs with whose state the job begins or has begun, and the checkpoints of these."""
         found = latest
         if self.start_empty:
             return ()
@@ -102,11 +97,7 @@ class Restore:
     ) -> CheckpointMetadata | None:
         """Reads a checkpoint of the job, or copies a savepoint's files to the job's prefix, and migrates its state.
 
-        Args:
-            config: Where the job runs.
-            graph: The program.
-            store: The job's checkpoints.
-            attempt: The attempt. Its next checkpoint id will be greater than the id of the savepoint.
+        Of a savepoint, the next checkpoint of the attempt has a greater id.
 
         Returns:
             The checkpoint or savepoint to restore, or None to start empty.
@@ -208,10 +199,6 @@ class Restore:
     def settle_parallelism(self, program: JobGraph, restored: CheckpointMetadata | None) -> JobGraph:
         """Returns the program at the parallelism that the run uses; a progress message explains a surprising one.
 
-        Args:
-            program: The program as written.
-            restored: The checkpoint or savepoint that the run continues from; None if it starts empty.
-
         Raises:
             ParallelismError: The parallelism is above a max parallelism that the program sets.
         """
@@ -242,12 +229,7 @@ class Restore:
         return {PARALLELISM: self.parallelism, _RESTORED_BY: self._restored_by}
 
     def dispose_claimed(self, owner: str, now_ms: int) -> None:
-        """Deletes the claimed savepoint, if there is one; called once the job has completed a checkpoint.
-
-        Args:
-            owner: Who deletes it, in a form that people understand.
-            now_ms: The time, in milliseconds since 1970.
-        """
+        """Deletes the claimed savepoint, if there is one; called once the job has completed a checkpoint."""
         claimed, self.claimed = self.claimed, None
         if claimed is not None:
             try:

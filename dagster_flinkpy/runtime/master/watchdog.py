@@ -73,10 +73,6 @@ class Watchdog:
 
     A step that hangs cannot be stopped, so its outcome is unknown. From then on every step is refused with the same
     error: the attempt no longer calls the store, the sinks or the hooks, and neither aborts nor deletes anything.
-
-    Args:
-        timeout: The time limit of each step.
-        so: What follows if a step takes longer, for the message.
     """
 
     def __init__(self, timeout: timedelta, so: str = _SO) -> None:
@@ -89,12 +85,6 @@ class Watchdog:
 
     def run(self, what: str, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs a step and returns its result.
-
-        Args:
-            what: The step, for error messages, e.g. ``committing sink 'orders'``.
-            step: The function to call.
-            *args: Its positional arguments.
-            **kwargs: Its keyword arguments.
 
         Raises:
             CheckpointTimeoutError: This step or an earlier one did not end in time.

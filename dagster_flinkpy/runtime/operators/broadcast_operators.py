@@ -25,13 +25,7 @@ __all__ = ["BroadcastProcessOperator", "KeyedBroadcastProcessOperator"]
 
 
 class _Context(RecordContext):
-    """The context of a record of one of the two streams.
-
-    Args:
-        timer_service: Tells the time.
-        *rest: What else the context of a record takes.
-        get_state: Returns broadcast state: for reading, unless the stream is the broadcast one.
-    """
+    """The context of a record of one of the two streams."""
 
     def __init__(self, timer_service: Any, *rest: Any, get_state: Callable[[MapStateDescriptor], Any]) -> None:
         super().__init__(timer_service, *rest)

@@ -322,14 +322,7 @@ def _check_numbers(records: pa.Array[Any], field: int | None, what: str) -> pa.A
 def fold_of(
     function: object, record_type: TypeInformation, state_type: TypeInformation, operator: str = ""
 ) -> ColumnFold | None:
-    """Returns the aggregation in columns that is equivalent to a function, or None if there is none.
-
-    Args:
-        function: The function of a reduction or of a window.
-        record_type: Type of the records.
-        state_type: Type of the accumulators.
-        operator: The uid of the operator, for messages about functions of users. Default: there is none.
-    """
+    """Returns the aggregation in columns that is equivalent to a function, or None if there is none."""
     if isinstance(function, BatchAggregate):
         return BatchFold(function, operator)
     if isinstance(function, CountAggregate):

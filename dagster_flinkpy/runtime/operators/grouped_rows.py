@@ -20,11 +20,7 @@ _FEW = 64
 
 
 class IntegerOverflowError(ArithmeticError):
-    """A sum is out of range for its type.
-
-    Args:
-        row: The row whose value did not fit.
-    """
+    """A sum is out of range for its type."""
 
     def __init__(self, row: int) -> None:
         super().__init__(row)

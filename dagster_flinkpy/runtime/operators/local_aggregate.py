@@ -35,12 +35,7 @@ TRIED, WORTH = 4096, 0.7
 
 
 def local_aggregate_of(spec: OperatorSpec, operator: str = "") -> LocalAggregate | None:
-    """Returns the first phase of an operator whose results do not show how its records were combined, or None.
-
-    Args:
-        spec: The operator.
-        operator: Its uid, for messages about functions of users.
-    """
+    """Returns the first phase of an operator whose results do not show how its records were combined, or None."""
     if isinstance(spec, WindowSpec):
         fold = window_fold_of(spec, operator)
     elif isinstance(spec, ReduceSpec) and (spec.final_only or spec.mini_batch):
@@ -128,13 +123,7 @@ class LocalAggregate:
         return time - (time - offset) % length + length - 1
 
     def add(self, key_type: TypeInformation, keys: pa.Array[Any], batch: StreamBatch) -> list[StreamBatch]:
-        """Takes records, and returns what there is no room for.
-
-        Args:
-            key_type: The type of the keys.
-            keys: The key of each record.
-            batch: Records that :meth:`takes` accepts, of slices that are not over.
-        """
+        """Takes records, and returns what there is no room for."""
         sent = self.take() if self._key_type not in (None, key_type) else []
         self._key_type, self._producer = key_type, batch.producer
         self._hold(self._records, _Rows(keys, self._fold.reads(batch.column), batch.timestamps, batch.timestamps))

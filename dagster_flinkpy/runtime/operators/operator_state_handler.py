@@ -40,13 +40,7 @@ _RAW_SCHEMA = pa.schema([("value", pa.binary())])
 
 
 class OperatorStateHandler:
-    """Restores and stores the operator state and raw state of one subtask (Flink: ``StreamOperatorStateHandler``).
-
-    Args:
-        vertex: The operator.
-        subtask: Index of the subtask.
-        job: What the tasks do.
-    """
+    """Restores and stores the operator state and raw state of one subtask (Flink: ``StreamOperatorStateHandler``)."""
 
     def __init__(self, vertex: JobVertex, subtask: int, job: EpochJob) -> None:
         self.vertex = vertex
@@ -173,11 +167,7 @@ class OperatorStateHandler:
         return write_partitions(table, self._store, split=True, written_by=written_by, uploads=uploads)
 
     def uploads(self, named: Collection[str]) -> Sequence[Future[None]]:
-        """Returns what must be done before a snapshot is acknowledged, and begins uploads that have failed again.
-
-        Args:
-            named: The files that the snapshot names.
-        """
+        """Returns what must be done before a snapshot is acknowledged, and begins uploads that have failed again."""
         self._uploads.retry(named)
         return self._uploads.pending
 

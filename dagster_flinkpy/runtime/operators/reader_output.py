@@ -64,12 +64,7 @@ class _SplitOutput(SourceOutput):
 
 
 class BatchingOutput(ReaderOutput):
-    """Keeps what a reader emits until its operator takes it (Flink: ``ReaderOutput``, ``WatermarkOutputMultiplexer``).
-
-    Args:
-        operator: The operator of the source.
-        strategy: How event times and watermarks are assigned.
-    """
+    """Keeps what a reader emits until its operator takes it (Flink: ``WatermarkOutputMultiplexer``)."""
 
     def __init__(self, operator: StreamOperator, strategy: WatermarkStrategy) -> None:
         self.operator, self._strategy = operator, strategy

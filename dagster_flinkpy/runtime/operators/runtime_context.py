@@ -27,12 +27,7 @@ __all__ = ["TaskRuntimeContext"]
 
 
 class TaskRuntimeContext(RuntimeContext):
-    """Gives user functions access to their task, state and metrics.
-
-    Args:
-        context: The context in which the operator runs.
-        get_state: Creates keyed state; None if the stream has no keys.
-    """
+    """Gives user functions access to their task, state and metrics."""
 
     def __init__(self, context: OperatorContext, get_state: Callable[[StateDescriptor], Any] | None = None) -> None:
         self._context = context

@@ -109,12 +109,7 @@ class StreamOperator(ABC):
         return self.call("get_inputs()", spec.inputs)
 
     def open_function(self, function: Any, keyed: KeyedStateStore | None = None) -> None:
-        """Restores the state of a user function and opens it.
-
-        Args:
-            function: The function; a plain callable has nothing to open.
-            keyed: Provides keyed state if the stream has keys.
-        """
+        """Restores the state of a user function and opens it."""
         vertex = self.context.vertex
         if isinstance(function, CoordinatedFunction) and function_of(vertex.spec, CoordinatedFunction) is not function:
             raise ConfigurationError(
@@ -131,14 +126,7 @@ class StreamOperator(ABC):
             self.call("open()", function.open, self.runtime_context())
 
     def call(self, what: str, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Calls something of the user, whose exceptions become errors that name the operator.
-
-        Args:
-            what: Its name, for messages.
-            method: What to call.
-            *args: Its positional arguments.
-            **kwargs: Its keyword arguments.
-        """
+        """Calls something of the user, whose exceptions become errors that name the operator."""
         try:
             return method(*args, **kwargs)
         except USER_EXCEPTIONS as e:
@@ -152,14 +140,7 @@ class StreamOperator(ABC):
     def user_error(
         self, error: BaseException, function: str, *, key: Any = UNKNOWN, value: Any = UNKNOWN
     ) -> FlinkPyError:
-        """Returns the error to raise for an exception of a user function; an error of this library is returned as is.
-
-        Args:
-            error: The exception that the function raised.
-            function: Name of the function, for messages.
-            key: The key that was being processed.
-            value: The record that was being processed.
-        """
+        """Returns the error to raise for an exception of a user function. One of this library is returned as it is."""
         if isinstance(error, FlinkPyError):
             return error
         vertex = self.context.vertex

@@ -207,12 +207,7 @@ class StreamBatch:
         )
 
     def filter(self, mask: np.ndarray[Any, np.dtype[np.bool_]], *, keys: bool = False) -> StreamBatch:
-        """Returns the records where ``mask`` is true.
-
-        Args:
-            mask: Whether to keep each record.
-            keys: Whether they keep their keys, too. Default: False.
-        """
+        """Returns the records where ``mask`` is true."""
         keep = np.flatnonzero(mask)
         kept = None
         if keys and self.keys is not None:

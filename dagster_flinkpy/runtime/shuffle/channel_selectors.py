@@ -32,17 +32,11 @@ Targets = npt.NDArray[np.int64]
 
 
 def upstream_subtasks(kind: PartitionerKind, subtask: int, sources: int, targets: int) -> list[int]:
-    """Returns the upstream subtasks that send to a downstream subtask.
+    """Returns the upstream subtasks that send to a downstream subtask, given both parallelisms.
 
     RESCALE connects local groups. If there are more sources than targets, each source sends to one target; if there are
     fewer, each target has one source (Flink:
     ``VertexInputInfoComputationUtils.computeVertexInputInfoForPointwise``).
-
-    Args:
-        kind: How the edge distributes records.
-        subtask: Index of the downstream subtask.
-        sources: Upstream parallelism.
-        targets: Downstream parallelism.
     """
     if kind is PartitionerKind.FORWARD:
         return [subtask]
@@ -71,12 +65,7 @@ class ChannelSelector(ABC):
 
 
 class RoundRobinSelector(ChannelSelector):
-    """Sends to the subtasks in turn (Flink: ``RebalancePartitioner``, ``RescalePartitioner``).
-
-    Args:
-        targets: The downstream subtasks.
-        first: Position in ``targets`` of the subtask that gets the first record.
-    """
+    """Sends to the subtasks in turn (Flink: ``RebalancePartitioner``, ``RescalePartitioner``)."""
 
     def __init__(self, targets: Sequence[int], first: int) -> None:
         self._targets = np.array(targets, dtype=np.int64)
@@ -93,13 +82,6 @@ class ShuffleSelector(ChannelSelector):
     """Chooses at random, and repeats the choice in a replay (unlike Flink's ``ShufflePartitioner``).
 
     The arguments after ``targets`` are the seed.
-
-    Args:
-        targets: Downstream parallelism.
-        job_id: Id of the job.
-        checkpoint_id: The checkpoint of the Spark job.
-        edge: Id of the edge.
-        subtask: Index of the sending subtask.
     """
 
     def __init__(self, targets: int, *, job_id: str, checkpoint_id: int, edge: int, subtask: int) -> None:
@@ -111,12 +93,7 @@ class ShuffleSelector(ChannelSelector):
 
 
 class CustomSelector(ChannelSelector):
-    """Calls a partitioner of the user (Flink: ``CustomPartitionerWrapper``).
-
-    Args:
-        partitioner: The partitioner, with the user's functions.
-        targets: Downstream parallelism.
-    """
+    """Calls a partitioner of the user (Flink: ``CustomPartitionerWrapper``)."""
 
     def __init__(self, partitioner: StreamPartitioner, targets: int) -> None:
         self._partition = as_callable(partitioner.custom, Partitioner, "partition")

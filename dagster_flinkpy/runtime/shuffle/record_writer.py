@@ -42,10 +42,9 @@ NETWORK_MEMORY = 32 << 20
 
 
 class BufferPool:
-    """Limits what the record writers of a task hold back; sends the largest buffer first (Flink: ``LocalBufferPool``).
+    """Limits the bytes that the record writers of a task hold back; the largest buffer is sent first.
 
-    Args:
-        limit: The maximum size of all pending records, in bytes. Default: 32 MiB.
+    Flink: ``LocalBufferPool``.
     """
 
     def __init__(self, limit: int = NETWORK_MEMORY) -> None:
@@ -185,12 +184,7 @@ class RecordWriter:
             self._split(records, targets)
 
     def keys(self, batch: StreamBatch, compute: Callable[[StreamPartitioner, StreamBatch], K]) -> K:
-        """Returns the keys of a batch; an error names the operator behind the edge.
-
-        Args:
-            batch: The records.
-            compute: Computes them: ``key_column``, or ``key_values`` without hashes.
-        """
+        """Returns the keys of a batch; an error names the operator behind the edge."""
         name = f"key_by in front of operator {self.edge.target!r}"
         try:
             return compute(self.edge.partitioner, batch)
@@ -236,9 +230,6 @@ class RecordWriter:
 
     def flush_to_room(self, has_room: Callable[[int, int], bool]) -> bool:
         """Sends the pending records of subtasks that have room for a buffer. Those of others would only wait elsewhere.
-
-        Args:
-            has_room: Tells that by edge and subtask.
 
         Returns:
             Whether none are left.
@@ -294,13 +285,7 @@ class RecordWriter:
             self._row(target, kind, payload)
 
     def barrier(self, checkpoint_id: int, digest: str, aligned: bool) -> None:
-        """Sends a barrier. Seq jumps after it, so that all channels, sorted by seq, reach it together.
-
-        Args:
-            checkpoint_id: The checkpoint.
-            digest: A digest of all output of the task before it.
-            aligned: Whether it overtakes nothing.
-        """
+        """Sends a barrier. Seq jumps after it, so that all channels, sorted by seq, reach it together."""
         barrier = {"checkpoint_id": checkpoint_id, "digest": digest, "aligned": aligned}
         self._event(Kind.BARRIER, json.dumps(barrier).encode())
         for target in self._targets:

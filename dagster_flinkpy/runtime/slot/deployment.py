@@ -221,9 +221,6 @@ class SlotDeployment:
     def rest(self, worked: bool) -> float | None:
         """Does what is due between two rounds of steps.
 
-        Args:
-            worked: Whether the last round has done something.
-
         Returns:
             After how many seconds it is to be called again at the latest; None if only something from outside matters.
         """

@@ -55,11 +55,7 @@ class Acknowledgement:
             raise error
 
     def to_json(self, error: BaseException | None = None) -> bytes:
-        """Returns the message, when nothing is left.
-
-        Args:
-            error: Why the task declines the checkpoint. Default: it does not.
-        """
+        """Returns the message, when nothing is left."""
         state, fields = self.state, {"uid": self.uid, **self.fields}
         metrics = {**state.metrics, "async_us": (time.perf_counter_ns() - self.started) // 1_000}
         if self.keyed is not None and not self.keyed.has_failed:

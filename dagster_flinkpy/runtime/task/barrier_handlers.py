@@ -121,11 +121,7 @@ class Abort(Action):
 
 
 class BarrierHandler(ABC):
-    """Handles the barriers of one gate (Flink: ``CheckpointBarrierHandler``).
-
-    Args:
-        channels: All channels of all inputs.
-    """
+    """Handles the barriers of one gate (Flink: ``CheckpointBarrierHandler``)."""
 
     def __init__(self, channels: Iterable[Channel]) -> None:
         self._channels = frozenset(channels)
@@ -313,9 +309,6 @@ class CheckpointBarrierTracker(BarrierHandler):
     """AT_LEAST_ONCE: counts barriers and never blocks (Flink: ``CheckpointBarrierTracker``).
 
     A snapshot may contain the effects of records after the barrier, which come again after a restore.
-
-    Args:
-        channels: All channels of all inputs.
     """
 
     def __init__(self, channels: Iterable[Channel]) -> None:

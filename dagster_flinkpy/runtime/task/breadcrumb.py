@@ -23,11 +23,7 @@ _LEFT = re.compile(r"\[at work: subtask (\d+) of operator '([^\n]*)'\]")
 
 
 class Breadcrumb:
-    """The note of one worker; has no effect if Spark has given the worker no file.
-
-    Args:
-        subtask: Index of the subtask that the worker runs.
-    """
+    """The note of one worker; has no effect if Spark has given the worker no file."""
 
     def __init__(self, subtask: int) -> None:
         self._subtask = subtask

@@ -57,12 +57,7 @@ class InFlightRow:
 
 
 class ChannelStateWriter:
-    """Gathers the in-flight rows of one subtask and checkpoint, and uploads them in parts of 8 MiB.
-
-    Args:
-        open_store: Opens the object store, rooted at the job's prefix; called when there is something to write.
-        written_by: Part of the names of its files; see ``state.files.state_files.state_file``.
-    """
+    """Gathers the in-flight rows of one subtask and checkpoint, and uploads them in parts of 8 MiB."""
 
     def __init__(self, open_store: Callable[[], ObjectStore], written_by: str) -> None:
         self._open_store, self._written_by = open_store, written_by
@@ -102,12 +97,6 @@ def read_channel_state(
     parts: Iterable[Json], edges: Sequence[JobEdge], store: ObjectStore, *, operator: str
 ) -> Iterator[InFlightRow]:
     """Reads in-flight rows in their order.
-
-    Args:
-        parts: The parts of one subtask.
-        edges: The current edges into the operator.
-        store: The object store, rooted at the job's prefix.
-        operator: Uid of the operator, for messages.
 
     Raises:
         RestoreError: The program no longer has the edge of a row.

@@ -15,12 +15,7 @@ __all__ = ["OperatorEventGateway"]
 
 
 class OperatorEventGateway:
-    """Sends events of an operator, and gives it those of its coordinator (Flink: ``OperatorEventGateway``).
-
-    Args:
-        operator: The operator.
-        send: Sends what it says to the driver.
-    """
+    """Sends events of an operator, and gives it those of its coordinator (Flink: ``OperatorEventGateway``)."""
 
     def __init__(self, operator: StreamOperator, send: Callable[[dict[str, Any]], object]) -> None:
         context = operator.context

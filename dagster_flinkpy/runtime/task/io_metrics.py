@@ -25,13 +25,7 @@ class OperatorIOMetrics:
         self._bytes_out_before = 0
 
     def take(self, *, now_ms: int, input_watermark: int, output_watermark: int | None) -> dict[str, int | float]:
-        """Returns the metrics since the last call, by the names in a checkpoint.
-
-        Args:
-            now_ms: Processing time, in milliseconds since 1970.
-            input_watermark: Event time of its input; the least watermark if there is none.
-            output_watermark: The watermark that it has sent, or None if there is none.
-        """
+        """Returns the metrics since the last call, by the names in a checkpoint."""
         bytes_out = self.bytes_out - self._bytes_out_before
         found: dict[str, int | float] = {
             "records_in": self.records_in,

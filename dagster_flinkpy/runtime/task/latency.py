@@ -38,11 +38,7 @@ class LatencyMarker(JsonRecord):
 
 
 class LatencyTimer:
-    """Decides when a source sends a marker: at once, then once per interval.
-
-    Args:
-        interval: Time between two markers. Zero means that no markers are sent.
-    """
+    """Decides when a source sends a marker: at once, then once per interval; never if that is zero."""
 
     def __init__(self, interval: timedelta) -> None:
         self._interval_ms = to_millis(interval)

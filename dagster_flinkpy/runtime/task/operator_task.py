@@ -76,13 +76,6 @@ class OperatorTask:
 
     Its input goes through the barrier handler, which decides when the operator gets an element and when the snapshot is
     taken.
-
-    Args:
-        task: The task that the operator is in.
-        vertex: The operator.
-        job: What the tasks do.
-        subtask: Index of the subtask.
-        execution: Identifies this try of the task; unique.
     """
 
     def __init__(self, task: ParentTask, vertex: JobVertex, job: EpochJob, subtask: int, execution: str) -> None:

@@ -34,15 +34,7 @@ class Waiting:
 
 
 class SelectedInputs:
-    """Keeps what comes, by input, and gives it out record by record, as the function selects.
-
-    Args:
-        operator: The operator.
-        function: Selects its inputs.
-        inputs: The input of each channel, from 0.
-        origins: The origins of event time that send through each channel.
-        graph: The program.
-    """
+    """Keeps what comes, by input, and gives it out record by record, as the function selects."""
 
     def __init__(
         self,

@@ -33,12 +33,7 @@ class StaticFirst:
         return True
 
     def release(self, event: Event, is_silent: Callable[[Channel], bool]) -> list[Element | Barrier]:
-        """Returns the events whose time has come with an event of a static input, if any.
-
-        Args:
-            event: The event, which has been handled.
-            is_silent: Whether a channel has nothing more before its next barrier.
-        """
+        """Returns the events whose time has come with an event of a static input, if any."""
         if isinstance(event, Barrier):
             self._static.discard(event.channel)
         self._static = {channel for channel in self._static if not is_silent(channel)}

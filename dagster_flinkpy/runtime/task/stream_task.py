@@ -233,13 +233,7 @@ class StreamTask:
         raise NotImplementedError
 
     def collect(self, column: pa.Array, name: str, position: int) -> None:
-        """Sends a column to the driver.
-
-        Args:
-            column: Records, or lines to print.
-            name: The name of the column; see ``shuffle.wire``.
-            position: The number of barriers of the task before it.
-        """
+        """Sends a column to the driver."""
         payload = encode_buffer(pa.RecordBatch.from_arrays([column], names=[name]))
         seq = (position << SEQ_BITS) + self._collected
         self._rows_out.add(self.index, NO_EDGE, self.index, seq, Kind.COLLECT, payload)

@@ -21,11 +21,7 @@ _NANOS_PER_MICRO = 1_000
 
 
 class TaskTimes:
-    """Measures the operators of one task. It looks at the clock when an operator starts or ends, never per record.
-
-    Args:
-        nanos: Returns a time in nanoseconds that never goes back. Default: the monotonic clock of the process.
-    """
+    """Measures the operators of one task. It looks at the clock when an operator starts or ends, never per record."""
 
     def __init__(self, nanos: Callable[[], int] = time.perf_counter_ns) -> None:
         self._nanos = nanos

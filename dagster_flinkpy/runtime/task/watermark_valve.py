@@ -109,14 +109,7 @@ class WatermarkValve(Generic[C]):
         return self.on_status(channel, origin, False, epoch)
 
     def on_status(self, channel: C, origin: str, idle: bool, epoch: int) -> bool:
-        """Takes the status of an origin in a channel until the channel's next barrier; see :meth:`on_watermark`.
-
-        Args:
-            channel: The channel that it comes from.
-            origin: The origin; an unknown one is ignored.
-            idle: Whether the origin is idle in the channel.
-            epoch: How many barriers the channel has delivered to this task before it.
-        """
+        """Takes the status of an origin in a channel until the channel's next barrier; see :meth:`on_watermark`."""
         known = self._origins.get(origin)
         if known is None or channel not in known.watermarks:
             return False

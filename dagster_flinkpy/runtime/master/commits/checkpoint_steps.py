@@ -118,12 +118,7 @@ class CheckpointSteps:
         )
 
     def replace_head(self, metadata: CheckpointMetadata, partition: PartitionEnd | None) -> Outcome:
-        """Completes a checkpoint.
-
-        Args:
-            metadata: The metadata that was written.
-            partition: The entry for the time partition whose end state it is, or None.
-        """
+        """Completes a checkpoint; `partition` is the entry for the time partition whose end state it is."""
         return self._finalize(
             f"writing HEAD for checkpoint {metadata.checkpoint_id}",
             "head_ms",

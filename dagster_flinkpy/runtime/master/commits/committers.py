@@ -35,16 +35,7 @@ T = TypeVar("T")
 
 
 class Committers:
-    """One committer for each sink that has something to commit.
-
-    Args:
-        graph: The program.
-        job_id: Id of the job.
-        fencing_token: Fencing token of the execution attempt.
-        watchdog: Runs each call of a committer.
-        session: The Spark session for committers. Default: they have none.
-        ancestors: The jobs with whose state the job has begun, and their checkpoints. Default: none.
-    """
+    """One committer for each sink that has something to commit."""
 
     def __init__(
         self,

@@ -25,12 +25,7 @@ __all__ = ["CompletionChain"]
 
 
 class CompletionChain:
-    """The checkpoints that all tasks have acknowledged and that are not committed yet.
-
-    Args:
-        turn: Takes the steps.
-        create_metadata: Returns the metadata of a checkpoint that all have acknowledged.
-    """
+    """The checkpoints that all tasks have acknowledged and that are not committed yet."""
 
     def __init__(self, turn: Turn, create_metadata: Callable[[WriteMetadata], CheckpointMetadata]) -> None:
         self._turn, self._create_metadata = turn, create_metadata

@@ -18,12 +18,7 @@ __all__ = ["MasterHooks"]
 
 
 class MasterHooks:
-    """Calls the master hooks of a job; errors name the hook that failed or hung.
-
-    Args:
-        hooks: The hooks, each with a unique identifier.
-        watchdog: Runs each call of a hook.
-    """
+    """Calls the master hooks of a job; errors name the hook that failed or hung."""
 
     def __init__(self, hooks: Sequence[MasterTriggerRestoreHook], watchdog: Watchdog) -> None:
         self._hooks = {hook.get_identifier(): hook for hook in hooks}
@@ -62,12 +57,7 @@ class MasterHooks:
             ) from error
 
     def restore(self, restored: CheckpointMetadata | None, *, allow_non_restored_state: NonRestoredState) -> None:
-        """Passes the hooks their restored state (Flink: ``MasterHooks.restoreMasterHooks``).
-
-        Args:
-            restored: The checkpoint or savepoint that the job continues from; None resets the hooks.
-            allow_non_restored_state: Whether to ignore state whose hook is gone: True for any state, or a list of
-                identifiers.
+        """Passes the hooks their restored state, or resets them if there is none (Flink: ``restoreMasterHooks``).
 
         Raises:
             RestoreError: A hook raised, or there is state of a hook that is gone.

@@ -29,16 +29,7 @@ __all__ = ["Transactions"]
 
 
 class Transactions:
-    """Commits and aborts for one execution attempt.
-
-    Args:
-        store: The job's checkpoints.
-        attempt: The attempt.
-        committers: The committers of its sinks.
-        restore: What it restores.
-        watchdog: Runs what waits for the store.
-        progress: Takes one-line progress messages.
-    """
+    """Commits and aborts for one execution attempt."""
 
     def __init__(
         self,
@@ -54,10 +45,6 @@ class Transactions:
 
     def recover(self, commit: Callable[[CheckpointMetadata], int], *, start_over: bool) -> tuple[int, int]:
         """Commits what the last checkpoint prepared, then aborts everything else that is open.
-
-        Args:
-            commit: Commits a checkpoint; see :meth:`commit`.
-            start_over: Whether the job may begin anew, whatever was there.
 
         Returns:
             How many committables it had to commit, and how many open transactions it has aborted.

@@ -36,9 +36,6 @@ _THREADS = 8
 class SentFiles:
     """The files that the tasks of an epoch read, as rows for each stage.
 
-    Args:
-        job: What the tasks do.
-
     Raises:
         StorageError: A file cannot be read, or is too large for a row.
     """
@@ -103,12 +100,7 @@ def _segments(job: EpochJob, vertex: JobVertex, subtask: int) -> Iterator[str]:
 
 
 def run_with_files(task: StageTask, rows: Iterator[WireRow]) -> Iterator[pa.RecordBatch]:
-    """Runs a task that reads what was sent to it, and yields what it has written after its other rows.
-
-    Args:
-        task: The task.
-        rows: What was sent, and then its input.
-    """
+    """Runs a task that reads what was sent to it, and yields what it has written after its other rows."""
     sent: dict[str, bytes | None] = {}
     for row in rows:
         if row.kind is not Kind.FILE or row.seq >= 0:

@@ -34,10 +34,6 @@ def run_in_process(job: EpochJob, shuffle: Shuffle = shuffled) -> Iterator[WireR
 
     Each task unpickles the job, as on Spark, so the user functions of two subtasks share no objects.
 
-    Args:
-        job: What the tasks do.
-        shuffle: Distributes the rows of one stage over the tasks of the next.
-
     Raises:
         ConfigurationError: A user function cannot be pickled.
         StorageError: The store failed.

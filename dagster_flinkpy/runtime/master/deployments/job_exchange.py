@@ -60,14 +60,6 @@ class JobExchange:
     leave one at least to others, and to Spark jobs of this one. An epoch that loses a slot is run again as a Spark job:
     Spark tries a task whose worker dies several times, and tells why.
 
-    Args:
-        config: Where the job runs, and how.
-        shared: The session of the attempt.
-        progress: Takes one-line progress messages.
-        check_leader: Raises an error if another attempt has taken over.
-        graph: The program.
-        coordinators_of: Returns the coordinators of a region, by its number.
-
     Raises:
         ConfigurationError: The program can only be run by tasks that live, and they are not allowed.
     """
@@ -309,12 +301,7 @@ class JobExchange:
                 return self._way.run(spark, replace(job, counts=counts.folder, task_tries=tries))
 
     def notify(self, news: str, checkpoint_id: int) -> None:
-        """Tells all functions of tasks that live how a checkpoint has ended.
-
-        Args:
-            news: The method of `CheckpointListener` to call.
-            checkpoint_id: The checkpoint.
-        """
+        """Tells all functions of tasks that live how a checkpoint has ended."""
         for region in list(self._regions.values()):
             region.notify(news, checkpoint_id)
 

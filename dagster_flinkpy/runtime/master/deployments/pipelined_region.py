@@ -166,11 +166,6 @@ class PipelinedRegion:
     They are deployed again if an epoch does not continue from what they have read last: after a failure, at another
     parallelism, or if the region goes back to an earlier state. Its thread is the lane of the region; `interrupt` may
     come from others.
-
-    Args:
-        pool: Has the slots.
-        progress: Takes one-line progress messages.
-        same_machine: Whether the slots are on this machine.
     """
 
     coordinators: OperatorCoordinators
@@ -189,10 +184,6 @@ class PipelinedRegion:
 
     def run(self, job: EpochJob, open_epoch: OpenEpoch | None = None) -> Sequence[WireRow]:
         """Reads the epoch of a job, and returns what the tasks have sent to the driver, when all have acknowledged.
-
-        Args:
-            job: The region and its epoch.
-            open_epoch: Gives out the input of the epoch, if that comes in parts. Default: the epoch has it all.
 
         Raises:
             NoResourceAvailableError: There are too few slots.
@@ -332,22 +323,13 @@ class PipelinedRegion:
         return deployment
 
     def request(self, needed: Mapping[str, tuple[SlotSharingGroup, ...]]) -> dict[str, Slot]:
-        """Returns slots, and starts those that are not there, see :meth:`SlotPool.request`.
-
-        Args:
-            needed: The groups that say what slots need of an executor, by name.
-        """
+        """Returns slots, and starts those that are not there, see :meth:`SlotPool.request`."""
         return self._pool.request(sorted(needed), lambda: self._interrupted, needed)
 
     def _wait(
         self, done: Callable[[], bool], progress: EpochProgress | None = None, seconds: float | None = None
     ) -> None:
         """Waits for messages of the tasks.
-
-        Args:
-            done: Returns whether they have come.
-            progress: Is told that time passes.
-            seconds: How long to wait. Default: until they have come.
 
         Raises:
             SlotLostError: A slot was lost.
@@ -412,9 +394,6 @@ class PipelinedRegion:
 
     def finish(self, seconds: float) -> list[WireRow]:
         """Closes the functions of the tasks at the end of the job, and returns what they have sent to the driver.
-
-        Args:
-            seconds: How long they may take.
 
         Raises:
             SlotLostError: They took longer, or a process has ended.

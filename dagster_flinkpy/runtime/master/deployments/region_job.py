@@ -56,11 +56,6 @@ _FATAL = re.compile(r"Fatal Python error: (?:.+\n|\n(?!\tat ))*?(?=\s*\tat |\s*D
 def run_region(spark: SparkSession, job: EpochJob, files: SentFiles | None = None) -> Iterator[WireRow]:
     """Runs a Spark job and yields the rows for the driver.
 
-    Args:
-        spark: The session.
-        job: What the tasks do.
-        files: What they read, if they have no way to the store.
-
     Raises:
         PythonWorkerLostError: A Python worker died.
         ExecutorLostError: Spark gave up because it lost executors.
@@ -119,13 +114,7 @@ def runs_a_task(session: JobSession) -> bool:
 
 
 def translated(error: Exception, what: str, log: ServerLog | None) -> FlinkPyError:
-    """Returns an exception of PySpark as an error of this library.
-
-    Args:
-        error: The exception.
-        what: The Spark job that it has ended, in words for people.
-        log: The log of the Spark server, if there is one.
-    """
+    """Returns an exception of PySpark as an error of this library."""
     if _WORKER_DIED in str(error):
         return _lost_worker(str(error), what)
     if (ours := error_in_task(error)) is not None:

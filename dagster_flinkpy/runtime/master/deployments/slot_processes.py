@@ -58,11 +58,7 @@ start_here: StartSlot = TaskExecutor
 
 
 def host_of_driver(settings: SparkSettings) -> str:
-    """Returns the address of this machine that the executors of Spark reach.
-
-    Args:
-        settings: Which Spark runs the job.
-    """
+    """Returns the address of this machine that the executors of Spark reach."""
     if settings.on_this_machine:
         return "127.0.0.1"
     cluster = urlsplit(settings.remote if settings.remote is not None else settings.master)

@@ -19,12 +19,7 @@ __all__ = ["WayToStore"]
 
 
 class WayToStore:
-    """Runs the Spark jobs of an attempt, and finds out with the first one whether workers reach the store.
-
-    Args:
-        job_id: The job, for messages.
-        progress: Takes one-line progress messages.
-    """
+    """Runs the Spark jobs of an attempt, and finds out with the first one whether workers reach the store."""
 
     def __init__(self, job_id: str, progress: Callable[[str], None]) -> None:
         self._job_id, self._progress = job_id, progress

@@ -35,16 +35,7 @@ _State = tuple[int | None, SubtaskInputs, bool, TaskFailure | None]
 
 
 class EpochPlanner:
-    """Tracks the input and state of a region, and plans its epochs.
-
-    Args:
-        graph: The region.
-        number: The number of the region in the job.
-        config: Where the job runs.
-        context: Tells split enumerators which job and attempt they work for.
-        restored: The checkpoint or savepoint that the job continues from; None if it starts empty.
-        plan: The restored state by operator; None if the job starts empty.
-    """
+    """Tracks the input and state of a region, and plans its epochs."""
 
     def __init__(
         self,
@@ -113,12 +104,7 @@ class EpochPlanner:
         return EpochInput(checkpoint_id, {}, frozenset(self.splits.all_uids if self._ended else ()))
 
     def job(self, epoch: EpochInput, restarts: int = 0) -> EpochJob:
-        """Returns the Spark job that reads an epoch.
-
-        Args:
-            epoch: The epoch.
-            restarts: How often the region has restarted in this execution attempt. Default: 0.
-        """
+        """Returns the Spark job that reads an epoch."""
         config, checkpointing = self.config, self.config.checkpointing
         # After the end of input no Spark job follows that could process in-flight records, and one of another time
         # partition would write them as its own. Of an epoch that is open, the barriers say whether its input ends.
@@ -150,10 +136,7 @@ class EpochPlanner:
     def advance(self, checkpoint_id: int, results: EpochResults, *, ended: bool | None) -> None:
         """Lets the next epoch start from the state that a Spark job has left.
 
-        Args:
-            checkpoint_id: The checkpoint of its epoch.
-            results: Its results.
-            ended: Whether the input of the region ends with it; None if it has read nothing.
+        Its input ends with the epoch or not; if that is None, the job has read nothing.
         """
         self._start, self._continues_from, self._inputs = checkpoint_id, checkpoint_id, inputs_after(results.states)
         self._unwritten = results.declined
@@ -162,28 +145,15 @@ class EpochPlanner:
         self._states[checkpoint_id] = self._continues_from, self._inputs, self._ended, self._unwritten
 
     def unwritten_at(self, epoch: int) -> TaskFailure | None:
-        """Returns why a part of the state is not in the store that an epoch has left; None if all is there.
-
-        Args:
-            epoch: The epoch; 0 for the start of the attempt.
-        """
+        """Returns why a part of the state is not in the store that an epoch has left; None if all is there."""
         return self._states[epoch][3]
 
     def acknowledged_with(self, epoch: int, checkpoint_id: int) -> None:
-        """Notes which checkpoint has a state first, so that user functions are told of it.
-
-        Args:
-            epoch: The epoch that has left the state.
-            checkpoint_id: The checkpoint.
-        """
+        """Notes which checkpoint has a state first, so that user functions are told of it."""
         self._states[epoch] = (checkpoint_id, *self._states[epoch][1:])
 
     def rewind(self, checkpoint_id: int) -> None:
-        """Lets the next epoch start from an earlier state.
-
-        Args:
-            checkpoint_id: The epoch that has left it; 0 for the start of the attempt.
-        """
+        """Lets the next epoch start from an earlier state."""
         self._start = checkpoint_id
         self._continues_from, self._inputs, self._ended, self._unwritten = self._states[checkpoint_id]
 

@@ -107,11 +107,7 @@ class OpenEpoch:
         self._wake = wake
 
     def close(self, following: OpenEpoch | None) -> None:
-        """Lets the barrier follow, if it does not already. Any thread may call it.
-
-        Args:
-            following: The epoch that the sources read behind the barrier; None if they wait.
-        """
+        """Lets the barrier follow, if it does not already. Any thread may call it."""
         if not self.closed:
             self.following, self.closed_ms = following, self._now()
             self._wake()

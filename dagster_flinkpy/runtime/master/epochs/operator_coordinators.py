@@ -45,16 +45,7 @@ class _Subtask:
 
 
 class _Holder(OperatorCoordinatorContext):
-    """One coordinator.
-
-    Args:
-        uid: The uid of the operator.
-        function: Creates the coordinator.
-        parallelism: The number of subtasks.
-        restored: What :meth:`checkpoint` has returned for the checkpoint that the job continues from, or None.
-        restored_id: The id of that checkpoint; None if the job begins anew.
-        wake: Lets the lane of the region work. Any thread may call it.
-    """
+    """One coordinator."""
 
     def __init__(
         self,
@@ -194,13 +185,7 @@ class _Gateway(SubtaskGateway):
 
 
 class OperatorCoordinators:
-    """The coordinators of a region. Only its lane uses them, unless a method says otherwise.
-
-    Args:
-        graph: The region.
-        restored: The states of its coordinators, by uid.
-        restored_id: The checkpoint that has these states; None if the job begins anew.
-    """
+    """The coordinators of a region. Only its lane uses them, unless a method says otherwise."""
 
     def __init__(self, graph: JobGraph, restored: Mapping[str, Json | None], restored_id: int | None) -> None:
         vertices = [(v, function_of(v.spec, CoordinatedFunction)) for v in graph.vertices]
@@ -244,22 +229,12 @@ class OperatorCoordinators:
     # --- the lane ----------------------------------------------------------------------------------------------------
 
     def reset(self, start: int, reason: FlinkPyError | None) -> None:
-        """Goes back to the state from which new executions start.
-
-        Args:
-            start: The last checkpoint before them; 0 for what the execution attempt has started from.
-            reason: Why the former ones have failed, if they have and it is known.
-        """
+        """Goes back to the state from which new executions start."""
         self._mail.clear()
         self._each(lambda holder: holder.reset(start, reason))
 
     def ready(self, attempt: int, send: SendEvent) -> None:
-        """The tasks run.
-
-        Args:
-            attempt: The number of their executions.
-            send: Sends an event to one of them. Any thread may call it.
-        """
+        """The tasks run."""
         self._each(lambda holder: holder.ready(attempt, send))
 
     def work(self) -> None:

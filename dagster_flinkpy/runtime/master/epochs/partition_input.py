@@ -61,9 +61,6 @@ class WholeInput(SplitEnumerator):
 
     Another partition may follow, so windows that reach into it stay open. The enumerator has no state, because each
     partition is read from its beginning.
-
-    Args:
-        inner: The enumerator of a bounded source.
     """
 
     def __init__(self, inner: SplitEnumerator) -> None:

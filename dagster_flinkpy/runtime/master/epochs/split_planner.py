@@ -137,11 +137,7 @@ class SplitPlanner:
         return replace(part, ended_sources=frozenset(self._ended))
 
     def plan_edges(self, inputs: EdgeInputs) -> dict[tuple[str, int], tuple[SourceSplit, ...]]:
-        """Returns the splits of the blocking edges that an epoch reads, by source and subtask.
-
-        Args:
-            inputs: What it reads of blocking edges, in its order, by uid of the sink.
-        """
+        """Returns the splits of the blocking edges that an epoch reads, by source and subtask."""
         for edge in self._edges.values():
             edge.receive([outputs[edge.sink_uid] for outputs in inputs if edge.sink_uid in outputs])
         splits, _ = self._assign(tuple(self._edges))
@@ -189,12 +185,7 @@ class SplitPlanner:
         return splits, {uid for uid in uids if self._enumerators[uid].exhausted}
 
     def receive(self, deployment: str, messages: Sequence[Json]) -> None:
-        """Takes what readers have said while they read.
-
-        Args:
-            deployment: The tasks that the readers are in.
-            messages: What they have said, each with the uid of the source and the subtask.
-        """
+        """Takes what readers have said while they read."""
         for uid, enumerator in self._enumerators.items():
             if isinstance(enumerator, SourceCoordinator):
                 own = [(each["subtask"], each) for each in messages if each["uid"] == uid]
@@ -300,11 +291,6 @@ def _position(enumerator: SplitEnumerator) -> Any:
 
 def create_enumerator(uid: str, spec: SourceSpec, restored: Any) -> SplitEnumerator:
     """Creates the enumerator of a source.
-
-    Args:
-        uid: Uid of the source.
-        spec: The source.
-        restored: Its state to continue from, or None.
 
     Raises:
         RestoreError: The source cannot continue from its state.

@@ -29,11 +29,6 @@ _log = logging.getLogger(__name__)
 class MetricReporters:
     """The reporters of an attempt.
 
-    Args:
-        options: Which reporters there are; often none.
-        job_id: Id of the job.
-        progress: Takes a line about where the metrics are.
-
     Raises:
         ConfigurationError: ``prometheus_client`` is not installed.
     """

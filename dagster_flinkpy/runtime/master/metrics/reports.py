@@ -102,15 +102,7 @@ class CompletedEpoch:
 def completed_epoch(
     metadata: CheckpointMetadata, job_url: str, duration_ms: int, sinks: set[str], statistics: CheckpointStatistics
 ) -> CompletedEpoch:
-    """Returns the report of a completed checkpoint.
-
-    Args:
-        metadata: The checkpoint.
-        job_url: The URL of the job's folder.
-        duration_ms: Time from the trigger to the end of the commit.
-        sinks: The uids of the operators that commit rows.
-        statistics: The job's statistics.
-    """
+    """Returns the report of a completed checkpoint."""
     return CompletedEpoch(
         checkpoint_id=metadata.checkpoint_id,
         metadata=metadata,

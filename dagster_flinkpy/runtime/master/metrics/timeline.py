@@ -23,11 +23,7 @@ class _Track:
 
 
 class CheckpointTimeline:
-    """Collects how long each phase of the pending checkpoints has taken. All threads of the driver may call it.
-
-    Args:
-        now: Returns the time, in milliseconds since 1970.
-    """
+    """Collects how long each phase of the pending checkpoints has taken. All threads of the driver may call it."""
 
     def __init__(self, now: Callable[[], int]) -> None:
         self._now = now

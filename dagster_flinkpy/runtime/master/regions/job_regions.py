@@ -28,19 +28,7 @@ __all__ = ["JobRegions"]
 
 
 class JobRegions:
-    """Creates the planners, sessions and runners of all regions.
-
-    Args:
-        graph: The whole program, with its blocking edges cut.
-        config: Where the job runs.
-        fencing_token: Fencing token of the execution attempt.
-        run_id: The run of the attempt, or None.
-        restored: The checkpoint or savepoint that the job continues from; None if it starts empty.
-        plan: The restored state by operator; None if the job starts empty.
-        session: The Spark session of the attempt.
-        watchdog: Ends what hangs.
-        progress: Takes one-line progress messages.
-    """
+    """Creates the planners, sessions and runners of all regions."""
 
     def __init__(
         self,
@@ -110,12 +98,7 @@ class JobRegions:
         return regions
 
     def checkpoint_plan(self, sinks: Sequence[str], master_hooks: tuple[str, ...]) -> CheckpointPlan:
-        """Returns who takes part in the checkpoints of the job.
-
-        Args:
-            sinks: Uids of the operators that commit.
-            master_hooks: Identifiers of the job's master hooks.
-        """
+        """Returns who takes part in the checkpoints of the job."""
         tasks = {v.uid: tuple(Subtask(v.uid, i) for i in range(v.parallelism)) for v in self._graph.vertices}
         sources = tuple(uid for planner in self.planners for uid in planner.splits.uids)
         edges = tuple(uid for planner in self.planners for uid in planner.edge_sources)

@@ -161,11 +161,7 @@ class JobRunner:
         return OpenEpoch(checkpoint_id, ended_sources, self.planner.splits, self.watchdog, self.now, on_begin, on_end)
 
     def close(self, following: int | None) -> None:
-        """Closes the epoch that was opened last: the barrier follows.
-
-        Args:
-            following: The checkpoint of the epoch that the sources read next; None if they wait.
-        """
+        """Closes the epoch that was opened last: the barrier follows."""
         assert self._open is not None
         self._open.close(None if following is None else self._create(following, self._open.ended_sources))
 
@@ -178,16 +174,7 @@ class JobRunner:
         was_read: bool = False,
         open_epoch: OpenEpoch | None = None,
     ) -> RegionEnded:
-        """Runs the tasks that read an epoch.
-
-        Args:
-            epoch: The epoch.
-            restarts: How often the region has restarted in this execution attempt. Default: 0.
-            rewritten: What it reads of blocking edges, if that was written anew since it was planned. Default: it was
-                not.
-            was_read: Whether an earlier Spark job has read the epoch, so that the enumerators are past it. Default:
-                False.
-            open_epoch: The epoch, if it is open. Default: all input is planned.
+        """Runs the tasks that read an epoch, see :class:`RunEpoch`; an open one gives out its input itself.
 
         Raises:
             Exception: An enumerator raised. What it would read next is unclear.
@@ -269,10 +256,6 @@ class JobRunner:
         """Returns the current state as the results of an epoch that has read nothing.
 
         If a part of it is not in the store, tasks that live take another snapshot.
-
-        Args:
-            checkpoint_id: The checkpoint.
-            restarts: How often the region has restarted in this execution attempt. Default: 0.
         """
         results = self.planner.repeat(checkpoint_id)
         if results.declined is None:

@@ -38,14 +38,7 @@ __all__ = ["RegionState"]
 
 
 class RegionState:
-    """The epochs of a region: which ones wait, which one runs, and what the last one has left.
-
-    Args:
-        planner: Knows the operators of the region, and the state from which its next epoch starts.
-        before: The regions whose output it reads.
-        graph: The executions of its subtasks.
-        turn: Takes what its lane is to do.
-    """
+    """The epochs of a region: which ones wait, which one runs, and what the last one has left."""
 
     def __init__(self, planner: EpochPlanner, before: Sequence[RegionState], graph: ExecutionGraph, turn: Turn) -> None:
         self.planner, self.before, self.number = planner, tuple(before), planner.number
@@ -392,11 +385,7 @@ class RegionState:
             self._to(Phase.DEPLOYED)
 
     def close(self, following: int | None) -> None:
-        """Lets the barrier follow in the epoch that is open.
-
-        Args:
-            following: The checkpoint of the epoch that the sources then read; None if they wait.
-        """
+        """Lets the barrier follow in the epoch that is open."""
         if self.phase is Phase.RUNNING:
             self._tell(CloseEpoch(self.number, following))
 
@@ -519,11 +508,8 @@ class RegionState:
     def rewind(self, checkpoint_id: int, *, rewritten: bool) -> None:
         """Lets the epoch of a checkpoint and all later ones run again, once the region has restarted.
 
-        Sources read the same splits. What the region's lane is doing does not count.
-
-        Args:
-            checkpoint_id: The checkpoint.
-            rewritten: Whether regions before this one run again, too.
+        Sources read the same splits. What the region's lane is doing does not count. If regions before this one run
+        again, too, what they write is read anew.
         """
         again = self._done_from(checkpoint_id)
         for each in again:

@@ -38,17 +38,7 @@ _WRITES = (RequestKind.SAVEPOINT, RequestKind.STOP)
 
 
 class RequestDesk:
-    """Serves requests to an execution attempt.
-
-    Args:
-        store: The job's checkpoints.
-        attempt: The attempt.
-        watchdog: Runs what waits for the store.
-        savepoints: Writes savepoints.
-        lease: The lease of the attempt, which looking for requests renews.
-        now: Tells milliseconds since 1970.
-        progress: Takes one-line progress messages.
-    """
+    """Serves requests to an execution attempt."""
 
     def __init__(
         self,
@@ -229,9 +219,6 @@ class RequestDesk:
 
     def close(self, error: BaseException | None) -> None:
         """Answers all requests that are left when the attempt ends.
-
-        Args:
-            error: Why it ends; None if nothing went wrong.
 
         Raises:
             FlinkPyError: They cannot be answered.

@@ -45,11 +45,7 @@ class JobSavepoints:
     """URLs of the folders that the sources of the job read and its sinks write."""
 
     def check(self, target: str | None, format_type: SavepointFormatType) -> StorageLocation:
-        """Returns the folder to write to. Waits for the store, unless it is the job's prefix.
-
-        Args:
-            target: Its path or URL. None stands for the job's prefix.
-            format_type: The format of the savepoint.
+        """Returns the folder to write to. Waits for the store, unless it is the job's prefix, for which None stands.
 
         Raises:
             ConfigurationError: It is no location, or must not be used.
@@ -80,13 +76,6 @@ class SavepointCopy:
 
     Both threads agree through `outcome` whether the savepoint appears. It is cancelled by who gives the savepoint up,
     which only succeeds until the other thread has set it running, right before the savepoint appears.
-
-    Args:
-        writer: Knows the job.
-        checkpoint: The checkpoint, which is complete and committed.
-        target: Path or URL of the folder to write to. None stands for the job's prefix.
-        format_type: The format.
-        name: The last part of the savepoint's name. Default: random.
     """
 
     def __init__(

@@ -116,12 +116,7 @@ class TakenRequests:
             self.bound[checkpoint_id], self.waiting = self.waiting, []
 
     def completed(self, metadata: CheckpointMetadata, checkpoint_ids: Sequence[int]) -> list[Instruction]:
-        """Answers the requests that a checkpoint serves. It is complete, and the sinks have committed it.
-
-        Args:
-            metadata: The checkpoint.
-            checkpoint_ids: Its id, and those of failed checkpoints in whose place it is.
-        """
+        """Answers the requests that a checkpoint serves. It is complete, and the sinks have committed it."""
         self.latest = metadata
         told: list[Instruction] = []
         for request in [request for number in checkpoint_ids for request in self.bound.pop(number, ())]:

@@ -62,14 +62,7 @@ def _width(head: JobVertex, cores: int | None) -> int:
 
 
 class JobSlots:
-    """Knows how many slots there are, and says once if a job needs more.
-
-    Args:
-        job_id: The job.
-        graph: The job's graph, with the parallelism that it runs with.
-        settings: Which Spark runs it.
-        progress: Takes one-line progress messages.
-    """
+    """Knows how many slots there are, and says once if a job needs more."""
 
     def __init__(
         self, job_id: str, graph: JobGraph, settings: SparkSettings, progress: Callable[[str], object]
@@ -91,11 +84,7 @@ class JobSlots:
         return sum(required_slots(self._graph, cores=self._cores).values())
 
     def needed_to_live(self, per_process: int = 1) -> int:
-        """Returns how many slots of Spark live tasks need: those of different regions share none.
-
-        Args:
-            per_process: How many slots share a process. Default: 1.
-        """
+        """Returns how many slots of Spark live tasks need: those of different regions share none."""
         needed = (required_slots(region, cores=self._cores, per_process=per_process) for region in self.regions)
         return sum(slots for groups in needed for slots in groups.values())
 
@@ -105,9 +94,6 @@ class JobSlots:
         More processes than cores cost more than they do: each buffer between two of them takes CPU time. So a process
         has as many slots as there are per core, rounded down, because otherwise a core could be idle beside another one
         that has too much. It has more if Spark has too few slots for so many processes.
-
-        Args:
-            spare: How many slots of Spark to leave to others.
         """
         needed, largest = self.needed_to_live(), max(vertex.parallelism for vertex in self._graph.vertices)
         shared = max(1, needed // available_cores()) if self._settings.on_this_machine else 1
@@ -136,9 +122,6 @@ class JobSlots:
     def take_note(self, slots: TaskSlots) -> None:
         """Says so if the job needs more slots than there are.
 
-        Args:
-            slots: The slots; at least one in all.
-
         Raises:
             NoResourceAvailableError: No executor has as many cores as a slot-sharing group asks for.
         """
@@ -160,9 +143,6 @@ class JobSlots:
 
     def require_all(self, session: JobSession) -> None:
         """Checks that all subtasks of the job can run at once, as Flink requires it for streaming jobs.
-
-        Args:
-            session: The session of the attempt.
 
         Raises:
             NoResourceAvailableError: There are fewer slots, or Spark does not say how many there are.

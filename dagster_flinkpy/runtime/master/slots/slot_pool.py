@@ -73,13 +73,7 @@ StartSlot = Callable[[SlotDescriptor], SlotProcess]
 
 
 class Slot:
-    """A slot, from its request until its process has ended.
-
-    Args:
-        descriptor: What it is told when it starts.
-        start: Returns what runs it.
-        on_ended: Called when its process has ended.
-    """
+    """A slot, from its request until its process has ended."""
 
     def __init__(
         self, descriptor: SlotDescriptor, start: StartSlot, on_ended: Callable[[Slot, BaseException], None]
@@ -276,12 +270,7 @@ class SlotPool:
             self._lose(slot, SlotLostError(f"the process of slot {slot.name} has ended"))
 
     def why_ended(self, slot: Slot, seconds: float) -> BaseException | None:
-        """Returns why the process of a lost slot has ended, if its Spark job says so in time.
-
-        Args:
-            slot: The slot.
-            seconds: How long to wait at most.
-        """
+        """Returns why the process of a lost slot has ended, if its Spark job says so in time."""
         with self._changed:
             self._changed.wait_for(lambda: slot.ended is not None, seconds)
             return slot.ended

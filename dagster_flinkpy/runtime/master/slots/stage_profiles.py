@@ -32,10 +32,6 @@ def stage_profile(spark: SparkSession, graph: JobGraph, stage: int) -> Any:
 def group_profile(spark: SparkSession, groups: Iterable[SlotSharingGroup]) -> Any:
     """Returns the resource profile of what has all that some groups ask for, or None for Spark's own.
 
-    Args:
-        spark: The session.
-        groups: The slot-sharing groups that ask for resources.
-
     Raises:
         NoResourceAvailableError: No executor has as much.
     """

@@ -41,11 +41,7 @@ def is_aligned(spec: WindowSpec) -> bool:
 
 
 class AlignedWindower(Windower):
-    """Adds all records of a batch to all their windows at once.
-
-    Args:
-        operator: The operator of windows for which :func:`is_aligned` is true.
-    """
+    """Adds all records of a batch to all their windows at once."""
 
     def __init__(self, operator: WindowOperator) -> None:
         assigner: Any = operator.spec.assigner

@@ -230,13 +230,7 @@ class RecordContents(Contents):
 
 
 class ColumnContents(Contents):
-    """The accumulators of an aggregation in columns.
-
-    Args:
-        operator: The operator.
-        fold: The aggregation.
-        sessions: The windows in flight, if they merge.
-    """
+    """The accumulators of an aggregation in columns."""
 
     any_order = True
 

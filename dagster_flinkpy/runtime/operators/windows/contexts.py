@@ -90,13 +90,7 @@ class WindowStates:
 
 
 class WindowContext(ProcessWindowFunction.Context[Any], ProcessAllWindowFunction.Context[Any]):
-    """The window that fires or ends.
-
-    Args:
-        operator: The window operator.
-        codec: Converts windows to namespaces.
-        states: State by window; None if windows merge.
-    """
+    """The window that fires or ends."""
 
     def __init__(self, operator: KeyedOperator, codec: WindowCodec, states: WindowStates | None) -> None:
         self._timer_service, self._codec = KeyedTimerService(operator), codec
@@ -145,13 +139,7 @@ class AssignerContext(WindowAssigner.WindowAssignerContext):
 
 
 class TriggerContext(Trigger.OnMergeContext):
-    """Timers and state of a window of the current key.
-
-    Args:
-        operator: The window operator, with timers.
-        codec: Converts windows to namespaces.
-        states: State by window.
-    """
+    """Timers and state of a window of the current key."""
 
     def __init__(self, operator: KeyedOperator, codec: WindowCodec, states: WindowStates) -> None:
         self._operator, self._timer_service = operator, KeyedTimerService(operator)

@@ -37,11 +37,7 @@ def is_by_count(spec: WindowSpec) -> bool:
 
 
 class CountWindower(Windower):
-    """Tumbling and sliding windows by count, which fire and end when they are full.
-
-    Args:
-        operator: The operator of windows for which :func:`is_by_count` is true.
-    """
+    """Tumbling and sliding windows by count, which fire and end when they are full."""
 
     def __init__(self, operator: WindowOperator) -> None:
         assigner: Any = operator.spec.assigner

@@ -42,10 +42,6 @@ def window_fold_of(spec: WindowSpec, operator: str) -> ColumnFold | None:
 
     Windows are aligned, or sessions. If sessions merge, it shows in which order their records came, unless there are
     only numbers that are merged in any order.
-
-    Args:
-        spec: The windows.
-        operator: The uid of the operator, for messages about functions of users.
     """
     function = spec.window_function
     if not (function is None or type(function) is WithKeyAndWindow):

@@ -79,12 +79,7 @@ class MergingWindowSet:
         return sessions[first:last]
 
     def add(self, window: Any, merge: Merge) -> Any:
-        """Adds a window, merges it with others, and returns the window that now contains it.
-
-        Args:
-            window: The new window.
-            merge: Called when windows in flight have been merged.
-        """
+        """Adds a window, merges it with others, and returns the window that now contains it."""
         candidates = self._candidates(window)
         if not candidates:
             self._put(window, window)

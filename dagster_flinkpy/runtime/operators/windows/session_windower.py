@@ -50,11 +50,7 @@ def is_session(spec: WindowSpec) -> bool:
 
 
 class SessionWindower(Windower):
-    """Sessions, each of which is a cell.
-
-    Args:
-        operator: The operator of windows for which :func:`is_session` is true.
-    """
+    """Sessions, each of which is a cell."""
 
     def __init__(self, operator: WindowOperator) -> None:
         self._operator = operator

@@ -71,14 +71,7 @@ class Windower(ABC):
 
 
 class WindowOperator(KeyedOperator):
-    """Windows of keyed records.
-
-    Args:
-        context: The context in which the operator runs.
-        spec: The windows.
-        kind: Makes the windower, given this operator.
-        fold: The aggregation in columns. Default: the functions of the spec are called for each record.
-    """
+    """Windows of keyed records."""
 
     def __init__(
         self,
