@@ -6,8 +6,8 @@ STAMP := .venv/.installed
 # Processes of the tests would compile all modules each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install lock dist demo test test-system newest oldest compatibility soak soak-continuous chaos lint format docs \
-  screenshots bench simulate world pyflink-suite flink-halves browser clean
+.PHONY: install lock dist demo test test-system test-smoke newest oldest compatibility soak soak-continuous chaos lint format \
+  docs screenshots bench simulate world pyflink-suite flink-halves browser clean
 
 install: $(STAMP)
 
@@ -62,6 +62,10 @@ test: install
 test-system: install browser
 	$(BIN)/python $(PYTEST) $(SYSTEM)
 
+# The short form of it: the tests of each folder that are marked `smoke`.
+test-smoke: install browser
+	$(BIN)/python $(PYTEST) -m smoke $(SYSTEM)
+
 # The tests with the newest, and with the oldest, of all that pyproject.toml allows. MiniStack asks for one botocore, with
 # which boto3 would be new; it works with others. Older versions of Spark: `make compatibility`.
 newest: RESOLUTION := highest
@@ -93,9 +97,9 @@ soak: install
 	SOAK=$(SOAK) $(BIN)/python -m pytest --timeout 0 -m hypothesis tests
 	SOAK=$(SOAK) $(BIN)/python -m pytest --timeout 0 tests/flink_savepoint/test_damaged.py
 
-# Processes of a Spark cluster are killed under a running job, and $(CHAOS) drivers; CI runs half of it. Then jobs into
-# each kind of sink are killed: at each step, and at $(KILLS) random times. It writes its table into docs/reliability.md.
-# Before that, $(LIVE) times what a job of live tasks needs: slots, executors, drivers, connections; SEED=... repeats a run.
+# Processes of a Spark cluster are killed under a running job, and $(CHAOS) drivers (none of these in `make test-system`);
+# $(LIVE) times what a job of live tasks needs: slots, executors, drivers, connections (SEED=... repeats a run). Then jobs
+# into each kind of sink are killed: at each step, and at $(KILLS) random times. It writes its table into docs/reliability.md.
 CHAOS ?= 20
 LIVE ?= 300
 KILLS ?= 50

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from dagster import AssetKey, DefaultSensorStatus
 
 from assets.definitions import DAILY_JOB, JOB, defs
 from assets.flights_pipeline import TABLES
+
+pytestmark = pytest.mark.smoke
 
 
 def test_nothing_runs_before_it_is_switched_on() -> None:

@@ -27,6 +27,8 @@ from dagster_flinkpy.common.time import Time
 from dagster_flinkpy.connectors import ParquetSink
 from dagster_flinkpy.datastream.window import TumblingEventTimeWindows
 
+pytestmark = pytest.mark.smoke
+
 FIRST, LAST = date(2013, 2, 1), date(2013, 2, 5)
 DAY_MS = 24 * 3_600_000
 

@@ -9,6 +9,7 @@ import pytest
 from benchmarks import forms
 
 
+@pytest.mark.smoke
 def test_forms(tmp_path: Path) -> None:
     lines = forms.run(events=50, rounds=1)
     assert {each["metric"] for each in lines if each["unit"] == "events/s"} == {

@@ -195,6 +195,7 @@ def test_a_query_that_a_peer_cannot_run_is_left_out(tmp_path: Path, capsys: pyte
     assert "Peer has failed, q1 is left out" in capsys.readouterr().err
 
 
+@pytest.mark.smoke
 def test_the_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLINKPY_RUNTIME_DIR", str(tmp_path))  # the benchmark sets it
     lines = list(

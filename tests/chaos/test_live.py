@@ -22,6 +22,7 @@ _FAULTS = (
 )
 
 
+@pytest.mark.smoke
 def test_a_job_of_live_tasks_goes_on_whatever_is_killed(tmp_path: Path, spark_settings: SparkSettings) -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")

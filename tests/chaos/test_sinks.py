@@ -24,6 +24,7 @@ def make(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> Callable[
     return partial(new_place, StorageLocation(str(tmp_path)), request.getfixturevalue(server) if server else "")
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_job_is_killed_and_the_next_attempt_sleeps_within_the_same_commit(
     name: str, make: Callable[[], Place]

@@ -22,6 +22,8 @@ from dagster_dg_cli.cli import create_dg_cli
 
 from dagster_flinkpy.cli import main
 
+pytestmark = pytest.mark.smoke
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 _BLOCK = re.compile(r"^```(?:console|bash|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -7,6 +7,8 @@ import pytest
 
 from tests.docs.test_snippets import PAGES, ROOT
 
+pytestmark = pytest.mark.smoke
+
 ROWS = [
     [cell.strip() for cell in line.strip("| ").split(" | ")]
     for line in PAGES["comparison-dagster"].read_text().splitlines()

@@ -15,6 +15,8 @@ from dagster_flinkpy.orchestration import run_config
 from dagster_flinkpy.orchestration.failure import as_failure
 from dagster_flinkpy.storage import s3
 
+pytestmark = pytest.mark.smoke
+
 DOCS = Path(__file__).parents[2] / "docs"
 
 

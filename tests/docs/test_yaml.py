@@ -15,6 +15,8 @@ from dagster_postgres import DagsterPostgresStorage
 
 from dagster_flinkpy.orchestration.component.pipeline_component import FlinkPipelineComponent
 
+pytestmark = pytest.mark.smoke
+
 DOCS = Path(__file__).parents[2] / "docs"
 
 

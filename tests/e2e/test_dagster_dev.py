@@ -400,6 +400,7 @@ def check(page: Page, deployment: Deployment, asset: str, name: str, said: str) 
     rest(page)
 
 
+@pytest.mark.smoke
 def test_the_table_of_the_tutorial_is_committed_from_the_page(
     deployment: Deployment, tutorial: Path, page: Page
 ) -> None:

@@ -91,6 +91,7 @@ def test_a_source_before_a_slow_sink_is_back_pressured(
         expect(page.locator("#status")).to_have_text("CANCELED")
 
 
+@pytest.mark.smoke
 def test_a_job_that_has_failed(page: Page, tmp_path: Path) -> None:
     graph, _ = failing(tmp_path, FailsAt(9, tmp_path, executions=9))
     with pytest.raises(Exception, match="boom"), HarnessAttempt(graph, tmp_path) as attempt:
@@ -132,6 +133,7 @@ def test_names_are_text(page: Page, tmp_path: Path) -> None:
         expect(page.locator("img")).to_have_count(0)
 
 
+@pytest.mark.smoke
 def test_a_job_on_s3(page: Page, s3_location: StorageLocation, tmp_path: Path) -> None:
     graph, _ = failing(tmp_path)
     with HarnessAttempt(graph, s3_location) as attempt:

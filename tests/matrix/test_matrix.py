@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 
 from tests.examples import examples
@@ -24,6 +25,7 @@ _UNITED = Program(
 )
 
 
+@pytest.mark.smoke
 @properties
 @given(case=in_order())
 def test_how_a_job_is_run_changes_neither_what_comes_out_nor_what_is_late(case: tuple[Program, Settings]) -> None:

@@ -24,11 +24,13 @@ def run(*options: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.smoke
 def test_invariants_hold() -> None:
     code, printed = run("--seeds", "40")
     assert code == 0, printed
 
 
+@pytest.mark.smoke
 def test_invariants_hold_with_live_tasks() -> None:
     code, printed = run("--live", "--seeds", "12")
     assert code == 0, printed
@@ -59,6 +61,7 @@ def test_a_violation_says_what_happened_and_how_to_see_it_again() -> None:
     assert "VIOLATION" in printed
 
 
+@pytest.mark.smoke
 def test_seeds_that_once_lost_rows() -> None:
     """A checkpoint expires as its acknowledgement comes."""
     for seed in ("1041", "1170", "1433"):

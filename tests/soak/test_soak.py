@@ -35,6 +35,7 @@ def test_growth_is_noticed() -> None:
     assert [text.split(":")[0] for text in _found(leak, jvm_memory=False)] == ["driver memory_mb", "workers memory_mb"]
 
 
+@pytest.mark.smoke
 @pytest.mark.spark
 def test_nothing_grows_with_the_epochs(tmp_path: Path, runtime_dir: Path) -> None:
     try:

@@ -326,6 +326,7 @@ def daemon(tmp_path: Path, empty_instance: Path, monkeypatch: pytest.MonkeyPatch
     _definitions.clear()
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("policy", "runs"), [(SINGLE, 1), (EACH, 3)], ids=["single", "each"])
 def test_a_backfill_of_a_program_whose_sources_meet(daemon: Daemon, policy: BackfillPolicy, runs: int) -> None:
     days = KEYS[:4]

@@ -224,6 +224,7 @@ def statuses(deployment: Deployment, *runs: Process) -> list[DagsterRunStatus]:
 SUCCESS = DagsterRunStatus.SUCCESS
 
 
+@pytest.mark.smoke
 def test_two_backfills_that_begin_at_the_same_moment_take_turns(deployment: Deployment, processes: Processes) -> None:
     ranges = (KEYS[3], KEYS[4], "late"), (KEYS[1], KEYS[2], "early")
     with processes(*ranges) as both:

@@ -129,6 +129,7 @@ class Largest(KeyedMultipleInputProcessFunction):
         yield ctx.get_current_key(), *(state.value() for state in self._largest)
 
 
+@pytest.mark.smoke
 def test_three_inputs_and_a_rescale(tmp_path: Path) -> None:
     env = environment(2)
     streams = [
@@ -286,6 +287,7 @@ class LosesASegment(MapFunction):
         return value
 
 
+@pytest.mark.smoke
 def test_a_lost_segment_restarts_the_region_that_wrote_it(tmp_path: Path) -> None:
     def program(folder: Path, through: bool) -> tuple[JobGraph, FolderSink]:
         env, sink = environment(2), FolderSink(folder / "sink")
@@ -369,6 +371,7 @@ def test_functions_of_a_module_that_workers_cannot_import(tmp_path: Path, monkey
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_an_error_of_a_user_function_comes_back_whole_and_nothing_is_visible(tmp_path: Path) -> None:
     def sunk(poison: str | None) -> tuple[JobGraph, FolderSink]:
         def check(value: Any) -> Any:

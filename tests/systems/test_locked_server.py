@@ -129,6 +129,7 @@ def remembered(table: StorageLocation, parallelism: int) -> JobGraph:
     return env.get_job_graph()
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("store", ["a directory", "S3"])
 def test_without_a_way_to_the_store_state_segments_and_tables_go_through_the_driver(
     store: str, locked: tuple[SparkSettings, StorageLocation], tmp_path: Path, request: pytest.FixtureRequest

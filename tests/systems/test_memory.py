@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from dagster_flinkpy.runtime.shuffle.record_writer import NETWORK_MEMORY
 
 ROOT = Path(__file__).parents[2]
@@ -16,6 +18,7 @@ def peak(mib: int, folder: Path) -> int:
     return int(ran.stdout)
 
 
+@pytest.mark.smoke
 def test_an_epoch_20_times_larger_than_the_budget_needs_no_more_memory(tmp_path: Path) -> None:
     budget = NETWORK_MEMORY >> 20
     small, large = peak(budget, tmp_path / "small"), peak(20 * budget, tmp_path / "large")

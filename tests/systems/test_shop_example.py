@@ -44,6 +44,7 @@ def shop(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         del sys.modules[module]
 
 
+@pytest.mark.smoke
 def test_its_own_tests_pass(project: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],

@@ -320,6 +320,7 @@ def test_of_a_query_without_state_the_position_is_imported(spark: SparkSession, 
     assert [(each.uid, each.name) for each in report.imported] == [("lines", "position")]
 
 
+@pytest.mark.smoke
 def test_two_sums_become_two_states(spark: SparkSession, tmp_path: Path) -> None:
     write(tmp_path / "in", "a.json", BEFORE)
 

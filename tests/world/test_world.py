@@ -15,6 +15,8 @@ from tests.world.stage import JOB_AWAY, Act, Place, Sink, Source
 from tests.world.table import PAGE, replaced
 from tests.world.worlds import SYSTEMS, run
 
+pytestmark = pytest.mark.smoke
+
 _SOAK = int(os.environ.get("SOAK", "1"))
 _EXAMPLES = 10 * _SOAK
 _SHARE = 1 if _SOAK > 1 else 4
