@@ -313,6 +313,23 @@ def test_the_rows_that_differ_are_named(tmp_path: Path) -> None:
     assert table(tmp_path) == expected(3)
 
 
+def test_the_rows_of_a_sink_that_the_new_program_no_longer_has_are_missing(tmp_path: Path) -> None:
+    new = program(tmp_path, Totals())
+
+    def old() -> StreamExecutionEnvironment:
+        env = environment(2)
+        counted = events(env, RECORDS, per_epoch=8).key_by("key").process(Totals(), ROW).uid("totals")
+        for uid in ("table", "gone"):
+            counted.sink_to(ParquetSink(str(tmp_path / uid))).uid(uid)
+        return env
+
+    run(old, tmp_path, 3)
+    report = prove_upgrade(old, new, job_of(tmp_path), spark=SPARK)
+    assert report.verdict is UpgradeVerdict.DIFFERENT
+    found = {each.sink: (each.before, each.after, each.same) for each in report.tables}
+    assert found == {"table": (16, 16, True), "gone": (16, 0, False)}
+
+
 def test_a_program_that_cannot_go_on_from_the_state_is_refused_before_anything_runs(tmp_path: Path) -> None:
     class Texts(Totals):
         def open(self, context: Any) -> None:

@@ -53,7 +53,7 @@ class UpgradeReport:
     plan: RestoreForecast
     """What becomes of the state."""
     tables: tuple[RowDifference, ...] = ()
-    """The rows of each sink."""
+    """The rows of each sink of either program."""
     problems: tuple[str, ...] = ()
     """Why the rows cannot be compared; empty if they can."""
 
@@ -176,7 +176,7 @@ class _Proof:
                 compare_rows(
                     uid, rows.child("old").child(uid), rows.child("new").child(uid), getattr(spec.sink, "key", ())
                 )
-                for uid, spec in sinks_of(new.graph).items()
+                for uid, spec in (sinks_of(old.graph) | sinks_of(new.graph)).items()
             )
             if not any(table.before or table.after for table in tables):
                 problems.append(f"no rows were written in {epochs} epochs; give more, or an older checkpoint")
