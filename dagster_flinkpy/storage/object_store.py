@@ -23,8 +23,9 @@ from dagster_flinkpy.json_records import ArrayRecord
 __all__ = ["ObjectInfo", "ObjectStore", "UploadInfo", "UploadedPart", "check_prefix", "check_relative", "resolve_key"]
 
 P = ParamSpec("P")
-_BAD_KEY = re.compile(r"[\\\x00-\x1f]|(?:^|/)\.{0,2}(?:/|\Z)")
-"""A backslash or a control character, or a segment that is empty, ``.`` or ``..``."""
+_BAD_KEY = re.compile(r"[\\\x00-\x1f\ud800-\udc7f\udd00-\udfff]|(?:^|/)\.{0,2}(?:/|\Z)")
+"""A backslash, a control character, half of a character, or a segment that is empty, ``.`` or ``..``. The halves that
+are left out stand for bytes in the name of a local file that is not in UTF-8."""
 
 
 @dataclass(frozen=True)
@@ -275,8 +276,8 @@ def check_relative(key: str) -> str:
     """Returns ``key`` if it is a relative path that does not lead out of its prefix.
 
     Raises:
-        PathEscapesPrefixError: It is empty or absolute, or has an empty, ``.`` or ``..`` segment, a backslash or a
-            control character.
+        PathEscapesPrefixError: It is empty or absolute, or has an empty, ``.`` or ``..`` segment, a backslash, a
+            control character, or half of a character.
     """
     if _BAD_KEY.search(key):
         raise PathEscapesPrefixError(

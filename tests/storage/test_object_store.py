@@ -32,7 +32,9 @@ def test_what_passes_stays_below_its_prefix(path: str) -> None:
     assert Path("/top", resolved).resolve().relative_to("/top/base").as_posix() == path
 
 
-@pytest.mark.parametrize("path", ["", "/", "/etc/passwd", "../x", "a/../../x", "a//b", "a/", "..", "a\\..\\b", "a\0"])
+@pytest.mark.parametrize(
+    "path", ["", "/", "/etc/passwd", "../x", "a/../../x", "a//b", "a/", "..", "a\\..\\b", "a\0", "a\ud800"]
+)
 def test_paths_that_could_escape(path: str) -> None:
     with pytest.raises(PathEscapesPrefixError, match="relative path"):
         resolve_key("base", path)
