@@ -88,6 +88,10 @@ def test_a_long_job_says_less() -> None:
         ([StageProgress(0, 0)], "waiting for Spark to start its tasks"),
         ([StageProgress(2, 0)], "[--------------------] stage 1 of 2, 0 of 2 tasks done; waiting for free task slots"),
         ([StageProgress(2, 2)], "waiting for Spark to start its tasks"),
+        (
+            [StageProgress(2, 2), StageProgress(2, 2), StageProgress(2, 0)],
+            "[#############-------] stage 3 of 3, 0 of 2 tasks done; waiting for free task slots",
+        ),
     ],
 )
 def test_it_says_what_it_waits_for(stages: list[StageProgress], line: str) -> None:

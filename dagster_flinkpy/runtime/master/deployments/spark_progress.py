@@ -96,8 +96,9 @@ class SparkProgress:
         if current is None:
             waits = done < self._stages
             return "waiting for Spark to start its tasks" if waits else "Spark is done; fetching the results"
-        filled = int(_BAR_WIDTH * (done + current.num_completed_tasks / current.num_tasks) / self._stages)
-        stage = f"[{'#' * filled:-<{_BAR_WIDTH}}] stage {done + 1} of {self._stages}"
+        stages = max(self._stages, len(begun))  # what the driver sends to tasks is one more
+        filled = int(_BAR_WIDTH * (done + current.num_completed_tasks / current.num_tasks) / stages)
+        stage = f"[{'#' * filled:-<{_BAR_WIDTH}}] stage {done + 1} of {stages}"
         tasks = f"{current.num_completed_tasks} of {current.num_tasks} tasks done"
         if not running:
             return f"{stage}, {tasks}; waiting for free task slots"
