@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, NoReturn, Protocol
 
-from dagster_flinkpy.errors import ObjectNotFoundError, PreconditionFailedError, StorageError
+from dagster_flinkpy.errors import ObjectNotFoundError, PreconditionFailedError, UnsupportedEnvironmentError
 from dagster_flinkpy.storage.object_store import (
     ObjectInfo,
     ObjectStore,
@@ -126,6 +126,8 @@ def task_files(sent: Mapping[str, bytes | None]) -> Iterator[TaskFiles]:
 class DriverObjectStore(ObjectStore):
     """A store that reads what the driver has sent to the task, and leaves writes to the driver.
 
+    What it cannot do is an UnsupportedEnvironmentError: it could not in the next try of the task, either.
+
     Args:
         location: The store.
         files: The files of the task.
@@ -146,7 +148,10 @@ class DriverObjectStore(ObjectStore):
 
     def head(self, key: str) -> ObjectInfo | None:
         """See ``ObjectStore``."""
-        data, etag = self.get(key)
+        try:
+            data, etag = self.get(key)
+        except ObjectNotFoundError:
+            return None
         return ObjectInfo(key, len(data), etag, datetime.now(timezone.utc))
 
     def put(self, key: str, data: bytes, *, if_none_match: bool = False, if_match: str | None = None) -> str:
@@ -222,7 +227,7 @@ class DriverObjectStore(ObjectStore):
         self._files.add(StoreRequest(fields, data), url)
 
     def _refuse(self, what: str) -> NoReturn:
-        raise StorageError(
+        raise UnsupportedEnvironmentError(
             f"a worker without a way to {self.url} cannot {what} there: the driver sends it state and segments, and "
             "stores what it writes, but no other files. Read them with from_spark(), or give workers the directory or "
             "a network to the store"
@@ -246,7 +251,7 @@ class Names:
             StorageError: The store failed, or has another object under the key.
         """
         fields, key = request.fields, request.fields["key"]
-        upload_id = self._known.get(fields.get("upload_id", ""), "")
+        upload_id = self._real(fields.get("upload_id", ""))
         match fields["method"]:
             case "put":
                 _put(store, key, request.data, if_none_match=fields["if_none_match"])
@@ -259,7 +264,7 @@ class Names:
                 part = store.upload_part(key, upload_id, number, request.data, sha256_of_all=digest)
                 self._known[fields["etag"]] = part.etag
             case "complete_upload":
-                parts = [UploadedPart(number, self._known[etag]) for number, etag in fields["parts"]]
+                parts = [UploadedPart(number, self._real(etag)) for number, etag in fields["parts"]]
                 store.complete_upload(key, upload_id, parts, if_none_match=fields["if_none_match"])
 
     def replaced(self, message: bytes) -> bytes:
@@ -267,7 +272,10 @@ class Names:
         return _NAME.sub(lambda found: self._text(found[0].decode()), message)
 
     def _text(self, name: str) -> bytes:
-        return json.dumps(self._known.get(name, name))[1:-1].encode()
+        return json.dumps(self._real(name))[1:-1].encode()
+
+    def _real(self, name: str) -> str:
+        return self._known.get(name, name)  # what tasks of an earlier epoch have begun has its own name
 
 
 def _put(store: ObjectStore, key: str, data: bytes, *, if_none_match: bool) -> None:

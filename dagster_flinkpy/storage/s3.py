@@ -7,7 +7,7 @@ import os
 import socket
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -248,8 +248,8 @@ class S3ObjectStore(ObjectStore):
                     yield found["Prefix"].removeprefix(self._root)
 
     def check_way(self) -> None:
-        """See ``ObjectStore``. A request would only fail after half a minute of retries."""
-        _check_way(self._client.meta.endpoint_url, os.getpid())
+        """See ``ObjectStore``."""
+        _check_way(self._client, self._bucket, os.getpid())
 
     def create_upload(self, key: str) -> str:
         """See ``ObjectStore``."""
@@ -347,15 +347,14 @@ class S3ObjectStore(ObjectStore):
 
     @contextmanager
     def _translated(self, permission: str, key: str) -> Iterator[None]:
-        from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError
+        from botocore.exceptions import BotoCoreError, ClientError
 
         try:
             yield
         except ClientError as error:
             raise self._typed(error, permission, key) from error
         except BotoCoreError as error:
-            lost = isinstance(error, ConnectionError | HTTPClientError)
-            raise (StoreUnreachableError if lost else StorageError)(
+            raise StorageError(
                 f"cannot reach {self.url}/{key} at {self._client.meta.endpoint_url}: {error}. Check the endpoint URL, "
                 "the network, and that credentials are configured."
             ) from error
@@ -387,15 +386,21 @@ class S3ObjectStore(ObjectStore):
 
 
 @lru_cache(maxsize=32)
-def _check_way(endpoint_url: str, _pid: int) -> None:
+def _check_way(client: S3Client, bucket: str, _pid: int) -> None:
+    from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError
+
+    endpoint_url = client.meta.endpoint_url
     url = urlsplit(endpoint_url)
     host, port = url.hostname or "", url.port or (80 if url.scheme == "http" else 443)
-    if url.scheme in getproxies() and not proxy_bypass(host):
-        return  # only the proxy knows
     try:
-        socket.create_connection((host, port), _CONNECT_SECONDS).close()
-    except OSError as error:
-        raise StoreUnreachableError(f"no network from {socket.gethostname()} to {endpoint_url}: {error}") from error
+        if url.scheme in getproxies() and not proxy_bypass(host):  # only the proxy knows
+            with suppress(ClientError):
+                client.head_bucket(Bucket=bucket)
+        else:  # a request would only fail after half a minute of retries
+            socket.create_connection((host, port), _CONNECT_SECONDS).close()
+    except (OSError, BotoCoreError) as error:
+        if isinstance(error, OSError | ConnectionError | HTTPClientError):  # of all else, the first request tells
+            raise StoreUnreachableError(f"no network from {socket.gethostname()} to {endpoint_url}: {error}") from error
 
 
 class _BeyondEndError(StorageError):

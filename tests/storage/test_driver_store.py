@@ -15,7 +15,7 @@ from dagster_flinkpy.errors import (
     ObjectNotFoundError,
     PathEscapesPrefixError,
     PreconditionFailedError,
-    StorageError,
+    UnsupportedEnvironmentError,
     UploadNotFoundError,
 )
 from dagster_flinkpy.storage import ObjectStore, StorageLocation, UploadedPart
@@ -92,11 +92,12 @@ def test_a_task_reads_what_was_sent_and_what_it_has_written(tmp_path: Path) -> N
         )
         store.put("b", b"new")
         assert location.open().get("job/b")[0] == b"new"
+        assert store.head("gone") is None and store.head("b") is not None
         with pytest.raises(ObjectNotFoundError):
             store.get("gone")
-        with pytest.raises(StorageError, match="from_spark"):
+        with pytest.raises(UnsupportedEnvironmentError, match="from_spark"):
             store.get("c")
-        with pytest.raises(StorageError, match="cannot list"):
+        with pytest.raises(UnsupportedEnvironmentError, match="cannot list"):
             list(store.list("shared/"))
         with pytest.raises(PathEscapesPrefixError):
             store.put("../b", b"")
@@ -114,6 +115,19 @@ def test_a_file_that_must_be_new_may_be_there_from_an_earlier_try_but_not_with_o
         else:
             with pytest.raises(PreconditionFailedError):
                 carry_out(files)
+
+
+def test_an_upload_that_an_earlier_epoch_has_begun_goes_on_under_its_own_name(
+    tmp_path: Path,
+) -> None:
+    location = StorageLocation(str(tmp_path))
+    upload = location.open().create_upload("a")
+    first = location.open().upload_part("a", upload, 1, b"one")
+    with task_files({}) as files:
+        parts = [first, location.open().upload_part("a", upload, 2, b"two")]
+        location.open().complete_upload("a", upload, parts)
+    carry_out(files)
+    assert location.open().get("a")[0] == b"onetwo"
 
 
 def test_an_upload_that_was_cleaned_up_in_between_is_an_error(tmp_path: Path) -> None:

@@ -278,14 +278,20 @@ def test_credentials_of_the_environment(monkeypatch: pytest.MonkeyPatch, s3_loca
 # --- no network -------------------------------------------------------------------------------------------------------
 
 
-def test_a_store_without_a_network_to_it_has_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_that_no_network_leads_to_a_store_is_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     away = StorageLocation("s3://bucket", "http://127.0.0.1:1", access_key_id="a", secret_access_key="b").open()
-    with pytest.raises(StoreUnreachableError, match="cannot reach"):
-        away.get("key")
     with pytest.raises(StoreUnreachableError, match="no network"):
         away.check_way()
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:2")
-    away.check_way()  # whether the proxy finds a way is seen with the first request
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:2")  # of which a request finds out whether it finds a way
+    with pytest.raises(StoreUnreachableError, match="no network"):
+        away.check_way()
+
+
+def test_a_request_that_is_lost_does_not_say_that_no_network_leads_to_the_store() -> None:
+    away = StorageLocation("s3://bucket", "http://127.0.0.1:1", access_key_id="a", secret_access_key="b").open()
+    with pytest.raises(StorageError, match="cannot reach") as error:
+        away.get("key")
+    assert not isinstance(error.value, StoreUnreachableError)  # all would go through the driver from then on
 
 
 def test_there_is_a_way_to_a_server_that_answers(s3_location: StorageLocation) -> None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from dagster_flinkpy.datastream.connectors.spark import SparkSource, SparkTransform
 from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSourceSpec, SparkSourceSpec, SparkTransformSpec
-from dagster_flinkpy.errors import ObjectNotFoundError, StorageError
+from dagster_flinkpy.errors import ObjectNotFoundError, UnsupportedEnvironmentError
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.shuffle.wire import MAX_PAYLOAD, NO_EDGE, Kind, TaskOutput, WireRow
 from dagster_flinkpy.spark.versions import data_frame
@@ -37,7 +37,8 @@ class SentFiles:
     """The files that the tasks of an epoch read, as rows for each stage.
 
     Raises:
-        StorageError: A file cannot be read, or is too large for a row.
+        StorageError: A file cannot be read.
+        UnsupportedEnvironmentError: A file is too large for a row.
     """
 
     def __init__(self, job: EpochJob) -> None:
@@ -50,11 +51,7 @@ class SentFiles:
                 data, there = store.get(path)[0], True
             except ObjectNotFoundError:
                 data, there = b"", False  # the task says what that means
-            if len(data) >= MAX_PAYLOAD >> 1:
-                raise StorageError(
-                    f"{url}/{path} has {len(data)} bytes: that is too much to go through the driver. Give workers the "
-                    "directory (path_on_workers) or a network to the store, or raise the parallelism"
-                )
+            _check_size(f"{url}/{path}", data)
             return json.dumps({"url": f"{url}/{path}", "there": there}).encode() + b"\n" + data
 
         with ThreadPoolExecutor(_THREADS, "sent") as threads:
@@ -66,6 +63,14 @@ class SentFiles:
     def frame(self, spark: SparkSession, stage: int) -> DataFrame:
         """Returns the rows of a stage."""
         return data_frame(spark, pa.Table.from_batches(self._stages[stage]))
+
+
+def _check_size(file: str, data: bytes) -> None:
+    if len(data) >= MAX_PAYLOAD >> 1:
+        raise UnsupportedEnvironmentError(
+            f"{file} has {len(data)} bytes: that is too much to go through the driver. Give workers the directory "
+            "(path_on_workers) or a network to the store, or raise the parallelism"
+        )
 
 
 def _rows(paths: Sequence[tuple[int, str]], width: int, files: Mapping[str, bytes]) -> list[pa.RecordBatch]:
@@ -100,7 +105,11 @@ def _segments(job: EpochJob, vertex: JobVertex, subtask: int) -> Iterator[str]:
 
 
 def run_with_files(task: StageTask, rows: Iterator[WireRow]) -> Iterator[pa.RecordBatch]:
-    """Runs a task that reads what was sent to it, and yields what it has written after its other rows."""
+    """Runs a task that reads what was sent to it, and yields what it has written after its other rows.
+
+    Raises:
+        UnsupportedEnvironmentError: It has written a file that no later task could be sent.
+    """
     sent: dict[str, bytes | None] = {}
     for row in rows:
         if row.kind is not Kind.FILE or row.seq >= 0:
@@ -114,6 +123,7 @@ def run_with_files(task: StageTask, rows: Iterator[WireRow]) -> Iterator[pa.Reco
         yield from task.run(rows)
         output = TaskOutput()
         for number, request in enumerate(files.requests()):
+            _check_size(request.fields["key"], request.data)
             output.add(task.index, NO_EDGE, task.index, number, Kind.FILE, request.to_bytes())
             if output.ready:
                 yield from output.drain()
@@ -139,12 +149,13 @@ def store_files(rows: Sequence[WireRow]) -> list[WireRow]:
         return others
     names = Names()
 
-    def store(requests: list[bytes]) -> None:
-        for request in map(StoreRequest.from_bytes, requests):
+    def store(written: list[WireRow]) -> None:
+        for row in written:
+            request = StoreRequest.from_bytes(row.payload.to_pybytes())
             names.carry_out(request, StorageLocation(**request.fields["store"]).open())
 
     files = sorted((row for row in rows if row.kind is Kind.FILE), key=lambda row: (row.channel, row.seq))
-    tasks = [[row.payload.to_pybytes() for row in group] for _, group in groupby(files, lambda row: row.channel)]
+    tasks = [list(group) for _, group in groupby(files, lambda row: row.channel)]
     with ThreadPoolExecutor(_THREADS, "stored") as threads:
         for done in [threads.submit(store, each) for each in tasks]:
             done.result()
