@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -174,6 +175,31 @@ def test_copies_take_no_more_of_a_disk_than_they_leave_free(
     monkeypatch.setattr(cache_module.shutil, "disk_usage", usage)
     for handle, table in written:
         cache.put(handle, table)
+    assert [local_file(cache, handle).exists() for handle, _ in written] == [False, True, True]
+
+
+def test_copies_make_room_on_a_disk_that_others_have_filled(
+    store: LocalObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = [write(store, rows) for rows in (1001, 1000, 1002)]
+    cache, open_file = RunCache(tmp_path / "cache"), pa.OSFile
+    for handle, table in written[:2]:
+        cache.put(handle, table)
+
+    def used() -> int:
+        return sum(each.stat().st_size for each in cache.directory.iterdir())
+
+    disk = used()
+
+    def opened(path: str, mode: str) -> Any:
+        if used() >= disk:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return open_file(path, mode)
+
+    monkeypatch.setattr(cache_module.shutil, "disk_usage", lambda _: SimpleNamespace(free=disk - used()))
+    monkeypatch.setattr(cache_module.pa, "OSFile", opened)
+    handle, table = written[2]
+    assert cache.put(handle, table).table().equals(table)
     assert [local_file(cache, handle).exists() for handle, _ in written] == [False, True, True]
 
 

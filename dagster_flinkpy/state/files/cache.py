@@ -7,6 +7,7 @@ that each process verifies at first use, and it is rebuilt from the store if it 
 from __future__ import annotations
 
 import copy
+import errno
 import os
 import shutil
 import struct
@@ -303,6 +304,18 @@ class RunCache:
         return batch
 
     def _write(self, name: str, batch: pa.RecordBatch) -> pa.RecordBatch:
+        try:
+            try:
+                return self._write_file(name, batch)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                self._evict(name)  # which nobody has done since others have filled the disk
+                return self._write_file(name, batch)
+        except OSError as error:
+            raise StorageError(f"the state cache {self.directory} cannot be written: {error}") from error
+
+    def _write_file(self, name: str, batch: pa.RecordBatch) -> pa.RecordBatch:
         path = self.directory / name
         temporary = path.with_name(f"{name}.{uuid.uuid4().hex}.tmp")
         try:
@@ -316,28 +329,25 @@ class RunCache:
                 file.write(trailer)
             stat = temporary.stat()
             temporary.replace(path)
-            _remember((str(path), stat.st_ino, stat.st_mtime_ns))
-            self._evict(name, stat.st_size)
-        except OSError as error:
+        except OSError:
             with suppress(OSError):
                 temporary.unlink()
-            raise StorageError(f"the state cache {self.directory} cannot be written: {error}") from error
+            raise
+        _remember((str(path), stat.st_ino, stat.st_mtime_ns))
+        # Looking at all files takes longer than writing one, so it is only done occasionally.
+        look_after = _LOOK_AFTER if self.max_bytes is None else self.max_bytes // _LOOKS
+        written = _written.get(self.directory, look_after) + stat.st_size
+        _written[self.directory] = written if written < look_after else 0
+        if written >= look_after:
+            self._evict(name)
         return pa.ipc.open_file(pa.BufferReader(body)).get_batch(0)
 
-    def _evict(self, keep: str, size: int) -> None:
+    def _evict(self, keep: str) -> None:
         """Deletes abandoned files, and the least recently used ones, which stay mapped where they are.
 
         Args:
             keep: The file that was just written.
-            size: Its size in bytes.
         """
-        # Looking at all files takes longer than writing one, so it is only done occasionally.
-        look_after = _LOOK_AFTER if self.max_bytes is None else self.max_bytes // _LOOKS
-        written = _written.get(self.directory, look_after) + size
-        _written[self.directory] = written
-        if written < look_after:
-            return
-        _written[self.directory] = 0
         files = []
         for entry in os.scandir(self.directory):
             with suppress(FileNotFoundError):  # Another process may be evicting too.
