@@ -157,6 +157,44 @@ def test_how_a_job_is_run_changes_neither_what_comes_out_nor_what_is_late(case: 
         ),
     )
 )
+# A record in flight at a checkpoint is processed as soon as its subtask runs, before the coordinator knows that.
+@example(
+    case=(
+        Program(
+            (
+                Input((((("a", 16, 0), ("a", 4, 0)), (), (("a", 14, 0),)),), idleness=True),
+                Input(
+                    (
+                        ((("a", 2, 0),),),
+                        ((("a", 40, 0), ("a", 41, 0)), (("a", 54, 0), ("a", 45, 0), ("a", 46, 0))),
+                        ((("a", 85, 0), ("a", 93, 0), ("a", 96, 0), ("a", 86, 0)),),
+                        ((), (), (("a", 137, 0), ("a", 134, 0))),
+                    ),
+                    idleness=False,
+                ),
+                Input(
+                    (
+                        (),
+                        (
+                            (("a", 53, 0), ("a", 45, 0), ("a", 51, 0), ("a", 50, 0)),
+                            (("c", 53, 0), ("a", 58, 6)),
+                            (("b", 58, 5), ("a", 55, 6), ("b", 55, 9)),
+                        ),
+                        (
+                            (("c", 96, 6), ("c", 88, 4), ("a", 100, 6), ("a", 95, 1)),
+                            (("b", 84, 5), ("a", 96, 9), ("c", 91, 2), ("a", 91, 7)),
+                        ),
+                    ),
+                    idleness=True,
+                ),
+            ),
+            Path_.REBALANCE,
+            (Leg.TOLD,),
+            ends=True,
+        ),
+        Settings(parallelism=4, epochs=2, order=99, unaligned=True, small=True, attempts=True, live=True, task_slots=2),
+    )
+)
 # Both maps are in one task. One that has passed a barrier must not fill the channel that waits for the other one.
 @example(
     case=(

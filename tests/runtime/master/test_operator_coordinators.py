@@ -197,6 +197,25 @@ def test_events_in_flight_are_sent_again_after_a_restore() -> None:
     assert [list(each) for each in world.down] == [[], [7]]
 
 
+def test_what_subtasks_say_before_their_executions_are_known_waits_for_that() -> None:
+    """Records that were in flight at a checkpoint are processed as soon as their subtask runs."""
+    world = World(1)
+    world.coordinators.reset(0, UserFunctionError("boom"))
+    world.say(0)
+    world.hear(0)
+    assert not world.coordinators.has_mail
+    attempts, sent = list[int](), list[Any]()
+    coordinator = world.coordinators._holders["f"]._coordinator
+    real = coordinator.handle_event_from_operator
+    coordinator.handle_event_from_operator = lambda i, attempt, event: (
+        attempts.append(attempt) or real(i, attempt, event)
+    )
+    world.coordinators.ready(7, lambda uid, i, event: sent.append(event))
+    assert world.coordinators.has_mail
+    world.coordinators.work()
+    assert (attempts, sent) == ([7], [1])
+
+
 def test_an_event_for_a_subtask_that_is_gone_is_not_lost() -> None:
     with pytest.raises(ConfigurationError, match=r"event for subtask 1, .*handle_undelivered_event"):
         World(1, {"state": [[0, 7]], "events": [[1, 7]]}, 5)

@@ -197,6 +197,8 @@ class OperatorCoordinators:
         self.guard: Callable[..., Any] = lambda what, step, *args: step(*args)
         """Ends a call that hangs; takes what it does, a function and its arguments."""
         self._mail: deque[tuple[str, Callable[[_Holder], object]]] = deque()
+        self._are_ready = False
+        """Whether the coordinators know the executions. What these send earlier, of records in flight, waits."""
         self.on_mail: Callable[[], object] = lambda: None
         """Is called when there is something to do, by any thread."""
 
@@ -208,7 +210,8 @@ class OperatorCoordinators:
     @property
     def has_mail(self) -> bool:
         """Whether there is something to do. Any thread may ask."""
-        return bool(self._mail) or any(holder.failure is not None for holder in self._holders.values())
+        failed = any(holder.failure is not None for holder in self._holders.values())
+        return failed or (self._are_ready and bool(self._mail))
 
     # --- what has happened; any thread -------------------------------------------------------------------------------
 
@@ -230,12 +233,14 @@ class OperatorCoordinators:
 
     def reset(self, start: int, reason: FlinkPyError | None) -> None:
         """Goes back to the state from which new executions start."""
+        self._are_ready = False
         self._mail.clear()
         self._each(lambda holder: holder.reset(start, reason))
 
     def ready(self, attempt: int, send: SendEvent) -> None:
         """The tasks run."""
         self._each(lambda holder: holder.ready(attempt, send))
+        self._are_ready = True
 
     def work(self) -> None:
         """Calls the coordinators for what has happened.
@@ -243,7 +248,7 @@ class OperatorCoordinators:
         Raises:
             FlinkPyError: A coordinator has raised, or lets the job fail.
         """
-        while self._mail:
+        while self._are_ready and self._mail:
             uid, call = self._mail.popleft()
             self._call(uid, call)
         for uid, holder in self._holders.items():
