@@ -11,51 +11,12 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 
-from dagster_flinkpy.checkpoint.coordinator.instructions import (
-    ArmTimeout,
-    AssignCheckpointId,
-    DiscardState,
-    Instruction,
-    NotifyAborted,
-    NotifySubsumed,
-    TriggerMasterHooks,
-)
+from dagster_flinkpy.checkpoint.coordinator import instructions
 from dagster_flinkpy.checkpoint.coordinator.stimuli import Stimulus
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.runtime.master import job_messages
 from dagster_flinkpy.runtime.master.commits.checkpoint_steps import CheckpointSteps
 from dagster_flinkpy.runtime.master.epoch_request import Completion, EpochRequest
-from dagster_flinkpy.runtime.master.job_messages import (
-    AbortLingering,
-    AnswerRequest,
-    BeginEpoch,
-    CloseEpoch,
-    CommitCheckpoint,
-    CompleteCheckpoint,
-    DiscardRead,
-    EpochsAsked,
-    GiveUpSavepoints,
-    HandOut,
-    InterruptRegion,
-    JobStarted,
-    LookForInput,
-    LookForRequests,
-    NotifySources,
-    PlanEpoch,
-    Quieted,
-    RegionInstruction,
-    RepeatState,
-    RequestsTaken,
-    ReserveCheckpointIds,
-    Resumed,
-    RunEpoch,
-    Say,
-    StepFailed,
-    Subsume,
-    Terminated,
-    TimePassed,
-    WriteCheckpoint,
-    WriteSavepoint,
-)
 from dagster_flinkpy.runtime.master.job_state import JobState
 from dagster_flinkpy.runtime.master.mailbox import Done, Lane, Mailbox, Work
 from dagster_flinkpy.runtime.master.regions.region_runner import JobRunner
@@ -84,7 +45,7 @@ class JobMaster:
         self._runners, self._steps, self._mailbox, self._desk = tuple(runners), steps, mailbox, desk
         self._on_completed, self._on_aborted = on_completed, on_aborted
         self._discard_read, self._now, self._progress = discard_read, steps.now, progress
-        self._asked: dict[Work, Instruction] = {}
+        self._asked: dict[Work, instructions.Instruction] = {}
         """What the lanes are carrying out."""
         self._reported = False
         self._triggered: dict[int, float] = {}
@@ -100,7 +61,7 @@ class JobMaster:
 
     def start(self) -> None:
         """Schedules all regions, and tells the coordinator that the job is running."""
-        self._handle(JobStarted(self._now()))
+        self._handle(job_messages.JobStarted(self._now()))
 
     def run(self, request: EpochRequest) -> Iterator[Completion]:
         """Runs epochs and yields their checkpoints, each when it is committed.
@@ -113,7 +74,7 @@ class JobMaster:
         """
         self.settle()
         try:
-            self._handle(EpochsAsked(self._now(), request))
+            self._handle(job_messages.EpochsAsked(self._now(), request))
             while not self._quiet():
                 while self._completed:
                     yield self._completed.popleft()
@@ -130,7 +91,7 @@ class JobMaster:
         Raises:
             FlinkPyError: The attempt has failed meanwhile.
         """
-        self._handle(Resumed(self._now()))
+        self._handle(job_messages.Resumed(self._now()))
         while not self._quiet():
             self._step()
         self._completed.clear()
@@ -166,7 +127,7 @@ class JobMaster:
     def _quiet(self) -> bool:
         """Returns True if nothing is running or waits to be started."""
         if (told := self._mailbox.termination) is not None and not self.state.terminated:
-            self._handle(Terminated(self._now(), told))
+            self._handle(job_messages.Terminated(self._now(), told))
         busy = self._mailbox.busy
         # A run that is terminated does not wait for Spark, nor for a region that is stuck.
         working = busy.total() if self._mailbox.termination is None else busy[Lane.STORE] + busy[Lane.TRIGGER]
@@ -174,7 +135,8 @@ class JobMaster:
         if under_way:
             return False
         before = busy.total()
-        self._handle(Quieted(self._now()))  # who has asked after the last epoch is served with its checkpoint
+        # Who has asked after the last epoch is served with its checkpoint.
+        self._handle(job_messages.Quieted(self._now()))
         return busy.total() == before
 
     def pause(self, until_ms: int, *, listens: bool) -> None:
@@ -191,22 +153,22 @@ class JobMaster:
         before, requests = self._now(), self.state.requests
         while (now := self._now()) < until_ms or self._mailbox.busy[Lane.REQUESTS]:
             before, until_ms = now, until_ms - max(before - now, 0)  # a clock that is set back prolongs nothing
-            if (told := self._mailbox.termination) is not None:
-                raise told
+            if (termination := self._mailbox.termination) is not None:
+                raise termination
             timers = [until_ms]
             if listens and now < until_ms:
                 if requests.look(now):
-                    self._perform(LookForRequests())
+                    self._perform(job_messages.LookForRequests())
                 timers += [] if requests.due_ms is None else [requests.due_ms]
             done = self._mailbox.take(min(timers) if now < until_ms else None)
             stimulus = None if done is None else self._stimulus(done)
-            if isinstance(stimulus, RequestsTaken):
-                instructions, cancelled = requests.take(stimulus)
-                for instruction in instructions:
+            if isinstance(stimulus, job_messages.RequestsTaken):
+                told, cancelled = requests.take(stimulus)
+                for instruction in told:
                     self._perform(instruction)
                 if cancelled is not None:
                     raise cancelled
-            elif isinstance(stimulus, StepFailed) and done is not None and done.lane == Lane.REQUESTS:
+            elif isinstance(stimulus, job_messages.StepFailed) and done is not None and done.lane == Lane.REQUESTS:
                 raise stimulus.error
 
     def _step(self) -> None:
@@ -214,7 +176,7 @@ class JobMaster:
         done = self._mailbox.take(self.state.next_timer)
         while self._mailbox.news:
             self._handle(self._mailbox.news.popleft())
-        self._handle(TimePassed(self._now()) if done is None else self._stimulus(done))
+        self._handle(job_messages.TimePassed(self._now()) if done is None else self._stimulus(done))
 
     def _handle(self, stimulus: Stimulus) -> None:
         try:
@@ -229,99 +191,99 @@ class JobMaster:
         """Returns what a lane has done, as the state knows it."""
         now, instruction, result = self._now(), self._asked.pop(done.work, None), done.result
         if done.error is not None:
-            return StepFailed(now, instruction, done.error)
-        return result if isinstance(result, Stimulus) else Resumed(now)
+            return job_messages.StepFailed(now, instruction, done.error)
+        return result if isinstance(result, Stimulus) else job_messages.Resumed(now)
 
     # --- instructions ------------------------------------------------------------------------------------------------
 
-    def _submit(self, lane: Lane, instruction: Instruction, work: Work) -> None:
+    def _submit(self, lane: Lane, instruction: instructions.Instruction, work: Work) -> None:
         self._asked[work] = instruction
         self._mailbox.submit(lane, work)
 
-    def _perform(self, instruction: Instruction) -> None:
-        if isinstance(instruction, RegionInstruction):
+    def _perform(self, instruction: instructions.Instruction) -> None:
+        if isinstance(instruction, job_messages.RegionInstruction):
             self._perform_in_region(instruction, self._runners[instruction.region])
             return
         steps, store = self._steps, partial(self._submit, Lane.STORE, instruction)
         match instruction:
-            case Say(line=line):
+            case job_messages.Say(line=line):
                 self._progress(line)
-            case LookForRequests():
+            case job_messages.LookForRequests():
                 self._submit(Lane.REQUESTS, instruction, self._desk.look)
                 if self._desk.lease_ends:
                     self._submit(Lane.TRIGGER, instruction, self._desk.renew)
-            case AnswerRequest():
+            case job_messages.AnswerRequest():
                 self._submit(Lane.REQUESTS, instruction, self._desk.answer(instruction))
-            case WriteSavepoint():
+            case job_messages.WriteSavepoint():
                 self._submit(Lane.SAVEPOINT, instruction, self._desk.copy(instruction))
-            case GiveUpSavepoints():
+            case job_messages.GiveUpSavepoints():
                 self._desk.give_up()
             # A checkpoint, from its trigger to its end.
-            case AssignCheckpointId():
+            case instructions.AssignCheckpointId():
                 self._submit(Lane.TRIGGER, instruction, steps.assign_checkpoint_id)
-            case ReserveCheckpointIds(number=number):
+            case job_messages.ReserveCheckpointIds(number=number):
                 self._submit(Lane.TRIGGER, instruction, partial(steps.reserve_checkpoint_ids, number))
-            case ArmTimeout(checkpoint_id=checkpoint_id):
+            case instructions.ArmTimeout(checkpoint_id=checkpoint_id):
                 self._triggered[checkpoint_id] = time.monotonic()
-            case TriggerMasterHooks(checkpoint_id=checkpoint_id, timestamp_ms=timestamp, identifiers=identifiers):
-                for identifier in identifiers:
+            case instructions.TriggerMasterHooks(checkpoint_id=checkpoint_id, timestamp_ms=timestamp):
+                for identifier in instruction.identifiers:
                     hook = partial(steps.trigger_hook, identifier, checkpoint_id, timestamp)
                     self._submit(Lane.TRIGGER, instruction, hook)
-            case WriteCheckpoint(metadata=metadata):
+            case job_messages.WriteCheckpoint(metadata=metadata):
                 store(partial(steps.write_metadata, metadata))
-            case CompleteCheckpoint(metadata=metadata):
+            case job_messages.CompleteCheckpoint(metadata=metadata):
                 partition = self.state.contents.partition_end(metadata, steps.attempt.head.partitions)
                 store(partial(steps.replace_head, metadata, partition))
-            case CommitCheckpoint(metadata=metadata):
+            case job_messages.CommitCheckpoint(metadata=metadata):
                 self._on_completed(metadata)
                 store(partial(steps.commit_checkpoint, metadata))
-            case HandOut():
+            case job_messages.HandOut():
                 self._completed.append(self._completion(instruction))
-            case NotifyAborted(checkpoint_id=checkpoint_id):
+            case instructions.NotifyAborted(checkpoint_id=checkpoint_id):
                 self._triggered.pop(checkpoint_id, None)
                 store(partial(steps.tell_aborted, checkpoint_id))
                 self._on_aborted()
-            case NotifySubsumed(checkpoint_id=checkpoint_id):
+            case instructions.NotifySubsumed(checkpoint_id=checkpoint_id):
                 store(partial(steps.tell, "notify_checkpoint_subsumed", checkpoint_id))
             # What is not needed any more.
-            case DiscardState(files=files):
+            case instructions.DiscardState(files=files):
                 store(partial(steps.discard, files))
-            case DiscardRead(written=written, named=named):
+            case job_messages.DiscardRead(written=written, named=named):
                 store(partial(self._discard_read, written, named))
-            case Subsume(checkpoint_ids=checkpoint_ids):
+            case job_messages.Subsume(checkpoint_ids=checkpoint_ids):
                 store(partial(steps.subsume, checkpoint_ids))
-            case AbortLingering(region=region):
+            case job_messages.AbortLingering(region=region):
                 abort = steps.transactions.abort_after_failure
                 self._submit(Lane.STORE if region is None else Lane.region(region), instruction, abort)
             case _:
                 raise AssertionError(f"unknown instruction {instruction!r}")
 
-    def _perform_in_region(self, instruction: RegionInstruction, runner: JobRunner) -> None:
+    def _perform_in_region(self, instruction: job_messages.RegionInstruction, runner: JobRunner) -> None:
         submit = partial(self._submit, Lane.region(instruction.region), instruction)
         match instruction:
-            case LookForInput():
+            case job_messages.LookForInput():
                 runner.begin_look()
                 submit(runner.look)
-            case NotifySources(checkpoint_id=checkpoint_id):
+            case job_messages.NotifySources(checkpoint_id=checkpoint_id):
                 submit(partial(runner.notify_complete, checkpoint_id))
-            case BeginEpoch(checkpoint_id=checkpoint_id):
+            case job_messages.BeginEpoch(checkpoint_id=checkpoint_id):
                 runner.begin(checkpoint_id)
-            case PlanEpoch(checkpoint_id=checkpoint_id, inputs=inputs, drain=drain):
+            case job_messages.PlanEpoch(checkpoint_id=checkpoint_id, inputs=inputs, drain=drain):
                 submit(partial(runner.plan, checkpoint_id, inputs, drain=drain))
-            case RunEpoch(epoch=epoch, restarts=restarts, rewritten=rewritten, was_read=was_read):
+            case job_messages.RunEpoch(epoch=epoch, restarts=restarts, rewritten=rewritten, was_read=was_read):
                 open_epoch = runner.open(epoch.checkpoint_id) if epoch.open else None
                 run = partial(runner.run, epoch, restarts, rewritten=rewritten, was_read=was_read)
                 submit(partial(run, open_epoch=open_epoch))
-            case CloseEpoch(following=following):
+            case job_messages.CloseEpoch(following=following):
                 runner.close(following)
-            case RepeatState(checkpoint_id=checkpoint_id, restarts=restarts):
+            case job_messages.RepeatState(checkpoint_id=checkpoint_id, restarts=restarts):
                 submit(partial(runner.repeat, checkpoint_id, restarts))
-            case InterruptRegion():
+            case job_messages.InterruptRegion():
                 runner.session.interrupt()
             case _:
                 raise AssertionError(f"unknown instruction {instruction!r}")
 
-    def _completion(self, handed_out: HandOut) -> Completion:
+    def _completion(self, handed_out: job_messages.HandOut) -> Completion:
         """Prints what has become visible with a checkpoint, and returns the rest of it."""
         for line in handed_out.printed:
             print(line)

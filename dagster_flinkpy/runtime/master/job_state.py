@@ -16,39 +16,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import singledispatchmethod
 
+from dagster_flinkpy.checkpoint.coordinator import instructions, stimuli
 from dagster_flinkpy.checkpoint.coordinator.coordinator import CheckpointCoordinator
-from dagster_flinkpy.checkpoint.coordinator.instructions import (
-    ArmPeriodic,
-    ArmTimeout,
-    AssignCheckpointId,
-    CancelSparkJob,
-    DiscardState,
-    DropSubsumed,
-    EmitBarriers,
-    FailJob,
-    Instruction,
-    NotifyAborted,
-    NotifyComplete,
-    NotifySubsumed,
-    Rejected,
-    ReplaceHead,
-    SnapshotCoordinators,
-    TriggerMasterHooks,
-    WriteMetadata,
-)
 from dagster_flinkpy.checkpoint.coordinator.messages import AcknowledgeCheckpoint, CheckpointFailureReason
-from dagster_flinkpy.checkpoint.coordinator.stimuli import (
-    Acknowledge,
-    AcknowledgedLate,
-    CommitFinished,
-    CoordinatorSnapshotted,
-    Decline,
-    JobStatusChanged,
-    MetadataWriteFailed,
-    Stimulus,
-    TasksRestarted,
-    TimerFired,
-)
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.common.clock import to_millis
 from dagster_flinkpy.errors import (
@@ -59,37 +29,13 @@ from dagster_flinkpy.errors import (
     JobCancelledError,
     add_note,
 )
+from dagster_flinkpy.runtime.master import job_messages
 from dagster_flinkpy.runtime.master.checkpoint_contents import CheckpointContents
 from dagster_flinkpy.runtime.master.commits.checkpoint_steps import Outcome
 from dagster_flinkpy.runtime.master.commits.completion_chain import CompletionChain
 from dagster_flinkpy.runtime.master.epoch_request import JobEpoch
 from dagster_flinkpy.runtime.master.epoch_schedule import EpochSchedule
 from dagster_flinkpy.runtime.master.job_failover import AttemptFailure, JobFailover, declined, diagnosed
-from dagster_flinkpy.runtime.master.job_messages import (
-    AbortLingering,
-    CheckpointIdsReserved,
-    CommitCheckpoint,
-    CompleteCheckpoint,
-    DiscardRead,
-    EpochsAsked,
-    GiveUpSavepoints,
-    InterruptRegion,
-    JobStarted,
-    LookForRequests,
-    Quieted,
-    RegionInstruction,
-    RequestsTaken,
-    ReserveCheckpointIds,
-    Resumed,
-    SavepointWritten,
-    Say,
-    StepFailed,
-    Subsume,
-    Terminated,
-    TimePassed,
-    WriteCheckpoint,
-    describe,
-)
 from dagster_flinkpy.runtime.master.regions.region_epoch import Acknowledged, Turn
 from dagster_flinkpy.runtime.master.regions.region_runner import (
     EpochPlanned,
@@ -106,7 +52,7 @@ __all__ = ["JobState"]
 _RETRY_AFTER_MS = 1000
 """How long a job waits after a tolerated failure, so that a store that is down is not asked all the time."""
 _STORY_LENGTH = 50
-_COMPLETING = (WriteCheckpoint, CompleteCheckpoint, CommitCheckpoint)
+_COMPLETING = (job_messages.WriteCheckpoint, job_messages.CompleteCheckpoint, job_messages.CommitCheckpoint)
 
 
 class JobState:
@@ -122,7 +68,7 @@ class JobState:
         turn: Turn,
         schedule: EpochSchedule,
         *,
-        create_metadata: Callable[[WriteMetadata], CheckpointMetadata],
+        create_metadata: Callable[[instructions.WriteMetadata], CheckpointMetadata],
     ) -> None:
         self.coordinator, self.regions, self.contents = coordinator, tuple(regions), contents
         self.failure: AttemptFailure | None = None
@@ -184,13 +130,13 @@ class JobState:
 
     # --- a stimulus --------------------------------------------------------------------------------------------------
 
-    def handle(self, stimulus: Stimulus) -> list[Instruction]:
+    def handle(self, stimulus: stimuli.Stimulus) -> list[instructions.Instruction]:
         """Makes the transitions for one stimulus, and all that can follow.
 
         Raises:
             CheckpointError, IllegalStateTransitionError: It is impossible in this state. The last stimuli are a note.
         """
-        self._story.append(describe(stimulus))
+        self._story.append(job_messages.describe(stimulus))
         self._turn.now_ms, self._turn.instructions = stimulus.now_ms, []
         try:
             self._on(stimulus)
@@ -205,63 +151,63 @@ class JobState:
         return self._turn.instructions
 
     @singledispatchmethod
-    def _on(self, stimulus: Stimulus) -> None:
+    def _on(self, stimulus: stimuli.Stimulus) -> None:
         self._drive(stimulus)  # it is for the coordinator
 
     @_on.register
-    def _(self, stimulus: JobStarted) -> None:
+    def _(self, stimulus: job_messages.JobStarted) -> None:
         for region in self.regions:
             self._failover.graph.schedule(region.number)
-        self._drive(JobStatusChanged(stimulus.now_ms, running=True))
+        self._drive(stimuli.JobStatusChanged(stimulus.now_ms, running=True))
 
     @_on.register
-    def _(self, stimulus: EpochsAsked) -> None:
+    def _(self, stimulus: job_messages.EpochsAsked) -> None:
         self.epochs.begin(stimulus.request, enough=self.requests.ending is not None)
 
     @_on.register
-    def _(self, stimulus: Resumed) -> None:
+    def _(self, stimulus: job_messages.Resumed) -> None:
         """What is due follows."""
 
     @_on.register
-    def _(self, stimulus: TimePassed) -> None:
+    def _(self, stimulus: job_messages.TimePassed) -> None:
         for checkpoint_id in [each for each, at_ms in self._timeouts.items() if at_ms <= stimulus.now_ms]:
             del self._timeouts[checkpoint_id]
-            self._drive(TimerFired(stimulus.now_ms, checkpoint_id))
+            self._drive(stimuli.TimerFired(stimulus.now_ms, checkpoint_id))
 
     @_on.register
-    def _(self, stimulus: Terminated) -> None:
+    def _(self, stimulus: job_messages.Terminated) -> None:
         self.terminated = True
         if self.failure is None:
             self.fail(stimulus.error)
-            self._tell(*(InterruptRegion(region.number) for region in self.regions))
+            self._tell(*(job_messages.InterruptRegion(region.number) for region in self.regions))
 
     @_on.register
-    def _(self, stimulus: StepFailed) -> None:
+    def _(self, stimulus: job_messages.StepFailed) -> None:
         since = 0
-        if isinstance(stimulus.instruction, RegionInstruction):
+        if isinstance(stimulus.instruction, job_messages.RegionInstruction):
             region = self.regions[stimulus.instruction.region]
             since = region.epoch.checkpoint_id if region.epoch is not None else 0
             region.on_failed()
             self._failover.graph.ended(region.number)
         elif isinstance(stimulus.instruction, _COMPLETING):
             self.chain.end()
-        elif isinstance(stimulus.instruction, LookForRequests):
+        elif isinstance(stimulus.instruction, job_messages.LookForRequests):
             self.requests.looked(stimulus.now_ms)
         self.fail(stimulus.error, since)
 
     @_on.register
-    def _(self, stimulus: RequestsTaken) -> None:
+    def _(self, stimulus: job_messages.RequestsTaken) -> None:
         told, cancelled = self.requests.take(stimulus)
         self._tell(*told)
         if cancelled is not None:
             self.fail(cancelled)
 
     @_on.register
-    def _(self, stimulus: SavepointWritten) -> None:
+    def _(self, stimulus: job_messages.SavepointWritten) -> None:
         self._tell(*self.requests.written(stimulus))
 
     @_on.register
-    def _(self, stimulus: Quieted) -> None:
+    def _(self, stimulus: job_messages.Quieted) -> None:
         if self.failure is None:
             self._tell(*self.requests.serve_rest())
 
@@ -273,11 +219,11 @@ class JobState:
         )
         self.epochs.enough = True
         self.requests.given_up = True
-        self._tell(GiveUpSavepoints())
+        self._tell(job_messages.GiveUpSavepoints())
         for region in self.regions:
             region.drop_from(since)
 
-    def _tell(self, *instructions: Instruction) -> None:
+    def _tell(self, *instructions: instructions.Instruction) -> None:
         self._turn.instructions.extend(instructions)
 
     # --- what follows ------------------------------------------------------------------------------------------------
@@ -288,19 +234,19 @@ class JobState:
         self._end_if_failed()
         self.epochs.enough |= self.requests.ending is not None
         if self.iterating and self.requests.look(self._turn.now_ms):
-            self._tell(LookForRequests())
+            self._tell(job_messages.LookForRequests())
         failed = self.failure is not None
         if (trigger := self.schedule.next(failed=failed, takes_over=self.takes_over)) is not None:
             self._drive(trigger)
         if self.failure is None and self.epochs.followed():
-            self._tell(ReserveCheckpointIds(1))
+            self._tell(job_messages.ReserveCheckpointIds(1))
         overtaken = True
         while overtaken:
             for region in self.regions:
                 region.proceed()
             overtaken = self._overtake()
         if (trigger := self.schedule.close_next(failed=self.failure is not None)) is not None:
-            self._drive(JobStatusChanged(self._turn.now_ms, True, self._failover.graph.not_running))
+            self._drive(stimuli.JobStatusChanged(self._turn.now_ms, True, self._failover.graph.not_running))
             self._drive(trigger)
         if self.chain.hand_over_expired() or self._complete_next():
             self._advance()
@@ -309,13 +255,13 @@ class JobState:
             return
         if self._subsumed and self.failure is None and not self.requests.writing:
             # A checkpoint that waits for its commit does not wait for this, and a savepoint may still copy an old one.
-            self._tell(Subsume(tuple(self._subsumed)))
+            self._tell(job_messages.Subsume(tuple(self._subsumed)))
             self._subsumed.clear()
         if self._abort_due and not self.takes_over and not any(region.at_work for region in self.regions):
             # What is open may be of an epoch that is running, or of a checkpoint that is being completed.
             self._abort_due = False
             if not self._outcome_unknown:
-                self._tell(AbortLingering())
+                self._tell(job_messages.AbortLingering())
 
     def _complete_next(self) -> bool:
         """Writes the next checkpoint that all have acknowledged. Gives it up and returns True if a task declined it."""
@@ -334,10 +280,10 @@ class JobState:
         error = diagnosed(failure.error, self.contents.parent)
         self.failure = AttemptFailure(error, failure.since)
         self._failover.job_failed(error, canceled=self.terminated or isinstance(error, JobCancelledError))
-        self._drive(JobStatusChanged(self._turn.now_ms, running=False))
+        self._drive(stimuli.JobStatusChanged(self._turn.now_ms, running=False))
 
     @_on.register
-    def _(self, stimulus: CheckpointIdsReserved) -> None:
+    def _(self, stimulus: job_messages.CheckpointIdsReserved) -> None:
         self.schedule.on_reserved(stimulus.checkpoint_ids)
 
     @_on.register
@@ -396,7 +342,7 @@ class JobState:
     def _discard(self, ended: RegionEnded) -> None:
         """The attempt fails, and no checkpoint waits for what the tasks of a region have stored."""
         paths = (path for state in ended.results.states.values() for path in state.files())
-        self._drive(AcknowledgedLate(self._turn.now_ms, frozenset(paths)))
+        self._drive(stimuli.AcknowledgedLate(self._turn.now_ms, frozenset(paths)))
 
     def _on_acknowledged(self, region: RegionState, ended: RegionEnded) -> None:
         """All tasks of a region have acknowledged its epoch."""
@@ -412,7 +358,7 @@ class JobState:
         for reader in self.regions:
             for checkpoint_id, uid, in_flight in reader.settle():
                 if self._may_complete(checkpoint_id):
-                    self._drive(CoordinatorSnapshotted(self._turn.now_ms, checkpoint_id, uid, in_flight))
+                    self._drive(stimuli.CoordinatorSnapshotted(self._turn.now_ms, checkpoint_id, uid, in_flight))
 
     def _overtake(self) -> bool:
         """Lets regions acknowledge checkpoints that do not wait for what they read. Returns whether any did.
@@ -440,9 +386,9 @@ class JobState:
         job_id, token = planner.config.job_id, planner.fencing_token
         for task, state in acknowledged.states.items():
             message = AcknowledgeCheckpoint(job_id, checkpoint_id, token, task.uid, task.subtask, state)
-            self._drive(Acknowledge(now, message))
+            self._drive(stimuli.Acknowledge(now, message))
         for uid, position in (*planner.coordinator_states(checkpoint_id).items(), *acknowledged.in_flight):
-            self._drive(CoordinatorSnapshotted(now, checkpoint_id, uid, position))
+            self._drive(stimuli.CoordinatorSnapshotted(now, checkpoint_id, uid, position))
 
     # --- failures and restarts ---------------------------------------------------------------------------------------
 
@@ -453,7 +399,7 @@ class JobState:
         if not again:
             region.on_failed()
             self._causes[first] = error
-            self._drive(Decline(now, declined(region, first, ended.task, error)))
+            self._drive(stimuli.Decline(now, declined(region, first, ended.task, error)))
             self.fail(error, first)
             return
         for checkpoint_id in [number for number in self._timeouts if number >= first]:
@@ -461,21 +407,21 @@ class JobState:
         for number, epoch in sorted(again.items()):
             each = self.regions[number]
             if withdrawn := each.acknowledged_from(epoch):
-                self._drive(TasksRestarted(now, tuple(withdrawn), tuple(each.planner.tasks)))
+                self._drive(stimuli.TasksRestarted(now, tuple(withdrawn), tuple(each.planner.tasks)))
             each.rewind(epoch, rewritten=any(before.number in again for before in each.before))
 
     def _on_restart(self, region: RegionState) -> None:
         """A region runs again."""
         if len(self.regions) == 1 and not region.idle and self.chain.idle and not self.takes_over:
             # Nothing else has anything open. Otherwise the attempt tidies up when it ends.
-            self._tell(AbortLingering(region.number))
+            self._tell(job_messages.AbortLingering(region.number))
 
     def _tolerate(self, checkpoint_id: int | None, error: FlinkPyError) -> bool:
         """Lets the next checkpoint take over from a failed one. Returns False if the attempt must end."""
         # Sinks replace what earlier checkpoints have committed to a partition. A step that hangs may still do harm.
         if self.contents.partition is not None or isinstance(error, FencedError | CheckpointTimeoutError):
             return False
-        self._tell(Say(f"the job tolerates the failure of a checkpoint: {error}"))
+        self._tell(job_messages.Say(f"the job tolerates the failure of a checkpoint: {error}"))
         self.schedule.retry_ms = self._turn.now_ms + _RETRY_AFTER_MS
         self.chain.hand_over(checkpoint_id)
         return True
@@ -487,20 +433,20 @@ class JobState:
         told, error = outcome.stimulus, outcome.error
         if error is not None:
             self._causes[getattr(told, "checkpoint_id", None)] = error
-        if isinstance(told, MetadataWriteFailed):
+        if isinstance(told, stimuli.MetadataWriteFailed):
             self._outcome_unknown |= told.unknown_outcome and self.chain.replacing_head
         self._drive(told)
-        if isinstance(told, MetadataWriteFailed) and self.chain.current is not None:
+        if isinstance(told, stimuli.MetadataWriteFailed) and self.chain.current is not None:
             self.chain.end()  # it was not handed over
-        if isinstance(told, CommitFinished):
+        if isinstance(told, stimuli.CommitFinished):
             self._finish()
 
-    def _drive(self, stimulus: Stimulus) -> None:
+    def _drive(self, stimulus: stimuli.Stimulus) -> None:
         """Gives the coordinator a stimulus and follows its instructions."""
         aborted = None
         for instruction in self.coordinator.handle(stimulus):
             self._follow(instruction)
-            if isinstance(instruction, NotifyAborted):
+            if isinstance(instruction, instructions.NotifyAborted):
                 aborted = instruction
         if aborted is not None and aborted.reason is not CheckpointFailureReason.CHECKPOINT_SUBSUMED:
             number = aborted.checkpoint_id
@@ -508,57 +454,61 @@ class JobState:
             if not aborted.tolerated or not self._tolerate(number, cause):
                 self._abort_due = True
                 self.fail(cause, number)
-                self._follow(CancelSparkJob(number))
+                self._follow(instructions.CancelSparkJob(number))
 
-    def _follow(self, instruction: Instruction) -> None:
+    def _follow(self, instruction: instructions.Instruction) -> None:
         match instruction:
-            case AssignCheckpointId() | TriggerMasterHooks() | NotifySubsumed() | DiscardState():
+            case instructions.AssignCheckpointId() | instructions.TriggerMasterHooks():
                 self._tell(instruction)
-            case ArmTimeout(checkpoint_id=checkpoint_id, at_ms=at_ms):
+            case instructions.NotifySubsumed() | instructions.DiscardState():
+                self._tell(instruction)
+            case instructions.ArmTimeout(checkpoint_id=checkpoint_id, at_ms=at_ms):
                 self._timeouts[checkpoint_id] = at_ms
                 self._tell(instruction)
-            case SnapshotCoordinators():
+            case instructions.SnapshotCoordinators():
                 pass  # the enumerators are asked with the tasks of their regions
-            case EmitBarriers(checkpoint_id=checkpoint_id):
+            case instructions.EmitBarriers(checkpoint_id=checkpoint_id):
                 if self.failure is None:
                     self.schedule.deploy(checkpoint_id, takes_over=self.chain.outputs.waiting)
-            case CancelSparkJob(checkpoint_id=checkpoint_id):
+            case instructions.CancelSparkJob(checkpoint_id=checkpoint_id):
                 for region in self.regions:
                     if region.working_for == checkpoint_id:
-                        self._tell(InterruptRegion(region.number))
-            case WriteMetadata(checkpoint_id=checkpoint_id):
+                        self._tell(job_messages.InterruptRegion(region.number))
+            case instructions.WriteMetadata(checkpoint_id=checkpoint_id):
                 self._timeouts.pop(checkpoint_id, None)
                 self.chain.add(instruction)
-            case ReplaceHead(checkpoint_id=checkpoint_id):
+            case instructions.ReplaceHead(checkpoint_id=checkpoint_id):
                 self.requests.completing = checkpoint_id
                 self.chain.replace_head(checkpoint_id)
-            case NotifyComplete(checkpoint_id=checkpoint_id):
+            case instructions.NotifyComplete(checkpoint_id=checkpoint_id):
                 self.contents.parent = self.chain.commit(checkpoint_id)
-            case DropSubsumed(checkpoint_ids=checkpoint_ids):
+            case instructions.DropSubsumed(checkpoint_ids=checkpoint_ids):
                 self._subsumed += checkpoint_ids
-            case NotifyAborted(checkpoint_id=checkpoint_id, reason=reason):
+            case instructions.NotifyAborted(checkpoint_id=checkpoint_id, reason=reason):
                 self._timeouts.pop(checkpoint_id, None)
                 self._abort_due |= not instruction.tolerated
-                self._tell(Say(f"checkpoint {checkpoint_id} was aborted: {reason.value}"), instruction)
-            case FailJob(checkpoint_id=checkpoint_id, message=message):
+                self._tell(job_messages.Say(f"checkpoint {checkpoint_id} was aborted: {reason.value}"), instruction)
+            case instructions.FailJob(checkpoint_id=checkpoint_id, message=message):
                 self.fail(self._causes.get(checkpoint_id) or CheckpointError(message), checkpoint_id or 0)
-            case ArmPeriodic(at_ms=at_ms):
+            case instructions.ArmPeriodic(at_ms=at_ms):
                 self.schedule.due_ms = at_ms
-            case Rejected(reason=CheckpointFailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING, message=message) if (
-                self.coordinator.running
-            ):
-                self.schedule.retry_ms = self._turn.now_ms + _RETRY_AFTER_MS
-                self._tell(Say(f"no checkpoint is triggered yet: {message}"))
-            case Rejected(reason=CheckpointFailureReason.MINIMUM_TIME_BETWEEN_CHECKPOINTS, message=message):
-                self._tell(Say(message))  # it is due again when the pause is over
-            case Rejected(reason=CheckpointFailureReason.TOO_MANY_CHECKPOINT_REQUESTS):
-                pass  # the interval is shorter than the completion of a checkpoint; one is queued already
-            case Rejected(tolerated=True) if self._tolerate(None, self._causes[None]):
-                pass
-            case Rejected(message=message):
-                self.fail(self._causes.get(None) or CheckpointError(f"no checkpoint was taken: {message}"))
+            case instructions.Rejected():
+                self._on_rejected(instruction)
             case _:
                 raise AssertionError(f"unknown instruction {instruction!r}")
+
+    def _on_rejected(self, rejected: instructions.Rejected) -> None:
+        """No checkpoint is triggered."""
+        match rejected.reason:
+            case CheckpointFailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING if self.coordinator.running:
+                self.schedule.retry_ms = self._turn.now_ms + _RETRY_AFTER_MS
+                self._tell(job_messages.Say(f"no checkpoint is triggered yet: {rejected.message}"))
+            case CheckpointFailureReason.MINIMUM_TIME_BETWEEN_CHECKPOINTS:
+                self._tell(job_messages.Say(rejected.message))  # it is due again when the pause is over
+            case CheckpointFailureReason.TOO_MANY_CHECKPOINT_REQUESTS:
+                pass  # the interval is shorter than the completion of a checkpoint; one is queued already
+            case _ if not (rejected.tolerated and self._tolerate(None, self._causes[None])):
+                self.fail(self._causes.get(None) or CheckpointError(f"no checkpoint was taken: {rejected.message}"))
 
     def _finish(self) -> None:
         """A checkpoint is committed."""
@@ -568,5 +518,5 @@ class JobState:
         for each in handed_out.checkpoint_ids:
             written = {uid: ids for region in self.regions for uid, ids in region.on_completed(each).items()}
             if len(self.regions) > 1:
-                self._tell(DiscardRead(written, metadata.files()))
+                self._tell(job_messages.DiscardRead(written, metadata.files()))
         self._tell(*self.requests.completed(metadata, handed_out.checkpoint_ids))
