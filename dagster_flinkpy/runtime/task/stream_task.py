@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
-
-import pyarrow as pa
 
 from dagster_flinkpy.datastream.operator_specs import SourceSpec
 from dagster_flinkpy.datastream.program.job_graph import JobVertex
@@ -18,18 +14,16 @@ from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
 from dagster_flinkpy.runtime.operators.source_operator import SourceOperator
 from dagster_flinkpy.runtime.record_counts import TaskCount
 from dagster_flinkpy.runtime.shuffle.record_writer import BufferPool, RecordWriter
-from dagster_flinkpy.runtime.shuffle.wire import NO_EDGE, SEQ_BITS, Kind, RowOutput, WireRow, encode_buffer
-from dagster_flinkpy.runtime.task.acknowledgement import Acknowledgement
-from dagster_flinkpy.runtime.task.breadcrumb import Breadcrumb, end_forked_process
+from dagster_flinkpy.runtime.shuffle.wire import SEQ_BITS, Kind, RowOutput, WireRow
 from dagster_flinkpy.runtime.task.latency import LatencyMarker, LatencyTimer
 from dagster_flinkpy.runtime.task.operator_task import OperatorTask
 from dagster_flinkpy.runtime.task.outputs import ChainingOutput, writer_output
-from dagster_flinkpy.runtime.task.task_times import TaskTimes
+from dagster_flinkpy.runtime.task.parent_task import ParentTask
 
 __all__ = ["StreamTask"]
 
 
-class StreamTask:
+class StreamTask(ParentTask):
     """Has the operators of one stage at one subtask index (Flink: ``StreamTask``, ``OperatorChain``).
 
     Args:
@@ -43,49 +37,20 @@ class StreamTask:
     def __init__(
         self, job: EpochJob, stage: int, index: int, output: RowOutput, chain: Sequence[JobVertex] | None = None
     ) -> None:
-        self.job, self.stage, self.index, self._rows_out = job, stage, index, output
-        self.execution = uuid.uuid4().hex[:16]
-        self._collected = 0
-        self._pool = BufferPool()
         graph = job.graph
         vertices = graph.stage_vertices(stage) if chain is None else chain
         self._vertices = [v for v in vertices if index < v.parallelism]
+        others = 0 if chain is None else graph.stage_vertices(stage).index(chain[0])
+        super().__init__(index, output, TaskCount(job.counts, stage, f"{index}-{others}"), self._vertices[0].uid)
+        self.job, self.stage = job, stage
+        self.execution = uuid.uuid4().hex[:16]
+        self._pool = BufferPool()
         self._tasks: dict[str, OperatorTask] = {}
         self._closed: set[str] = set()
         """The operators whose functions are closed, or were to be."""
-        self._pid = os.getpid()
-        self._breadcrumb = Breadcrumb(index)
-        others = 0 if chain is None else graph.stage_vertices(stage).index(chain[0])
-        self.count = TaskCount(job.counts, stage, f"{index}-{others}")
-        """Counts the records that the task reads."""
-        self.times = TaskTimes()
-        """Where the task's time goes."""
-        self._current: str = self._vertices[0].uid
         self._latency: dict[str, LatencyTimer] = {}
         self._left = set[str]()
         """The sources that have not read all that they were given last."""
-
-    @property
-    def current(self) -> str:
-        """Uid of the running operator, or of the last one."""
-        return self._current
-
-    def enter(self, uid: str) -> None:
-        """An operator starts, perhaps inside another one. If it raises, it stays the current one."""
-        self.times.enter(uid)
-        self._set_current(uid)
-
-    def leave(self) -> None:
-        """The current operator ends."""
-        self.times.leave()
-        if self.times.running:
-            self._set_current(self.times.running[-1])
-
-    def _set_current(self, uid: str) -> None:
-        if os.getpid() != self._pid:
-            end_forked_process(self._current)
-        self._current = uid
-        self._breadcrumb.leave(uid)
 
     def _entered(self, tasks: Iterable[OperatorTask]) -> Iterator[OperatorTask]:
         """Yields operators, each of which is the current one until the next is asked for."""
@@ -93,15 +58,6 @@ class StreamTask:
             self.enter(task.vertex.uid)
             yield task
             self.leave()
-
-    @property
-    def output_digest(self) -> str:
-        """Returns a digest of everything that was sent so far."""
-        return f"{self._rows_out.digest:08x}"
-
-    def take_queue_metrics(self, uid: str) -> dict[str, float]:
-        """Returns nothing: Spark has the queues."""
-        return {}
 
     # --- life --------------------------------------------------------------------------------------------------------
 
@@ -221,20 +177,3 @@ class StreamTask:
         if self.job.alignment_timeout is not None:
             for each in self._tasks.values():
                 each.check_timeout()
-
-    # --- output ------------------------------------------------------------------------------------------------------
-
-    def acknowledge(self, ack: Acknowledgement) -> None:
-        """Takes an operator's acknowledgement, which is sent when its asynchronous part is done."""
-        raise NotImplementedError
-
-    def send_event(self, message: dict[str, Any]) -> None:
-        """Sends what an operator says to its coordinator."""
-        raise NotImplementedError
-
-    def collect(self, column: pa.Array, name: str, position: int) -> None:
-        """Sends a column to the driver."""
-        payload = encode_buffer(pa.RecordBatch.from_arrays([column], names=[name]))
-        seq = (position << SEQ_BITS) + self._collected
-        self._rows_out.add(self.index, NO_EDGE, self.index, seq, Kind.COLLECT, payload)
-        self._collected += 1

@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from dagster_flinkpy.errors import FlinkPyError, SourceReadError, StorageError, ThrowableType, UserFunctionError
 from dagster_flinkpy.runtime.epoch import EpochJob
+from dagster_flinkpy.runtime.exchange.places import output_channels
 from dagster_flinkpy.runtime.failure import error_to_json
-from dagster_flinkpy.runtime.shuffle.channel_selectors import downstream_subtasks
 from dagster_flinkpy.runtime.shuffle.wire import NO_EDGE, Kind, TaskOutput, WireRow
 from dagster_flinkpy.runtime.task.acknowledgement import Acknowledgement
 from dagster_flinkpy.runtime.task.breadcrumb import end_forked_process
@@ -83,7 +83,7 @@ class StageTask(StreamTask):
                 self.close()
             except BaseException as e:
                 if os.getpid() != self._pid:
-                    end_forked_process(self._current, e)
+                    end_forked_process(self.current, e)
                 raise
         except Cancelled:
             yield from self._cancel(rows, None)
@@ -127,15 +127,9 @@ class StageTask(StreamTask):
         if error is not None:
             payload = error_to_json(error, self.current, self.index)
             self._output.add(self.index, NO_EDGE, self.index, 0, Kind.FAILURE, payload)
-        graph = self.job.graph
-        for vertex in self._vertices:
-            for edge in graph.outputs(vertex.uid):
-                if not graph.is_chained(edge):
-                    targets = graph.vertex(edge.target).parallelism
-                    kind = edge.partitioner.kind
-                    for target in downstream_subtasks(kind, self.index, vertex.parallelism, targets):
-                        # Sorts before everything else of the channel.
-                        self._output.add(target, edge.id, self.index, -1, Kind.CANCEL_BARRIER)
+        for edge, target in output_channels(self.job.graph, self._vertices, self.index):
+            # Sorts before everything else of the channel.
+            self._output.add(target, edge.id, self.index, -1, Kind.CANCEL_BARRIER)
         for row in rows:
             if row.edge not in self._here:
                 self._relay(row)
