@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,18 @@ from dagster_flinkpy.runtime.python_environment import pack
 
 __all__ = ["EpochPlanner"]
 
-_State = tuple[int | None, SubtaskInputs, bool, TaskFailure | None]
+
+@dataclass(frozen=True)
+class _Left:
+    """What an epoch has left, from which others start."""
+
+    checkpoint_id: int | None
+    """The first checkpoint that has it; None for empty state."""
+    inputs: SubtaskInputs
+    ended: bool
+    """Whether the input of the region has ended."""
+    unwritten: TaskFailure | None = None
+    """Why a part of it is not in the store; None if all is there."""
 
 
 class EpochPlanner:
@@ -70,18 +82,18 @@ class EpochPlanner:
         self.number = number
         self._python = pack(graph.vertices[0].python)
         self._context = context
-        self._continues_from = continues_from
         uids = {v.uid for v in graph.vertices}
         self.in_flight = _in_flight(plan, self.edge_sources)
         """What the restored checkpoint names of the edges that the region reads."""
-        self._inputs = {task: i for task, i in inputs_of_plan(plan).items() if task[0] in uids} if plan else {}
-        self._ended = restored is not None and restored.end_of_input
+        inputs = {task: i for task, i in inputs_of_plan(plan).items() if task[0] in uids} if plan else {}
         self._start = 0
-        """The epoch whose state the next one starts from; 0 for the start of the attempt."""
-        self._unwritten: TaskFailure | None = None
-        """Why a part of that state is not in the store; None if all is there."""
-        self._states: dict[int, _State] = {0: (self._continues_from, self._inputs, self._ended, None)}
-        """What epochs have left, from which others start; 0 stands for the start of the attempt."""
+        """The epoch from whose state the next one starts; 0 for the start of the attempt."""
+        self._left = {0: _Left(continues_from, inputs, restored is not None and restored.end_of_input)}
+        """What epochs have left; 0 stands for the start of the attempt."""
+
+    @property
+    def _state(self) -> _Left:
+        return self._left[self._start]
 
     def read_partition(self, partition: TimePartition) -> None:
         """Restricts the sources to a time partition; the next epoch reads all of it.
@@ -94,18 +106,18 @@ class EpochPlanner:
 
     def repeat(self, checkpoint_id: int) -> EpochResults:
         """Returns the current state as the results of an epoch that has read nothing."""
-        self.ended[checkpoint_id] = self._ended
+        self.ended[checkpoint_id] = self._state.ended
         self.splits.snapshot(checkpoint_id)
         self.coordinators.repeat(checkpoint_id, self._start)
-        return EpochResults(states_of_inputs(self._graph, self._inputs), self._unwritten)
+        return EpochResults(states_of_inputs(self._graph, self._state.inputs), self._state.unwritten)
 
     def empty_epoch(self, checkpoint_id: int) -> EpochInput:
         """Returns an epoch that reads nothing, at which sources that have ended stay ended."""
-        return EpochInput(checkpoint_id, {}, frozenset(self.splits.all_uids if self._ended else ()))
+        return EpochInput(checkpoint_id, {}, frozenset(self.splits.all_uids if self._state.ended else ()))
 
     def job(self, epoch: EpochInput, restarts: int = 0) -> EpochJob:
         """Returns the Spark job that reads an epoch."""
-        config, checkpointing = self.config, self.config.checkpointing
+        config, checkpointing, state = self.config, self.config.checkpointing, self._state
         # After the end of input no Spark job follows that could process in-flight records, and one of another time
         # partition would write them as its own. Of an epoch that is open, the barriers say whether its input ends.
         unaligned = checkpointing.unaligned and self.partition is None and not self.splits.ends(epoch)
@@ -115,7 +127,7 @@ class EpochPlanner:
             epoch=epoch,
             fencing_token=self.fencing_token,
             job_storage=config.storage.child(config.job_id),
-            inputs=self._inputs,
+            inputs=state.inputs,
             restarts=restarts,
             mode=checkpointing.mode,
             alignment_timeout=checkpointing.aligned_timeout if unaligned else None,
@@ -124,10 +136,10 @@ class EpochPlanner:
             managed_memory=checkpointing.managed_memory,
             partition=None if self.partition is None else self.partition.key,
             cache_dir=config.cache_dir or str(Path(tempfile.gettempdir()) / "flinkpy-cache"),
-            restored=self._continues_from,
+            restored=state.checkpoint_id,
             start=self._start,
             declines=checkpointing.tolerable_failed > 0 and self.partition is None,
-            unwritten=None if self._unwritten is None else self._unwritten.error,
+            unwritten=None if state.unwritten is None else state.unwritten.error,
             buffer_timeout=None if (timeout := config.exchange.buffer_timeout) is None else timeout.total_seconds(),
             region=self.number,
             python=self._python,
@@ -138,28 +150,25 @@ class EpochPlanner:
 
         Its input ends with the epoch or not; if that is None, the job has read nothing.
         """
-        self._start, self._continues_from, self._inputs = checkpoint_id, checkpoint_id, inputs_after(results.states)
-        self._unwritten = results.declined
-        if ended is not None:
-            self._ended = ended
-        self._states[checkpoint_id] = self._continues_from, self._inputs, self._ended, self._unwritten
+        ended = self._state.ended if ended is None else ended
+        self._start = checkpoint_id
+        self._left[checkpoint_id] = _Left(checkpoint_id, inputs_after(results.states), ended, results.declined)
 
     def unwritten_at(self, epoch: int) -> TaskFailure | None:
         """Returns why a part of the state is not in the store that an epoch has left; None if all is there."""
-        return self._states[epoch][3]
+        return self._left[epoch].unwritten
 
     def acknowledged_with(self, epoch: int, checkpoint_id: int) -> None:
         """Notes which checkpoint has a state first, so that user functions are told of it."""
-        self._states[epoch] = (checkpoint_id, *self._states[epoch][1:])
+        self._left[epoch] = replace(self._left[epoch], checkpoint_id=checkpoint_id)
 
     def rewind(self, checkpoint_id: int) -> None:
         """Lets the next epoch start from an earlier state."""
         self._start = checkpoint_id
-        self._continues_from, self._inputs, self._ended, self._unwritten = self._states[checkpoint_id]
 
     def forget_before(self, checkpoint_id: int) -> None:
         """Forgets the states before the one that a complete checkpoint has."""
-        self._states = {number: state for number, state in self._states.items() if number >= checkpoint_id}
+        self._left = {number: left for number, left in self._left.items() if number >= checkpoint_id}
         self.coordinators.forget_before(checkpoint_id)
 
     def coordinator_states(self, checkpoint_id: int) -> dict[str, Any]:
