@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from benchmarks import state_programs as programs
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.checkpoint.reports.completed_epoch import CompletedEpoch
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
-from dagster_flinkpy.runtime.master.metrics.reports import CompletedEpoch
 from dagster_flinkpy.storage import StorageLocation
 
 PARALLELISM, RESCALED, TOUCHED = 4, 6, 1_000

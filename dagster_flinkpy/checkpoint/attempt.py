@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from dagster_flinkpy.checkpoint.head import Head
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.shared_state_registry import SharedStateRegistry
+from dagster_flinkpy.datastream.externalized_checkpoint_retention import ExternalizedCheckpointRetention
+from dagster_flinkpy.errors import JobCancelledError
 from dagster_flinkpy.storage import lease
 
 __all__ = ["Attempt"]
@@ -68,3 +70,19 @@ class Attempt:
         """Keeps a retained checkpoint even when it is subsumed; takes effect with the next completed checkpoint."""
         if checkpoint_id not in self.head.unclaimed:
             self.head = replace(self.head, unclaimed=(*self.head.unclaimed, checkpoint_id))
+
+    def discards_checkpoints(
+        self, retention: ExternalizedCheckpointRetention, error: BaseException | None, *, finished: bool
+    ) -> bool:
+        """Returns whether all checkpoints are deleted when it ends (Flink: ``CheckpointProperties``).
+
+        If the run has ended without an error, but the job has not finished, they are kept.
+        """
+        if self.latest is not None and self.committed != self.latest.checkpoint_id:
+            return False  # it still has something to commit
+        if self.latest is not None and self.latest.stopped:
+            return False  # only this checkpoint records that the job is stopped
+        if error is None:
+            return retention.discards_on_finish and finished
+        cancelled = not isinstance(error, Exception) or isinstance(error, JobCancelledError)
+        return retention.discards_on_cancellation if cancelled else retention.discards_on_failure

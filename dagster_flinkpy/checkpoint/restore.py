@@ -72,6 +72,11 @@ class RestorePlan:
     skipped: tuple[str, ...] = ()
     """Uids whose state is left behind (``allow_non_restored_state``)."""
 
+    @property
+    def inputs(self) -> dict[tuple[str, int], SubtaskState]:
+        """What each subtask starts with, by uid and index."""
+        return {(uid, s.index): s for uid, operator in self.operators.items() for s in operator.subtasks}
+
 
 def assign(
     metadata: CheckpointMetadata,

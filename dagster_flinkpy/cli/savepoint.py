@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dagster_flinkpy.checkpoint.in_flight import in_flight
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.offline import restore_savepoint, stop_with_savepoint, trigger_savepoint
 from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
+from dagster_flinkpy.checkpoint.reports.in_flight import in_flight
 from dagster_flinkpy.checkpoint.reports.job_metrics import operator_metrics
 from dagster_flinkpy.checkpoint.reports.skew import rows_by_key_group, skew
 from dagster_flinkpy.checkpoint.requests import DEFAULT_TIMEOUT, JobRequests, RequestKind

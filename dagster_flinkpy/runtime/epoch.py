@@ -16,7 +16,10 @@ from dagster_flinkpy.errors import CheckpointError, FlinkPyError, message_of
 from dagster_flinkpy.runtime.python_environment import PackedPython
 from dagster_flinkpy.storage import StorageLocation
 
-__all__ = ["EpochInput", "EpochJob", "Stop"]
+__all__ = ["EpochInput", "EpochJob", "Stop", "SubtaskInputs"]
+
+SubtaskInputs = Mapping[tuple[str, int], SubtaskState]
+"""What subtasks start from, by uid and subtask; those without an entry start empty."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +95,7 @@ class EpochJob:
     """Fencing token of the execution attempt."""
     job_storage: StorageLocation
     """The prefix of the job."""
-    inputs: Mapping[tuple[str, int], SubtaskState]
-    """Inputs by uid and subtask; subtasks without an entry start empty."""
+    inputs: SubtaskInputs
     task_tries: int = 1
     """How often Spark may run a task whose function or source raises. The last try reports the error to the driver."""
     restarts: int = 0

@@ -22,7 +22,6 @@ from dagster_flinkpy.datastream.program.job_graph import JobGraph, JobVertex
 from dagster_flinkpy.errors import FlinkPyError, UserFunctionError
 from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob
 from dagster_flinkpy.runtime.master.epochs.split_planner import create_enumerator
-from dagster_flinkpy.runtime.master.epochs.subtask_inputs import inputs_of_plan
 from dagster_flinkpy.runtime.operators.keyed_operators import KeyedStateOperator
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.operator_factory import create_operator
@@ -79,7 +78,7 @@ def try_operators(
         "job_id": stored.metadata.job_id,
         "epoch": EpochInput(stored.metadata.checkpoint_id + 1, {}),
         "job_storage": stored.files,
-        "inputs": inputs_of_plan(plan),
+        "inputs": plan.inputs,
         "restored": stored.metadata.checkpoint_id,
     }
     with trial_job(graph, **start) as job:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from dagster_flinkpy.checkpoint.in_flight import in_flight
 from dagster_flinkpy.checkpoint.kept_parallelism import settle_parallelism
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.offline import without_committed
+from dagster_flinkpy.checkpoint.reports.in_flight import in_flight
 from dagster_flinkpy.checkpoint.requests import JobRequests
 from dagster_flinkpy.checkpoint.restore import assign, restore_targets
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore

@@ -47,8 +47,8 @@ from dagster_flinkpy.datastream.stream_execution_environment import StreamExecut
 from dagster_flinkpy.datastream.streams.broadcast import BroadcastStream
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.key_groups import compute_operator_index_for_key_group
-from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob
-from dagster_flinkpy.runtime.master.epochs.subtask_inputs import SubtaskInputs, inputs_after, inputs_of_plan
+from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob, SubtaskInputs
+from dagster_flinkpy.runtime.master.epochs.epoch_planner import inputs_after
 from dagster_flinkpy.runtime.operators.keyed_operators import KeyedStateOperator
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
 from dagster_flinkpy.state.migration import MigrateState
@@ -471,7 +471,7 @@ class OperatorTestHarness:
             vertex = replace(graph.vertex(self._uid), migrations=((version, migrate_state),))
             graph = replace(graph, vertices=tuple(vertex if v.uid == self._uid else v for v in graph.vertices))
         metadata = migrate(metadata, graph, store, f"{metadata.checkpoint_id}-0", lambda line: None)
-        inputs = inputs_of_plan(assign(metadata, restore_targets(graph)))
+        inputs = assign(metadata, restore_targets(graph)).inputs
         self._graph, self._storage = graph, snapshot._storage
         self._checkpoint_id = max(self._checkpoint_id, snapshot.metadata.checkpoint_id)
         restored = {uid: inputs[uid, 0].watermark for uid in self._sources if (uid, 0) in inputs}

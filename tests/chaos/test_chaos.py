@@ -20,13 +20,13 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from dagster_flinkpy.checkpoint.reports.completed_epoch import CompletedEpoch
 from dagster_flinkpy.common import Types
 from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
 from dagster_flinkpy.datastream import SlotSharingGroup
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import NoResourceAvailableError
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
-from dagster_flinkpy.runtime.master.metrics.reports import CompletedEpoch
 from dagster_flinkpy.storage import StorageLocation
 from tests.chaos.cluster import Cluster, ancestor, running_cluster
 from tests.chaos.job import EPOCHS, TABLES, attempt, caught, order

@@ -8,6 +8,7 @@ from typing import Any
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind, CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
+from dagster_flinkpy.checkpoint.reports.completed_epoch import CompletedEpoch, OperatorReport, SubtaskReport
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.connectors import ParquetSink
@@ -18,7 +19,6 @@ from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.datastream.stream_execution_environment import StreamExecutionEnvironment
 from dagster_flinkpy.runtime.master.job import JobConfig
-from dagster_flinkpy.runtime.master.metrics.reports import CompletedEpoch, OperatorReport, SubtaskReport
 
 END_OF_TIME = 2**63 - 1
 

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from dagster import DagsterInstance, ExecuteInProcessResult, MetadataValue, materialize
 
+from dagster_flinkpy.checkpoint.reports.completed_epoch import CompletedEpoch
 from dagster_flinkpy.checkpoint.requests import JobRequests, Order, RequestKind
 from dagster_flinkpy.common import Duration, Time, Types, WatermarkStrategy
 from dagster_flinkpy.connectors import ParquetSink, ParquetSource
@@ -25,7 +26,6 @@ from dagster_flinkpy.orchestration import flink_assets
 from dagster_flinkpy.orchestration.runs import unpartitioned_run
 from dagster_flinkpy.orchestration.runs.epoch_events import EpochEvents
 from dagster_flinkpy.runtime.master.job import JobAttempt
-from dagster_flinkpy.runtime.master.metrics.reports import CompletedEpoch
 from dagster_flinkpy.runtime.master.requests import taken_requests
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.harness import run_rows

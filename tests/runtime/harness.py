@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from dagster_flinkpy.checkpoint.operator_states import SubtaskState
+from dagster_flinkpy.checkpoint.reports.completed_epoch import CompletedEpoch
 from dagster_flinkpy.common.clock import Clock, SystemClock
 from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
@@ -27,7 +28,6 @@ from dagster_flinkpy.runtime.master.deployments.in_process import run_in_process
 from dagster_flinkpy.runtime.master.epochs.open_epoch import OpenEpoch
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Mailbox, ThreadMailbox
-from dagster_flinkpy.runtime.master.metrics.reports import CompletedEpoch
 from dagster_flinkpy.runtime.master.results import EpochResults
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.storage import StorageLocation

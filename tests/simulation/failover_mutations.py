@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.starting_point import Restore
 from dagster_flinkpy.runtime.epoch import EpochInput
 from dagster_flinkpy.runtime.master.commits.epoch_outputs import EpochOutputs
 from dagster_flinkpy.runtime.master.job_messages import AbortLingering
 from dagster_flinkpy.runtime.master.job_state import JobState
 from dagster_flinkpy.runtime.master.regions.region_runner import JobRunner
-from dagster_flinkpy.runtime.master.starting_point import Restore
 from dagster_flinkpy.storage import lease
 from tests.simulation.mutations import ONE_STREAM, Wrapped, mutation
 from tests.simulation.request_mutations import MUTATIONS

@@ -8,10 +8,10 @@ from typing import Any
 from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.partitions import PartitionRetention
+from dagster_flinkpy.checkpoint.starting_point import Restore
 from dagster_flinkpy.connectors.commit.staged_files import StagedFileCommitter
 from dagster_flinkpy.runtime.master.commits.committers import Committers
 from dagster_flinkpy.runtime.master.job import JobAttempt
-from dagster_flinkpy.runtime.master.starting_point import Restore
 from tests.simulation.mutations import CALM, MUTATIONS, Wrapped, mutation
 
 __all__ = ["MUTATIONS"]

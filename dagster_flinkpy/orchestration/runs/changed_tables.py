@@ -16,7 +16,7 @@ from dagster_flinkpy.orchestration.dagster_internals import extract_data_version
 from dagster_flinkpy.orchestration.job_assets import JobAssets
 
 if TYPE_CHECKING:
-    from dagster_flinkpy.runtime.master.metrics.reports import CompletedEpoch
+    from dagster_flinkpy.checkpoint.reports.completed_epoch import CompletedEpoch
 
 __all__ = ["ChangedTables", "last_event"]
 

@@ -21,8 +21,8 @@ from dagster_flinkpy.orchestration.runs.table_rows import table_rows
 
 if TYPE_CHECKING:
     from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+    from dagster_flinkpy.checkpoint.reports.completed_epoch import CompletedEpoch
     from dagster_flinkpy.checkpoint.reports.execution_report import ExecutionReport
-    from dagster_flinkpy.runtime.master.metrics.reports import CompletedEpoch
 
 __all__ = ["EpochEvents"]
 

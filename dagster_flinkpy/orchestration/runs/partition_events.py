@@ -15,7 +15,7 @@ from dagster_flinkpy.orchestration.runs.job_run import JobRun
 from dagster_flinkpy.orchestration.runs.report import asset_metadata, data_version
 
 if TYPE_CHECKING:
-    from dagster_flinkpy.runtime.master.metrics.reports import CompletedEpoch
+    from dagster_flinkpy.checkpoint.reports.completed_epoch import CompletedEpoch
 
 __all__ = ["materialize_partitions", "record_completed"]
 

@@ -32,8 +32,8 @@ from dagster_flinkpy.orchestration.runs.termination import interrupts_passed_to
 from dagster_flinkpy.orchestration.runs.worker_logs import to_run
 
 if TYPE_CHECKING:
+    from dagster_flinkpy.checkpoint.reports.completed_epoch import CompletedEpoch
     from dagster_flinkpy.runtime.master.job import JobAttempt
-    from dagster_flinkpy.runtime.master.metrics.reports import CompletedEpoch
 
 __all__ = ["run_partitions"]
 

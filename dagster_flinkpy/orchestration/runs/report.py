@@ -20,7 +20,7 @@ from dagster import (
     UrlMetadataValue,
 )
 
-from dagster_flinkpy.checkpoint.in_flight import in_flight
+from dagster_flinkpy.checkpoint.reports.in_flight import in_flight
 from dagster_flinkpy.checkpoint.reports.skew import rows_by_key_group, skew
 from dagster_flinkpy.common.clock import datetime_of_millis
 from dagster_flinkpy.datastream.connectors.base import SourceLag
@@ -34,8 +34,8 @@ from dagster_flinkpy.orchestration.runs.skew_chart import skew_chart
 if TYPE_CHECKING:
     from dagster_flinkpy.checkpoint.coordinator.statistics import CheckpointStatistics
     from dagster_flinkpy.checkpoint.operator_states import OperatorState
+    from dagster_flinkpy.checkpoint.reports.completed_epoch import CompletedEpoch, OperatorReport, SubtaskReport
     from dagster_flinkpy.checkpoint.reports.job_metrics import OperatorMetrics
-    from dagster_flinkpy.runtime.master.metrics.reports import CompletedEpoch, OperatorReport, SubtaskReport
 
 __all__ = [
     "END_OF_INPUT",

@@ -10,6 +10,7 @@ import hashlib
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -19,14 +20,28 @@ from dagster_flinkpy.checkpoint.recomputation import Recomputation
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation
 from dagster_flinkpy.datastream.connectors.base import Json, SourceSplit
 from dagster_flinkpy.datastream.connectors.spark import SparkTransform
-from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSourceSpec
+from dagster_flinkpy.datastream.operator_specs import (
+    BlockingEdgeSinkSpec,
+    BlockingEdgeSourceSpec,
+    SparkSourceSpec,
+    SparkTransformSpec,
+)
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import InputTypeError, ObjectNotFoundError, SegmentLostError, SourceReadError, StorageError
 from dagster_flinkpy.state.schema_evolution import upgraded
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
 from dagster_flinkpy.storage.ranged_file import RangedFile
 
-__all__ = ["SegmentWriter", "check_retained", "deal_out", "in_order", "open_segments", "read_segment", "read_segments"]
+__all__ = [
+    "SegmentWriter",
+    "bind_blocking_edges",
+    "check_retained",
+    "deal_out",
+    "in_order",
+    "open_segments",
+    "read_segment",
+    "read_segments",
+]
 
 SEGMENT_BYTES = 32 << 20
 """A segment is written with one request, so a task that dies leaves no open upload."""
@@ -37,6 +52,21 @@ def open_segments(location: Any, uid: str) -> ObjectStore:
     """Opens the folder in which an operator keeps segments."""
     assert isinstance(location, StorageLocation), "the job attempt sets the location of segments"
     return location.child(uid).open()
+
+
+def bind_blocking_edges(graph: JobGraph, location: StorageLocation) -> JobGraph:
+    """Returns the graph with the segments of its blocking edges at a location."""
+
+    def bound(uid: str, spec: Any) -> Any:
+        if isinstance(spec, BlockingEdgeSinkSpec):
+            return replace(spec, sink=replace(spec.sink, location=location))
+        if isinstance(spec, SparkSourceSpec | SparkTransformSpec):
+            return replace(spec, source=replace(spec.source, location=location, uid=uid))
+        if isinstance(spec, BlockingEdgeSourceSpec):
+            return replace(spec, source=replace(spec.source, location=location))
+        return spec
+
+    return JobGraph(tuple(replace(v, spec=bound(v.uid, v.spec)) for v in graph.vertices), graph.edges)
 
 
 class SegmentWriter:

@@ -17,6 +17,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.reports.completed_epoch import CompletedEpoch
 from dagster_flinkpy.checkpoint.requests import Request, RequestKind, name_of
 from dagster_flinkpy.datastream.checkpointing.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
@@ -35,7 +36,6 @@ from dagster_flinkpy.runtime.master.deployments.job_exchange import JobExchange
 from dagster_flinkpy.runtime.master.epoch_request import Completion, EpochKind, EpochRequest
 from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.runtime.master.job_reporter import JobReporter
-from dagster_flinkpy.runtime.master.metrics.reports import CompletedEpoch
 from dagster_flinkpy.runtime.master.requests.savepoints import SavepointCopy
 
 __all__ = ["AttemptRuns"]

@@ -1,7 +1,7 @@
 """An execution attempt of a job: takes the leadership, restores state, runs epochs, and releases the leadership.
 
 The master drives what runs (:mod:`~dagster_flinkpy.runtime.master.job_master`).
-:mod:`~dagster_flinkpy.runtime.master.starting_point` finds what to restore,
+:mod:`~dagster_flinkpy.checkpoint.starting_point` finds what to restore,
 :mod:`~dagster_flinkpy.runtime.master.epochs.epoch_planner` plans what each epoch reads, and
 :mod:`~dagster_flinkpy.runtime.master.attempt_runs` runs what callers ask for.
 """
@@ -16,9 +16,11 @@ from functools import partial
 from types import TracebackType
 
 from dagster_flinkpy.checkpoint.attempt import Attempt
+from dagster_flinkpy.checkpoint.coordinator.checkpoint_contents import CheckpointContents
 from dagster_flinkpy.checkpoint.coordinator.coordinator import CheckpointCoordinator
 from dagster_flinkpy.checkpoint.coordinator.instructions import WriteMetadata
 from dagster_flinkpy.checkpoint.coordinator.statistics import CheckpointStatistics
+from dagster_flinkpy.checkpoint.coordinator.timeline import CheckpointTimeline
 from dagster_flinkpy.checkpoint.forks.fork_sinks import refuse_sinks_of_origins
 from dagster_flinkpy.checkpoint.metadata import STOPPED, CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_program import operator_folders
@@ -28,16 +30,16 @@ from dagster_flinkpy.checkpoint.recomputation import Recomputation
 from dagster_flinkpy.checkpoint.reports.execution_report import ExecutionReport
 from dagster_flinkpy.checkpoint.restore import RestorePlan
 from dagster_flinkpy.checkpoint.savepoints.savepoint_target import check_job
+from dagster_flinkpy.checkpoint.starting_point import Restore
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.job_status import JobStatus
 from dagster_flinkpy.datastream.checkpointing.state_recovery import NonRestoredState, RecoveryClaimMode
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import FlinkPyError, shorten
+from dagster_flinkpy.runtime.blocking.segments import bind_blocking_edges
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master.attempt_runs import AttemptRuns
-from dagster_flinkpy.runtime.master.binding import bind_blocking_edges
-from dagster_flinkpy.runtime.master.checkpoint_contents import CheckpointContents
 from dagster_flinkpy.runtime.master.commits.checkpoint_steps import CheckpointSteps
 from dagster_flinkpy.runtime.master.commits.committers import Committers
 from dagster_flinkpy.runtime.master.commits.master_hooks import MasterHooks
@@ -54,16 +56,13 @@ from dagster_flinkpy.runtime.master.job_session import JobSession, SharedSession
 from dagster_flinkpy.runtime.master.job_state import JobState
 from dagster_flinkpy.runtime.master.lease_keeper import LeaseKeeper, await_leadership
 from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Mailbox, ThreadMailbox
-from dagster_flinkpy.runtime.master.metrics.timeline import CheckpointTimeline
 from dagster_flinkpy.runtime.master.regions.job_regions import JobRegions
 from dagster_flinkpy.runtime.master.regions.region_epoch import Turn
 from dagster_flinkpy.runtime.master.regions.region_runner import JobRunner
 from dagster_flinkpy.runtime.master.requests.request_desk import RequestDesk
 from dagster_flinkpy.runtime.master.requests.savepoints import JobSavepoints
 from dagster_flinkpy.runtime.master.results import EpochResults
-from dagster_flinkpy.runtime.master.retention import discards_checkpoints
 from dagster_flinkpy.runtime.master.slots.job_slots import JobSlots
-from dagster_flinkpy.runtime.master.starting_point import Restore
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.runtime.user_logs import LogEntry, log_here, pass_on
@@ -256,7 +255,7 @@ class JobAttempt(AttemptRuns):
             lambda metadata: self._commit(metadata), start_over=self._start_over
         )
         self.committed_on_recovery = committed or self.committed_on_recovery
-        load = partial(self._restore.load, self.config, self.graph, self._store, self._attempt)
+        load = partial(self._restore.load, self._location, self.graph, self._store, self._attempt)
         self.restored = committers.check_to_replace(self._watchdog.run("loading the state to restore", load))
         self.stopped = self.restored is not None and self.restored.stopped and self._restore.path is None
         self.finished = self.restored is not None and (self.restored.end_of_input or self.stopped)
@@ -452,7 +451,8 @@ class JobAttempt(AttemptRuns):
             if error is None and self._deployed.master.error is None:
                 self._transactions.abort_left_open()
         with suppress(FlinkPyError):
-            if discards_checkpoints(self.config.checkpointing.retention, self._attempt, error, finished=self.finished):
+            retention = self.config.checkpointing.retention
+            if self._attempt.discards_checkpoints(retention, error, finished=self.finished):
                 self._watchdog.run("deleting checkpoints", self._store.delete_checkpoints, self._attempt)
         with suppress(FlinkPyError):
             self._desk.close(error or self._deployed.master.error)

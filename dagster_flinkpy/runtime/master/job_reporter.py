@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.coordinator.statistics import CheckpointStatistics, CheckpointStatus
+from dagster_flinkpy.checkpoint.reports.completed_epoch import CompletedEpoch, completed_epoch
 from dagster_flinkpy.checkpoint.reports.execution_report import (
     ExecutionReport,
     InputReport,
@@ -25,8 +26,7 @@ from dagster_flinkpy.runtime.master.epoch_request import Completion
 from dagster_flinkpy.runtime.master.execution_graph import ExecutionGraph, ExecutionJobVertex
 from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.runtime.master.mailbox import Lane, Mailbox
-from dagster_flinkpy.runtime.master.metrics.metric_reporters import MetricReporters
-from dagster_flinkpy.runtime.master.metrics.reports import CompletedEpoch, completed_epoch
+from dagster_flinkpy.runtime.master.metric_reporters import MetricReporters
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 
 __all__ = ["JobReporter", "execution_report"]

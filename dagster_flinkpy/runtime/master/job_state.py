@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import singledispatchmethod
 
 from dagster_flinkpy.checkpoint.coordinator import instructions, stimuli
+from dagster_flinkpy.checkpoint.coordinator.checkpoint_contents import CheckpointContents
 from dagster_flinkpy.checkpoint.coordinator.coordinator import CheckpointCoordinator
 from dagster_flinkpy.checkpoint.coordinator.messages import AcknowledgeCheckpoint, CheckpointFailureReason
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
@@ -30,7 +31,6 @@ from dagster_flinkpy.errors import (
     add_note,
 )
 from dagster_flinkpy.runtime.master import job_messages
-from dagster_flinkpy.runtime.master.checkpoint_contents import CheckpointContents
 from dagster_flinkpy.runtime.master.commits.checkpoint_steps import Outcome
 from dagster_flinkpy.runtime.master.commits.completion_chain import CompletionChain
 from dagster_flinkpy.runtime.master.epoch_request import JobEpoch

@@ -21,9 +21,9 @@ from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.spark.sessions import start_server
 
 if TYPE_CHECKING:
+    from dagster_flinkpy.checkpoint.reports.completed_epoch import CompletedEpoch
     from dagster_flinkpy.runtime.master.async_execution import BackgroundJob
     from dagster_flinkpy.runtime.master.job import JobAttempt
-    from dagster_flinkpy.runtime.master.metrics.reports import CompletedEpoch
 
 __all__ = ["LocalExecutor"]
 

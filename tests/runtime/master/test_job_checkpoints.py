@@ -218,7 +218,7 @@ def test_a_claimed_savepoint_that_cannot_be_deleted_fails_nothing(
     with HarnessAttempt(counted(), tmp_path / "one") as attempt:
         attempt.run_epoch()
         savepoint = attempt.savepoint()
-    monkeypatch.setattr("dagster_flinkpy.runtime.master.starting_point.dispose_savepoint", fail)
+    monkeypatch.setattr("dagster_flinkpy.checkpoint.starting_point.dispose_savepoint", fail)
     lines: list[str] = []
     options: dict[str, Any] = {"claim_mode": RecoveryClaimMode.CLAIM, "on_progress": lines.append}
     with HarnessAttempt(counted(), tmp_path / "two", restore_from=savepoint, **options) as attempt:

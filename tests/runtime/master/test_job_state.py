@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dagster_flinkpy.checkpoint.coordinator.checkpoint_contents import CheckpointContents
 from dagster_flinkpy.checkpoint.coordinator.coordinator import CheckpointCoordinator
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.checkpoint.coordinator.instructions import DiscardState, Instruction, NotifyAborted
@@ -33,9 +34,8 @@ from dagster_flinkpy.errors import (
     StorageError,
 )
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeOutput
+from dagster_flinkpy.runtime.blocking.segments import bind_blocking_edges
 from dagster_flinkpy.runtime.epoch import EpochInput
-from dagster_flinkpy.runtime.master.binding import bind_blocking_edges
-from dagster_flinkpy.runtime.master.checkpoint_contents import CheckpointContents
 from dagster_flinkpy.runtime.master.commits.checkpoint_steps import Outcome
 from dagster_flinkpy.runtime.master.epoch_request import EpochRequest
 from dagster_flinkpy.runtime.master.epoch_schedule import EpochSchedule

@@ -19,13 +19,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dagster_flinkpy.checkpoint.coordinator.statistics import CheckpointStatistics
 from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
+from dagster_flinkpy.checkpoint.reports.prometheus_metrics import PrometheusMetrics
 from dagster_flinkpy.common.metric_options import PrometheusOptions, PushGatewayOptions
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.datastream import MapFunction, RuntimeContext
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.runtime.master.metrics.metric_reporters import MetricReporters, _PushGatewayReporter
-from dagster_flinkpy.runtime.master.metrics.prometheus_metrics import PrometheusMetrics
+from dagster_flinkpy.runtime.master.metric_reporters import MetricReporters, _PushGatewayReporter
 from tests.checkpoint.samples import metadata as sample
 from tests.runtime.harness import HarnessAttempt, collect_graph
 from tests.runtime.programs import environment, events

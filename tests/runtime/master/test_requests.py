@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from dagster_flinkpy.checkpoint.coordinator.checkpoint_contents import CheckpointContents
 from dagster_flinkpy.checkpoint.coordinator.coordinator import CheckpointCoordinator
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.checkpoint.requests import JobRequests, Order, RequestKind
@@ -28,7 +29,6 @@ from dagster_flinkpy.errors import (
     UserFunctionError,
 )
 from dagster_flinkpy.runtime.epoch import EpochJob
-from dagster_flinkpy.runtime.master.checkpoint_contents import CheckpointContents
 from dagster_flinkpy.runtime.master.commits.checkpoint_steps import CheckpointSteps
 from dagster_flinkpy.runtime.master.job_messages import LookForRequests
 from dagster_flinkpy.runtime.master.mailbox import InlineMailbox

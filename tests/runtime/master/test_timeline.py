@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_flinkpy.checkpoint.coordinator.phases import CheckpointPhases
+from dagster_flinkpy.checkpoint.coordinator.timeline import CheckpointTimeline
 from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.errors import StorageError
-from dagster_flinkpy.runtime.master.metrics.timeline import CheckpointTimeline
 from tests.runtime.harness import HarnessAttempt, collect_graph
 from tests.runtime.programs import COUNTED, CountPerKey, environment, events
 

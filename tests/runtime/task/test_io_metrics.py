@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.checkpoint.coordinator.timeline import CheckpointTimeline
+from dagster_flinkpy.checkpoint.reports.completed_epoch import CompletedEpoch
 from dagster_flinkpy.checkpoint.reports.job_metrics import TIMES, OperatorMetrics, job_metrics
 from dagster_flinkpy.datastream import DataStream, OutputTag, ProcessFunction
 from dagster_flinkpy.datastream.program.job_graph import JobGraph, PartitionerKind
-from dagster_flinkpy.runtime.master.metrics.reports import CompletedEpoch
-from dagster_flinkpy.runtime.master.metrics.timeline import CheckpointTimeline
 from dagster_flinkpy.runtime.task.task_times import TaskTimes
 from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt, ManualClock, collect_graph, random_order

@@ -24,6 +24,7 @@ from dagster_flinkpy.checkpoint.coordinator.stimuli import (
     Stimulus,
     TriggerFailed,
 )
+from dagster_flinkpy.checkpoint.coordinator.timeline import CheckpointTimeline
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointMetadata
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd, PartitionRetention
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
@@ -32,7 +33,6 @@ from dagster_flinkpy.errors import CheckpointError, CheckpointTimeoutError, Fenc
 from dagster_flinkpy.runtime.master.commits.master_hooks import MasterHooks
 from dagster_flinkpy.runtime.master.commits.transactions import Transactions
 from dagster_flinkpy.runtime.master.job_messages import CheckpointIdsReserved
-from dagster_flinkpy.runtime.master.metrics.timeline import CheckpointTimeline
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 
 __all__ = ["CheckpointSteps", "Outcome"]

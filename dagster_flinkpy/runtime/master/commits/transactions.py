@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.starting_point import Restore
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.datastream.checkpointing.state_recovery import may_stay_behind
 from dagster_flinkpy.errors import (
@@ -22,7 +23,6 @@ from dagster_flinkpy.errors import (
     StorageError,
 )
 from dagster_flinkpy.runtime.master.commits.committers import Committers
-from dagster_flinkpy.runtime.master.starting_point import Restore
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 
 __all__ = ["Transactions"]

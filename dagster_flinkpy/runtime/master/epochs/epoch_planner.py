@@ -10,27 +10,23 @@ from typing import Any
 
 from dagster_flinkpy.checkpoint.coordinator.messages import Subtask
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
-from dagster_flinkpy.checkpoint.restore import RestorePlan
+from dagster_flinkpy.checkpoint.operator_states import SubtaskState
+from dagster_flinkpy.checkpoint.restore import RestorePlan, reassign_operator_state
 from dagster_flinkpy.datastream.connectors.base import SplitEnumeratorContext
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSinkSpec, BlockingEdgeSourceSpec
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeInputs, EdgeOutput
-from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob
+from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob, SubtaskInputs
 from dagster_flinkpy.runtime.master.epochs.operator_coordinators import OperatorCoordinators
 from dagster_flinkpy.runtime.master.epochs.partition_input import of_partition
 from dagster_flinkpy.runtime.master.epochs.split_planner import SplitPlanner
-from dagster_flinkpy.runtime.master.epochs.subtask_inputs import (
-    SubtaskInputs,
-    inputs_after,
-    inputs_of_plan,
-    states_of_inputs,
-)
 from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.runtime.master.results import EpochResults, TaskFailure
 from dagster_flinkpy.runtime.python_environment import pack
+from dagster_flinkpy.state.handles import DistributionMode
 
-__all__ = ["EpochPlanner"]
+__all__ = ["EpochPlanner", "inputs_after"]
 
 
 @dataclass(frozen=True)
@@ -85,7 +81,7 @@ class EpochPlanner:
         uids = {v.uid for v in graph.vertices}
         self.in_flight = _in_flight(plan, self.edge_sources)
         """What the restored checkpoint names of the edges that the region reads."""
-        inputs = {task: i for task, i in inputs_of_plan(plan).items() if task[0] in uids} if plan else {}
+        inputs = {task: i for task, i in plan.inputs.items() if task[0] in uids} if plan else {}
         self._start = 0
         """The epoch from whose state the next one starts; 0 for the start of the attempt."""
         self._left = {0: _Left(continues_from, inputs, restored is not None and restored.end_of_input)}
@@ -109,7 +105,7 @@ class EpochPlanner:
         self.ended[checkpoint_id] = self._state.ended
         self.splits.snapshot(checkpoint_id)
         self.coordinators.repeat(checkpoint_id, self._start)
-        return EpochResults(states_of_inputs(self._graph, self._state.inputs), self._state.unwritten)
+        return EpochResults(_states_of(self._graph, self._state.inputs), self._state.unwritten)
 
     def empty_epoch(self, checkpoint_id: int) -> EpochInput:
         """Returns an epoch that reads nothing, at which sources that have ended stay ended."""
@@ -183,3 +179,29 @@ def _in_flight(plan: RestorePlan | None, edge_sources: Mapping[str, str]) -> Edg
             output = EdgeOutput.from_json(stored)
             outputs.setdefault(output.checkpoint_id, {})[sink] = output
     return [outputs[checkpoint_id] for checkpoint_id in sorted(outputs)]
+
+
+def inputs_after(states: Mapping[Subtask, SubtaskState]) -> SubtaskInputs:
+    """Returns what the subtasks of a job start from after an epoch that all of them have acknowledged."""
+    by_uid: dict[str, list[SubtaskState]] = {}
+    for task in sorted(states):
+        by_uid.setdefault(task.uid, []).append(states[task])
+    inputs: dict[tuple[str, int], SubtaskState] = {}
+    for uid, subtasks in by_uid.items():
+        reassigned = reassign_operator_state([s.operator_state for s in subtasks], len(subtasks))
+        for state, handles in zip(subtasks, reassigned, strict=True):
+            kept = replace(state, operator_state=handles, splits=(), committables=(), metrics={})
+            inputs[uid, state.index] = kept
+    return inputs
+
+
+def _states_of(graph: JobGraph, inputs: SubtaskInputs) -> dict[Subtask, SubtaskState]:
+    """Returns the same state as acknowledgements of tasks that have read nothing."""
+    states: dict[Subtask, SubtaskState] = {}
+    for v in graph.vertices:
+        for i in range(v.parallelism):
+            given = inputs.get((v.uid, i), SubtaskState(i))
+            # Every subtask was given all of a union state, so only one of them passes it on.
+            handles = (each for each in given.operator_state if i == 0 or each.mode is not DistributionMode.UNION)
+            states[Subtask(v.uid, i)] = replace(given, operator_state=tuple(handles))
+    return states

@@ -9,6 +9,7 @@ from typing import Any
 
 from dagster_flinkpy.checkpoint.coordinator.messages import Subtask
 from dagster_flinkpy.checkpoint.coordinator.stimuli import Stimulus
+from dagster_flinkpy.checkpoint.coordinator.timeline import CheckpointTimeline
 from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.errors import (
     CheckpointTimeoutError,
@@ -26,7 +27,6 @@ from dagster_flinkpy.runtime.failure import unsupported
 from dagster_flinkpy.runtime.master.epochs.epoch_planner import EpochPlanner
 from dagster_flinkpy.runtime.master.epochs.open_epoch import OpenEpoch
 from dagster_flinkpy.runtime.master.job_session import JobSession
-from dagster_flinkpy.runtime.master.metrics.timeline import CheckpointTimeline
 from dagster_flinkpy.runtime.master.results import EpochResults
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.runtime.shuffle.wire import WireRow

@@ -18,7 +18,7 @@ from dagster_flinkpy.checkpoint.state_migration import state_version
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSinkSpec, BlockingEdgeSourceSpec
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
-from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeOutput
+from dagster_flinkpy.json_records import JsonRecord
 
 __all__ = ["CheckpointContents"]
 
@@ -48,7 +48,7 @@ class CheckpointContents:
     def metadata(
         self,
         write: WriteMetadata,
-        written: Sequence[Mapping[str, EdgeOutput]],
+        written: Sequence[Mapping[str, JsonRecord]],
         *,
         ended: bool,
         properties: Mapping[str, Any],
@@ -110,7 +110,7 @@ class CheckpointContents:
             return EdgeHistory(self.parent.checkpoint_id)
         return stored.history
 
-    def _grow(self, write: WriteMetadata, written: Sequence[Mapping[str, EdgeOutput]]) -> None:
+    def _grow(self, write: WriteMetadata, written: Sequence[Mapping[str, JsonRecord]]) -> None:
         """Adds to the histories of edges what was written since the last metadata."""
         if not self._retain:
             return

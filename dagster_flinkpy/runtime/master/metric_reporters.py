@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from dagster_flinkpy.checkpoint.coordinator.statistics import CheckpointStatistics
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.reports.prometheus_metrics import PrometheusMetrics
 from dagster_flinkpy.common.metric_options import MetricReporterOptions, PrometheusOptions, PushGatewayOptions
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.runtime.master.metrics.prometheus_metrics import PrometheusMetrics
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

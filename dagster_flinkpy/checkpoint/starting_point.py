@@ -25,7 +25,6 @@ from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo
 from dagster_flinkpy.datastream.checkpointing.state_recovery import NonRestoredState, RecoveryClaimMode
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import CorruptMetadataError, FlinkPyError, HeadLostError, ObjectNotFoundError, RestoreError
-from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["Restore"]
@@ -93,7 +92,7 @@ class Restore:
         return () if found is None else found.ancestors_of(job.name)
 
     def load(
-        self, config: JobConfig, graph: JobGraph, store: CompletedCheckpointStore, attempt: Attempt
+        self, job: StorageLocation, graph: JobGraph, store: CompletedCheckpointStore, attempt: Attempt
     ) -> CheckpointMetadata | None:
         """Reads a checkpoint of the job, or copies a savepoint's files to the job's prefix, and migrates its state.
 
@@ -109,7 +108,7 @@ class Restore:
             StateSchemaError: A migration of the program returns what does not fit.
             UserFunctionError: A migration of the program has failed.
         """
-        found = self._found(config, graph, store, attempt)
+        found = self._found(job, graph, store, attempt)
         if found is None:
             return None
         if self.recomputation is not None:
@@ -120,7 +119,7 @@ class Restore:
         return migrate(found, graph, store.store, f"{attempt.token}-0", self.progress)
 
     def _found(
-        self, config: JobConfig, graph: JobGraph, store: CompletedCheckpointStore, attempt: Attempt
+        self, job: StorageLocation, graph: JobGraph, store: CompletedCheckpointStore, attempt: Attempt
     ) -> CheckpointMetadata | None:
         if self.start_empty:
             if attempt.latest is not None:
@@ -135,14 +134,14 @@ class Restore:
                 "restore_from is empty: give a savepoint, a checkpoint (chk-7) or the job's folder, or leave it out"
             )
         # The location needs the path with its slashes: without them 's3://' would be a local folder.
-        location = savepoint_location(self.path, config.storage.child(config.job_id))
+        location = savepoint_location(self.path, job)
         if location.url == prefix:  # stands for the job's latest checkpoint, as in other commands
             if attempt.latest is None:
                 raise RestoreError(f"{self.path!r} is this job's own folder, and it has no completed checkpoint")
-            return self._own_checkpoint(attempt.latest.checkpoint_id, config.job_id, store, attempt)
+            return self._own_checkpoint(attempt.latest.checkpoint_id, job.name, store, attempt)
         own = self._own_id(location, prefix)
         if own is not None:
-            return self._own_checkpoint(own, config.job_id, store, attempt)
+            return self._own_checkpoint(own, job.name, store, attempt)
         try:
             found = open_checkpoint(location)
         except RestoreError as error:

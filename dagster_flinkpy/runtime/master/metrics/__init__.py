@@ -1,1 +1,0 @@
-"""What an attempt measures and reports."""
