@@ -19,12 +19,7 @@ from typing import ClassVar
 
 from dagster_flinkpy.common.configuration import Configuration
 from dagster_flinkpy.common.no_effect import no_effect
-from dagster_flinkpy.common.restart_strategies import (
-    FixedDelayRestart,
-    NoRestart,
-    RestartStrategy,
-    restart_strategy_of,
-)
+from dagster_flinkpy.common.restart_strategies import FixedDelayRestart, NoRestart, RestartStrategy, restart_strategy_of
 from dagster_flinkpy.errors import (
     CheckpointError,
     ConfigurationError,

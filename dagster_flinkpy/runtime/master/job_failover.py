@@ -39,11 +39,7 @@ from dagster_flinkpy.errors import (
     message_of,
 )
 from dagster_flinkpy.runtime.master.execution_graph import ExecutionGraph
-from dagster_flinkpy.runtime.master.failover import (
-    ExecutionFailureHandler,
-    FailureHandlingResult,
-    RegionFailure,
-)
+from dagster_flinkpy.runtime.master.failover import ExecutionFailureHandler, FailureHandlingResult, RegionFailure
 from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.runtime.master.regions.region_runner import RegionEnded
 from dagster_flinkpy.runtime.master.regions.region_state import RegionState

@@ -9,9 +9,7 @@ import pyarrow as pa
 
 from dagster_flinkpy.common.watermark_strategy import MIN_WATERMARK
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
-from dagster_flinkpy.datastream.operator_specs import (
-    SourceSpec,
-)
+from dagster_flinkpy.datastream.operator_specs import SourceSpec
 from dagster_flinkpy.runtime.operators.sink_operators import SinkOperator
 from dagster_flinkpy.runtime.operators.source_operator import SourceOperator
 from dagster_flinkpy.runtime.operators.stream_operator import OperatorSnapshot

@@ -11,18 +11,8 @@ from typing import Any
 import numpy as np
 
 from dagster_flinkpy.common.copies import ALONE, copied, flat_rows, unchanging_types
-from dagster_flinkpy.datastream.functions import (
-    FilterFunction,
-    FlatMapFunction,
-    MapFunction,
-)
-from dagster_flinkpy.datastream.operator_specs import (
-    FilterSpec,
-    FlatMapSpec,
-    InputsSpec,
-    MapSpec,
-    as_callable,
-)
+from dagster_flinkpy.datastream.functions import FilterFunction, FlatMapFunction, MapFunction
+from dagster_flinkpy.datastream.operator_specs import FilterSpec, FlatMapSpec, InputsSpec, MapSpec, as_callable
 from dagster_flinkpy.datastream.timerservice import TimerService
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.runtime.failure import UNKNOWN, USER_EXCEPTIONS

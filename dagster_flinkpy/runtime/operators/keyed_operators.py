@@ -18,14 +18,8 @@ from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
 from dagster_flinkpy.datastream.checkpointing.state_backend_type import StateBackendType
 from dagster_flinkpy.datastream.functions import KeyedStateStore, ReduceFunction, RuntimeContext
-from dagster_flinkpy.datastream.operator_specs import (
-    InputsSpec,
-    ReduceSpec,
-    as_callable,
-)
-from dagster_flinkpy.datastream.state import (
-    ValueStateDescriptor,
-)
+from dagster_flinkpy.datastream.operator_specs import InputsSpec, ReduceSpec, as_callable
+from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.datastream.time_domain import TimeDomain
 from dagster_flinkpy.errors import PastTimerError
 from dagster_flinkpy.key_groups import compute_key_group_range_for_operator_index

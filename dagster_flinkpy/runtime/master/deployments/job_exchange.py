@@ -31,7 +31,6 @@ from dagster_flinkpy.runtime.master.deployments.in_process import run_in_process
 from dagster_flinkpy.runtime.master.deployments.pipelined_region import PipelinedRegion, places_of, resources_of
 from dagster_flinkpy.runtime.master.deployments.region_job import runs_a_task
 from dagster_flinkpy.runtime.master.deployments.slot_processes import host_of_driver, start_here, start_on_spark
-from dagster_flinkpy.runtime.master.deployments.spark_progress import SparkProgress, watched
 from dagster_flinkpy.runtime.master.deployments.way_to_store import WayToStore
 from dagster_flinkpy.runtime.master.epochs.open_epoch import OpenEpoch
 from dagster_flinkpy.runtime.master.epochs.operator_coordinators import OperatorCoordinators
@@ -41,6 +40,7 @@ from dagster_flinkpy.runtime.master.slots.job_slots import JobSlots
 from dagster_flinkpy.runtime.master.slots.slot_pool import SlotPool
 from dagster_flinkpy.runtime.record_counts import RecordCounts
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
+from dagster_flinkpy.spark.progress import ProgressLines, SparkProgress, watched
 from dagster_flinkpy.spark.sessions import announce_job, kept_slots
 
 __all__ = ["JobExchange"]
@@ -295,8 +295,8 @@ class JobExchange:
         what = f"checkpoint {job.checkpoint_id} of job {job.job_id!r}"
         with session.open() as spark, RecordCounts(self._config.spark.on_this_machine) as counts:
             slots.look(spark)
-            progress = SparkProgress(what, job.graph.number_of_stages, self._progress, records=counts.by_stage)
-            with watched(spark, progress):
+            lines = ProgressLines(what, self._progress)
+            with watched(spark, SparkProgress(lines, job.graph.number_of_stages, counts.by_stage)):
                 tries = self._shared.task_tries(spark) if self._config.failover.failover.retries_tasks else 1
                 return self._way.run(spark, replace(job, counts=counts.folder, task_tries=tries))
 

@@ -20,7 +20,6 @@ from dagster_flinkpy.runtime.epoch import EpochInput, EpochJob, Stop
 from dagster_flinkpy.runtime.exchange.frames import frame
 from dagster_flinkpy.runtime.exchange.places import Places, chains_of
 from dagster_flinkpy.runtime.failure import error_from_json
-from dagster_flinkpy.runtime.master.deployments.spark_progress import INTERVAL_SECONDS, EpochProgress
 from dagster_flinkpy.runtime.master.epochs.open_epoch import OpenEpoch
 from dagster_flinkpy.runtime.master.epochs.operator_coordinators import OperatorCoordinators
 from dagster_flinkpy.runtime.master.slots.job_slots import required_slots
@@ -28,6 +27,7 @@ from dagster_flinkpy.runtime.master.slots.slot_pool import Slot, SlotPool
 from dagster_flinkpy.runtime.record_counts import RecordCounts
 from dagster_flinkpy.runtime.shipping import dump_job
 from dagster_flinkpy.runtime.shuffle.wire import SEQ_BITS, Kind, WireRow
+from dagster_flinkpy.spark.progress import INTERVAL_SECONDS, ProgressLines
 
 __all__ = ["PipelinedRegion", "places_of", "resources_of"]
 
@@ -202,7 +202,7 @@ class PipelinedRegion:
             if open_epoch is not None:
                 self._give_out(open_epoch, deployment)
                 self._read_on(open_epoch, deployment)
-            self._wait(lambda: deployment.is_done(job.checkpoint_id), self._epoch_progress(deployment, job))
+            self._wait(lambda: deployment.is_done(job.checkpoint_id), self._says_how_far(deployment, job))
             if not deployment.failed:
                 self.coordinators.work()  # their checkpoints are due
         except FlinkPyError:
@@ -278,14 +278,18 @@ class PipelinedRegion:
         with self._changed:
             self._changed.notify_all()
 
-    def _epoch_progress(self, deployment: _Deployment, job: EpochJob) -> EpochProgress:
-        return EpochProgress(
-            f"checkpoint {job.checkpoint_id} of job {job.job_id!r}",
-            deployment.number_of_tasks,
-            self._progress,
-            acknowledged=lambda: deployment.acknowledged[job.checkpoint_id],
-            records=self._counts.by_stage,
-        )
+    def _says_how_far(self, deployment: _Deployment, job: EpochJob) -> Callable[[], None]:
+        """Returns what says how far an epoch is, if that is due."""
+        before = self._counts.by_stage().get(0, 0)
+        lines = ProgressLines(f"checkpoint {job.checkpoint_id} of job {job.job_id!r}", self._progress, read=before)
+
+        def update() -> None:
+            if lines.due:
+                read, done = self._counts.by_stage().get(0, 0), deployment.acknowledged[job.checkpoint_id]
+                what = f"{done} of {deployment.number_of_tasks} subtasks have acknowledged"
+                lines.say(what, max(read - before, 0), read)
+
+        return update
 
     def deploy(self, job: EpochJob) -> _Deployment:
         """Deploys the tasks that read the epoch of a job, unless they are there already.
@@ -327,7 +331,7 @@ class PipelinedRegion:
         return self._pool.request(sorted(needed), lambda: self._interrupted, needed)
 
     def _wait(
-        self, done: Callable[[], bool], progress: EpochProgress | None = None, seconds: float | None = None
+        self, done: Callable[[], bool], update: Callable[[], None] | None = None, seconds: float | None = None
     ) -> None:
         """Waits for messages of the tasks.
 
@@ -347,8 +351,8 @@ class PipelinedRegion:
             if left <= 0:
                 break
             woken = self._wait_for(lambda: over() or self.coordinators.has_mail, left)
-            if not woken and progress is not None:
-                progress.update()
+            if not woken and update is not None:
+                update()
             self.coordinators.work()
         if deployment.cut_off:  # most likely because the other slot is gone, which the driver is about to see
             self._wait_for(lambda: deployment.lost is not None or self._interrupted, _CUT_OFF_SECONDS)

@@ -17,12 +17,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from dagster_flinkpy.errors import (
-    CheckpointError,
-    ExecutorLostError,
-    FlinkPyError,
-    PythonWorkerLostError,
-)
+from dagster_flinkpy.errors import CheckpointError, ExecutorLostError, FlinkPyError, PythonWorkerLostError
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.failure import error_in_task, reported, unsupported
 from dagster_flinkpy.runtime.master.deployments.driver_files import SentFiles, run_with_files

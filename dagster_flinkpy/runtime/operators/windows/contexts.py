@@ -16,11 +16,7 @@ from dagster_flinkpy.datastream.functions import (
     RuntimeContext,
     WindowFunction,
 )
-from dagster_flinkpy.datastream.state import (
-    MapStateDescriptor,
-    StateDescriptor,
-    ValueStateDescriptor,
-)
+from dagster_flinkpy.datastream.state import MapStateDescriptor, StateDescriptor, ValueStateDescriptor
 from dagster_flinkpy.datastream.timerservice import TimerService
 from dagster_flinkpy.datastream.window import (
     CountWindow,

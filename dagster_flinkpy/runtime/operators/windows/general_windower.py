@@ -14,12 +14,7 @@ from dagster_flinkpy.datastream.window import TriggerResult
 from dagster_flinkpy.runtime.failure import UNKNOWN, USER_EXCEPTIONS
 from dagster_flinkpy.runtime.operators.windows.contexts import TriggerContext
 from dagster_flinkpy.runtime.operators.windows.merging_window_set import MergingWindowSet
-from dagster_flinkpy.runtime.operators.windows.window_operator import (
-    MERGING_WINDOWS,
-    Ints,
-    Windower,
-    WindowOperator,
-)
+from dagster_flinkpy.runtime.operators.windows.window_operator import MERGING_WINDOWS, Ints, Windower, WindowOperator
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 
 __all__ = ["GeneralWindower", "MergingWindower"]

@@ -10,9 +10,9 @@ from pyspark.core.status import SparkJobInfo, SparkStageInfo
 from pyspark.sql import SparkSession
 
 from dagster_flinkpy.common.typeinfo import Types
-from dagster_flinkpy.runtime.master.deployments import spark_progress
-from dagster_flinkpy.runtime.master.deployments.spark_progress import SparkProgress, StageProgress, watched
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
+from dagster_flinkpy.spark import progress as spark_progress
+from dagster_flinkpy.spark.progress import ProgressLines, SparkProgress, StageProgress, watched
 from dagster_flinkpy.spark.sessions import SparkSettings
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.programs import FolderSink, environment
@@ -24,9 +24,8 @@ class Told:
 
     def __init__(self) -> None:
         self.now, self.lines, self.records = 100.0, list[str](), dict[int, int]()
-        self.progress = SparkProgress(
-            "checkpoint 7", 2, self.lines.append, records=lambda: self.records, clock=lambda: self.now
-        )
+        lines = ProgressLines("checkpoint 7", self.lines.append, clock=lambda: self.now)
+        self.progress = SparkProgress(lines, 2, lambda: self.records)
 
     def after(self, seconds: float, stages: list[StageProgress], running: int) -> list[str]:
         self.lines.clear()
@@ -137,7 +136,7 @@ def test_a_driver_in_this_process_is_asked(group: str | None, monkeypatch: pytes
         if "running" in line:
             told.set()
 
-    progress = SparkProgress("checkpoint 7", 3, on_line)
+    progress = SparkProgress(ProgressLines("checkpoint 7", on_line), 3, dict)
     session = object.__new__(SparkSession)
     session._sc = context  # type: ignore[assignment]
     with watched(session, progress):

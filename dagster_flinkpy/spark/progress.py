@@ -1,4 +1,4 @@
-"""Reports the progress of a Spark job, with one line every few seconds."""
+"""Reports the progress of a Spark job, or of something else, with one line every few seconds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyspark import SparkContext, StatusTracker
     from pyspark.sql import SparkSession
 
-__all__ = ["INTERVAL_SECONDS", "EpochProgress", "SparkProgress", "StageProgress", "watched"]
+__all__ = ["INTERVAL_SECONDS", "ProgressLines", "SparkProgress", "StageProgress", "watched"]
 
 INTERVAL_SECONDS = 5.0
 """The minimum time between two lines, in seconds. A Spark job that takes less reports nothing."""
@@ -37,59 +37,73 @@ class StageProgress:
     num_completed_tasks: int
 
 
-class SparkProgress:
-    """Turns Spark's reports into lines with a bar, which shows how many of the tasks of all stages are done.
+class ProgressLines:
+    """Lines about something that takes long: at most one in five seconds, and later one each time it took 5 % longer.
 
-    There is at most one line every five seconds, and later one each time the job has taken 5 % longer. An unchanged
-    state is not reported again.
+    An unchanged state is not reported again.
 
     Args:
-        what: What the Spark job is for, such as ``checkpoint 7 of job orders``.
-        stages: How many stages the job has.
+        what: What it is, such as ``checkpoint 7 of job orders``.
         on_line: Takes the lines.
-        records: Returns how many records the tasks of each stage have read so far. Default: it is not known.
+        read: How many records were read before. Default: 0.
         clock: Returns monotonic time in seconds.
     """
 
     def __init__(
         self,
         what: str,
-        stages: int,
-        on_line: Callable[[str], None],
+        on_line: Callable[[str], object],
         *,
-        records: Callable[[], Mapping[int, int]] = dict,
+        read: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._what, self._stages, self._on_line = what, stages, on_line
-        self._records, self._clock = records, clock
+        self._what, self._on_line, self._read, self._clock = what, on_line, read, clock
         self._started = self._told_at = clock()
         self._told = ""
-        self._read = 0
-        """The number of records that all stages had read at the last line."""
 
-    def update(self, stages: Iterable[StageProgress], running: int) -> None:
-        """Takes a progress report of Spark.
+    @property
+    def due(self) -> bool:
+        """Whether another line may follow."""
+        now = self._clock()
+        return now - self._told_at >= max(INTERVAL_SECONDS, _SHARE * (now - self._started))
+
+    def say(self, told: str, records: int, read: int) -> None:
+        """Passes on a state.
 
         Args:
-            stages: The stages that Spark has begun, in order.
-            running: The number of running tasks.
+            told: The state.
+            records: How many records were read for it; 0 if there are none, or that is not known.
+            read: How many records were read in all, for their rate.
         """
-        now = self._clock()
-        if now - self._told_at < max(INTERVAL_SECONDS, _SHARE * (now - self._started)):
-            return
-        begun = [stage for stage in stages if stage.num_tasks]
-        done = sum(1 for stage in begun if stage.num_completed_tasks >= stage.num_tasks)
-        records = self._records()
-        told = self._describe(begun, done, running)
-        if count := records.get(done, 0):
-            told += f", {count:,} records read"
+        told += f", {records:,} records read" if records else ""
         if told == self._told:
             return
-        read, rate = sum(records.values()), ""
-        if count and read > self._read:
+        now, rate = self._clock(), ""
+        if records and read > self._read:
             rate = f" ({(read - self._read) / (now - self._told_at):,.0f} per second)"
         self._told, self._told_at, self._read = told, now, read
         self._on_line(f"{self._what}: {told}{rate}, after {now - self._started:.0f} s")
+
+
+class SparkProgress:
+    """Turns Spark's reports into lines with a bar, which shows how many of the tasks of all stages are done.
+
+    Args:
+        lines: Takes them.
+        stages: How many stages the job has.
+        records: Returns how many records the tasks of each stage have read so far.
+    """
+
+    def __init__(self, lines: ProgressLines, stages: int, records: Callable[[], Mapping[int, int]]) -> None:
+        self._lines, self._stages, self._records = lines, stages, records
+
+    def update(self, stages: Iterable[StageProgress], running: int) -> None:
+        """Takes a progress report of Spark: the stages that have begun, in order, and the number of running tasks."""
+        if self._lines.due:
+            begun = [stage for stage in stages if stage.num_tasks]
+            done = sum(1 for stage in begun if stage.num_completed_tasks >= stage.num_tasks)
+            records = self._records()
+            self._lines.say(self._describe(begun, done, running), records.get(done, 0), sum(records.values()))
 
     def _describe(self, begun: list[StageProgress], done: int, running: int) -> str:
         current = next((stage for stage in begun if stage.num_completed_tasks < stage.num_tasks), None)
@@ -103,46 +117,6 @@ class SparkProgress:
         if not running:
             return f"{stage}, {tasks}; waiting for free task slots"
         return f"{stage}, {tasks}, {running} running"
-
-
-class EpochProgress:
-    """Turns what is known of an epoch of tasks that live into lines, as often as :class:`SparkProgress`.
-
-    Args:
-        what: What the epoch is for, such as ``checkpoint 7 of job orders``.
-        tasks: How many subtasks acknowledge it.
-        on_line: Takes the lines.
-        acknowledged: Returns how many have acknowledged it.
-        records: Returns how many records the tasks of each stage have read so far, also before the epoch.
-        clock: Returns monotonic time in seconds.
-    """
-
-    def __init__(
-        self,
-        what: str,
-        tasks: int,
-        on_line: Callable[[str], object],
-        *,
-        acknowledged: Callable[[], int],
-        records: Callable[[], Mapping[int, int]],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._what, self._tasks, self._on_line = what, tasks, on_line
-        self._acknowledged, self._records, self._clock = acknowledged, records, clock
-        self._started = self._told_at = clock()
-        self._before = self._read = records().get(0, 0)
-
-    def update(self) -> None:
-        """Says how far the epoch is, if that is due."""
-        now = self._clock()
-        if now - self._told_at < max(INTERVAL_SECONDS, _SHARE * (now - self._started)):
-            return
-        read, told = self._records().get(0, 0), f"{self._acknowledged()} of {self._tasks} subtasks have acknowledged"
-        if read > self._before:
-            rate = (read - self._read) / (now - self._told_at)
-            told += f", {read - self._before:,} records read ({rate:,.0f} per second)"
-        self._told_at, self._read = now, read
-        self._on_line(f"{self._what}: {told}, after {now - self._started:.0f} s")
 
 
 @contextmanager
