@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from dagster_flinkpy.datastream.connectors.base import Json
@@ -34,14 +33,30 @@ _NO_CHECKPOINT = -1
 """Flink: ``OperatorCoordinator.NO_CHECKPOINT``."""
 
 
-@dataclass
-class _Subtask:
+class _Subtask(SubtaskGateway):
     """What is between a coordinator and an execution of a subtask."""
 
-    sent: int = 0
-    """How many events it was sent."""
-    in_flight: deque[Json] = field(default_factory=deque)
-    """The last ones of them: those that no checkpoint has found taken."""
+    def __init__(self, holder: _Holder, subtask: int) -> None:
+        self._holder, self._number, self._attempt = holder, subtask, -1
+        self.sent = 0
+        """How many events it was sent."""
+        self.in_flight: deque[Json] = deque()
+        """The last ones of them: those that no checkpoint has found taken."""
+
+    def ready(self, attempt: int, send: SendEvent) -> None:
+        """The execution runs."""
+        self._attempt, self._send = attempt, send
+
+    @property
+    def subtask(self) -> int:
+        return self._number
+
+    @property
+    def attempt(self) -> int:
+        return self._attempt
+
+    def send_event(self, event: Any) -> None:
+        self._holder.send(self, event, self._send)
 
 
 class _Holder(OperatorCoordinatorContext):
@@ -91,7 +106,7 @@ class _Holder(OperatorCoordinatorContext):
             self._coordinator.execution_attempt_failed(i, self._attempt, reason)
         with self._lock:
             self.failure, self._passed, self._held = None, {}, []
-            self._subtasks = [_Subtask() for _ in range(self._parallelism)]
+            self._subtasks = [_Subtask(self, i) for i in range(self._parallelism)]
             self._undelivered = [] if stored is None else [(i, event) for i, event in stored["events"]]
         if not begins or stored is not None:
             self._coordinator.reset_to_checkpoint(checkpoint_id, None if stored is None else stored["state"])
@@ -103,24 +118,24 @@ class _Holder(OperatorCoordinatorContext):
     def ready(self, attempt: int, send: SendEvent) -> None:
         """New executions run: what was in flight to their subtasks at the checkpoint is sent again."""
         self._attempt, undelivered, self._undelivered = attempt, self._undelivered, []
-        subtasks = self._subtasks
-        gateways = [_Gateway(self, i, attempt, subtasks, send) for i in range(self._parallelism)]
+        for subtask in self._subtasks:
+            subtask.ready(attempt, send)
         for i, event in undelivered:
             if i < self._parallelism:
-                gateways[i].send_event(event)
+                self._subtasks[i].send_event(event)
             else:
                 self._coordinator.handle_undelivered_event(i, event)
-        for i, gateway in enumerate(gateways):
-            self._coordinator.execution_attempt_ready(i, attempt, gateway)
+        for i, subtask in enumerate(self._subtasks):
+            self._coordinator.execution_attempt_ready(i, attempt, subtask)
 
-    def send(self, subtasks: list[_Subtask], i: int, event: Json, send: SendEvent) -> None:
+    def send(self, subtask: _Subtask, event: Json, send: SendEvent) -> None:
         """Sends an event, unless the execution is gone. Any thread may call it."""
         JsonSerializer().serialize(event)
         with self._lock:
-            if subtasks is self._subtasks:
-                subtasks[i].sent += 1
-                subtasks[i].in_flight.append(event)
-                send(self._uid, i, event)
+            if subtask in self._subtasks:
+                subtask.sent += 1
+                subtask.in_flight.append(event)
+                send(self._uid, subtask.subtask, event)
 
     def receive(self, subtask: int, message: Json) -> None:
         """Takes an event or a barrier of a subtask."""
@@ -165,23 +180,6 @@ class _Holder(OperatorCoordinatorContext):
         """Closes the coordinator, if it was started."""
         if self._coordinator is not None:
             self._coordinator.close()
-
-
-class _Gateway(SubtaskGateway):
-    def __init__(self, holder: _Holder, subtask: int, attempt: int, subtasks: list[_Subtask], send: SendEvent) -> None:
-        self._holder, self._subtask, self._attempt = holder, subtask, attempt
-        self._subtasks, self._send = subtasks, send
-
-    @property
-    def subtask(self) -> int:
-        return self._subtask
-
-    @property
-    def attempt(self) -> int:
-        return self._attempt
-
-    def send_event(self, event: Any) -> None:
-        self._holder.send(self._subtasks, self._subtask, event, self._send)
 
 
 class OperatorCoordinators:
