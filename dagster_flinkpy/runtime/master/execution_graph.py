@@ -26,15 +26,11 @@ __all__ = [
     "ExecutionJobVertex",
     "ExecutionState",
     "ExecutionVertex",
-    "JobStatusListener",
 ]
 
 _HISTORY = 16
 """Flink's default of ``jobmanager.execution.attempts-history-size`` and ``web.exception-history-size``."""
 _MESSAGE_CHARACTERS = 500
-
-JobStatusListener = Callable[[JobStatus, int], object]
-"""Takes a new status and its time, in milliseconds since 1970 (Flink: ``JobStatusListener``)."""
 
 
 class ExecutionState(Enum):
@@ -163,7 +159,7 @@ class ExecutionJobVertex:
 
     def __init__(self, vertex: JobVertex, region: int, now: Callable[[], int]) -> None:
         self.uid, self.name, self.region = vertex.uid, vertex.name, region
-        self.parallelism, self.max_parallelism = vertex.parallelism, vertex.max_parallelism
+        self.parallelism = vertex.parallelism
         self.vertices = tuple(ExecutionVertex(Subtask(vertex.uid, i), now) for i in range(vertex.parallelism))
 
     @property
@@ -197,20 +193,18 @@ class ExecutionGraph:
     def __init__(self, regions: Sequence[Sequence[JobVertex]], now: Callable[[], int]) -> None:
         self.regions = tuple(tuple(ExecutionJobVertex(v, i, now) for v in each) for i, each in enumerate(regions))
         self.status = JobStatus.CREATED
-        self.timestamps: dict[JobStatus, int] = {JobStatus.CREATED: now()}
-        """When the job last entered each status, in milliseconds since 1970."""
         self.failures: deque[FailureReport] = deque(maxlen=_HISTORY)
         """The last 16 failures, the oldest first."""
         self.restarts = 0
         """How many restarts there have been (Flink: metric ``numRestarts``)."""
         self._now = now
-        self._listeners: list[JobStatusListener] = []
+        self._listeners: list[Callable[[JobStatus], object]] = []
         self._waiting: set[int] = set()
 
     # --- what is known -----------------------------------------------------------------------------------------------
 
-    def add_listener(self, listener: JobStatusListener) -> None:
-        """Calls a listener after each change of the status."""
+    def add_listener(self, listener: Callable[[JobStatus], object]) -> None:
+        """Calls a listener after each change of the status (Flink: ``JobStatusListener``)."""
         self._listeners.append(listener)
 
     def executions(self, region: int | None = None) -> Iterator[Execution]:
@@ -383,6 +377,5 @@ class ExecutionGraph:
         if to not in _JOB[self.status]:
             raise IllegalStateTransitionError(f"a job cannot go from {self.status.name} to {to.name}")
         self.status = to
-        self.timestamps[to] = self._now()
         for listener in self._listeners:
-            listener(to, self.timestamps[to])
+            listener(to)

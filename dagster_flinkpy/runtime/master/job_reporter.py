@@ -93,7 +93,7 @@ class JobReporter:
             self.completed()
             self._mailbox.submit(Lane.STORE, self._write_watched)
 
-    def on_status(self, status: JobStatus, _: int) -> None:
+    def on_status(self, status: JobStatus) -> None:
         """Lets others see the beginning, or a restart while it is under way: no checkpoint may complete for long."""
         if status in (JobStatus.RESTARTING, JobStatus.RUNNING):
             self.note()
