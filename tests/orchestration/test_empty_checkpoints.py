@@ -32,8 +32,7 @@ from dagster_flinkpy.datastream.connectors.base import SplitEnumerator
 from dagster_flinkpy.datastream.window import TumblingEventTimeWindows, TumblingProcessingTimeWindows
 from dagster_flinkpy.errors import SourceReadError
 from dagster_flinkpy.orchestration import build_checkpoint_sensor, flink_assets
-from dagster_flinkpy.orchestration.sensors import waiting_look
-from dagster_flinkpy.runtime import waiting_input
+from dagster_flinkpy.orchestration.sensors import waiting_input, waiting_look
 from dagster_flinkpy.runtime.master import job as job_loop
 from dagster_flinkpy.storage import StorageLocation, lease
 from tests.runtime.harness import run_rows

@@ -14,9 +14,9 @@ from dagster_flinkpy.connectors import ParquetSink
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.errors import RestoreError
 from dagster_flinkpy.orchestration.program import plan_restore
+from dagster_flinkpy.orchestration.sensors.waiting_input import WaitingInput
 from dagster_flinkpy.orchestration.upgrade import switch_program
 from dagster_flinkpy.runtime.master.commits.committers import Committers
-from dagster_flinkpy.runtime.waiting_input import WaitingInput
 from tests.checkpoint.interruptions import Died
 from tests.orchestration.recomputed import (
     DAY,

@@ -15,7 +15,7 @@ from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget
 from dagster_flinkpy.storage import StorageLocation
 
 if TYPE_CHECKING:
-    from dagster_flinkpy.runtime.waiting_input import WaitingInput
+    from dagster_flinkpy.orchestration.sensors.waiting_input import WaitingInput
 
 __all__ = ["WaitingLook"]
 
@@ -36,7 +36,7 @@ class WaitingLook:
     @cached_property
     def _input(self) -> WaitingInput | None:
         # Imported here, because a code location must load quickly.
-        from dagster_flinkpy.runtime.waiting_input import WaitingInput
+        from dagster_flinkpy.orchestration.sensors.waiting_input import WaitingInput
 
         return None if self._target.job is None else WaitingInput(self._target.job.graph)
 

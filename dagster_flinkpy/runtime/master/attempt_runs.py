@@ -128,17 +128,14 @@ class AttemptRuns(ABC):
             ConfigurationError: ``periodic`` is set, but the program has no interval.
             Exception: Whatever :meth:`run_epoch` raises.
         """
-        if periodic:
-            self._require_interval()
-        waits = continuous and self.config.checkpointing.interval is None
-        periodic |= continuous and not waits
-        yield from self._run(EpochRequest(limit=limit, periodic=periodic, continuous=waits))
-
-    def _require_interval(self) -> None:
-        if self.config.checkpointing.interval is None:
+        interval = self.config.checkpointing.interval
+        if periodic and interval is None:
             raise ConfigurationError(
                 f"job {self.config.job_id!r} has no checkpoint interval: call env.enable_checkpointing(milliseconds)"
             )
+        waits = continuous and interval is None
+        periodic |= continuous and not waits
+        yield from self._run(EpochRequest(limit=limit, periodic=periodic, continuous=waits))
 
     def commit_restored(self) -> CompletedEpoch:
         """Completes a checkpoint of the restored state without reading input, so that later attempts start from it.

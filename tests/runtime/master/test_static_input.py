@@ -30,10 +30,10 @@ from dagster_flinkpy.datastream.data_stream import DataStream
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import MapStateDescriptor, ValueStateDescriptor
 from dagster_flinkpy.errors import ConfigurationError, JobGraphError
+from dagster_flinkpy.orchestration.sensors.waiting_input import WaitingInput
 from dagster_flinkpy.runtime.master.epochs.partition_input import check_partitioned
 from dagster_flinkpy.runtime.master.epochs.split_planner import create_enumerator
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
-from dagster_flinkpy.runtime.waiting_input import WaitingInput
 from dagster_flinkpy.storage import StorageLocation
 from tests.examples import examples
 from tests.runtime.harness import (

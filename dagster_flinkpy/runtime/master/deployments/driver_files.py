@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dagster_flinkpy.datastream.program.job_graph import JobVertex
     from dagster_flinkpy.runtime.task.task import StageTask
 
-__all__ = ["SentFiles", "run_with_files", "store_files", "stored_bytes"]
+__all__ = ["SentFiles", "run_with_files", "store_files"]
 
 _FIRST = -(1 << 62)
 """The position of the first file, which comes before all other rows of a task."""
@@ -131,11 +131,6 @@ def run_with_files(task: StageTask, rows: Iterator[WireRow]) -> Iterator[pa.Reco
 
 
 # --- on the driver ----------------------------------------------------------------------------------------------------
-
-
-def stored_bytes(rows: Sequence[WireRow]) -> int:
-    """Returns how many bytes tasks have sent to be stored."""
-    return sum(row.payload.size for row in rows if row.kind is Kind.FILE)
 
 
 def store_files(rows: Sequence[WireRow]) -> list[WireRow]:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from dagster_flinkpy.errors import StoreUnreachableError, message_of, shorten
 from dagster_flinkpy.runtime.epoch import EpochJob
-from dagster_flinkpy.runtime.master.deployments.driver_files import SentFiles, store_files, stored_bytes
+from dagster_flinkpy.runtime.master.deployments.driver_files import SentFiles, store_files
 from dagster_flinkpy.runtime.master.deployments.region_job import run_region
-from dagster_flinkpy.runtime.shuffle.wire import WireRow
+from dagster_flinkpy.runtime.shuffle.wire import Kind, WireRow
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,7 +45,7 @@ class WayToStore:
                 return rows
         sent = SentFiles(job)
         rows = list(run_region(spark, replace(job, through_driver=True), sent))
-        self._tell(sent.bytes, stored_bytes(rows))
+        self._tell(sent.bytes, sum(row.payload.size for row in rows if row.kind is Kind.FILE))
         return store_files(rows)
 
     def _tell(self, sent: int, returned: int) -> None:
