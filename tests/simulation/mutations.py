@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 from dagster_flinkpy.checkpoint import claims, leadership, shared_state_registry
+from dagster_flinkpy.checkpoint import starting_point as restoring
 from dagster_flinkpy.checkpoint import store as completed_checkpoint_store
 from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.coordinator.coordinator import CheckpointCoordinator
@@ -26,7 +27,6 @@ from dagster_flinkpy.connectors.commit.staged_files import FileNames
 from dagster_flinkpy.errors import CorruptMetadataError, StorageError
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master import job as job_loop
-from dagster_flinkpy.runtime.master import starting_point as restoring
 from dagster_flinkpy.runtime.master.commits.checkpoint_steps import CheckpointSteps
 from dagster_flinkpy.runtime.master.commits.completion_chain import CompletionChain
 from dagster_flinkpy.runtime.master.commits.transactions import Transactions
@@ -405,23 +405,23 @@ def _(real: Wrapped, planner: SplitPlanner, *args: Any, drain: bool, **options: 
 
 @mutation(
     "checkpoints of a stopped job are deleted",
-    job_loop,
+    Attempt,
     "discards_checkpoints",
     "knows any more",
     **{**ONE_STREAM, "savepoint": 0.5, "stop": 1, "drain": 0, "deleting": 1},
 )
-def _(real: Wrapped, retention: Any, attempt: Attempt, error: Any, *, finished: bool) -> bool:
+def _(real: Wrapped, attempt: Attempt, retention: Any, error: Any, *, finished: bool) -> bool:
     return finished and bool(retention.discards_on_finish)
 
 
 @mutation(
     "checkpoints are deleted that have something to commit",
-    job_loop,
+    Attempt,
     "discards_checkpoints",
     "was committed",
     **{**ONE_STREAM, "deleting": 1, "fail_before": 0.05, "outage": 0.9, "restarts": 0, "tolerates": 0, "regions": 0},
 )
-def _(real: Wrapped, retention: Any, attempt: Attempt, error: Any, *, finished: bool) -> bool:
+def _(real: Wrapped, attempt: Attempt, retention: Any, error: Any, *, finished: bool) -> bool:
     return error is not None and bool(retention.discards_on_failure)
 
 
