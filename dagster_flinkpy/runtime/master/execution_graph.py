@@ -20,13 +20,7 @@ from dagster_flinkpy.common.job_status import JobStatus
 from dagster_flinkpy.datastream.program.job_graph import JobVertex
 from dagster_flinkpy.errors import IllegalStateTransitionError, message_of, shorten
 
-__all__ = [
-    "Execution",
-    "ExecutionGraph",
-    "ExecutionJobVertex",
-    "ExecutionState",
-    "ExecutionVertex",
-]
+__all__ = ["Execution", "ExecutionGraph", "ExecutionJobVertex", "ExecutionState", "ExecutionVertex"]
 
 _HISTORY = 16
 """Flink's default of ``jobmanager.execution.attempts-history-size`` and ``web.exception-history-size``."""
@@ -260,7 +254,7 @@ class ExecutionGraph:
                 execution.transition(ExecutionState.CANCELED)  # it was canceled first (Flink: Execution.markFinished)
             elif not execution.state.terminal:
                 execution.transition(ExecutionState.FINISHED)
-        if self.status is JobStatus.RUNNING and self._all(ExecutionState.FINISHED):
+        if self.status is JobStatus.RUNNING and all(e.state is ExecutionState.FINISHED for e in self.executions()):
             self._transition(JobStatus.FINISHED)
         self._end_if_over()
 
@@ -364,9 +358,6 @@ class ExecutionGraph:
         ends = {JobStatus.FAILING: JobStatus.FAILED, JobStatus.CANCELLING: JobStatus.CANCELED}
         if self.status in ends and all(e.state.terminal for e in self.executions()):
             self._transition(ends[self.status])
-
-    def _all(self, state: ExecutionState) -> bool:
-        return all(execution.state is state for execution in self.executions())
 
     def _move(self, region: int, before: ExecutionState, after: ExecutionState) -> None:
         for execution in self.executions(region):

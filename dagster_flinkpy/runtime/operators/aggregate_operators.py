@@ -22,11 +22,7 @@ from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
 from dagster_flinkpy.state.columns import grown
 from dagster_flinkpy.state.stored_names import ROLLING
 
-__all__ = [
-    "RollingAggregateOperator",
-    "create_reduce_operator",
-    "create_rolling_operator",
-]
+__all__ = ["RollingAggregateOperator", "create_reduce_operator", "create_rolling_operator"]
 
 
 def create_reduce_operator(context: OperatorContext, spec: ReduceSpec) -> StreamOperator:

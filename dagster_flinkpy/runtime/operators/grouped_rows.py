@@ -172,8 +172,4 @@ def _extreme(values: Numbers, better: npt.NDArray[np.bool_]) -> Numbers:
 
 
 _STEPS: dict[FoldKind, Callable[[Numbers, Numbers], Numbers]] = {"sum": np.add, "min": _lesser, "max": _greater}
-_RESTS: dict[FoldKind, Callable[[Numbers], Numbers]] = {
-    "sum": np.add.accumulate,
-    "min": _least,
-    "max": _greatest,
-}
+_RESTS: dict[FoldKind, Callable[[Numbers], Numbers]] = {"sum": np.add.accumulate, "min": _least, "max": _greatest}

@@ -59,7 +59,11 @@ class Transactions:
         """
         committed, latest = 0, self._attempt.latest
         if self._attempt.head.new and not start_over:
-            self._check_new()
+            try:
+                self.committers.check_new(self._store.store.url)
+            except HeadLostError:
+                self.check_leader()  # an attempt that took over may have committed meanwhile
+                raise
         if latest is not None and self._restore.path is None and not self._restore.start_empty:
             self._check_kept(latest)
         if latest is not None and self._attempt.committed != latest.checkpoint_id:
@@ -80,13 +84,6 @@ class Transactions:
         if self._restore.path is not None:
             self._restore.last_committed = self.committers.last_of_each()
         return committed, self.abort_lingering()
-
-    def _check_new(self) -> None:
-        try:
-            self.committers.check_new(self._store.store.url)
-        except HeadLostError:
-            self.check_leader()  # an attempt that took over may have committed meanwhile
-            raise
 
     def _check_left_behind(self, latest: CheckpointMetadata, sinks: Collection[str]) -> None:
         """Checks that the run may give up what sinks had to commit that the program does not have."""

@@ -234,7 +234,8 @@ class JobRunner:
         except Exception as error:
             if isinstance(error, FlinkPyError) or throwable_type(error) is ThrowableType.RECOVERABLE_ERROR:
                 raise
-            raise self._unsupported(job, error) from error
+            what = f"the Spark job of checkpoint {job.checkpoint_id} of job {job.job_id!r}"
+            raise unsupported(what, f"{type(error).__name__}: {message_of(error)}") from error
         results = EpochResults.of(rows, epoch.checkpoint_id)
         if open_epoch is not None:
             began_ms = open_epoch.closed_ms or self.now()
@@ -245,12 +246,6 @@ class JobRunner:
 
     def _say_what_is_read(self, epoch: EpochInput) -> None:
         self.progress(f"checkpoint {epoch.checkpoint_id}: {self.planner.splits.describe(epoch)}")
-
-    def _unsupported(self, job: EpochJob, error: Exception) -> FlinkPyError:
-        return unsupported(
-            f"the Spark job of checkpoint {job.checkpoint_id} of job {job.job_id!r}",
-            f"{type(error).__name__}: {message_of(error)}",
-        )
 
     def repeat(self, checkpoint_id: int, restarts: int = 0) -> RegionEnded:
         """Returns the current state as the results of an epoch that has read nothing.
