@@ -415,7 +415,7 @@ class ColumnarKeyedStateBackend:
         if key_type is None or not len(table.runs):
             return
         needed = {"sort_key", "deleted", *table.layout.identity, *(["expires_at"] if table.ttl else []), APPEND}
-        for tables in table.runs.sections():
+        for tables in table.runs.parts():
             runs = [stored.select([name for name in stored.column_names if name in needed]) for stored in tables]
             rows = merge_runs(table.layout, runs, drop_deleted=True, now=self._files.now())
             column = rows.column("key").combine_chunks()
@@ -450,7 +450,7 @@ class ColumnarKeyedStateBackend:
             written_by: Part of the names of its files.
             phase: Whose turn it is to merge early; see `state.files.compaction.has_turn`.
         """
-        self._files.written_by, self._files.phase = written_by, phase
+        self._files.written_by, self._files.phase, self._files.part_bytes = written_by, phase, self._memory.part_bytes
 
     def begin_snapshot(self) -> KeyedSnapshotFuture:
         """Takes a snapshot of all state, including restored state that was not requested.

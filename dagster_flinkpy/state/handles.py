@@ -29,6 +29,7 @@ __all__ = [
     "TableSnapshot",
     "count_key_groups",
     "describe_schema",
+    "span_of",
 ]
 
 Json = dict[str, Any]
@@ -38,13 +39,18 @@ _Bytes = bytes  # RunHandle has a field of this name.
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
+def span_of(key_groups: KeyGroupRange) -> range:
+    """Returns the sort keys in some key groups: each has 2^32 of them, one for each hash."""
+    return range(key_groups.start << 32, key_groups.end + 1 << 32)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunHandle(JsonRecord, omit_defaults=True, error=CorruptMetadataError):
     """One immutable, sorted run file, or the part of it that lies in some key groups (Flink: ``KeyGroupsStateHandle``).
 
     Raises:
         PathEscapesPrefixError: ``path`` could lead outside the job's prefix.
-        CorruptMetadataError: A checksum is malformed, or a number is negative.
+        CorruptMetadataError: A checksum is malformed, or a number is impossible.
     """
 
     path: str = ""
@@ -71,6 +77,9 @@ class RunHandle(JsonRecord, omit_defaults=True, error=CorruptMetadataError):
     """Number of tombstones in the whole file. A tombstone is a row that only hides older ones."""
     appends: int = 0
     """For list state, the number of rows in the whole file that only append to the elements of older rows."""
+    hashes: tuple[int, int] | None = None
+    """The first and the last hash, as unsigned numbers, that a row may have. None for all: only a key group that is too
+    large for one file is divided, among files that follow each other."""
     fired_before: int | None = None
     """For timers: all timers before this time, in milliseconds, have fired or were deleted."""
     data: _Bytes | None = None
@@ -90,6 +99,16 @@ class RunHandle(JsonRecord, omit_defaults=True, error=CorruptMetadataError):
             raise CorruptMetadataError(f"the handle of {self.path} has no SHA-256 checksum")
         if not sizes or min(self.rows, self.tombstones, self.appends) < 0 or not self.rows_per_key_group:
             raise CorruptMetadataError(f"the handle of {self.path} has impossible sizes")
+        if self.hashes is not None:
+            one, (first, last) = self.key_groups.number_of_key_groups == 1, self.hashes
+            if not one or not 0 <= first <= last < 1 << 32:
+                raise CorruptMetadataError(f"the handle of {self.path} has impossible hashes")
+
+    @property
+    def span(self) -> range:
+        """The sort keys that a row may have."""
+        span = span_of(self.key_groups)
+        return span if self.hashes is None else range(span.start + self.hashes[0], span.start + self.hashes[1] + 1)
 
     @cached_property
     def file_rows(self) -> int:

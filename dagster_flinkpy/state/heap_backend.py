@@ -10,9 +10,10 @@ import pyarrow as pa
 
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
 from dagster_flinkpy.state.files.cache import Run, make_time_order
+from dagster_flinkpy.state.files.parts import divide
 from dagster_flinkpy.state.files.runs import Openers, RunFiles, Runs, openers_of
 from dagster_flinkpy.state.files.time_order import MIN_TIME, TimedRun
-from dagster_flinkpy.state.handles import RunHandle
+from dagster_flinkpy.state.handles import RunHandle, span_of
 from dagster_flinkpy.state.layout import TableLayout, merge_runs
 
 __all__ = ["HeapKeyedStateBackend"]
@@ -32,7 +33,7 @@ class _HeapRuns(Runs):
     def newest_first(self) -> Iterator[Run]:
         rows = self._all()
         if len(rows):
-            yield Run.of(rows, self._files.key_groups)
+            yield Run.of(rows)
 
     def _openers(self) -> Openers:
         return openers_of(self.newest_first())
@@ -59,7 +60,8 @@ class _HeapRuns(Runs):
     def save(self) -> None:
         if not self._saved:
             rows = self._all()
-            self._runs = [*self._write(self._files.key_groups, rows)] if len(rows) else []
+            parts = divide([Run.of(rows)], span_of(self._files.key_groups), self._files.part_bytes)
+            self._runs = [*self._write((span, run.table()) for span, [run] in parts)]
             self._saved = True
 
     def _all(self) -> pa.Table:

@@ -13,7 +13,7 @@ from dagster_flinkpy.errors import CorruptStateError, StateSchemaError, UserFunc
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state.files.operator_state import INLINE_BELOW
 from dagster_flinkpy.state.files.run_file import clip_rows, encode_run, inline, upload_run
-from dagster_flinkpy.state.handles import KeyedSnapshot, RunHandle, TableSnapshot
+from dagster_flinkpy.state.handles import KeyedSnapshot, RunHandle, TableSnapshot, span_of
 from dagster_flinkpy.state.keys import hash_keys
 from dagster_flinkpy.state.layout import TableLayout
 from dagster_flinkpy.state.placed_rows import in_key_groups, unplaced_rows
@@ -166,7 +166,7 @@ def _placed(
         placed = in_key_groups(layout, rows, max_parallelism)
     except CorruptStateError as error:
         raise StateSchemaError(f"{what}: {error}") from error
-    if clip_rows(placed.column("sort_key").to_numpy(), key_groups) != (0, len(placed)):
+    if clip_rows(placed.column("sort_key").to_numpy(), span_of(key_groups)) != (0, len(placed)):
         raise StateSchemaError(f"{named} with keys that it was not given, and that belong to another part of the state")
     return placed
 

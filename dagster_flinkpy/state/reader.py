@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 
 from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
 from dagster_flinkpy.errors import TypeMismatchError
-from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.key_hashes import key_groups_of_hashes
 from dagster_flinkpy.state.files.cache import Run, RunCache
 from dagster_flinkpy.state.files.operator_state import read_partitions
@@ -64,9 +63,9 @@ class KeySet:
         order = np.argsort(sort_keys)
         return KeySet(column.take(pa.array(order)), sort_keys[order])
 
-    def within(self, key_groups: KeyGroupRange) -> bool:
-        """Returns whether one of the keys is in these key groups."""
-        start, stop = clip_rows(self.sort_keys, key_groups)
+    def within(self, span: range) -> bool:
+        """Returns whether one of the keys has a sort key in this range."""
+        start, stop = clip_rows(self.sort_keys, span)
         return start < stop
 
 
@@ -95,7 +94,7 @@ def read_table(
         CorruptStateError: A file is missing, damaged, or of another state. The message names it.
     """
     layout = TableLayout.of(table)
-    handles = [handle for handle in table.runs if keys is None or keys.within(handle.key_groups)]
+    handles = [handle for handle in table.runs if keys is None or keys.within(handle.span)]
     runs = [_read(handle, layout, store, cache, keys) for handle in reversed(handles)]
     merged = merge_runs(layout, [layout.local_schema.empty_table(), *runs], drop_deleted=True)
     sort_keys = merged.column("sort_key").to_numpy()
@@ -128,7 +127,7 @@ def read_rows(table: TableSnapshot, store: ObjectStore, columns: Sequence[str]) 
     if layout.kind == "LIST" and others:  # whose rows may append to older ones
         return pa.concat_tables([*parts, read_table(replace(table, runs=tuple(others)), store).select(schema.names)])
     others.reverse()
-    runs = [in_layout(Run.of(read_run(h, store)[0], h.key_groups), h, layout, store) for h in others]
+    runs = [in_layout(Run.of(read_run(h, store)[0]).within(h.span), h, layout, store) for h in others]
     for i, (handle, run) in enumerate(zip(others, runs, strict=True)):
         newer = [runs[j] for j in range(i) if _overlap(handle, others[j])]
         parts.append(_live(run, newer, layout, schema))
@@ -136,7 +135,7 @@ def read_rows(table: TableSnapshot, store: ObjectStore, columns: Sequence[str]) 
 
 
 def _overlap(one: RunHandle, other: RunHandle) -> bool:
-    return one.key_groups.intersection(other.key_groups) is not None
+    return max(one.span.start, other.span.start) < min(one.span.stop, other.span.stop)
 
 
 def _stored_rows(handle: RunHandle, store: ObjectStore, layout: TableLayout, schema: pa.Schema) -> pa.Table | None:
@@ -195,7 +194,7 @@ def _read(
         run = cache.open(handle, store)
     else:
         rows, _ = read_run(handle, store, None if keys is None else keys.sort_keys)
-        run = Run.of(rows, handle.key_groups)
+        run = Run.of(rows).within(handle.span)
     run = in_layout(run, handle, layout, store)
     if keys is None:
         return run.table()

@@ -207,7 +207,7 @@ class KeyedStateRows(StoredState):
         return [
             (subtask, table)
             for subtask, table in self.tables
-            if keys is None or any(keys.within(run.key_groups) for run in table.runs)
+            if keys is None or any(keys.within(run.span) for run in table.runs)
         ]
 
     def read_subtask(self, position: int) -> pa.Table:

@@ -36,6 +36,7 @@ from dagster_flinkpy.state.handles import (
     RunHandle,
     TableSnapshot,
     describe_schema,
+    span_of,
 )
 from dagster_flinkpy.state.layout import TableLayout, check_key_like
 from dagster_flinkpy.state.placed_rows import in_key_groups, unplaced_rows
@@ -429,7 +430,7 @@ def _all_rows(operator: _Operator, store: ObjectStore) -> Iterable[tuple[TableLa
 
 
 def _write_part(layout: TableLayout, rows: pa.Table, key_groups: KeyGroupRange, store: ObjectStore) -> list[RunHandle]:
-    start, stop = clip_rows(rows.column("sort_key").to_numpy(), key_groups)
+    start, stop = clip_rows(rows.column("sort_key").to_numpy(), span_of(key_groups))
     if start == stop:
         return []
     data, handle = encode_run(layout, rows.slice(start, stop - start).combine_chunks(), key_groups)

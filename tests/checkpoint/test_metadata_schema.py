@@ -87,6 +87,7 @@ BAD: dict[str, Callable[[Any], object]] = {
     "absolute path": lambda body: run_of(body).update(path="/etc/passwd"),
     "no checksum": lambda body: run_of(body).update(sha256="x"),
     "neither file nor data": lambda body: run_of(body).pop("path"),
+    "hashes": lambda body: run_of(body).update(hashes=[0, 2**32]),
     "both": lambda body: run_of(body).update(data="UEFSMQ=="),
     "operator state in a file of another folder": lambda body: body["operators"][0]["subtasks"][0]["operator_state"][
         0

@@ -205,7 +205,7 @@ def live_tasks(world: World) -> Iterator[Network]:
         patch(operator_state, "INLINE_BELOW", rng.choice((0, 20_000)))
         patch(RunFiles, "write", _writing_files(world, RunFiles.write))
         patch(transfers, "_threads", lambda purpose, process: Background(network, purpose))
-        patch(RunCache, "open", lambda cache, handle, store: Run.of(read_run(handle, store)[0], handle.key_groups))
+        patch(RunCache, "open", lambda cache, handle, store: Run.of(read_run(handle, store)[0]).within(handle.span))
         patch(SlotDeployment, "cut", _cutting(network, SlotDeployment.cut))
         patch(InputGate, "put", _counting(network, InputGate.put))
         patch(PipelinedTask, "step", _noting(network, PipelinedTask.step))
@@ -213,7 +213,7 @@ def live_tasks(world: World) -> Iterator[Network]:
         patch(PipelinedRegion, "_read_on", _ending(network, PipelinedRegion._read_on))
         patch(SourceCoordinator.__init__, "__defaults__", (time.monotonic,))
         world.on_idle = lambda: _check_that_something_happens(network)
-        patch(RunCache, "put", lambda cache, handle, table: Run.of(table, handle.key_groups))
+        patch(RunCache, "put", lambda cache, handle, table: Run.of(table))
         yield network
 
 

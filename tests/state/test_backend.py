@@ -145,6 +145,16 @@ def test_the_overlay_is_written_out_when_it_takes_its_share_of_managed_memory(
         assert again.read("v", key) == values[key]
 
 
+@pytest.mark.parametrize(("managed", "read"), [(None, 64), (2048, 64), (200, 20), (1, 4)])
+def test_a_merge_reads_at_once_what_its_share_of_managed_memory_has_room_for(
+    make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch, managed: int | None, read: int
+) -> None:
+    monkeypatch.setattr("dagster_flinkpy.state.managed_memory._in_process", WeakSet())
+    backend, _other = (make_backend(key_type=LONG, managed_memory=managed and managed << 20) for _ in range(2))
+    backend.begin_checkpoint("1-1", phase=0)
+    assert backend._files.part_bytes == read << 20
+
+
 def test_restoring_a_range_opens_only_what_it_needs(make_backend: MakeBackend, store: LocalObjectStore) -> None:
     keys = list(range(100))
     snapshot = write(make_backend(key_type=LONG), {key: key for key in keys})

@@ -271,7 +271,7 @@ def test_the_copy_of_a_large_run_is_packed(store: LocalObjectStore, cache: RunCa
         assert run.schema == LAYOUT.local_schema
         assert run.table().equals(table)
         assert run.rows(np.array([3, 5])).equals(table.take([3, 5]))
-        own = run.within(clip.key_groups)
+        own = run.within(clip.span)
         assert own.table().equals(table.slice(own.start, len(own)))
         wanted, rows = own.find(run.sort_keys)
         assert wanted.tolist() == list(range(own.start, own.stop))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.key_groups import KeyGroupRange
-from dagster_flinkpy.state.files import compaction, runs
+from dagster_flinkpy.state.files import compaction, parts, runs
 from dagster_flinkpy.state.files.cache import RunCache
 from dagster_flinkpy.state.files.compaction import (
     EARLY,
@@ -25,6 +25,7 @@ from dagster_flinkpy.state.files.compaction import (
     SectionRows,
     cut_key_groups,
     has_turn,
+    joined,
     plan_merges,
     sections_of,
 )
@@ -133,9 +134,9 @@ def test_sections_merge_early_only_as_far_as_a_delta_allows(
             assert read + rows[i] > allowed, "it would have been allowed"
 
 
-def delta(keys: np.ndarray[Any, Any], value: int) -> pa.Table:
-    """Returns a row for each key, in the key group that is its remainder by 16."""
-    sort_keys = make_sort_keys((keys % 16 + OWN.start).astype(np.uint16), keys.astype(np.int32))
+def delta(keys: np.ndarray[Any, Any], value: int, groups: int = 16) -> pa.Table:
+    """Returns a row for each key, in the key group that is its remainder."""
+    sort_keys = make_sort_keys((keys % groups + OWN.start).astype(np.uint16), keys.astype(np.int32))
     order = np.argsort(sort_keys)
     columns = [sort_keys[order], keys[order], np.full(len(keys), value), np.zeros(len(keys), dtype=np.bool_)]
     return pa.table([*map(pa.array, columns)], schema=LAYOUT.local_schema)
@@ -151,7 +152,7 @@ def merges(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(sum(map(len, tables)))
         return merge(layout, tables, **options)
 
-    for module in (compaction, runs):
+    for module in (compaction, parts):
         monkeypatch.setattr(module, "SECTION_ROWS", 4000)
     monkeypatch.setattr(runs, "merge_runs", counted)
     return sizes
@@ -177,7 +178,7 @@ def test_a_large_table_is_merged_in_parts_and_not_in_one_epoch(
     assert sum(each.rows for each in table.handles) < 2 * 40_000
     again = Runs(LAYOUT, [RunHandle.from_json(each.to_json()) for each in table.handles], files)
     found: dict[int, int] = {}
-    for tables in again.sections():
+    for tables in again.parts():
         for rows in reversed(tables):
             found |= zip(rows["key"].to_pylist(), rows["value"].to_pylist(), strict=True)
     assert found == expected
@@ -198,12 +199,42 @@ def test_a_state_that_grows_fast_is_merged_a_little_in_each_epoch(
     assert sum(written) < 4 * 80_000
 
 
+def test_a_large_key_group_is_merged_in_parts_too(
+    store: LocalObjectStore, cache: RunCache, merges: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = RunFiles(store, cache, OWN, inline_below=0)
+    table, random, expected = Runs(LAYOUT, (), files), np.random.default_rng(1), {}
+    for epoch in range(40):
+        keys = np.arange(40_000) if epoch == 0 else np.unique(random.integers(0, 40_000, 3000))
+        files.phase = epoch % TURNS
+        table.append(delta(keys, epoch, 1))
+        expected |= dict.fromkeys(keys.tolist(), epoch)
+        assert len(joined(table.handles)) <= MAX_RUNS
+    assert len(merges) > 40
+    assert max(merges) <= 4000
+    assert max(each.rows for each in table.handles) <= 4000
+    assert sum(each.rows for each in table.handles) < 2 * 40_000
+    assert sum(merges) < 10 * 40 * 3000, "not all is merged in each epoch"
+    opened: list[RunHandle] = []
+    real = cache.open
+    monkeypatch.setattr(cache, "open", lambda handle, store: opened.append(handle) or real(handle, store))
+    again = Runs(LAYOUT, [RunHandle.from_json(each.to_json()) for each in table.handles], files)
+    assert list(again.find(delta(np.array([7]), 0, 1).select(["sort_key", "key"])))
+    assert len(opened) <= MAX_RUNS
+    found: dict[int, int] = {}
+    for tables in again.parts():
+        assert sum(map(len, tables)) <= 4000
+        for rows in reversed(tables):
+            found |= zip(rows["key"].to_pylist(), rows["value"].to_pylist(), strict=True)
+    assert found == expected
+
+
 def test_a_large_file_of_an_older_release_is_divided_when_it_is_merged(
     store: LocalObjectStore, cache: RunCache, merges: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = RunFiles(store, cache, OWN, inline_below=0)
     with monkeypatch.context() as patch:
-        for module in (compaction, runs):
+        for module in (compaction, parts):
             patch.setattr(module, "SECTION_ROWS", 1 << 20)
         before = Runs(LAYOUT, (), files)
         before.append(delta(np.arange(40_000), 0))
@@ -213,7 +244,7 @@ def test_a_large_file_of_an_older_release_is_divided_when_it_is_merged(
         table.append(delta(np.arange(40_000), epoch))
     assert max(merges) <= 2 * 4000
     assert len(table.handles) >= 10
-    assert {value for tables in table.sections() for value in tables[0]["value"].to_pylist()} == {2}
+    assert {value for tables in table.parts() for value in tables[0]["value"].to_pylist()} == {2}
 
 
 def test_a_lookup_opens_only_runs_of_its_key_groups(
@@ -239,7 +270,7 @@ def test_gaps_of_a_run_belong_to_nobody(
 ) -> None:
     files = RunFiles(store, cache, OWN, inline_below=0)
     table = Runs(LAYOUT, (), files)
-    table._runs = [*table._write(OWN, delta(np.arange(1600), 0))]
+    table.append(delta(np.arange(1600), 0))
     ranges = cut_key_groups(OWN, np.full(16, parts / 16))[first % parts :][:count]
     left = [each for each, _ in table._runs_without(dict.fromkeys(ranges, 0))]
     assert sum(each.rows for each in left) == 1600 - sum(100 * (each.end + 1 - each.start) for each in ranges)

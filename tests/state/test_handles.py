@@ -103,6 +103,10 @@ def test_paths_may_not_escape(path: str) -> None:
         {"key_groups": [3, 1]},
         {"rows_per_key_group": []},
         {"footer_bytes": 2000},
+        {"hashes": [3, 1], "key_groups": [1, 1]},
+        {"hashes": [0, 2**32], "key_groups": [1, 1]},
+        {"hashes": [1], "key_groups": [1, 1]},
+        {"hashes": [1, 3], "key_groups": [0, 1]},
         {"path": None, "rows": None},
     ],
 )

@@ -19,7 +19,7 @@ from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state.files.cache import RunCache
 from dagster_flinkpy.state.files.compaction import MAX_RUNS, TURNS, merge_from
 from dagster_flinkpy.state.files.runs import RunFiles, Runs
-from dagster_flinkpy.state.handles import KeyedSnapshot, RunHandle
+from dagster_flinkpy.state.handles import KeyedSnapshot, RunHandle, span_of
 from dagster_flinkpy.state.layout import APPEND, TableLayout, make_sort_keys, merge_runs
 from dagster_flinkpy.state.reader import read_table
 from dagster_flinkpy.storage.local import LocalObjectStore
@@ -202,7 +202,7 @@ def test_files_have_the_column_only_if_they_need_it(make_backend: MakeBackend, s
 
 def test_a_column_in_a_state_that_is_none_of_lists_is_refused(store: LocalObjectStore, cache: RunCache) -> None:
     files = RunFiles(store, cache, KeyGroupRange(0, 9))
-    handle, _ = files.write(LAYOUT, delta({1: ("add", [1])}), KeyGroupRange(0, 0))
+    handle, _ = files.write(LAYOUT, delta({1: ("add", [1])}), span_of(KeyGroupRange(0, 0)))
     other = TableLayout("v", "VALUE", Types.LONG(), value_type=Types.LIST(Types.LONG()))
     with pytest.raises(CorruptStateError, match="does not belong to state 'v'"):
         list(Runs(other, (handle,), files).newest_first())

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state.files.packed_columns import SortKeyColumn, pack, pack_rows, packing_of
 
 BOUNDS = {pa.int32(): (-(2**31), 2**31 - 1), pa.int64(): (-(2**63), 2**63 - 1), pa.uint64(): (0, 2**64 - 1)}
@@ -78,9 +77,12 @@ def test_integers_take_as_few_bytes_as_their_differences_need(largest: int, size
     assert pack(column).nbytes == size * len(column)
 
 
+HASHES = st.sampled_from([0, 1, 2, 255, 256, 2**31, 2**32 - 1])
+
+
 @given(
     first=st.integers(0, 2000),
-    keys=st.lists(st.tuples(st.integers(0, 600), st.sampled_from([0, 1, 2, 255, 256, 2**31, 2**32 - 1])), max_size=30),
+    keys=st.lists(st.tuples(st.integers(0, 600), HASHES), max_size=30),
     sought=st.lists(st.tuples(st.integers(-1, 601), st.sampled_from([0, 1, 3, 256, 2**31])), max_size=10),
     data=st.data(),
 )
@@ -90,15 +92,17 @@ def test_packed_sort_keys_are_found_like_others(
     own = np.array(sorted((first + 1 + group << 32) + hashed for group, hashed in keys), dtype=np.uint64)
     looked_for = np.array([(first + 1 + group << 32) + hashed for group, hashed in [*sought, *keys]], dtype=np.uint64)
     start, stop = sorted(data.draw(st.tuples(*[st.integers(0, len(own))] * 2)))
-    groups = KeyGroupRange(*sorted(data.draw(st.tuples(*[st.integers(first, first + 603)] * 2))))
+    bound = st.builds(lambda group, hashed: (group << 32) + hashed, st.integers(first, first + 603), HASHES)
+    bounds = data.draw(st.lists(bound, max_size=8))
     batch = pa.RecordBatch.from_arrays([pa.array(own)], names=["sort_key"])
     plain, packed = (SortKeyColumn(each.column("sort_key")) for each in (batch, pack_rows(batch)))
     assert len(packed) == len(own)
     expected = {(i, j - start) for i, key in enumerate(looked_for) for j in range(start, stop) if own[j] == key}
-    inside = [j for j in range(start, stop) if int(own[j]) >> 32 in groups]
     for each in (plain, packed):
         wanted, rows = each.find(looked_for, start, stop)
         assert set(zip(wanted.tolist(), rows.tolist(), strict=True)) == expected
         assert len(wanted) == len(expected)
-        clipped = each.clip(groups, start, stop)
-        assert [*range(*clipped)] == inside
+        assert [each[i] for i in range(len(own))] == own.tolist()
+        for sort_key in bounds:
+            below = sum(int(own[i]) < sort_key for i in range(start, stop))
+            assert each.place(sort_key, start, stop) == start + below

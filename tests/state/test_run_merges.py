@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state.files.cache import RunCache
+from dagster_flinkpy.state.files.parts import PART_BYTES
 from dagster_flinkpy.state.files.runs import RunFiles, Runs
 from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.state.layout import APPEND, TableLayout, make_sort_keys, merge_runs, sorted_rows
@@ -37,10 +38,11 @@ LAYOUTS |= {f"{name} for a time": replace(LAYOUTS[name], ttl=True) for name in (
 WIDER = {Types.INT(): Types.LONG(), Types.LIST(Types.INT()): Types.LIST(Types.LONG())}
 
 KEYS = {
-    Types.LONG(): [0, 1, -1, 2**40, 4, 5, 6, 7, 8, 9, 10, 11],
+    Types.LONG(): [0, 1, -1, 2**40, *range(4, 24)],
     Types.DOUBLE(): [0.0, -0.0, NAN, 1.5, -1.5, float("inf")],
 }
-"""Key `i` of them is in key group ``i % 6`` and has the hash 0 or -1, so that many keys share both."""
+"""Key `i` of them is in key group ``i % 6`` and has the hash number ``i // 6``, so that two long keys share both."""
+HASHES = [7, 7, 0, -1]
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ TIMES = st.lists(st.integers(1, 40), min_size=3, max_size=3)
 SMALL = st.integers(0, 2)
 ROWS = st.lists(
     st.builds(
-        Row, st.integers(0, 11), SMALL, SMALL, SMALL, st.lists(st.integers(0, 9), max_size=3), TIMES, st.booleans()
+        Row, st.integers(0, 23), SMALL, SMALL, SMALL, st.lists(st.integers(0, 9), max_size=3), TIMES, st.booleans()
     ),
     max_size=14,
 )
@@ -75,7 +77,7 @@ MAP_KEYS = [0.0, -0.0, NAN]
 def table(layout: TableLayout, rows: list[Row]) -> pa.Table:
     lists = layout.kind == "LIST"
     keys = layout.key_type.to_arrow([KEYS[layout.key_type][row.key] for row in rows])
-    groups, hashes = np.array([(row.key % KEY_GROUPS, -(row.key // 2 % 2)) for row in rows]).reshape(-1, 2).T
+    groups, hashes = np.array([(row.key % KEY_GROUPS, HASHES[row.key // KEY_GROUPS]) for row in rows]).reshape(-1, 2).T
     values = [row.value if lists else row.value[0] if row.value else None for row in rows]
     columns: dict[str, Any] = {
         "sort_key": make_sort_keys(groups.astype(np.uint16), hashes.astype(np.int32)),
@@ -210,7 +212,15 @@ LAST_FIRST = [Row(key, 0, 0, 0, value, [1] * 3, False) for key, value in ((0, []
 
 @pytest.mark.parametrize("name", LAYOUTS)
 @settings(max_examples=examples(25), suppress_health_check=list(HealthCheck))
-@example(epochs=[(LAST_FIRST, 0, None, None)], evolve=0, inline_below=0, runs=2, section_rows=2, always=False)
+@example(
+    epochs=[(LAST_FIRST, 0, None, None)],
+    evolve=0,
+    inline_below=0,
+    runs=2,
+    section_rows=2,
+    always=False,
+    part_bytes=PART_BYTES,
+)
 @given(
     epochs=EPOCHS,
     evolve=st.integers(0, 20),
@@ -218,6 +228,7 @@ LAST_FIRST = [Row(key, 0, 0, 0, value, [1] * 3, False) for key, value in ((0, []
     runs=st.sampled_from([2, 3, 8]),
     section_rows=st.sampled_from([1 << 20, 30, 8, 2]),
     always=st.booleans(),
+    part_bytes=st.sampled_from([PART_BYTES, 300, 1]),
 )
 def test_runs_hold_what_a_dict_would(
     store: LocalObjectStore,
@@ -229,17 +240,20 @@ def test_runs_hold_what_a_dict_would(
     runs: int,
     section_rows: int,
     always: bool,
+    part_bytes: int,
 ) -> None:
     layout = LAYOUTS[name]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dagster_flinkpy.state.files.compaction.MAX_RUNS", runs)
         patch.setattr("dagster_flinkpy.state.files.compaction.SECTION_ROWS", section_rows)
-        patch.setattr("dagster_flinkpy.state.files.runs.SECTION_ROWS", section_rows)
-        subtasks = Subtasks(layout, RunFiles(store, cache, KeyGroupRange(0, 5), inline_below=inline_below))
+        patch.setattr("dagster_flinkpy.state.files.parts.SECTION_ROWS", section_rows)
+        subtasks = Subtasks(
+            layout, RunFiles(store, cache, KeyGroupRange(0, 5), inline_below=inline_below, part_bytes=part_bytes)
+        )
         subtasks.restore(1)
         model = Model(layout)
         # Because of rows that no delta touches, only few of the runs are merged.
-        kept = [] if always else [Row(i, n, n, n, [1], [99] * 3, False) for i in range(12) for n in range(3)]
+        kept = [] if always else [Row(i, n, n, n, [1], [99] * 3, False) for i in range(24) for n in range(3)]
         for epoch, (changes, passed, phase, parallelism) in enumerate([(kept, 0, None, None), *epochs]):
             if epoch == evolve:
                 subtasks.evolve()

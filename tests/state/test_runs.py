@@ -16,7 +16,7 @@ from dagster_flinkpy.state.files.cache import RunCache
 from dagster_flinkpy.state.files.compaction import MAX_RUNS, TURNS, merge_from
 from dagster_flinkpy.state.files.operator_state import INLINE_BELOW
 from dagster_flinkpy.state.files.runs import RunFiles, Runs
-from dagster_flinkpy.state.handles import RunHandle
+from dagster_flinkpy.state.handles import RunHandle, span_of
 from dagster_flinkpy.state.layout import TableLayout, make_sort_keys
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.examples import examples
@@ -198,7 +198,7 @@ def test_a_clipped_run_brings_only_its_rows_into_a_merge(files: RunFiles, tmp_pa
     column = pa.array([1, 2, 3])
     groups = pa.array([0, 4, 8]).cast("uint16").to_numpy()
     arrays = [pa.array(make_sort_keys(groups, column.cast("int32").to_numpy())), column, column, pa.array([False] * 3)]
-    handle, _ = files.write(LAYOUT, pa.table(arrays, schema=LAYOUT.local_schema), ALL)
+    handle, _ = files.write(LAYOUT, pa.table(arrays, schema=LAYOUT.local_schema), span_of(ALL))
     clip = handle.clip(KeyGroupRange(3, 5))
     assert clip is not None
     runs = Runs(LAYOUT, (clip,), files)
@@ -208,7 +208,7 @@ def test_a_clipped_run_brings_only_its_rows_into_a_merge(files: RunFiles, tmp_pa
 
 
 def test_a_run_of_another_state_is_refused(files: RunFiles) -> None:
-    handle, _ = files.write(LAYOUT, delta({1: 1}), ALL)
+    handle, _ = files.write(LAYOUT, delta({1: 1}), span_of(ALL))
     other = TableLayout("w", "VALUE", Types.LONG(), value_type=Types.STRING())
     with pytest.raises(CorruptStateError, match=f"{handle.path}.*'w'"):
         list(Runs(other, (handle,), files).newest_first())

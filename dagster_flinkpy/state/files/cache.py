@@ -27,7 +27,6 @@ import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.errors import StorageError
-from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state.files.packed_columns import SortKeyColumn, pack_rows, packing_of
 from dagster_flinkpy.state.files.run_file import read_run
 from dagster_flinkpy.state.files.transfers import run_aside
@@ -92,11 +91,9 @@ class Rows:
 class Run:
     """The rows of a handle. They stay in place, and are copied only when they are requested."""
 
-    def __init__(self, rows: Rows, key_groups: KeyGroupRange) -> None:
+    def __init__(self, rows: Rows) -> None:
         self._rows = rows
-        self.key_groups = key_groups
-        """The key groups of the rows."""
-        self.start, self.stop = rows.sort_keys.clip(key_groups, 0, len(rows.sort_keys))
+        self.start, self.stop = 0, len(rows.sort_keys)
         self._value_types: Sequence[TypeInformation] = ()
         self.time_order: Indices | None = None
         """The order of timers by time; None until :meth:`RunCache.time_order` sets it."""
@@ -107,11 +104,27 @@ class Run:
         sort_keys: SortKeys = self.column("sort_key").to_numpy()
         return sort_keys
 
-    def within(self, key_groups: KeyGroupRange) -> Run:
-        """Returns the rows that lie in some of the key groups, in place."""
+    @property
+    def span(self) -> range:
+        """The sort keys from the first row to the last."""
+        if self.start == self.stop:
+            return range(0)
+        return range(self._rows.sort_keys[self.start], self._rows.sort_keys[self.stop - 1] + 1)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the rows where they are."""
+        return int(self._rows.batch.slice(self.start, len(self)).nbytes)
+
+    def below(self, sort_key: int) -> int:
+        """Returns how many rows have a smaller sort key."""
+        return self._rows.sort_keys.place(sort_key, self.start, self.stop) - self.start
+
+    def within(self, span: range) -> Run:
+        """Returns the rows whose sort keys are in a range, in place."""
         run = copy.copy(self)
-        run.key_groups, run.time_order = key_groups, None
-        run.start, run.stop = self._rows.sort_keys.clip(key_groups, self.start, self.stop)
+        run.time_order = None
+        run.start, run.stop = (self.start + self.below(bound) for bound in (span.start, span.stop))
         return run
 
     def evolved(self, value_types: Sequence[TypeInformation]) -> Run:
@@ -125,10 +138,10 @@ class Run:
         return run
 
     @staticmethod
-    def of(table: pa.Table, key_groups: KeyGroupRange) -> Run:
-        """Returns the rows of a table that lie in some key groups, held in memory."""
+    def of(table: pa.Table) -> Run:
+        """Returns the rows of a table, held in memory."""
         (batch,) = table.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], schema=table.schema)]
-        return Run(Rows(batch), key_groups)
+        return Run(Rows(batch))
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -202,16 +215,16 @@ class RunCache:
             StorageError: The store or the local directory cannot be used.
         """
         if handle.data is not None:
-            return Run.of(read_run(handle, store)[0], handle.key_groups)
+            return Run.of(read_run(handle, store)[0]).within(handle.span)
         parts = _file_name(handle, whole=False)
         for name in dict.fromkeys((_file_name(handle, whole=True), parts)):
             batch = self._map(self.directory / name)
             if batch is not None:
                 self.hits += 1
-                return Run(Rows(batch), handle.key_groups)
+                return Run(Rows(batch)).within(handle.span)
         self.misses += 1
         table, whole = read_run(handle, store)
-        return Run(self._keep(_file_name(handle, whole=whole), table), handle.key_groups)
+        return Run(self._keep(_file_name(handle, whole=whole), table)).within(handle.span)
 
     def put(self, handle: RunHandle, table: pa.Table) -> Run:
         """Keeps a run that was just written to the store.
@@ -222,7 +235,7 @@ class RunCache:
         """
         path = self.directory / _file_name(handle, whole=True)
         batch = self._map(path)
-        return Run(self._keep(path.name, table) if batch is None else Rows(batch), handle.key_groups)
+        return Run(self._keep(path.name, table) if batch is None else Rows(batch))
 
     def time_order(self, handle: RunHandle, run: Run) -> Indices:
         """Returns the rows of a run of timers in order of time; see :func:`make_time_order`. Caches them with the run.

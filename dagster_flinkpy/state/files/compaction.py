@@ -1,7 +1,6 @@
 """Which runs of a table are merged, and when: pure rules over their handles.
 
-A large table is divided into sections, ranges of key groups that are merged one by one. So a merge needs the memory of
-a section, not of the table, and different sections merge in different epochs.
+A large table is divided into sections, ranges of key groups that are merged one by one, in different epochs.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ __all__ = [
     "SectionRows",
     "cut_key_groups",
     "has_turn",
+    "joined",
     "merge_from",
     "plan_merges",
     "sections_of",
@@ -41,7 +41,7 @@ SPREAD = 2
 EARLY = 0.5
 """They only do with this share of the rows that would make them merge."""
 SECTION_ROWS = 1 << 20
-"""A section has at most this many rows, unless a single key group has more."""
+"""A section has at most this many rows, unless a single key group has more. That is merged in parts."""
 SECTION_BYTES = 1 << 24
 """A section has at most this many bytes in the store, unless a single key group has more."""
 
@@ -141,19 +141,35 @@ def _ranges_of_bases(handles: Sequence[RunHandle], key_groups: KeyGroupRange) ->
 
 
 def _bases(handles: Sequence[RunHandle]) -> list[RunHandle]:
-    """Returns the runs without an older one in the same key groups. After rescaling there may be several."""
-    # covered: bool, one a key group, from the first one on.
+    """Returns the runs without an older one that may have the same keys. After rescaling there may be several."""
+    # covered: int64, for each key group from the first one on, the end of the sort keys in older runs.
     if not handles:
         return []
     first = min(each.key_groups.start for each in handles)
-    covered = np.zeros(max(each.key_groups.end for each in handles) + 1 - first, dtype=np.bool_)
+    covered = np.zeros(max(each.key_groups.end for each in handles) + 1 - first, dtype=np.int64)
     bases = []
     for handle in handles:
         own = covered[handle.key_groups.start - first : handle.key_groups.end + 1 - first]
-        if not own.any():
+        if (own <= handle.span.start).all():
             bases.append(handle)
-        own[:] = True
+        np.maximum(own, handle.span.stop, out=own)
     return bases
+
+
+def joined(handles: Sequence[RunHandle]) -> list[list[RunHandle]]:
+    """Joins the files of a section among which a merge has divided a key group: they count as one run.
+
+    Args:
+        handles: The runs of the section, oldest first.
+    """
+    found: list[list[RunHandle]] = []
+    for handle in handles:
+        follows = found and handle.hashes and found[-1][-1].hashes and handle.span.start >= found[-1][-1].span.stop
+        if follows:
+            found[-1].append(handle)
+        else:
+            found.append([handle])
+    return found
 
 
 # --- what to merge ----------------------------------------------------------------------------------------------------
@@ -170,18 +186,19 @@ class SectionRows:
     weights: Sequence[int] | None
 
     @staticmethod
-    def of(handles: Sequence[RunHandle], delta: Delta | None, *, is_list: bool) -> SectionRows:
+    def of(runs: Sequence[Sequence[RunHandle]], delta: Delta | None, *, is_list: bool) -> SectionRows:
         """Counts the rows of a section.
 
         Args:
-            handles: The runs of the section, oldest first.
+            runs: The runs of the section, oldest first, each with its files; see :func:`joined`.
             delta: What is about to be written on top of them, if anything.
             is_list: Whether the rows are lists, whose number says little about their size.
         """
+        handles = [each for run in runs for each in run]
         bases = _bases(handles)
-        sizes = [each.rows for each in handles]
-        weights = [_bytes_of(each) for each in handles]
-        appends = [0 if each in bases else _share(each, each.appends) for each in handles]
+        sizes = [sum(each.rows for each in run) for run in runs]
+        weights = [sum(map(_bytes_of, run)) for run in runs]
+        appends = [sum(0 if each in bases else _share(each, each.appends) for each in run) for run in runs]
         tombstones = sum(_share(each, each.tombstones) for each in handles)
         if delta is not None:
             sizes.append(delta.rows)

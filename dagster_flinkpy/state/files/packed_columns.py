@@ -15,7 +15,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state.layout import SortKeys
 
 __all__ = ["PackedColumn", "SortKeyColumn", "pack", "pack_rows", "packing_of"]
@@ -136,20 +135,13 @@ def pack_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Packs the columns of a run."""
     columns, fields = [], []
     for field, column in zip(batch.schema, batch.columns, strict=True):
-        # The sort key of a key group's first possible row is a multiple of 2^32: so `clip` needs no `rest`.
-        base = column[0].as_py() >> 32 << 32 if field.name == "sort_key" and len(column) else None
-        columns.append(pack(column, base))
+        columns.append(pack(column))
         fields.append(field.with_type(columns[-1].type))
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields, batch.schema.metadata))
 
 
-def pack(column: Any, base: int | None = None) -> Column:
-    """Packs the integers of a column, or of the fields of its structs. Others stay as they are.
-
-    Args:
-        column: The column.
-        base: A number that is not larger than any of the integers. Default: the smallest of them.
-    """
+def pack(column: Any) -> Column:
+    """Packs the integers of a column, or of the fields of its structs. Others stay as they are."""
     if pa.types.is_struct(column.type) and column.type.num_fields:
         packed = [pack(each) for each in _fields(column)]
         fields = [field.with_type(each.type) for field, each in zip(column.type, packed, strict=True)]
@@ -157,8 +149,7 @@ def pack(column: Any, base: int | None = None) -> Column:
     bounds = pc.min_max(column) if column.type in _INTEGERS else None
     if bounds is None or not bounds[0].is_valid:
         return column
-    low, high = (bound.as_py() for bound in bounds.values())
-    base = low if base is None else base
+    base, high = (bound.as_py() for bound in bounds.values())
     bits = (high - base).bit_length()
     top = next(size for size in _TOPS if bits <= size or size == max(_TOPS))
     shift = next((size for size in (0, *_RESTS) if bits <= top + size), None)
@@ -204,15 +195,24 @@ class SortKeyColumn:
     def __len__(self) -> int:
         return len(self._top)
 
-    def clip(self, key_groups: KeyGroupRange, start: int, stop: int) -> tuple[int, int]:
-        """Returns the slice of the rows from ``start`` to ``stop`` that lies in a range of key groups."""
-        own = self._top[start:stop]
-        bounds = [(group << 32) - self._base >> self._shift for group in (key_groups.start, key_groups.end + 1)]
-        first, last = (
-            0 if bound <= 0 else len(own) if bound > self._most else int(np.searchsorted(own, own.dtype.type(bound)))
-            for bound in bounds
-        )
-        return start + first, start + last
+    def __getitem__(self, row: int) -> int:
+        rest = 0 if self._rest is None else int(self._rest[row])
+        return self._base + (int(self._top[row]) << self._shift | rest)
+
+    def place(self, sort_key: int, start: int, stop: int) -> int:
+        """Returns the first row from ``start`` to ``stop`` with this sort key or a larger one, ``stop`` for none."""
+        # own, ties: unsigned, ascending. ties: of the rows whose tops are equal to that of the sort key.
+        distance, own = sort_key - self._base, self._top[start:stop]
+        if distance <= 0:
+            return start
+        if distance >> self._shift > self._most:
+            return stop
+        top = own.dtype.type(distance >> self._shift)
+        first = start + int(np.searchsorted(own, top))
+        if self._rest is None:
+            return first
+        ties = self._rest[first : start + int(np.searchsorted(own, top, side="right"))]
+        return first + int(np.searchsorted(ties, ties.dtype.type(distance & (1 << self._shift) - 1)))
 
     def find(self, sort_keys: SortKeys, start: int, stop: int) -> tuple[Indices, Indices]:
         """Finds the rows with given sort keys among those from ``start`` to ``stop``.

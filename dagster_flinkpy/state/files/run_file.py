@@ -29,7 +29,7 @@ from dagster_flinkpy.errors import CorruptStateError, ObjectNotFoundError, Preco
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state.files.state_files import state_file
 from dagster_flinkpy.state.files.transfers import fetch
-from dagster_flinkpy.state.handles import Json, RunHandle, TableSnapshot, count_key_groups
+from dagster_flinkpy.state.handles import Json, RunHandle, TableSnapshot, count_key_groups, span_of
 from dagster_flinkpy.state.layout import (
     APPEND,
     APPEND_VERSION,
@@ -283,14 +283,14 @@ def _read_part(handle: RunHandle, store: ObjectStore, where: str, only: SortKeys
             _check(data[at : at + group["length"]], group["length"], group["sha256"], where, f"its row group {i}")
         image[begin:end] = data
     table = _localise(file, file.read_row_groups(wanted), where)
-    start, stop = clip_rows(table.column("sort_key").to_numpy(), handle.key_groups)
+    start, stop = clip_rows(table.column("sort_key").to_numpy(), handle.span)
     return table.slice(start, stop - start)
 
 
 def _may_hold(file: pq.ParquetFile, row_group: int, key_groups: list[int], sort_keys: SortKeys) -> bool:
     """Returns whether a row group may have rows with some of these sort keys, by its key groups and its statistics."""
     first, last = key_groups
-    start, stop = clip_rows(sort_keys, KeyGroupRange(first, last))
+    start, stop = clip_rows(sort_keys, span_of(KeyGroupRange(first, last)))
     if start == stop or first < last:
         return start < stop
     # If a key group has several row groups, the bounds of their hashes distinguish them.
@@ -339,9 +339,8 @@ def _localise(file: pq.ParquetFile, stored: pa.Table, where: str) -> pa.Table:
     return pa.table([*columns, stored.column(APPEND)], schema=layout.append_schema)
 
 
-def clip_rows(sort_keys: SortKeys, key_groups: KeyGroupRange) -> tuple[int, int]:
-    """Returns the slice of sorted rows that lies in a range of key groups."""
-    # sort_keys: uint64, ascending; a key group has those from group << 32 on.
-    bounds = np.array([key_groups.start, key_groups.end + 1], dtype=np.uint64) << np.uint64(32)
-    start, stop = np.searchsorted(sort_keys, bounds).tolist()
+def clip_rows(sort_keys: SortKeys, span: range) -> tuple[int, int]:
+    """Returns the slice of sorted rows whose sort keys are in a range."""
+    # sort_keys: uint64, ascending.
+    start, stop = np.searchsorted(sort_keys, np.array([span.start, span.stop], dtype=np.uint64)).tolist()
     return start, stop

@@ -19,18 +19,18 @@ from dagster_flinkpy.errors import CorruptStateError
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state.files.cache import Run, RunCache, make_time_order
 from dagster_flinkpy.state.files.compaction import (
-    SECTION_ROWS,
     Delta,
     SectionRows,
-    cut_key_groups,
+    joined,
     plan_merges,
     sections_of,
 )
 from dagster_flinkpy.state.files.operator_state import INLINE_BELOW
+from dagster_flinkpy.state.files.parts import PART_BYTES, divide
 from dagster_flinkpy.state.files.run_file import clip_rows, encode_run, inline, upload_run
 from dagster_flinkpy.state.files.time_order import MIN_TIME, TimedRun
 from dagster_flinkpy.state.files.transfers import Uploads
-from dagster_flinkpy.state.handles import KeyedSnapshot, RunHandle
+from dagster_flinkpy.state.handles import KeyedSnapshot, RunHandle, span_of
 from dagster_flinkpy.state.layout import (
     APPEND,
     TableLayout,
@@ -45,12 +45,9 @@ from dagster_flinkpy.storage import ObjectStore
 
 __all__ = ["Match", "Openers", "RunFiles", "Runs", "in_layout", "openers_of"]
 
-PIECE_BYTES = 1 << 26
-"""A run has at most this many bytes in memory, unless a single key group has more."""
-
 Indices = npt.NDArray[np.int64]
-Openers = Sequence[tuple[KeyGroupRange, Callable[[], Run]]]
-"""Runs with their key groups. A call opens one."""
+Openers = Sequence[tuple[range, Callable[[], Run]]]
+"""Runs with the sort keys that they may have. A call opens one."""
 
 
 @dataclass
@@ -77,6 +74,8 @@ class RunFiles:
     """Runs with fewer bytes are part of the metadata."""
     phase: int | None = None
     """Whose turn it is to merge early; see :func:`~dagster_flinkpy.state.files.compaction.has_turn`."""
+    part_bytes: int = PART_BYTES
+    """How many bytes a merge reads at once."""
     make_runs: Callable[[TableLayout, Sequence[RunHandle], RunFiles], Runs] = field(default_factory=lambda: Runs)
     """Creates the runs of a table."""
     _uploads: Uploads = field(default_factory=Uploads, init=False)
@@ -84,7 +83,7 @@ class RunFiles:
     """Files that may have local copies, by checksum: those that the last snapshot names, and those written since."""
     written: WrittenRuns = field(default_factory=WrittenRuns, init=False)
 
-    def write(self, layout: TableLayout, table: pa.Table, key_groups: KeyGroupRange) -> tuple[RunHandle, Run]:
+    def write(self, layout: TableLayout, table: pa.Table, span: range) -> tuple[RunHandle, Run]:
         """Writes a sorted, non-empty table. A small one becomes part of the metadata, a large one a file.
 
         The upload runs in the background; see :meth:`uploads`.
@@ -92,16 +91,20 @@ class RunFiles:
         Args:
             layout: The layout of the table.
             table: The rows.
-            key_groups: The key groups that the run is for; all rows lie in them.
+            span: The sort keys that the run is for: of some key groups, or some of one key group.
 
         Raises:
             StorageError: The local cache could not be written.
         """
-        data, handle = encode_run(layout, table, key_groups, self.written_by)
+        groups = KeyGroupRange(span.start >> 32, span.stop - 1 >> 32)
+        data, handle = encode_run(layout, table, groups, self.written_by)
+        if span != span_of(groups):
+            start = span_of(groups).start
+            handle = replace(handle, hashes=(span.start - start, span.stop - 1 - start))
         self.written.bytes += handle.bytes
         self.written.rows += handle.rows
         if handle.bytes < self.inline_below:
-            return inline(handle, data), Run.of(table, key_groups)
+            return inline(handle, data), Run.of(table)
         self._uploads.submit(handle.path, lambda: upload_run(self.store, handle, data))
         self._copied[handle.sha256] = handle
         return handle, self.cache.put(handle, table)
@@ -223,7 +226,7 @@ class Runs:
     def _openers(self) -> Openers:
         """Returns what opens each run, newest first."""
         newest = () if self._added is None else (self._added,)
-        written = [(handle.key_groups, partial(self._open, i)) for i, handle in [*enumerate(self.handles)][::-1]]
+        written = [(handle.span, partial(self._open, i)) for i, handle in [*enumerate(self.handles)][::-1]]
         return [*openers_of(newest), *written]
 
     def add(self, delta: pa.Table | None) -> None:
@@ -234,7 +237,7 @@ class Runs:
         """
         self._settle_rest()
         if delta is not None:
-            self._added = Run.of(sorted_rows(self.layout, delta), self._files.key_groups)
+            self._added = Run.of(sorted_rows(self.layout, delta))
 
     def settle(self) -> None:
         """Writes what was added, merged with older runs where there are too many. If it cannot, nothing changes.
@@ -272,34 +275,42 @@ class Runs:
         if delta is not None:
             rest = [_rows_of(delta, section) for section in sections if section not in merged]
             rows = pa.concat_tables([delta.schema.empty_table(), *rest]).combine_chunks() if merged else delta
-            written += self._write(own, rows) if len(rows) else []
+            parts = divide([Run.of(rows)], span_of(own), self._files.part_bytes)
+            written += self._write((span, run.table()) for span, [run] in parts)
         self._runs = [*self._runs_without(merged), *written]
 
     def _to_merge_now(self, sections: Sequence[KeyGroupRange], delta: pa.Table | None) -> dict[KeyGroupRange, int]:
         """Returns the index of the first run to merge with all newer ones, of each section that is merged, in order."""
         of_sections, found = [], []
         for section in sections:
-            runs = [(i, clip) for i, handle in enumerate(self.handles) if (clip := handle.clip(section))]
+            clips = {i: clip for i, handle in enumerate(self.handles) if (clip := handle.clip(section))}
             rows = None if delta is None else _rows_of(delta, section)
             added = None if rows is None or not len(rows) else _described(rows)
             is_list = self.layout.kind == "LIST"
-            found.append(SectionRows.of([handle for _, handle in runs], added, is_list=is_list))
-            of_sections.append(runs)
+            runs = joined([*clips.values()])
+            found.append(SectionRows.of(runs, added, is_list=is_list))
+            of_sections.append(([*clips], runs))
         merges = plan_merges(found, self._files.phase, 0 if delta is None else len(delta))
-        return {sections[i]: of_sections[i][first][0] for i, first in sorted(merges.items())}
+        merged = ((sections[i], *of_sections[i], first) for i, first in sorted(merges.items()))
+        return {section: files[sum(map(len, runs[:first]))] for section, files, runs, first in merged}
 
     def _merge(self, section: KeyGroupRange, first: int, delta: pa.Table | None) -> list[tuple[RunHandle, Run]]:
-        """Writes the rows of a section from a run on, and those of the delta.
+        """Writes the rows of a section from a run on, and those of the delta, part by part.
 
         Returns:
             The new runs.
         """
         there = [i for i, handle in enumerate(self.handles) if handle.clip(section)]
-        older = there[0] < first
-        newest = [self._open(i).within(section) for i in reversed(there) if i >= first]
-        tables = self._to_merge(None if delta is None else _rows_of(delta, section), newest, older=older)
-        merged = merge_runs(self.layout, tables, drop_deleted=not older, now=self._files.now())
-        return self._write(section, merged) if len(merged) else []
+        older, now = there[0] < first, self._files.now()
+        added = [] if delta is None else [Run.of(delta)]
+        newest = [self._open(i) for i in reversed(there) if i >= first]
+
+        def merged(runs: list[Run]) -> pa.Table:
+            tables = self._to_merge(runs[0].table() if added else None, runs[len(added) :], older=older)
+            return merge_runs(self.layout, tables, drop_deleted=not older, now=now)
+
+        parts = divide([*added, *newest], span_of(section), self._files.part_bytes)
+        return self._write((span, merged(runs)) for span, runs in parts)
 
     def _runs_without(self, merged: Mapping[KeyGroupRange, int]) -> Iterator[tuple[RunHandle, Run | None]]:
         """Yields the runs, oldest first, without the key groups in which they have been merged."""
@@ -314,31 +325,30 @@ class Runs:
             for end, start in zip(ends, starts, strict=True):
                 left = handle.clip(KeyGroupRange(end + 1, start - 1)) if end + 1 < start else None
                 if left is not None:
-                    yield left, None if run is None else run.within(left.key_groups)
+                    yield left, None if run is None else run.within(left.span)
 
-    def _write(self, key_groups: KeyGroupRange, rows: pa.Table) -> list[tuple[RunHandle, Run]]:
-        """Writes sorted rows of some key groups, as several runs if they are too many for one."""
-        weight = max(1 / SECTION_ROWS, rows.nbytes / len(rows) / PIECE_BYTES)
-        parts = cut_key_groups(key_groups, _rows_per_key_group(rows, key_groups) * weight)
-        if len(parts) == 1:
-            return [self._files.write(self.layout, rows, key_groups)]
-        pieces = ((part, _rows_of(rows, part)) for part in parts)
-        return [self._files.write(self.layout, piece, part) for part, piece in pieces if len(piece)]
+    def _write(self, parts: Iterable[tuple[range, pa.Table]]) -> list[tuple[RunHandle, Run]]:
+        """Writes sorted rows with the sort keys that they may have, each part as a run."""
+        return [self._files.write(self.layout, rows, span) for span, rows in parts if len(rows)]
 
     def save(self) -> None:
         """Writes what :meth:`append` has not written yet; in this class that is nothing."""
 
-    def sections(self) -> Iterator[list[pa.Table]]:
-        """Yields the rows of each section, newest run first. Each key is in one section."""
-        for section in sections_of(self.handles, self._files.key_groups, None):
-            yield [run.within(section).table() for run in self.newest_first()]
+    def parts(self, key_groups: KeyGroupRange | None = None) -> Iterator[list[pa.Table]]:
+        """Yields the rows of some key groups in parts, newest run first. All rows of a key are in one part.
+
+        Args:
+            key_groups: The key groups. Default: those of the subtask.
+        """
+        span = span_of(key_groups or self._files.key_groups)
+        for _, runs in divide([*self.newest_first()], span, self._files.part_bytes):
+            yield [run.table() for run in runs]
 
     def drop_expired(self) -> None:
         """Rewrites the sections that have a row that has expired."""
         now = self._files.now()
         for section in sections_of(self.handles, self._files.key_groups, None):
-            tables = [part.table() for run in self.newest_first() if len(part := run.within(section))]
-            if any(expired_rows(table, now).any() for table in tables):
+            if any(expired_rows(table, now).any() for tables in self.parts(section) for table in tables):
                 written = self._merge(section, 0, None)
                 self._runs = [*self._runs_without({section: 0}), *written]
 
@@ -399,7 +409,7 @@ class Runs:
 
 def openers_of(runs: Iterable[Run]) -> Openers:
     """Returns runs that are open in the form of those that are not."""
-    return [(run.key_groups, partial(_same, run)) for run in runs]
+    return [(run.span, partial(_same, run)) for run in runs]
 
 
 def _same(run: Run) -> Run:
@@ -412,8 +422,8 @@ def _find(newest_first: Openers, identity: pa.Table) -> Iterator[Match]:
     sort_keys = columns.pop("sort_key").to_numpy()
     order = np.argsort(sort_keys)  # So neighbours in a run are looked up one after the other.
     ordered = sort_keys[order]
-    for key_groups, open_run in newest_first:
-        start, stop = clip_rows(ordered, key_groups)
+    for span, open_run in newest_first:
+        start, stop = clip_rows(ordered, span)
         if start == stop:
             continue
         run = open_run()
@@ -429,7 +439,7 @@ def _find(newest_first: Openers, identity: pa.Table) -> Iterator[Match]:
 
 def _rows_of(rows: pa.Table, key_groups: KeyGroupRange) -> pa.Table:
     """Returns the rows of some key groups, of sorted ones."""
-    start, stop = clip_rows(rows.column("sort_key").to_numpy(), key_groups)
+    start, stop = clip_rows(rows.column("sort_key").to_numpy(), span_of(key_groups))
     return rows.slice(start, stop - start)
 
 
