@@ -438,10 +438,11 @@ class ColumnarKeyedStateBackend:
         self._settle()
         for table in self._tables.values():
             self._flush(table)
-            table.runs.settle()
         for table in self._tables.values():  # Only now, because some tables write what others hold.
             table.clear()
         self._keys.clear()
+        for table in self._tables.values():  # Only now, because a merge takes memory, too.
+            table.runs.settle()
 
     def begin_checkpoint(self, written_by: str, *, phase: int) -> None:
         """Begins what belongs to the next snapshot.

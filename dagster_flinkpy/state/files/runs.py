@@ -334,21 +334,22 @@ class Runs:
     def save(self) -> None:
         """Writes what :meth:`append` has not written yet; in this class that is nothing."""
 
-    def parts(self, key_groups: KeyGroupRange | None = None) -> Iterator[list[pa.Table]]:
-        """Yields the rows of some key groups in parts, newest run first. All rows of a key are in one part.
+    def parts(self) -> Iterator[list[pa.Table]]:
+        """Yields all rows in parts, newest run first. All rows of a key are in one part."""
+        for section in sections_of(self.handles, self._files.key_groups, None):
+            yield from self._parts_of(section)
 
-        Args:
-            key_groups: The key groups. Default: those of the subtask.
-        """
-        span = span_of(key_groups or self._files.key_groups)
-        for _, runs in divide([*self.newest_first()], span, self._files.part_bytes):
-            yield [run.table() for run in runs]
+    def _parts_of(self, section: KeyGroupRange) -> Iterator[list[pa.Table]]:
+        span = span_of(section)
+        runs = [own for run in self.newest_first() if len(own := run.within(span))]
+        for _, part in divide(runs, span, self._files.part_bytes):
+            yield [run.table() for run in part]
 
     def drop_expired(self) -> None:
         """Rewrites the sections that have a row that has expired."""
         now = self._files.now()
         for section in sections_of(self.handles, self._files.key_groups, None):
-            if any(expired_rows(table, now).any() for tables in self.parts(section) for table in tables):
+            if any(expired_rows(table, now).any() for tables in self._parts_of(section) for table in tables):
                 written = self._merge(section, 0, None)
                 self._runs = [*self._runs_without({section: 0}), *written]
 
