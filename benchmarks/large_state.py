@@ -19,7 +19,7 @@ from benchmarks.report import line
 
 KEYS, EPOCHS = 300_000_000, 15
 KEY_GROUPS = 1024
-"""A merge takes the memory of a key group, if that has more than a million keys."""
+"""So many that a key group has fewer keys than a section may have."""
 UPDATES = 5_000_000
 FEW = 1_000
 MEMORY = 512 << 20
