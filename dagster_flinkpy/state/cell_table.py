@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import repeat
 from typing import Any
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.state.cell_numbers import CellNumbers, NamespacedCells, PairCells
 from dagster_flinkpy.state.columns import CellColumn, Cells, Mask, ObjectColumn, grown, make_column
-from dagster_flinkpy.state.files.runs import Match
+from dagster_flinkpy.state.files.runs import Found
 from dagster_flinkpy.state.keys import KeySeats
 from dagster_flinkpy.state.layout import distinct_rows
 from dagster_flinkpy.state.overlay_table import OverlayTable
@@ -232,27 +232,34 @@ class CellTable(OverlayTable):
 
     def load(self, keys: KeySeats) -> None:
         self.reserve()
-        for match, cells in self._loaded(keys):
-            live = ~match.run.take("deleted", match.rows).to_numpy(zero_copy_only=False)
-            rows = match.rows[live]
-            self.column.put(cells[live], match.run.take("value", rows))
-            self.column.drop(cells[~live])
-            self._stored[cells] = live
-            if self.expires is not None:
-                times = match.run.take("expires_at", rows).to_pylist()
-                for cell, time in zip(cells[live].tolist(), times, strict=True):
-                    self.expires[cell] = time
+        found, cells = self._loaded(keys)
+        if self._numbers is not None:  # Of each cell, the newest row counts.
+            newest = np.zeros(len(cells), dtype=np.bool_)
+            newest[len(cells) - 1 - np.unique(cells[::-1], return_index=True)[1]] = True
+            found, cells = found.filter(newest), cells[newest]
+        if not len(found):
+            return
+        live = ~found.deleted()
+        self.column.drop(cells[~live])
+        self._stored[cells] = live
+        found, cells = found.filter(live), cells[live]
+        if not len(found):
+            return
+        self.column.put(cells, found.take("value"))
+        if self.expires is not None:
+            for cell, time in zip(cells.tolist(), found.take("expires_at").to_pylist(), strict=True):
+                self.expires[cell] = time
 
-    def _loaded(self, keys: KeySeats) -> Iterator[tuple[Match, Cells]]:
-        """Yields the stored rows of some keys with their cells, oldest run first."""
-        for match in self._matches(keys):
-            cells = match.wanted + keys.first
-            if self._numbers is not None:
-                cells = self._numbers.stored_at(cells, match.run.take("namespace", match.rows))
-                known = np.flatnonzero(cells >= 0)
-                match, cells = Match(match.run, match.wanted[known], match.rows[known]), cells[known]
-            self.reserve()
-            yield match, cells
+    def _loaded(self, keys: KeySeats) -> tuple[Found, Cells]:
+        """Returns the stored rows of some keys with their cells, those of the oldest run first."""
+        found = self._find(keys)
+        cells = found.wanted + keys.first
+        if self._numbers is not None and len(found):
+            cells = self._numbers.stored_at(cells, found.take("namespace"))
+            known = cells >= 0
+            found, cells = found.filter(known), cells[known]
+        self.reserve()
+        return found, cells
 
     def clear(self) -> None:
         if self.cells is not None:

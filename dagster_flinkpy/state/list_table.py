@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from dagster_flinkpy.state.cell_table import CellTable
 from dagster_flinkpy.state.columns import Cells, Mask, grown
-from dagster_flinkpy.state.files.runs import Match
+from dagster_flinkpy.state.files.runs import Found
 from dagster_flinkpy.state.keys import KeySeats
 from dagster_flinkpy.state.layout import APPEND
 
@@ -79,29 +79,30 @@ class ListTable(CellTable):
         """Reads the stored lists of all touched keys."""
         while self.unread:
             stored: dict[int, list[Any] | None] = {}
-            for match, cells in self._loaded(self.unread[-1]):
-                deleted, appends = match.run.take("deleted", match.rows).to_pylist(), match.appends().tolist()
-                rows = zip(cells.tolist(), deleted, appends, self._stored_lists(match), strict=True)
-                for cell, gone, append, elements in rows:
-                    known = stored.get(cell) if append else None
-                    if known is None:
-                        stored[cell] = None if gone else elements
-                    else:
-                        known.extend(elements)
-            for cell, found in stored.items():
-                self._stored[cell] = found is not None
-                if found is not None and not self._replaced[cell]:
-                    kept, self._kept[cell] = self._kept[cell], len(found)
-                    self.values[cell] = found + (self.values[cell] or [])[kept:]
+            found, cells = self._loaded(self.unread[-1])
+            flags = found.deleted().tolist(), found.appends().tolist()
+            for cell, gone, append, elements in zip(cells.tolist(), *flags, self._stored_lists(found), strict=True):
+                known = stored.get(cell) if append else None
+                if known is None:
+                    stored[cell] = None if gone else elements
+                else:
+                    known.extend(elements)
+            for cell, whole in stored.items():
+                self._stored[cell] = whole is not None
+                if whole is not None and not self._replaced[cell]:
+                    kept, self._kept[cell] = self._kept[cell], len(whole)
+                    self.values[cell] = whole + (self.values[cell] or [])[kept:]
             self.column.sync(np.array(list(stored), dtype=np.int64))
             self.unread.pop()
 
-    def _stored_lists(self, match: Match) -> list[list[Any]]:
+    def _stored_lists(self, found: Found) -> list[list[Any]]:
         assert self.value_type is not None
-        lists: Any = self.value_type.from_arrow(match.run.take("value", match.rows))
+        if not len(found):
+            return []
+        lists: Any = self.value_type.from_arrow(found.take("value"))
         if not self.ttl:
             return list(lists)
-        pairs = zip(lists, match.run.take("expires_at", match.rows).to_pylist(), strict=True)
+        pairs = zip(lists, found.take("expires_at").to_pylist(), strict=True)
         return [list(zip(elements or (), expires or (), strict=True)) for elements, expires in pairs]
 
     def clear(self) -> None:

@@ -96,22 +96,23 @@ class MapTable(CellTable):
         assert self.map_key_type is not None and self.value_type is not None
         self.reserve()
         stored = self.values
-        for match, cells in self._loaded(keys):
-            map_keys = self.codec.encode_all(self.map_key_type.from_arrow(match.run.take("map_key", match.rows)))
-            deleted = match.run.take("deleted", match.rows).to_pylist()
-            values: Any = self.value_type.from_arrow(match.run.take("value", match.rows))
-            if self.ttl:
-                values = zip(values, match.run.take("expires_at", match.rows).to_pylist(), strict=True)
-            for cell, map_key, gone, value in zip(cells.tolist(), map_keys, deleted, values, strict=True):
-                entries = stored[cell]
-                if gone:
-                    if entries is not None:
-                        entries.pop(map_key, None)
-                elif entries is None:
-                    stored[cell] = {map_key: value}
-                else:
-                    entries[map_key] = value
-            self.rows += len(cells)
+        found, cells = self._loaded(keys)
+        if not len(found):
+            return
+        map_keys = self.codec.encode_all(self.map_key_type.from_arrow(found.take("map_key")))
+        values: Any = self.value_type.from_arrow(found.take("value"))
+        if self.ttl:
+            values = zip(values, found.take("expires_at").to_pylist(), strict=True)
+        for cell, map_key, gone, value in zip(cells.tolist(), map_keys, found.deleted().tolist(), values, strict=True):
+            entries = stored[cell]
+            if gone:
+                if entries is not None:
+                    entries.pop(map_key, None)
+            elif entries is None:
+                stored[cell] = {map_key: value}
+            else:
+                entries[map_key] = value
+        self.rows += len(cells)
 
     def clear(self) -> None:
         self._removed.clear()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import pyarrow as pa
 from dagster_flinkpy.common.copies import copier, taker
 from dagster_flinkpy.common.typeinfo import ListTypeInfo, TypeInformation, type_from_json
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
-from dagster_flinkpy.state.files.runs import Match, RunFiles, Runs
+from dagster_flinkpy.state.files.runs import Found, RunFiles, Runs
 from dagster_flinkpy.state.handles import Json, RunHandle, StateKind, TableSnapshot
 from dagster_flinkpy.state.keys import KeySeats, TouchedKeys
 from dagster_flinkpy.state.layout import APPEND, TableLayout, check_key_like, to_json
@@ -176,12 +176,18 @@ class OverlayTable(ABC):
     def _written(self) -> None:
         """Marks all changes as written."""
 
-    def _matches(self, keys: KeySeats) -> Iterator[Match]:
-        """Yields the stored rows of some keys, run by run from the oldest."""
-        matches = list(self.runs.find(pa.table([pa.array(keys.sort_keys), keys.column], names=["sort_key", "key"])))
-        if self.layout.identity == ["key"]:
-            matches = list(_newest(matches, len(keys.column)))
-        yield from reversed(matches)
+    def _find(self, keys: KeySeats) -> Found:
+        """Finds the stored rows of some keys. Of a key with a single value, only what counts is found."""
+        found = self.runs.find(pa.table([pa.array(keys.sort_keys), keys.column], names=["sort_key", "key"]))
+        if self.layout.identity != ["key"] or not len(found):
+            return found
+        # whole: the rows that replace older ones of their key. last: int64, by key: the newest of them. A row counts
+        # unless it is older.
+        at = np.arange(len(found))
+        whole = at if self.layout.kind != "LIST" else at[~found.appends()]
+        last = np.zeros(len(keys.column), dtype=np.int64)
+        last[found.wanted[whole]] = whole
+        return found.filter(at >= last[found.wanted])
 
     def _rows(self, seats: Indices, columns: dict[str, pa.Array[Any]], deleted: Any) -> pa.Table | None:
         """Builds the table of changed rows.
@@ -215,13 +221,3 @@ class OverlayTable(ABC):
                     key = self.keys.codec.decode_all([keys[seat]])[0]
                     raise TypeMismatchError(f"state {self.name!r} of key {key!r}: {first}") from first
             raise TypeMismatchError(f"state {self.name!r}: {error}") from error
-
-
-def _newest(matches: list[Match], count: int) -> Iterator[Match]:
-    """Drops the rows that a newer run replaces. The first of ``matches`` is the newest."""
-    # missing: bool, one a row that was looked for. Each match: wanted and rows, int64, as many.
-    missing = np.ones(count, dtype=np.bool_)
-    for match in matches:
-        kept = missing[match.wanted]
-        missing[match.wanted[~match.appends()]] = False
-        yield Match(match.run, match.wanted[kept], match.rows[kept])

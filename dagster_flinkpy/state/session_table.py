@@ -384,21 +384,18 @@ class SessionTable(OverlayTable):
         """Returns seats, starts, ends and state windows of the stored sessions of some keys, in order."""
         # seats, starts, ends: int64, one a stored row, the oldest run first. order: by seat, start and end; ordered
         # likewise; last: bool, by place in order.
-        matches = list(self._matches(keys))
-        if not matches:
+        found = self._find(keys)
+        if not len(found):
             none = np.zeros(0, dtype=np.int64)
             return none, none, none, self.layout.local_schema.empty_table().column("value").combine_chunks()
-        seats = np.concatenate([match.wanted for match in matches]) + keys.first
-        windows = [_bounds(match.run.take("map_key", match.rows)) for match in matches]
-        starts, ends = (np.concatenate([window[i] for window in windows]) for i in (0, 1))
-        deleted = [match.run.take("deleted", match.rows).to_numpy(zero_copy_only=False) for match in matches]
-        values = pa.concat_arrays([match.run.take("value", match.rows) for match in matches])
+        seats = found.wanted + keys.first
+        starts, ends = _bounds(found.take("map_key"))
         order = np.lexsort((ends, starts, seats))  # Stable, so that of equal rows that of the newest run is last.
         ordered = [column[order] for column in (seats, starts, ends)]
         last = np.ones(len(order), dtype=np.bool_)
         last[:-1] = np.any([column[1:] != column[:-1] for column in ordered], axis=0)
-        kept = order[last & ~np.concatenate(deleted)[order]]
-        return seats[kept], starts[kept], ends[kept], values.take(pa.array(kept))
+        kept = order[last & ~found.deleted()[order]]
+        return seats[kept], starts[kept], ends[kept], found.take("value").take(pa.array(kept))
 
     def _changes(self) -> pa.Table | None:
         # changed, put, gone: cells, ascending. live, stored, same: bool, one a cell of changed. starts, ends: of put,

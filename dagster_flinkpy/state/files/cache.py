@@ -18,6 +18,7 @@ import zlib
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.errors import StorageError
+from dagster_flinkpy.state.files.gathering import ColumnReader, gather, reader_of
 from dagster_flinkpy.state.files.packed_columns import SortKeyColumn, pack_rows, packing_of
 from dagster_flinkpy.state.files.run_file import read_run
 from dagster_flinkpy.state.files.transfers import run_aside
@@ -35,7 +37,7 @@ from dagster_flinkpy.state.layout import SortKeys
 from dagster_flinkpy.state.schema_evolution import evolve
 from dagster_flinkpy.storage import ObjectStore
 
-__all__ = ["Run", "RunCache", "make_time_order"]
+__all__ = ["Run", "RunCache", "make_time_order", "take_all"]
 
 _TRAILER = struct.Struct("<8sQI")
 """The magic number, the number of bytes before the trailer, and their checksum."""
@@ -76,16 +78,24 @@ class Rows:
         """Uses another copy of the same rows."""
         self.batch = batch
         self.sort_keys = SortKeyColumn(batch.column("sort_key"))
+        self._readers: dict[str, ColumnReader | None] = {}
 
     def slice(self, name: str, start: int, stop: int) -> pa.Array[Any]:
         """Returns a column of consecutive rows: a view, unless it is packed."""
         column, packing = self.batch.column(name).slice(start, stop - start), self.packings.get(name)
         return column if packing is None else packing.unpack(column)
 
+    def reader(self, name: str) -> ColumnReader | None:
+        """Returns what reads a column, or None if only :meth:`take` does."""
+        readers = self._readers  # Those of another copy are not for this one.
+        if name not in readers:
+            readers[name] = reader_of(self.batch.column(name), self.packings.get(name))
+        return readers[name]
+
     def take(self, name: str, rows: Indices) -> pa.Array[Any]:
         """Returns a column of some rows."""
-        column, packing = self.batch.column(name), self.packings.get(name)
-        return column.take(pa.array(rows)) if packing is None else packing.take(column, rows)
+        taken, packing = self.batch.column(name).take(pa.array(rows)), self.packings.get(name)
+        return taken if packing is None else packing.unpack(taken)
 
 
 class Run:
@@ -165,8 +175,10 @@ class Run:
 
     def take(self, name: str, rows: Indices) -> pa.Array[Any]:
         """Returns the values of a column in some rows."""
-        # Does not take from the slice: Arrow would count its nulls, which takes time proportional to the run.
-        return self._evolve(name, self._rows.take(name, rows + self.start))
+        return take_all([(self, rows)], name)
+
+    def _reader(self, name: str) -> ColumnReader | None:
+        return None if self._value_types and name == "value" else self._rows.reader(name)
 
     def rows(self, rows: Indices) -> pa.Table:
         """Returns some rows, as a table."""
@@ -184,6 +196,25 @@ class Run:
 
     def _evolve(self, name: str, column: pa.Array[Any]) -> pa.Array[Any]:
         return evolve(column, self._value_types) if self._value_types and name == "value" else column
+
+
+def take_all(found: Sequence[tuple[Run, Indices]], name: str) -> pa.Array[Any]:
+    """Returns the values of a column in some rows of each of several runs, run by run.
+
+    Args:
+        found: The runs of a table, at least one, with their rows.
+        name: The column.
+    """
+    parts = []
+    for fast, group in groupby(found, lambda each: each[0]._reader(name) is not None):
+        own = [(run, rows + run.start) for run, rows in group]
+        if fast:
+            readers, rows = [run._reader(name) for run, _ in own], [rows for _, rows in own]
+            parts.append(gather(readers, rows, own[0][0].schema.field(name).type))
+        else:
+            # Not from the slice: Arrow would count its nulls, which takes time proportional to the run.
+            parts += [run._evolve(name, run._rows.take(name, rows)) for run, rows in own]
+    return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
 
 
 class RunCache:

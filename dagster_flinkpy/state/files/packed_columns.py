@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from dagster_flinkpy.state.layout import SortKeys
 
-__all__ = ["PackedColumn", "SortKeyColumn", "pack", "pack_rows", "packing_of"]
+__all__ = ["PackedColumn", "PackedIntegers", "PackedStruct", "SortKeyColumn", "pack", "pack_rows", "packing_of"]
 
 Indices = npt.NDArray[np.int64]
 Column = Any  # of Arrow
@@ -43,13 +43,6 @@ class PackedIntegers:
         """Returns the integers of a column."""
         rest = column.field(1).to_numpy() if self.shift else None
         return self._joined(column.field(0).to_numpy(), rest, column)
-
-    def take(self, column: Any, rows: Indices) -> Column:
-        """Returns the integers in some rows."""
-        if column.null_count:
-            return self.unpack(column.take(pa.array(rows)))
-        rest = column.field(1).to_numpy()[rows] if self.shift else None
-        return self._joined(column.field(0).to_numpy()[rows], rest, None)
 
     def _joined(self, top: npt.NDArray[Any], rest: npt.NDArray[Any] | None, nulls_of: Column | None) -> Column:
         # top, rest: unsigned, one a row.
@@ -83,17 +76,6 @@ class PackedStruct:
             for packing, each in zip(self.fields, _fields(column), strict=True)
         ]
         return _struct(fields, self.kind, column)
-
-    def take(self, column: Any, rows: Indices) -> Column:
-        """Returns the structs in some rows."""
-        taken = pa.array(rows)
-        if column.null_count:
-            return self.unpack(column.take(taken))
-        fields = [
-            each.take(taken) if packing is None else packing.take(each, rows)
-            for packing, each in zip(self.fields, _fields(column), strict=True)
-        ]
-        return _struct(fields, self.kind, None)
 
 
 PackedColumn = PackedIntegers | PackedStruct

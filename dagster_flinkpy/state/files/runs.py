@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice, pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.typeinfo import type_from_json
 from dagster_flinkpy.errors import CorruptStateError
 from dagster_flinkpy.key_groups import KeyGroupRange
-from dagster_flinkpy.state.files.cache import Run, RunCache, make_time_order
+from dagster_flinkpy.state.files.cache import Run, RunCache, make_time_order, take_all
 from dagster_flinkpy.state.files.compaction import (
     Delta,
     SectionRows,
@@ -43,9 +44,10 @@ from dagster_flinkpy.state.layout import (
 from dagster_flinkpy.state.schema_evolution import can_evolve
 from dagster_flinkpy.storage import ObjectStore
 
-__all__ = ["Match", "Openers", "RunFiles", "Runs", "in_layout", "openers_of"]
+__all__ = ["Found", "Openers", "RunFiles", "Runs", "in_layout", "openers_of"]
 
 Indices = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 Openers = Sequence[tuple[range, Callable[[], Run]]]
 """Runs with the sort keys that they may have. A call opens one."""
 
@@ -132,21 +134,47 @@ class RunFiles:
 
 
 @dataclass(frozen=True)
-class Match:
-    """The rows of one run that a lookup has found."""
+class Found:
+    """The rows that a lookup has found, those of the oldest run first."""
 
-    run: Run
+    runs: Sequence[tuple[Run, Indices]]
+    """Each run in which there are any, with their rows."""
     wanted: Indices
     """For each found row, the index of the identity that was looked for; may repeat."""
-    rows: Indices
-    """The found rows of the run."""
 
-    def appends(self) -> npt.NDArray[np.bool_]:
+    def __len__(self) -> int:
+        return len(self.wanted)
+
+    def take(self, name: str) -> pa.Array[Any]:
+        """Returns a column of the rows; there must be any."""
+        return take_all(self.runs, name)
+
+    def deleted(self) -> Mask:
+        """Returns which of the rows are tombstones."""
+        return self.take("deleted").to_numpy(zero_copy_only=False) if len(self) else np.zeros(0, dtype=np.bool_)
+
+    def appends(self) -> Mask:
         """Returns which of the rows only append to older ones."""
-        if APPEND not in self.run.schema.names:
-            return np.zeros(len(self.rows), dtype=np.bool_)
-        mask: npt.NDArray[np.bool_] = self.run.take(APPEND, self.rows).to_numpy(zero_copy_only=False)
-        return mask
+        parts = [
+            run.take(APPEND, rows).to_numpy(zero_copy_only=False)
+            if APPEND in run.schema.names
+            else np.zeros(len(rows), dtype=np.bool_)
+            for run, rows in self.runs
+        ]
+        return np.concatenate([np.zeros(0, dtype=np.bool_), *parts])
+
+    def filter(self, kept: Mask) -> Found:
+        """Returns some of the rows.
+
+        Args:
+            kept: Which, one a row.
+        """
+        if kept.all():
+            return self
+        ends = np.cumsum([len(rows) for _, rows in self.runs])
+        parts = zip(self.runs, np.split(kept, ends[:-1]), strict=True)
+        left = [(run, rows[own]) for (run, rows), own in parts if own.any()]
+        return Found(left, self.wanted[kept])
 
 
 class Runs:
@@ -215,8 +243,8 @@ class Runs:
         if before > MIN_TIME:
             self._runs = [(handle.fired(before), run) for handle, run in self._runs]
 
-    def find(self, identity: pa.Table) -> Iterator[Match]:
-        """Finds rows, newest run first.
+    def find(self, identity: pa.Table) -> Found:
+        """Finds rows.
 
         Args:
             identity: The column ``sort_key`` and the identity columns that are known, at least ``key``.
@@ -374,8 +402,7 @@ class Runs:
         if not len(tombstones):
             return delta
         kept = ~deleted
-        for match in self.find(self._identity(delta, tombstones)):
-            kept[tombstones[match.wanted]] = True
+        kept[tombstones[self.find(self._identity(delta, tombstones)).wanted]] = True
         return delta.filter(pa.array(kept))
 
     def _to_merge(self, delta: pa.Table | None, newest: list[Run], *, older: bool) -> list[pa.Table]:
@@ -395,12 +422,12 @@ class Runs:
         # In a list, a row may append to the rows that it would hide.
         hiding = np.flatnonzero(deleted) if self.layout.kind == "LIST" else np.arange(len(delta))
         tables = [delta if older or not deleted.any() else delta.filter(pa.array(~deleted))]
-        hidden = list(_find(openers_of(newest), self._identity(delta, hiding)))
+        hidden = _find(openers_of(newest), self._identity(delta, hiding)).runs
         for run in newest:
             kept = np.ones(len(run), dtype=np.bool_)
-            for match in hidden:
-                if match.run is run:
-                    kept[match.rows] = False
+            for other, rows in hidden:
+                if other is run:
+                    kept[rows] = False
             tables.append(run.table() if kept.all() else run.table().filter(pa.array(kept)))
         return tables
 
@@ -417,25 +444,28 @@ def _same(run: Run) -> Run:
     return run
 
 
-def _find(newest_first: Openers, identity: pa.Table) -> Iterator[Match]:
+def _find(newest_first: Openers, identity: pa.Table) -> Found:
     """Finds rows in runs, which are opened only if keys in their key groups are looked for."""
     columns = {name: identity.column(name).combine_chunks() for name in identity.column_names}
     sort_keys = columns.pop("sort_key").to_numpy()
     order = np.argsort(sort_keys)  # So neighbours in a run are looked up one after the other.
     ordered = sort_keys[order]
-    for span, open_run in newest_first:
+    runs, wanted = list[tuple[Run, Indices]](), list[Indices]()
+    for span, open_run in reversed(newest_first):
         start, stop = clip_rows(ordered, span)
         if start == stop:
             continue
         run = open_run()
         found, rows = run.find(ordered[start:stop])
         if len(found):
-            wanted = order[found + start]
-            taken = pa.array(wanted)
-            same = equal_rows(
-                [run.take(name, rows) for name in columns], [column.take(taken) for column in columns.values()]
-            )
-            yield Match(run, wanted[same], rows[same])
+            runs.append((run, rows))
+            wanted.append(order[found + start])
+    if not runs:
+        return Found([], np.zeros(0, dtype=np.int64))
+    # Different keys may have one sort key.
+    alike = Found(runs, np.concatenate(wanted))
+    taken = pa.array(alike.wanted)
+    return alike.filter(equal_rows([alike.take(name) for name in columns], [c.take(taken) for c in columns.values()]))
 
 
 def _rows_of(rows: pa.Table, key_groups: KeyGroupRange) -> pa.Table:
