@@ -29,6 +29,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.report import line
 from benchmarks.state_cost import timed
+from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.common import Types, WatermarkStrategy
 from dagster_flinkpy.connectors import ParquetSource
 from dagster_flinkpy.datastream import KeyedProcessFunction, RuntimeContext, StreamExecutionEnvironment
@@ -197,9 +198,9 @@ class Runner:
         shutil.rmtree(storage)
         return Run(seconds, max(peaks["worker"]), max(peaks["java"]), max(peaks["driver"]))
 
-    def growing(self, form: str, key_groups: int = 128) -> Growing:
+    def growing(self, form: str, managed_memory: int | None = None) -> Growing:
         """Returns a job that reads one file after the other."""
-        return Growing(form, self._folder / f"job-{next(self._number)}", self._settings, key_groups)
+        return Growing(form, self._folder / f"job-{next(self._number)}", self._settings, managed_memory)
 
     def compare(self, sides: Mapping[Any, tuple[Any, ...]], rounds: int) -> dict[Any, list[Run]]:
         """Runs some sides in turn, once more than is counted."""
@@ -219,16 +220,16 @@ class Growing:
         form: The job.
         folder: A new folder for files, checkpoints and local copies.
         settings: Which Spark to use.
-        key_groups: The max parallelism.
+        managed_memory: About how many bytes of state a worker may hold in memory. None: by default.
     """
 
-    def __init__(self, form: str, folder: Path, settings: SparkSettings, key_groups: int) -> None:
+    def __init__(self, form: str, folder: Path, settings: SparkSettings, managed_memory: int | None) -> None:
         self._form, self._folder, self._number = form, folder, itertools.count()
-        self._key_groups = key_groups
         self.cache = folder / "cache"
         """The folder of the local copies."""
         store = StorageLocation(str(folder / "checkpoints"))
-        self._config = JobConfig("growth", store, settings, cache_dir=str(self.cache))
+        checkpointing = CoordinatorConfig(managed_memory=managed_memory)
+        self._config = JobConfig("growth", store, settings, checkpointing=checkpointing, cache_dir=str(self.cache))
         self._files = folder / "files"
         self._files.mkdir(parents=True)
 
@@ -238,7 +239,7 @@ class Growing:
         pq.write_table(
             pa.table({"key": spread, "value": spread % _VALUES}), self._files / f"{next(self._number):03}.parquet"
         )
-        program = _program(self._form, self._files, parallelism, self._key_groups, bounded=False)
+        program = _program(self._form, self._files, parallelism, bounded=False)
         cpu, read = _cpu_seconds(), _read_bytes()
         with _anonymous_memory() as peaks, JobAttempt(program, self._config, owner="benchmark") as attempt:
             start = time.perf_counter()
@@ -252,9 +253,9 @@ class Growing:
         shutil.rmtree(self._folder)
 
 
-def _program(form: str, source: Path, parallelism: int, key_groups: int = 128, *, bounded: bool = True) -> JobGraph:
+def _program(form: str, source: Path, parallelism: int, *, bounded: bool = True) -> JobGraph:
     env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(parallelism)
-    env.set_max_parallelism(key_groups)
+    env.set_max_parallelism(128)
     events = ParquetSource(str(source), bounded=bounded)
     stream = env.from_source(events, WatermarkStrategy.no_watermarks(), "events").uid("events")
     FORMS[form](stream.key_by("key")).uid(form)

@@ -18,12 +18,12 @@ from benchmarks import growth
 from benchmarks.report import line
 
 KEYS, EPOCHS = 300_000_000, 15
-KEY_GROUPS = 1024
-"""So many that a key group has fewer keys than a section may have."""
 UPDATES = 5_000_000
 FEW = 1_000
 MEMORY = 512 << 20
 """Bytes of anonymous memory that a task may use."""
+MANAGED = 128 << 20
+"""Bytes of it for state in memory (``taskmanager.memory.managed.size``)."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +51,7 @@ def run(peers: tuple[str, ...] = (), *, keys: int = KEYS) -> list[dict[str, Any]
     """
     part, random = keys // EPOCHS, np.random.default_rng(1)
     with tempfile.TemporaryDirectory(prefix="flinkpy-benchmark-") as name, growth.runner(Path(name)) as at:
-        job = at.growing("sum", KEY_GROUPS)
+        job = at.growing("sum", MANAGED)
         new = [_shown("new keys", job.run(part * i + np.arange(part))) for i in range(EPOCHS)]
         updates = [_shown("updates", job.run(random.integers(0, keys, UPDATES))) for _ in range(3)]
         warm = _shown("a record", job.run(np.arange(1)))
@@ -64,7 +64,7 @@ def run(peers: tuple[str, ...] = (), *, keys: int = KEYS) -> list[dict[str, Any]
         job.close()
     settings = {
         "keys": keys,
-        "key_groups": KEY_GROUPS,
+        "managed_memory": MANAGED,
         "parallelism": growth.PARALLELISM,
         "worker_anonymous_mb": [each.worker_anonymous >> 20 for each in (*new, *updates, rescaled)],
         "seconds": [round(each.seconds, 1) for each in (*new, *updates)],
