@@ -30,16 +30,17 @@ class PaneState:
             several = table.kind == "LIST"
             self._result = lambda held: list(map(own, held)) if several else fold.result(own(held))
 
-    def add_each(self, seats: Sequence[int], cells: Cells, values: Iterable[Any]) -> None:
+    def add_each(self, seats: Sequence[int], cells: Cells, values: Iterable[Any], records: Sequence[int]) -> None:
         """Adds values to cells, in order.
 
         Args:
             seats: The seat of each cell, which becomes the current key.
             cells: The cells; may repeat.
             values: A value for each cell, which nobody else has.
+            records: The number of each value: copies of one record have the same.
         """
         self.table.reserve()
-        self._fold.add_each(self.table.keys, self.table.column.values, seats, cells.tolist(), values)
+        self._fold.add_each(self.table.keys, self.table.column.values, seats, cells.tolist(), values, records)
         self.table.mark(cells)
 
     def get_each(self, seats: Sequence[int], cells: Cells, *, last: bool = False) -> Iterator[Any]:

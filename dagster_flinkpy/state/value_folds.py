@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from dagster_flinkpy.common.copies import copied, keeping, taker, taking
+from dagster_flinkpy.common.copies import copied, keeping, taker, taking, unchanging_types
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.datastream.base_functions import BaseAggregateFunction, BaseReduceFunction
 from dagster_flinkpy.datastream.state import AggregatingStateDescriptor, ReducingStateDescriptor, StateDescriptor
@@ -35,7 +35,13 @@ class ValueFold(ABC):
 
     @abstractmethod
     def add_each(
-        self, keys: TouchedKeys, held: list[Any], seats: Sequence[int], cells: Sequence[int], values: Iterable[Any]
+        self,
+        keys: TouchedKeys,
+        held: list[Any],
+        seats: Sequence[int],
+        cells: Sequence[int],
+        values: Iterable[Any],
+        records: Sequence[int],
     ) -> None:
         """Adds values, in order.
 
@@ -45,6 +51,7 @@ class ValueFold(ABC):
             seats: The seat of the key of each value.
             cells: The cell of each value; may repeat.
             values: Values that nobody else has.
+            records: The number of each value: copies of one record have the same.
         """
 
 
@@ -59,7 +66,13 @@ class _Reduced(ValueFold):
         return value if held is None else self.merge(held, value)
 
     def add_each(
-        self, keys: TouchedKeys, held: list[Any], seats: Sequence[int], cells: Sequence[int], values: Iterable[Any]
+        self,
+        keys: TouchedKeys,
+        held: list[Any],
+        seats: Sequence[int],
+        cells: Sequence[int],
+        values: Iterable[Any],
+        records: Sequence[int],
     ) -> None:
         reduce, name_fields = self.merge, self._name_fields
         for keys.seat, cell, value in zip(seats, cells, values, strict=True):
@@ -72,18 +85,30 @@ class _Aggregated(ValueFold):
         super().__init__(function.merge, function.get_result, accumulator_type)
         self._add, self._changes = keeping(function.add, accumulator_type), taker(accumulator_type) is not None
         self._create = taking(function.create_accumulator, accumulator_type)
+        self._unchanging = unchanging_types(accumulator_type)
 
     def add(self, held: Any, value: Any) -> Any:
         held = self._create() if held is None else held
         return self._add(copied(value) if self._changes else value, held)
 
     def add_each(
-        self, keys: TouchedKeys, held: list[Any], seats: Sequence[int], cells: Sequence[int], values: Iterable[Any]
+        self,
+        keys: TouchedKeys,
+        held: list[Any],
+        seats: Sequence[int],
+        cells: Sequence[int],
+        values: Iterable[Any],
+        records: Sequence[int],
     ) -> None:
-        add, create = self._add, self._create
-        for keys.seat, cell, value in zip(seats, cells, values, strict=True):
+        # Windows that have the same records hold one accumulator, if it cannot change: a record is added to it once.
+        add, create, unchanging = self._add, self._create, self._unchanging
+        before = after = added = None
+        for keys.seat, cell, value, record in zip(seats, cells, values, records, strict=True):
             stored = held[cell]
-            held[cell] = add(value, create() if stored is None else stored)
+            if record != added or stored is not before or type(after) not in unchanging:
+                added, before = record, stored
+                after = add(value, create() if stored is None else stored)
+            held[cell] = after
 
 
 class _Listed(ValueFold):
@@ -94,7 +119,13 @@ class _Listed(ValueFold):
         return [value] if held is None else _extended(held, [value])
 
     def add_each(
-        self, keys: TouchedKeys, held: list[Any], seats: Sequence[int], cells: Sequence[int], values: Iterable[Any]
+        self,
+        keys: TouchedKeys,
+        held: list[Any],
+        seats: Sequence[int],
+        cells: Sequence[int],
+        values: Iterable[Any],
+        records: Sequence[int],
     ) -> None:
         for keys.seat, cell, value in zip(seats, cells, values, strict=True):
             elements = held[cell]

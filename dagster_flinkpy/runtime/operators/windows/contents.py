@@ -160,17 +160,19 @@ class RecordContents(Contents):
 
     def add(self, seats: Ints, cells: Ints, rows: Ints, new: Ints | None = None) -> None:
         values = self._values(rows)
-        self._add(seats, cells, values, left := iter(values), left)
+        self._add(seats, cells, rows, values, left := iter(values), left)
 
     def _values(self, rows: Ints) -> list[Any]:
         if self.values is None:
             return self._batch.values_at(rows)
         return self.values if len(rows) == len(self.values) else list(map(self.values.__getitem__, rows.tolist()))
 
-    def _add(self, seats: Ints, cells: Ints, values: list[Any], left: Iterator[Any], each: Iterator[Any]) -> None:
+    def _add(
+        self, seats: Ints, cells: Ints, rows: Ints, values: list[Any], left: Iterator[Any], each: Iterator[Any]
+    ) -> None:
         """Adds ``each``, which takes them from ``left``, of which ``values`` are all."""
         try:
-            self._state.add_each(seats.tolist(), cells, each)
+            self._state.add_each(seats.tolist(), cells, each, rows.tolist())
         except USER_EXCEPTIONS as e:
             raise self._operator.failed(e, values[len(values) - length_hint(left) - 1]) from e
 
@@ -186,7 +188,7 @@ class RecordContents(Contents):
             zip(windows.at(fires).each(), times, strict=True),
             purge,
         )
-        self._add(seats, cells, values, left, firing)
+        self._add(seats, cells, rows, values, left, firing)
 
     def _firing(
         self, records: Iterator[tuple[Any, bool, int]], windows: Iterator[tuple[Any, int]], purge: bool
