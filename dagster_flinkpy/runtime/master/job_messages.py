@@ -6,7 +6,7 @@ The stimuli and instructions of the checkpoint coordinator are among them.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -321,8 +321,9 @@ class Say(Instruction):
 
 def describe(stimulus: Stimulus) -> str:
     """Describes a stimulus in one short line, without states."""
-    told = {f.name: getattr(stimulus, f.name) for f in fields(stimulus) if f.name != "now_ms"}
     short = (
-        f"{k}={it if isinstance(it, int) or k == 'checkpoint_ids' else type(it).__name__}" for k, it in told.items()
+        f"{k}={it if isinstance(it, int) or k == 'checkpoint_ids' else type(it).__name__}"
+        for k, it in vars(stimulus).items()
+        if k != "now_ms"
     )
     return f"{stimulus.now_ms} {type(stimulus).__name__} {' '.join(short)}".rstrip()

@@ -78,6 +78,7 @@ class JobState:
         self.chain = CompletionChain(turn, create_metadata)
         self.requests, self._failover, self._turn = requests, failover, turn
         self._story: deque[str] = deque(maxlen=_STORY_LENGTH)
+        self._take = self._on  # each look-up of a method that dispatches makes a function
         self._read_up_to = 0
         """The last checkpoint for which all sources have been read."""
         self._timeouts: dict[int, int] = {}
@@ -139,7 +140,7 @@ class JobState:
         self._story.append(job_messages.describe(stimulus))
         self._turn.now_ms, self._turn.instructions = stimulus.now_ms, []
         try:
-            self._on(stimulus)
+            self._take(stimulus)
             for number in self._failover.restart_due(stimulus.now_ms):
                 self._on_restart(self.regions[number])
             self._advance()
