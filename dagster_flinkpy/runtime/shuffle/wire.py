@@ -209,7 +209,9 @@ def batch_of(rows: Sequence[tuple[int, int, int, int, int]], payloads: Sequence[
         payloads: The payload of each row: bytes, or a buffer of bytes.
     """
     # Most batches have one row. Arrow takes several times as long to make arrays of Python's numbers.
-    buffers = [[array(code, column)] for code, column in zip(_NUMBERS, zip(*rows, strict=True), strict=True)]
+    buffers: list[list[Any]] = [
+        [array(code, column)] for code, column in zip(_NUMBERS, zip(*rows, strict=True), strict=True)
+    ]
     data = payloads[0] if len(payloads) == 1 else b"".join(payloads)
     buffers.append([array("i", accumulate(map(len, payloads), initial=0)), data])
     columns = [
