@@ -30,14 +30,16 @@ class PaneState:
             several = table.kind == "LIST"
             self._result = lambda held: list(map(own, held)) if several else fold.result(own(held))
 
-    def add_each(self, seats: Sequence[int], cells: Cells, values: Iterable[Any], records: Sequence[int]) -> None:
+    def add_each(
+        self, seats: Sequence[int], cells: Cells, values: Iterable[Any], records: Sequence[int] | None = None
+    ) -> None:
         """Adds values to cells, in order.
 
         Args:
             seats: The seat of each cell, which becomes the current key.
             cells: The cells; may repeat.
             values: A value for each cell, which nobody else has.
-            records: The number of each value: copies of one record have the same.
+            records: The number of the record that each value is a copy of. Default: no two are of one record.
         """
         self.table.reserve()
         self._fold.add_each(self.table.keys, self.table.column.values, seats, cells.tolist(), values, records)

@@ -41,7 +41,7 @@ class ValueFold(ABC):
         seats: Sequence[int],
         cells: Sequence[int],
         values: Iterable[Any],
-        records: Sequence[int],
+        records: Sequence[int] | None,
     ) -> None:
         """Adds values, in order.
 
@@ -51,7 +51,7 @@ class ValueFold(ABC):
             seats: The seat of the key of each value.
             cells: The cell of each value; may repeat.
             values: Values that nobody else has.
-            records: The number of each value: copies of one record have the same.
+            records: The number of the record that each value is a copy of; None if no two are of one record.
         """
 
 
@@ -72,7 +72,7 @@ class _Reduced(ValueFold):
         seats: Sequence[int],
         cells: Sequence[int],
         values: Iterable[Any],
-        records: Sequence[int],
+        records: Sequence[int] | None,
     ) -> None:
         reduce, name_fields = self.merge, self._name_fields
         for keys.seat, cell, value in zip(seats, cells, values, strict=True):
@@ -98,10 +98,15 @@ class _Aggregated(ValueFold):
         seats: Sequence[int],
         cells: Sequence[int],
         values: Iterable[Any],
-        records: Sequence[int],
+        records: Sequence[int] | None,
     ) -> None:
-        # Windows that have the same records hold one accumulator, if it cannot change: a record is added to it once.
         add, create, unchanging = self._add, self._create, self._unchanging
+        if records is None:
+            for keys.seat, cell, value in zip(seats, cells, values, strict=True):
+                stored = held[cell]
+                held[cell] = add(value, create() if stored is None else stored)
+            return
+        # Windows that have the same records hold one accumulator, if it cannot change: a record is added to it once.
         before = after = added = None
         for keys.seat, cell, value, record in zip(seats, cells, values, records, strict=True):
             stored = held[cell]
@@ -125,7 +130,7 @@ class _Listed(ValueFold):
         seats: Sequence[int],
         cells: Sequence[int],
         values: Iterable[Any],
-        records: Sequence[int],
+        records: Sequence[int] | None,
     ) -> None:
         for keys.seat, cell, value in zip(seats, cells, values, strict=True):
             elements = held[cell]

@@ -100,7 +100,7 @@ class ByKey:
         return table.find(np.array([table.require_key()]), [self._namespace], np.zeros(1, dtype=np.int64))
 
     def add(self, value: Any) -> None:
-        self._panes.add_each([self._panes.table.require_key()], self._cell(), (value,), (0,))
+        self._panes.add_each([self._panes.table.require_key()], self._cell(), (value,))
 
     def get(self) -> Any:
         (cell,) = self._cell().tolist()

@@ -38,7 +38,7 @@ def add(state: Any, seats: list[int], values: list[int], window: tuple[int, int]
     """Adds values; returns the positions in which a seat had no value."""
     cells = cells_of(state, seats, window)
     new = state.table.first_missing(cells).tolist()
-    state.add_each(seats, cells, values, range(len(values)))
+    state.add_each(seats, cells, values)
     return new
 
 

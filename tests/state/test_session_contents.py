@@ -33,7 +33,7 @@ class Sessions:
 
     def join(self, start: int, value: int) -> int:
         (cell,), _ = self.table.join(np.array([0]), np.array([start]), np.array([start + 10]), 0)
-        self.state.add_each([0], np.array([cell]), [value], [0])
+        self.state.add_each([0], np.array([cell]), [value])
         return int(cell)
 
     def end(self, cell: int) -> None:

@@ -172,7 +172,8 @@ class RecordContents(Contents):
     ) -> None:
         """Adds ``each``, which takes them from ``left``, of which ``values`` are all."""
         try:
-            self._state.add_each(seats.tolist(), cells, each, rows.tolist())
+            several = bool((rows[1:] == rows[:-1]).any())
+            self._state.add_each(seats.tolist(), cells, each, rows.tolist() if several else None)
         except USER_EXCEPTIONS as e:
             raise self._operator.failed(e, values[len(values) - length_hint(left) - 1]) from e
 
