@@ -17,7 +17,7 @@ import sys
 import types
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
@@ -267,7 +267,7 @@ def _describe(value: Any, inside: _Inside, lines: list[str]) -> None:
     if id(value) in inside.ids:
         lines.append("(recursion)")
         return
-    inside = replace(inside, ids=(*inside.ids, id(value)))
+    inside = _Inside(inside.with_modules, (*inside.ids, id(value)), inside.left)
     if isinstance(value, type):
         _class(value, inside, lines)
     elif isinstance(value, StorageLocation):

@@ -10,22 +10,38 @@ import os
 import sys
 import sysconfig
 import threading
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cache
+from itertools import filterfalse
 from pathlib import Path
 from types import ModuleType
 
 __all__ = ["user_modules_by_value"]
 
 _OWN = __name__.partition(".")[0]
-_lock = threading.Lock()
-_registered: Counter[tuple[str, str]] = Counter()
-"""How many threads pickle a module by value now, by pickler and module: regions run side by side."""
 
-_installed: set[str] = set()
-"""Names of modules that are installed, or our own. There are hundreds, and each Spark job asks for the others."""
+
+@dataclass
+class _Uses:
+    """Who pickles by one pickler now: regions run side by side."""
+
+    count: int = 0
+    modules: list[ModuleType] = field(default_factory=list)
+    """What was registered for them."""
+
+
+_lock = threading.Lock()
+_uses: dict[str, _Uses] = defaultdict(_Uses)
+"""By the name of the pickler."""
+
+_looked_at: set[str] = set()
+"""Names of modules. There are thousands, and each epoch asks which are the user's."""
+
+_of_the_user: list[str] = []
+"""Those that are the user's."""
 
 
 @contextmanager
@@ -35,46 +51,40 @@ def user_modules_by_value(pickler: ModuleType) -> Iterator[None]:
     Args:
         pickler: The module ``cloudpickle``, or PySpark's copy of it.
     """
-    modules = []
     with _lock:
-        others = pickler.list_registry_pickle_by_value()
+        uses = _uses[pickler.__name__]
+        registered = pickler.list_registry_pickle_by_value()  # by others, or by the user
         for module in _user_modules():
-            use = (pickler.__name__, module.__name__)
-            if not _registered[use]:
-                if module.__name__ in others:
-                    continue  # the user has registered it
+            if module.__name__ not in registered:
                 pickler.register_pickle_by_value(module)
-            _registered[use] += 1
-            modules.append(module)
+                uses.modules.append(module)
+        uses.count += 1
     try:
         yield
     finally:
         with _lock:
-            for module in modules:
-                _registered[pickler.__name__, module.__name__] -= 1
-                if not _registered[pickler.__name__, module.__name__]:
-                    pickler.unregister_pickle_by_value(module)
+            uses.count -= 1
+            while uses.modules and not uses.count:
+                pickler.unregister_pickle_by_value(uses.modules.pop())
 
 
 def _user_modules() -> list[ModuleType]:
     """Returns all modules that are not installed; only those that the program refers to are pickled."""
-    return [
-        module
-        for name, module in sys.modules.copy().items()  # another thread may import just now
-        if name not in _installed and name != "__main__" and _is_user_module(name, module)
-    ]
+    for name in filterfalse(_looked_at.__contains__, list(sys.modules)):  # another thread may import just now
+        module = sys.modules.get(name)
+        if module is not None:  # or else it may come yet
+            _looked_at.add(name)
+            if _is_user_module(name, module):
+                _of_the_user.append(name)
+    return [module for name in _of_the_user if isinstance(module := sys.modules.get(name), ModuleType)]
 
 
-def _is_user_module(name: str, module: ModuleType | None) -> bool:
+def _is_user_module(name: str, module: ModuleType) -> bool:
     # Reads vars() and no attributes: in some modules, reading an attribute imports other modules.
     about = vars(module) if isinstance(module, ModuleType) else {}
     path = about.get("__file__")
-    if not isinstance(path, str) or about.get("__name__") != name:
-        return False
-    if name.partition(".")[0] == _OWN or _is_installed(path):
-        _installed.add(name)
-        return False
-    return True
+    named = about.get("__name__") == name != "__main__"
+    return named and isinstance(path, str) and name.partition(".")[0] != _OWN and not _is_installed(path)
 
 
 @cache
