@@ -1,4 +1,4 @@
-"""``flinkpy doctor`` on a machine without problems, and on machines with problems."""
+"""``flinkpy doctor`` on machines with problems. `tests.systems.test_doctor` is about one without."""
 
 from __future__ import annotations
 
@@ -27,21 +27,6 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def found(storage: StorageLocation | None = None) -> dict[str, Finding]:
     return {finding.what: finding for finding in diagnose(storage)}
-
-
-@pytest.mark.spark
-def test_a_machine_that_is_fine(tmp_path: Path) -> None:
-    findings = found(StorageLocation(str(tmp_path)))
-    spark = ["Spark", "workers", "network", "store of workers"]
-    assert list(findings) == ["packages", "Java", "store", *spark, "local disk", "Dagster"]
-    broken = [finding for finding in findings.values() if finding.verdict is Verdict.BROKEN]
-    assert not broken
-    assert "tasks ran at the same time" in findings["workers"].detail
-    assert f"dagster-flinkpy {version('dagster-flinkpy')}" in findings["workers"].detail
-    assert "workers reach the driver" in findings["network"].detail
-    assert not [*tmp_path.rglob("doctor-*")]
-    assert Path(findings["Spark"].detail.rpartition("its log is ")[2]).exists()
-    assert "honours conditional writes" in findings["store"].detail
 
 
 def test_no_java(monkeypatch: pytest.MonkeyPatch) -> None:

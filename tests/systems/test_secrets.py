@@ -59,6 +59,7 @@ def told(found: dict[str, bytes]) -> list[str]:
     return [name for name, text in found.items() for secret in (KEY, PASSWORD) if secret.encode() in text]
 
 
+@pytest.mark.smoke
 @pytest.mark.spark
 @pytest.mark.parametrize("exchange", ["pipelined", "spark"])
 def test_secrets_are_nowhere(
