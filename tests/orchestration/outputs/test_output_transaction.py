@@ -251,7 +251,7 @@ def test_processes_that_die_anywhere(
 
 
 def test_partitions_at_the_same_time(target: Target) -> None:
-    names = [f"p{i}" for i in range(8)]
+    names = [f"p{i}" for i in range(5)]
 
     def put(name: str) -> None:
         for number in (1, 2):
@@ -259,7 +259,7 @@ def test_partitions_at_the_same_time(target: Target) -> None:
 
     target.put({"p0": [0]})  # creates the table
     with ThreadPoolExecutor(4) as threads:
-        list(threads.map(put, random.sample(names, 8)))
+        list(threads.map(put, random.sample(names, 5)))
     assert target.rows() == [("a", name, 2) for name in names]
 
 

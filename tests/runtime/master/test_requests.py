@@ -315,25 +315,26 @@ def test_a_rescale_that_is_impossible_changes_nothing(tmp_path: Path) -> None:
     assert attempt.sink.rows() == expected(tmp_path)
 
 
-@pytest.mark.parametrize("part", [JobSlots, JobRegions, CheckpointContents, CheckpointCoordinator, CheckpointSteps])
 @pytest.mark.parametrize("error", [StorageError("a hiccup"), RuntimeError("an error in the library")])
 def test_a_rescale_that_fails_anywhere_replaces_nothing_on_its_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: type, error: Exception
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """Other threads use the parts of the attempt meanwhile, so they see the old ones, and all of them."""
     with Asked(tmp_path) as attempt:
         attempt.run_epoch()
-        before, seen = {**vars(attempt)}, list[dict[str, Any]]()
+        before = {**vars(attempt)}
+        for part in (JobSlots, JobRegions, CheckpointContents, CheckpointCoordinator, CheckpointSteps):
+            seen: list[dict[str, Any]] = []
 
-        def fails(self: Any, *args: Any, **options: Any) -> None:
-            seen.append({**vars(attempt)})
-            raise error
+            def fails(*args: Any, seen: list[dict[str, Any]] = seen, **options: Any) -> None:
+                seen.append({**vars(attempt)})
+                raise error
 
-        with monkeypatch.context() as patch, pytest.raises(type(error)):
-            patch.setattr(part, "__init__", fails)
-            attempt._rescale(3)
-        assert seen == [before] and vars(attempt) == before
-        assert attempt._restore.parallelism is None
+            with monkeypatch.context() as patch, pytest.raises(type(error)):
+                patch.setattr(part, "__init__", fails)
+                attempt._rescale(3)
+            assert seen == [before] and vars(attempt) == before, part
+            assert attempt._restore.parallelism is None
         assert [epoch.checkpoint_id for epoch in attempt.run_epochs()] == [2, 3, 4, 5]
     assert attempt.sink.rows() == expected(tmp_path)
 

@@ -29,6 +29,7 @@ from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Lane, Mailbox,
 from dagster_flinkpy.runtime.master.requests import taken_requests
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.storage import StorageLocation
+from tests.pairs import pairs
 from tests.runtime.harness import HarnessAttempt
 from tests.runtime.programs import COUNTED, CountPerKey, FolderSink, environment, events
 
@@ -83,20 +84,21 @@ class Threaded(HarnessAttempt):
 ERRORS = {"certain": ConfigurationError("too large"), "unknown": StorageError("503")}
 
 
-@pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
-@pytest.mark.parametrize("mailbox", [HarnessAttempt, Threaded])
-@pytest.mark.parametrize("regions", [False, True])
-@pytest.mark.parametrize("bad", [[1], [2, 3], [5], [4, 5]], ids=str)
+@pytest.mark.parametrize(
+    ("bad", "regions", "mailbox", "error"),
+    pairs([[1], [2, 3], [5], [4, 5]], [False, True], [HarnessAttempt, Threaded], list(ERRORS)),
+    ids=str,
+)
 def test_the_next_checkpoint_commits_the_rows_of_both(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     bad: list[int],
     regions: bool,
     mailbox: type[HarnessAttempt],
-    error: Exception,
+    error: str,
 ) -> None:
     graph, sink = program(tmp_path, regions=regions)
-    fails(monkeypatch, "write_metadata", bad, error)
+    fails(monkeypatch, "write_metadata", bad, ERRORS[error])
     with mailbox(graph, tmp_path, config=tolerating(2)) as attempt:
         done = [epoch.checkpoint_id for epoch in attempt.run_epochs()]
     last = 6 if 5 in bad else 5

@@ -26,6 +26,7 @@ from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
 from dagster_flinkpy.state.files import operator_state
 from dagster_flinkpy.state.files.runs import RunFiles
 from dagster_flinkpy.storage.local import LocalObjectStore
+from tests.pairs import pairs
 from tests.runtime.harness import HarnessAttempt
 from tests.runtime.master.test_open_epochs import Run, World, counts
 from tests.runtime.programs import COUNTED, EVENT, CountPerKey, FolderSink, environment, events
@@ -108,9 +109,9 @@ def done(attempt: JobAttempt, *args: Any, **options: Any) -> list[int]:
     return numbers
 
 
-@pytest.mark.parametrize("backend", StateBackendType)
-@pytest.mark.parametrize("bad", [[1], [2, 3], [5], [4, 5]], ids=str)
-@pytest.mark.parametrize("regions", [False, True])
+@pytest.mark.parametrize(
+    ("bad", "regions", "backend"), pairs([[1], [2, 3], [5], [4, 5]], [False, True], list(StateBackendType)), ids=str
+)
 def test_the_next_checkpoint_has_what_the_declined_one_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: list[int], regions: bool, backend: StateBackendType
 ) -> None:

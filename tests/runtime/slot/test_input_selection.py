@@ -38,6 +38,7 @@ from dagster_flinkpy.runtime.shuffle.wire import Kind
 from dagster_flinkpy.runtime.task.selected_inputs import SelectedInputs, Waiting
 from dagster_flinkpy.storage import StorageLocation
 from tests.examples import examples
+from tests.pairs import pairs
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected
 from tests.runtime.programs import environment, events
 from tests.runtime.slot.test_live_failures import restarts
@@ -115,9 +116,11 @@ MODES = [
 ]
 
 
-@pytest.mark.parametrize("mode", MODES, ids=str)
-@pytest.mark.parametrize("how", [{}, {"limit": 3}, {"periodic": True}], ids=str)
-@pytest.mark.parametrize("per_epoch", [(7, 7), (4, 11), (11, 4)], ids=str)
+@pytest.mark.parametrize(
+    ("mode", "how", "per_epoch"),
+    pairs(MODES, [{}, {"limit": 3}, {"periodic": True}], [(7, 7), (4, 11), (11, 4)]),
+    ids=str,
+)
 def test_a_function_reads_its_inputs_as_it_selects_them(
     tmp_path: Path, mode: dict[str, Any], how: dict[str, Any], per_epoch: tuple[int, int]
 ) -> None:

@@ -24,6 +24,7 @@ from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.datastream.window import TumblingEventTimeWindows
 from tests.examples import examples
+from tests.pairs import pairs
 from tests.runtime.harness import HarnessAttempt, Order, collect_graph, collected, random_order, spark_order
 from tests.runtime.programs import EVENT, environment, event_time
 
@@ -174,9 +175,7 @@ def straight_of_two_folders(through: Callable[[DataStream], DataStream]) -> list
         return run(of_two_folders(folder, 1, through), folder / "job")
 
 
-@pytest.mark.parametrize("live", [False, True])
-@pytest.mark.parametrize("parallelism", [2, 3])
-@pytest.mark.parametrize("through", [chained, stamped])
+@pytest.mark.parametrize(("live", "parallelism", "through"), pairs([False, True], [2, 3], [chained, stamped]))
 def test_a_source_that_is_further_on_or_has_ended_does_not_make_another_one_late(
     tmp_path: Path, parallelism: int, live: bool, through: Callable[[DataStream], DataStream]
 ) -> None:
