@@ -8,14 +8,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from dagster_flinkpy.checkpoint.forks.fork import fork_job, list_forks
 from dagster_flinkpy.checkpoint.offline import release_leadership
-from dagster_flinkpy.common import WatermarkStrategy
+from dagster_flinkpy.common import Types, WatermarkStrategy
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.connectors import ParquetSink
-from dagster_flinkpy.datastream import StreamExecutionEnvironment
+from dagster_flinkpy.datastream import KeyedProcessFunction, StreamExecutionEnvironment
 from dagster_flinkpy.errors import CheckpointError, ConfigurationError
 from dagster_flinkpy.orchestration import upgrade
 from dagster_flinkpy.orchestration.program import program_attempt
@@ -29,6 +30,7 @@ from tests.orchestration.recomputed import (
     Program,
     Totals,
     expected,
+    files,
     job_of,
     latest,
     run,
@@ -140,6 +142,61 @@ def test_a_version_without_a_source_is_only_taken_back_before_it_has_read(tmp_pa
             roll_back(both, job, spark=SPARK, kept=f"kept-{read}")
     assert table(tmp_path, "other") == expected(epochs=2)
     assert table(tmp_path, "one") == expected(epochs=3)
+
+
+class AtTheEnd(KeyedProcessFunction):
+    """Gives each key a row when event time ends."""
+
+    def process_element(self, value: Any, context: Any) -> None:
+        context.timer_service().register_event_time_timer(1 << 60)
+
+    def on_timer(self, timestamp: int, context: Any) -> Any:
+        yield (context.get_current_key(),)
+
+
+def test_what_a_drained_job_has_fired_is_not_fired_again(tmp_path: Path) -> None:
+    def build() -> StreamExecutionEnvironment:
+        env = environment(1)
+        ends = events(env, RECORDS, per_epoch=6).key_by("key").process(AtTheEnd(), Types.TUPLE([Types.STRING()]))
+        ends.uid("end").sink_to(ParquetSink(str(tmp_path / "table"))).uid("table")
+        return env
+
+    job = job_of(tmp_path)
+    run(build, tmp_path, 1)
+    switch_program(build, job, spark=SPARK)
+    with program_attempt(build, job, spark=SPARK, owner="test", on_progress=lambda line: None) as attempt:
+        attempt.stop_with_savepoint(drain=True)
+    assert sum(pq.read_table(file).num_rows for file in files(tmp_path)) == 3
+    with pytest.raises(CheckpointError, match="drained"):
+        roll_back(build, job, spark=SPARK)
+
+
+class Later(KeyedProcessFunction):
+    """Gives each record a row after a day."""
+
+    def process_element(self, value: Any, context: Any) -> None:
+        timers = context.timer_service()
+        timers.register_processing_time_timer(timers.current_processing_time() + 86_400_000)
+
+    def on_timer(self, timestamp: int, context: Any) -> Any:
+        yield (context.get_current_key(),)
+
+
+def test_timers_of_processing_time_fire_in_one_version_only(tmp_path: Path) -> None:
+    def build() -> StreamExecutionEnvironment:
+        env = environment(1)
+        later = events(env, RECORDS, per_epoch=6).key_by("key").process(Later(), Types.TUPLE([Types.STRING()]))
+        later.uid("later").sink_to(ParquetSink(str(tmp_path / "table"))).uid("table")
+        return env
+
+    job = job_of(tmp_path)
+    run(build, tmp_path, 1)
+    switch_program(build, job, spark=SPARK)
+    roll_back(build, job, spark=SPARK)  # nothing has run
+    switch_program(build, job, spark=SPARK)
+    run(build, tmp_path, 1)
+    with pytest.raises(CheckpointError, match="'later' of the old program have timers of processing time"):
+        roll_back(build, job, spark=SPARK)
 
 
 def test_what_partitions_have_read_since_a_switch_is_in_the_next_fork(tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def roll_back(
     Raises:
         CheckpointError: A run may be active, or has gone on meanwhile, or the old program cannot read exactly as far as
             the new one: let the job read all of its input first. Or the new one has read without a source that the old
-            one has.
+            one has, or was drained, or the old one has timers of processing time.
         JobNotFoundError: There is no such fork, or no job.
         ConfigurationError: ``kept`` names a job that is no fork of this one, or the job is partitioned by time and has
             run partitions since.
@@ -194,6 +194,8 @@ def roll_back(
             f"job {job.name!r} is partitioned by time, and what was run since the switch is not read on the fork: "
             "deploy the old program and run these partitions again, which replaces their rows"
         )
+    if not unchanged:
+        _refuse_processing_time(before, job)
     # The fork stays as it is if this dies or is refused.
     copy = _delete_copy(fork, owner)
     fork_job(fork, copy.name, owner=owner)
@@ -241,33 +243,62 @@ def _check_waited(job: StorageLocation, latest: CheckpointMetadata) -> None:
         )
 
 
+def _refuse_processing_time(metadata: CheckpointMetadata | None, job: StorageLocation) -> None:
+    """Checks that no timers fire by the clock: which ones have since the switch cannot be repeated."""
+    from dagster_flinkpy.state.stored_names import PROCESSING_TIMERS
+
+    timed = [
+        operator.uid
+        for operator in (() if metadata is None else metadata.operators)
+        for subtask in operator.subtasks
+        for table in (subtask.keyed.tables if subtask.keyed else ())
+        if table.kind == "TIMER" and table.name == PROCESSING_TIMERS and table.rows
+    ]
+    if timed:
+        raise CheckpointError(
+            f"operators {', '.join(map(repr, dict.fromkeys(timed)))} of the old program have timers of processing "
+            f"time. Some have fired in job {job.name!r} since the switch, and would fire again, so rows would be "
+            "doubled or missing. Switch to the old program instead, which goes on from the state of the new one"
+        )
+
+
 def _read_up_to(latest: CheckpointMetadata, shadow: Shadow, job: StorageLocation) -> None:
     """Lets the old program read on a fork what its job has read, and what both recompute."""
     from dagster_flinkpy.checkpoint.recomputation import TO_REPLACE
 
     sources = sources_of(shadow.job.graph)
 
-    def state(metadata: CheckpointMetadata | None) -> tuple[dict[str, Any], bool]:
-        return positions_of(metadata, sources), metadata is not None and TO_REPLACE in metadata.properties
+    def state(metadata: CheckpointMetadata | None) -> tuple[dict[str, Any], bool, bool]:
+        if metadata is None:
+            return {}, False, False
+        return positions_of(metadata, sources), TO_REPLACE in metadata.properties, metadata.end_of_input
 
-    goal, waits = state(latest)
+    goal, waits, ended = state(latest)
     if gone := [uid for uid in sources if uid not in goal]:
         raise CheckpointError(
             f"job {job.name!r} has gone on without the sources {', '.join(map(repr, gone))} of the old program, so "
             "nobody has written the rows of what they gave meanwhile, and the old program would not, either. Go on "
             "with another new version, or run the old program on a fork that writes to tables of its own"
         )
+    reached = False
     with shadow.attempt() as attempt:
-        read, has = state(attempt.latest)
+        read, has, ends = state(attempt.latest)
         for _ in range(MOST_EPOCHS):
-            if read == goal and (waits or not has):
+            reached = reached or read == goal
+            if read == goal and (ends or not ended) and (waits or not has):
+                _refuse_processing_time(attempt.latest, job)
                 return
             if attempt.finished:
                 break
             attempt.run_epoch()
-            before, (read, has) = (read, has), state(attempt.latest)
-            if (read, has) == before:
+            before, (read, has, ends) = (read, has, ends), state(attempt.latest)
+            if (read, has, ends) == before:
                 break
+    if reached and ended:
+        raise CheckpointError(
+            f"job {job.name!r} was drained since the switch, so its timers and windows have fired. Those of the old "
+            "program would fire again, and double their rows. Go on with the new one"
+        )
     unequal = ", ".join(repr(uid) for uid in sources if read.get(uid) != goal.get(uid))
     raise CheckpointError(
         f"the old program has not read the sources {unequal} exactly as far as job {job.name!r}, so rows would be "
