@@ -27,7 +27,12 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=300, help="number of seeds (default: 300)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default: 0)")
     parser.add_argument("--live", action="store_true", help="with live tasks in slots, instead of stand-ins for tasks")
-    parser.add_argument("--mutation", choices=list(MUTATIONS), help="break this rule of the library")
+    parser.add_argument(
+        "--mutation",
+        choices=list(MUTATIONS),
+        metavar="RULE",
+        help="break this rule of the library (see source_mutations.py)",
+    )
     parser.add_argument(
         "--mutations", action="store_true", help="break each rule in turn; the simulation must notice all of them"
     )
