@@ -6,9 +6,10 @@
 - Latency to a commit: records arrive steadily, and go through the three stages of ``benchmarks continuous``. An epoch
   begins when the one before it has ended. A record's latency is the time from its arrival until its checkpoint is
   committed.
-- Checkpoints: epochs of 500,000 records, beside one of 5,000,000. And in a job that goes on, whose sources are faster
-  than its function: as many records from one checkpoint to the next, beside five seconds; and how long a checkpoint
-  takes there, whose barriers wait behind the records under way.
+- Checkpoints: epochs of 500,000 records, beside one of 5,000,000. Each begins after the commit of the one before it, or
+  all are one run, which reads on meanwhile. And in a job that goes on, whose sources are faster than its function: as
+  many records from one checkpoint to the next, beside five seconds; and how long a checkpoint takes there, whose
+  barriers wait behind the records under way.
 - Subtasks: the sum with 16 of them, beside 2.
 
 A ratio compares both exchanges in the same round, and is the median over the rounds.
@@ -67,6 +68,15 @@ def seconds_of(program: JobGraph, exchange: ExchangeOptions, folder: str, epochs
             attempt.run_epoch()
             seconds.append(time.perf_counter() - started)
     return seconds
+
+
+def rate_of_run(program: JobGraph, epochs: int) -> float:
+    """Returns the epochs per second of one run, which reads on while a checkpoint is committed, after its first one."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = JobConfig("live", StorageLocation(folder), spark=ONE_SERVER, exchange=PIPELINED)
+        with JobAttempt(program, config, owner="benchmark") as attempt:
+            ends = [time.perf_counter() for _ in attempt.run_epochs(epochs + 1)]
+    return epochs / (ends[-1] - ends[0])
 
 
 def measured(
@@ -163,24 +173,30 @@ def run(peers: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     ratio = float(np.median(seconds[PIPELINED] / seconds[TLS]))
     lines.append(line("live.sum_tls_vs_plain", ratio, "ratio of rate", settings=events))
     whole, often, many, few = list[float](), list[float](), list[float](), list[float]()
+    in_run, times = list[float](), keyed.EVENTS // OFTEN
     for _ in range(ROUNDS):
         few += measured(keyed.builtin_sum, EPOCHS, 1, PIPELINED)[PIPELINED].tolist()
         with _changed(PARALLELISM=MANY):
             many += measured(keyed.builtin_sum, EPOCHS, 1, PIPELINED)[PIPELINED].tolist()
         whole += measured(keyed.process_function, EPOCHS, 1, PIPELINED)[PIPELINED].tolist()
         with _changed(EVENTS=OFTEN):
-            often += measured(keyed.process_function, EPOCHS * events["events"] // OFTEN, 1, PIPELINED)[
-                PIPELINED
-            ].tolist()
+            often += measured(keyed.process_function, EPOCHS * times, 1, PIPELINED)[PIPELINED].tolist()
+        none = rate_of_run(keyed.process_function(), EPOCHS)
+        with _changed(EVENTS=OFTEN):
+            in_run.append(rate_of_run(keyed.process_function(), EPOCHS * times) / times / none)
     ratio = float(np.median(np.array(many) / np.array(few)))
     both = {**events, "parallelism": MANY}
     lines.append(
         line("live.sum_16_subtasks_vs_2", ratio, "ratio of time", peer="2 subtasks", bar="<= 1.15", settings=both)
     )
-    ratio = float(np.median(np.array(whole) / np.array(often))) * OFTEN / keyed.EVENTS
+    ratio = float(np.median(np.array(whole) / np.array(often))) / times
     each = {**events, "events_between_checkpoints": OFTEN}
     lines.append(
         line("live.process_checkpoints_vs_none", ratio, "ratio of rate", peer="one epoch", bar=">= 0.95", settings=each)
+    )
+    ratio = float(np.median(in_run))
+    lines.append(
+        line("live.process_checkpoints_of_a_run_vs_none", ratio, "ratio of rate", peer="one epoch", settings=each)
     )
     ratios, waits = list[float](), list[float]()
     for _ in range(ROUNDS):
