@@ -131,7 +131,6 @@ class CheckpointCoordinator:
         self._last_completion_ms: int | None = None
         self._recent: deque[int] = deque(maxlen=_RECENT_IDS)
         self._story: deque[str] = deque(maxlen=_STORY_LENGTH)
-        self._take = self._handle  # each look-up of a method that dispatches makes a function
         # Flink: the interval is at least the pause.
         self._interval_ms = None if config.interval is None else to_millis(max(config.interval, config.min_pause))
         self.statistics = statistics or CheckpointStatistics()
@@ -178,7 +177,7 @@ class CheckpointCoordinator:
             CheckpointError: The stimulus is impossible in this state; the message lists the last events.
         """
         self._story.append(describe(stimulus))
-        instructions = self._take(stimulus)
+        instructions = self._handle(stimulus)
         if not self._pending and not self._late and self._triggering is None and (files := self._files.take()):
             instructions.append(DiscardState(files))
         return instructions
