@@ -595,6 +595,5 @@ class ColumnarKeyedStateBackend:
         self._tables[identity] = table
         if self._key_type is not None:
             table.bind(self._key_type)
-            touched = self._keys.all()
-            if touched is not None:
+            if (touched := self._keys.all()) is not None:
                 table.load(touched)
