@@ -91,11 +91,12 @@ $(VERSIONS): compatibility-%: install
 	.ci/with-spark $* python -m pytest -q tests/assets/demo $(JOBS)
 
 # The property tests, the matrix of whole jobs and damaged savepoints of Flink, with $(SOAK) times the usual number of
-# examples; the other commands run three in twenty of the usual number.
+# examples; the other commands run three in twenty of the usual number. And all combinations of arguments (tests/pairs.py).
 SOAK ?= 20
 soak: install
 	SOAK=$(SOAK) $(BIN)/python -m pytest --timeout 0 -m hypothesis tests
 	SOAK=$(SOAK) $(BIN)/python -m pytest --timeout 0 tests/flink_savepoint/test_damaged.py
+	SOAK=$(SOAK) $(BIN)/python -m pytest $$(grep -rl 'import pairs' tests --include='test_*.py')
 
 # Processes of a Spark cluster are killed under a running job, and $(CHAOS) drivers (none of these in `make test-system`);
 # $(LIVE) times what a job of live tasks needs: slots, executors, drivers, connections (SEED=... repeats a run). Then jobs
