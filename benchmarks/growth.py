@@ -475,31 +475,38 @@ def _subtasks(at: Runner, folder: Path, events: int, rounds: int) -> Lines:
 
 
 def _state(at: Runner, keys: int) -> Lines:
-    """Memory and time by the size of the state: keys that are new in each epoch, then updates of a few at random."""
-    part, few = keys // 8, keys // 40
-    job = at.growing("sum")
-    new = [job.run(part * i + np.arange(part)) for i in range(8)]
-    updates = [job.run(i + np.arange(few) * 40) for i in range(4)]
-    job.close()
-    epochs = [*new, *updates]
+    """Memory and time by the size of the state: keys that are new in each epoch, then updates at random."""
+    (_, few), (new, updates) = (_grown(at, each) for each in (keys // 8, keys))
     settings = {
         "keys": keys,
         "parallelism": PARALLELISM,
-        "worker_anonymous_mb": [each.worker_anonymous >> 20 for each in epochs],
-        "seconds": [round(each.seconds, 2) for each in epochs],
+        "worker_anonymous_mb": [each.worker_anonymous >> 20 for each in (*new, *updates)],
+        "seconds": [round(each.seconds, 2) for each in (*new, *updates)],
     }
     # The first epoch has the delta, but nothing to merge it with.
     memory = max(each.worker_anonymous for each in new[4:]) / max(each.worker_anonymous for each in new[1:4])
     slowest = max(each.seconds for each in new[1:]) / statistics.median(each.seconds for each in new[1:])
+    cpu, cpu_of_few = (statistics.median(each.cpu_seconds for each in epochs) for epochs in (updates, few))
     last = updates[-1]
     found = [
         ("state_worker_anonymous", memory, "ratio of peak bytes", "the first half of the keys", "<= 1.2"),
         ("state_slowest_epoch", slowest, "ratio of time", "the median epoch", "<= 1.5"),
+        ("state_updates", cpu / cpu_of_few, "ratio of CPU time", "an eighth of the keys", "<= 1.2"),
         ("state_local_copies", last.local / last.stored, "ratio of bytes", "the state in the store", "<= 2"),
     ]
     return [
         line(f"growth.{n}", ratio, unit, peer=peer, bar=bar, settings=settings) for n, ratio, unit, peer, bar in found
     ]
+
+
+def _grown(at: Runner, keys: int) -> tuple[list[Epoch], list[Epoch]]:
+    """Returns eight epochs with new keys, and four with a million updates at random."""
+    part, random = keys // 8, np.random.default_rng(keys)
+    job = at.growing("sum")
+    new = [job.run(part * i + np.arange(part)) for i in range(8)]
+    updates = [job.run(random.integers(0, keys, 1_000_000)) for _ in range(4)]
+    job.close()
+    return new, updates
 
 
 def _ratio(of: Sequence[Run], to: Sequence[Run]) -> float:
@@ -543,7 +550,7 @@ def run(peers: tuple[str, ...] = (), *, sizes: Sequence[int] = SIZES, rounds: in
                 lambda: _subtasks(at, folder, middle, rounds),
                 lambda: _values(at, folder, middle),
                 lambda: _keys(at, folder, largest // 2),
-                lambda: _state(at, middle),
+                lambda: _state(at, 4 * middle),
             )
             lines: Lines = []
             for part in parts:
