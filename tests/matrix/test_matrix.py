@@ -10,6 +10,8 @@ from tests.matrix.cases import any_order, in_order, live_only, three_inputs
 from tests.matrix.programs import Input, Leg, Path_, Program, Sources
 from tests.matrix.run import Settings, check
 
+pytestmark = pytest.mark.smoke
+
 properties = settings(
     max_examples=examples(60),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -25,7 +27,6 @@ _UNITED = Program(
 )
 
 
-@pytest.mark.smoke
 @properties
 @given(case=in_order())
 def test_how_a_job_is_run_changes_neither_what_comes_out_nor_what_is_late(case: tuple[Program, Settings]) -> None:
