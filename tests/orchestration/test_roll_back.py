@@ -8,20 +8,23 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from dagster_flinkpy.checkpoint.forks.fork import fork_job, list_forks
 from dagster_flinkpy.checkpoint.offline import release_leadership
-from dagster_flinkpy.common import Types, WatermarkStrategy
+from dagster_flinkpy.common import Duration, Time, Types, WatermarkStrategy
 from dagster_flinkpy.common.clock import current_millis
-from dagster_flinkpy.connectors import ParquetSink
-from dagster_flinkpy.datastream import KeyedProcessFunction, StreamExecutionEnvironment
+from dagster_flinkpy.connectors import ParquetSink, ParquetSource
+from dagster_flinkpy.datastream import KeyedProcessFunction, ProcessWindowFunction, StreamExecutionEnvironment
+from dagster_flinkpy.datastream.window import TumblingEventTimeWindows
 from dagster_flinkpy.errors import CheckpointError, ConfigurationError
 from dagster_flinkpy.orchestration import upgrade
 from dagster_flinkpy.orchestration.program import program_attempt
 from dagster_flinkpy.orchestration.upgrade import roll_back, switch_program
 from tests.checkpoint.interruptions import Died
+from tests.orchestration import recomputed
 from tests.orchestration.recomputed import (
     RECORDS,
     ROW,
@@ -197,6 +200,84 @@ def test_timers_of_processing_time_fire_in_one_version_only(tmp_path: Path) -> N
     run(build, tmp_path, 1)
     with pytest.raises(CheckpointError, match="'later' of the old program have timers of processing time"):
         roll_back(build, job, spark=SPARK)
+
+
+class Counts(ProcessWindowFunction):
+    """Counts the records of a window."""
+
+    def process(self, key: str, context: Any, elements: Any) -> Any:
+        yield context.window().start, len([*elements])
+
+
+def windows(folder: Path, out_of_order: int = 0) -> Program:
+    """Returns a program that counts the records of two folders, of which one may be idle, in windows of 100 ms."""
+
+    def build() -> StreamExecutionEnvironment:
+        env, strategy = environment(1), WatermarkStrategy.for_bounded_out_of_orderness(Duration.of_millis(out_of_order))
+        strategy = strategy.with_timestamp_assigner("time").with_idleness(Duration.of_seconds(1))
+        one, other = (
+            env.from_source(ParquetSource(str(folder / uid)), strategy, uid).uid(uid) for uid in ("fast", "slow")
+        )
+        read = one.union(other).key_by("key").window(TumblingEventTimeWindows.of(Time.milliseconds(100)))
+        counts = read.process(Counts(), Types.TUPLE([Types.LONG(), Types.LONG()])).uid("counts")
+        counts.sink_to(ParquetSink(str(folder / "table"))).uid("table")
+        return env
+
+    return build
+
+
+def test_windows_that_fired_in_an_epoch_without_input_do_not_fire_again(tmp_path: Path) -> None:
+    def put(uid: str, *times: int) -> None:
+        (tmp_path / uid).mkdir(exist_ok=True)
+        rows = pa.table({"key": ["a"] * len(times), "time": pa.array(times, pa.int64())})
+        pq.write_table(rows, tmp_path / uid / f"{times[0]}.parquet")
+
+    def counted() -> list[tuple[Any, ...]]:
+        return sorted(tuple(row.values()) for file in files(tmp_path) for row in pq.read_table(file).to_pylist())
+
+    job, old, slower = job_of(tmp_path), windows(tmp_path), windows(tmp_path, 60)
+    put("fast", 10)
+    put("slow", 10)
+    run(old, tmp_path, 1)
+    switch_program(old, job, spark=SPARK)
+    put("fast", 150)
+    put("slow", 50)
+    run(old, tmp_path, 1)
+    assert counted() == []
+    put("fast", 160)
+    run(old, tmp_path, 1)  # nobody waits for the slow source any more
+    assert counted() == [(0, 3)]
+    with pytest.raises(CheckpointError, match="the old program is at another event time than job 'job' in 'counts'"):
+        roll_back(slower, job, spark=SPARK)
+    roll_back(old, job, spark=SPARK)
+    put("fast", 250)
+    run(old, tmp_path, 1)
+    assert counted() == [(0, 3), (100, 2)]
+
+
+@pytest.mark.parametrize(("before", "since"), [(6, 3), (3, 6)])
+def test_records_in_flight_are_neither_lost_nor_written_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int, since: int
+) -> None:
+    """With unaligned barriers, sources may be as far as before, and rows are not."""
+
+    def of(per_epoch: int) -> Program:
+        def build() -> StreamExecutionEnvironment:
+            monkeypatch.setattr(recomputed, "PER_EPOCH", per_epoch)
+            return with_an_edge(tmp_path, unaligned=True)()
+
+        return build
+
+    old, new, job = of(before), of(since), job_of(tmp_path)
+    run(old, tmp_path, 1)
+    switch_program(new, job, spark=SPARK)
+    run(new, tmp_path, 2)
+    with pytest.raises(CheckpointError, match="of job 'job' has records in flight"):
+        roll_back(old, job, spark=SPARK)
+    run(new, tmp_path)
+    roll_back(old, job, spark=SPARK)
+    monkeypatch.undo()
+    assert table(tmp_path) == expected()
 
 
 def test_what_partitions_have_read_since_a_switch_is_in_the_next_fork(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 
-__all__ = ["InFlight", "in_flight"]
+__all__ = ["InFlight", "has_in_flight", "in_flight"]
 
 
 @dataclass(frozen=True)
@@ -37,3 +37,8 @@ def in_flight(metadata: CheckpointMetadata) -> list[InFlight]:
             records, size = sum(s["rows"] for s in segments), sum(s["bytes"] for s in segments)
             found.append(InFlight(edge, operator.uid, len(outputs), len(segments), records, size))
     return found
+
+
+def has_in_flight(metadata: CheckpointMetadata) -> bool:
+    """Returns whether records were on their way at the barriers, on blocking edges or in channels."""
+    return bool(in_flight(metadata)) or any(s.channel_state for o in metadata.operators for s in o.subtasks)

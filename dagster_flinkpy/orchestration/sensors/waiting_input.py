@@ -7,7 +7,7 @@ from contextlib import closing
 from dagster_flinkpy.checkpoint.kept_parallelism import settle_parallelism
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.offline import without_committed
-from dagster_flinkpy.checkpoint.reports.in_flight import in_flight
+from dagster_flinkpy.checkpoint.reports.in_flight import has_in_flight
 from dagster_flinkpy.checkpoint.requests import JobRequests
 from dagster_flinkpy.checkpoint.restore import assign, restore_targets
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
@@ -58,7 +58,7 @@ class WaitingInput:
 
     def _left_in(self, latest: CheckpointMetadata) -> str | None:
         """Returns what a checkpoint has not finished."""
-        if in_flight(latest) or any(subtask.channel_state for o in latest.operators for subtask in o.subtasks):
+        if has_in_flight(latest):
             return f"checkpoint {latest.checkpoint_id} has records in flight"
         # Sources are idle in an epoch that reads nothing, so nobody waits for the slowest of them any more.
         if self._has_idleness and any(subtask.splits for o in latest.operators for subtask in o.subtasks):

@@ -76,8 +76,8 @@ class Shadow:
             sink.validate(graph.inputs(uid)[0].type_info)
             specs[uid] = replace(spec, sink=sink)
         checkpointing = copy.copy(self.job.checkpointing)
-        if self.rows is not None:  # else the last rows would be in flight, and not be compared
-            checkpointing.enable_unaligned_checkpoints(False)
+        # Rows in flight would not be compared, and a roll-back would write them again.
+        checkpointing.enable_unaligned_checkpoints(False)
         job = replace(self.job, job_id=self.fork.name, graph=graph.with_specs(specs), checkpointing=checkpointing)
         storage = checkpoint_storage(self.fork.parent, 1)
         options: dict[str, Any] = {"owner": self.owner, "on_progress": self.on_progress}

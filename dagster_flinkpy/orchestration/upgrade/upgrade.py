@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dagster_flinkpy.errors import CheckpointError, ConfigurationError, JobNotFoundError
@@ -15,7 +16,14 @@ from dagster_flinkpy.orchestration.program import (
 )
 from dagster_flinkpy.orchestration.resources import SparkResource
 from dagster_flinkpy.orchestration.upgrade.proof import clear_dead_proof
-from dagster_flinkpy.orchestration.upgrade.shadow import MOST_EPOCHS, Shadow, delete_forks, positions_of, sources_of
+from dagster_flinkpy.orchestration.upgrade.shadow import (
+    MOST_EPOCHS,
+    Shadow,
+    delete_forks,
+    positions_of,
+    sinks_of,
+    sources_of,
+)
 from dagster_flinkpy.storage import StorageLocation
 
 if TYPE_CHECKING:
@@ -169,7 +177,8 @@ def roll_back(
     Raises:
         CheckpointError: A run may be active, or has gone on meanwhile, or the old program cannot read exactly as far as
             the new one: let the job read all of its input first. Or the new one has read without a source that the old
-            one has, or was drained, or the old one has timers of processing time.
+            one has, was drained, has records in flight, or is at another event time, or the old one has timers of
+            processing time.
         JobNotFoundError: There is no such fork, or no job.
         ConfigurationError: ``kept`` names a job that is no fork of this one, or the job is partitioned by time and has
             run partitions since.
@@ -247,59 +256,131 @@ def _refuse_processing_time(metadata: CheckpointMetadata | None, job: StorageLoc
     """Checks that no timers fire by the clock: which ones have since the switch cannot be repeated."""
     from dagster_flinkpy.state.stored_names import PROCESSING_TIMERS
 
-    timed = [
-        operator.uid
-        for operator in (() if metadata is None else metadata.operators)
-        for subtask in operator.subtasks
-        for table in (subtask.keyed.tables if subtask.keyed else ())
-        if table.kind == "TIMER" and table.name == PROCESSING_TIMERS and table.rows
-    ]
-    if timed:
+    if timed := _with_timers(metadata, PROCESSING_TIMERS):
         raise CheckpointError(
-            f"operators {', '.join(map(repr, dict.fromkeys(timed)))} of the old program have timers of processing "
+            f"operators {', '.join(map(repr, timed))} of the old program have timers of processing "
             f"time. Some have fired in job {job.name!r} since the switch, and would fire again, so rows would be "
             "doubled or missing. Switch to the old program instead, which goes on from the state of the new one"
         )
 
 
+def _refuse_in_flight(latest: CheckpointMetadata, job: StorageLocation) -> None:
+    """Checks that all rows of what was read are in the tables."""
+    from dagster_flinkpy.checkpoint.reports.in_flight import has_in_flight
+
+    if has_in_flight(latest):
+        raise CheckpointError(
+            f"checkpoint {latest.checkpoint_id} of job {job.name!r} has records in flight, because barriers are "
+            "unaligned. Their rows are not in the tables yet, and the old program would not write them. Let the job "
+            "run until a checkpoint has none: without new input, or with aligned barriers"
+        )
+
+
+def _with_timers(metadata: CheckpointMetadata | None, name: str) -> list[str]:
+    """Returns the operators that have timers with a name."""
+    timed = [
+        operator.uid
+        for operator in (() if metadata is None else metadata.operators)
+        for subtask in operator.subtasks
+        for table in (subtask.keyed.tables if subtask.keyed else ())
+        if table.kind == "TIMER" and table.name == name and table.rows
+    ]
+    return list(dict.fromkeys(timed))
+
+
+@dataclass(frozen=True)
+class _Reached:
+    """What the old program has done on its fork, or the new one in the job."""
+
+    read: dict[str, Any] = field(default_factory=dict)
+    """How far the sources of the old program are."""
+    recomputes: bool = False
+    """Whether rows still wait for what is recomputed."""
+    ended: bool = False
+    """Whether all input has ended."""
+    in_flight: bool = False
+    """Whether there are records that are not in the sinks yet."""
+    event_times: dict[str, int] = field(default_factory=dict)
+    """The event time of each operator, in milliseconds."""
+    timed: frozenset[str] = frozenset()
+    """The operators that have timers of event time."""
+
+    @staticmethod
+    def by(metadata: CheckpointMetadata | None, sources: Sequence[str]) -> _Reached:
+        """Returns what a checkpoint has."""
+        from dagster_flinkpy.checkpoint.recomputation import TO_REPLACE
+        from dagster_flinkpy.checkpoint.reports.in_flight import has_in_flight
+        from dagster_flinkpy.common.watermark_strategy import MIN_WATERMARK
+        from dagster_flinkpy.state.stored_names import EVENT_TIMERS
+
+        if metadata is None:
+            return _Reached()
+        times = {
+            operator.uid: min(MIN_WATERMARK if s.watermark is None else s.watermark for s in operator.subtasks)
+            for operator in metadata.operators
+            if operator.subtasks
+        }
+        return _Reached(
+            positions_of(metadata, sources),
+            TO_REPLACE in metadata.properties,
+            metadata.end_of_input,
+            has_in_flight(metadata),
+            times,
+            frozenset(_with_timers(metadata, EVENT_TIMERS)),
+        )
+
+    def is_over(self, goal: _Reached) -> bool:
+        """Returns whether nothing is left but input."""
+        return (self.ended or not goal.ended) and (goal.recomputes or not self.recomputes) and not self.in_flight
+
+    def other_times(self, goal: _Reached, sinks: Collection[str]) -> list[str]:
+        """Returns the operators whose timers have fired in one program only, as their event times differ.
+
+        An epoch without input can let event time go on, so that sources are as far says nothing of it. Of timers of
+        operators that only one program has, the sinks are asked.
+        """
+        timed, both = self.timed | goal.timed, self.event_times.keys() & goal.event_times.keys()
+        asked = timed if timed <= both else timed.union(sinks)
+        return sorted(uid for uid in asked & both if self.event_times[uid] != goal.event_times[uid])
+
+
 def _read_up_to(latest: CheckpointMetadata, shadow: Shadow, job: StorageLocation) -> None:
     """Lets the old program read on a fork what its job has read, and what both recompute."""
-    from dagster_flinkpy.checkpoint.recomputation import TO_REPLACE
-
-    sources = sources_of(shadow.job.graph)
-
-    def state(metadata: CheckpointMetadata | None) -> tuple[dict[str, Any], bool, bool]:
-        if metadata is None:
-            return {}, False, False
-        return positions_of(metadata, sources), TO_REPLACE in metadata.properties, metadata.end_of_input
-
-    goal, waits, ended = state(latest)
-    if gone := [uid for uid in sources if uid not in goal]:
+    sources, sinks = sources_of(shadow.job.graph), sinks_of(shadow.job.graph)
+    goal = _Reached.by(latest, sources)
+    if gone := [uid for uid in sources if uid not in goal.read]:
         raise CheckpointError(
             f"job {job.name!r} has gone on without the sources {', '.join(map(repr, gone))} of the old program, so "
             "nobody has written the rows of what they gave meanwhile, and the old program would not, either. Go on "
             "with another new version, or run the old program on a fork that writes to tables of its own"
         )
-    reached = False
+    _refuse_in_flight(latest, job)
+    others: list[str] | None = None  # where event time differed when all was read; None: it has not been yet
     with shadow.attempt() as attempt:
-        read, has, ends = state(attempt.latest)
+        now = _Reached.by(attempt.latest, sources)
         for _ in range(MOST_EPOCHS):
-            reached = reached or read == goal
-            if read == goal and (ends or not ended) and (waits or not has):
+            others = now.other_times(goal, sinks) if now.read == goal.read else others
+            if now.read == goal.read and not others and now.is_over(goal):
                 _refuse_processing_time(attempt.latest, job)
                 return
             if attempt.finished:
                 break
             attempt.run_epoch()
-            before, (read, has, ends) = (read, has, ends), state(attempt.latest)
-            if (read, has, ends) == before:
+            before, now = now, _Reached.by(attempt.latest, sources)
+            if now == before:
                 break
-    if reached and ended:
+    if others is not None and goal.ended:
         raise CheckpointError(
             f"job {job.name!r} was drained since the switch, so its timers and windows have fired. Those of the old "
             "program would fire again, and double their rows. Go on with the new one"
         )
-    unequal = ", ".join(repr(uid) for uid in sources if read.get(uid) != goal.get(uid))
+    if others:
+        raise CheckpointError(
+            f"the old program is at another event time than job {job.name!r} in {', '.join(map(repr, others))}, "
+            "although it has read the same. So windows and timers would fire again, or never, and rows would be "
+            "doubled or missing. Switch to the old program instead, which goes on from the state of the new one"
+        )
+    unequal = ", ".join(repr(uid) for uid in sources if now.read.get(uid) != goal.read.get(uid))
     raise CheckpointError(
         f"the old program has not read the sources {unequal} exactly as far as job {job.name!r}, so rows would be "
         "missing or doubled. Run the job until it has read all of its input, and try again"
