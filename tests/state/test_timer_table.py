@@ -15,7 +15,7 @@ from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.key_groups import compute_key_group_range_for_operator_index
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
 from dagster_flinkpy.state.files import cache
-from dagster_flinkpy.state.files.cache import Run, RunCache
+from dagster_flinkpy.state.files.cache import Rows, Run, RunCache
 from dagster_flinkpy.state.handles import KeyedSnapshot
 from dagster_flinkpy.state.heap_backend import HeapKeyedStateBackend
 from dagster_flinkpy.state.timers import timer_table
@@ -107,26 +107,20 @@ def test_timers_behave_like_a_set(epochs: Any, at_once: int, overlay_rows: int, 
     shutil.rmtree(directory)
 
 
-class Column:
-    """A column that only allows access row by row, and counts the rows."""
-
-    def __init__(self, column: Any, looked_at: set[int]) -> None:
-        self.column, self.looked_at = column, looked_at
-
-    def __getitem__(self, row: int) -> Any:
-        self.looked_at.add(row)
-        return self.column[row]
-
-
-def test_what_is_looked_at_follows_the_due_timers(make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_is_looked_at_follows_the_due_timers(
+    make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch, packed: bool
+) -> None:
+    if packed:
+        monkeypatch.setattr(cache, "_WRITE_ASIDE", 1)
     count, due = 4096, 16
     backend = make_backend(key_type=LONG, inline_below=0)
     touch(backend, LONG, list(range(count)))
     for key in range(count):
         change(backend, key, key // due, True)
-    rows, column = Run.rows, Run.column
+    rows, part = Run.rows, Rows.slice
     read: list[int] = []
-    searched: dict[int, set[int]] = {}  # By run.
+    searched: list[int] = []
     monkeypatch.setattr(Run, "rows", lambda run, wanted: read.extend(wanted) or rows(run, wanted))
     bases = set()
     for epoch in range(120):
@@ -138,11 +132,11 @@ def test_what_is_looked_at_follows_the_due_timers(make_backend: MakeBackend, mon
         searched.clear()
         with monkeypatch.context() as patch:
             patch.setattr(
-                Run, "column", lambda run, name: Column(column(run, name), searched.setdefault(id(run), set()))
+                Rows, "slice", lambda rows, name, *span: searched.extend(range(*span)) or part(rows, name, *span)
             )
             assert len(fire(backend, epoch)) == due
         assert len(read) == due  # Without tombstones and timers that fired before.
-        assert sum(map(len, searched.values())) <= 8 * 5 * 13  # Runs, searches in each, steps of a search.
+        assert len(searched) <= 2 * 8 * 5 * 13  # Columns, runs, searches in each, steps of a search.
     assert len(bases) > 1  # Runs were merged meanwhile.
 
 

@@ -177,6 +177,11 @@ class Run:
         """Returns the values of a column in some rows."""
         return take_all([(self, rows)], name)
 
+    def value(self, name: str, row: int) -> Any:
+        """Returns the value of a column in one row, and looks at no other one."""
+        at = self.start + row
+        return self._evolve(name, self._rows.slice(name, at, at + 1))[0].as_py()
+
     def _reader(self, name: str) -> ColumnReader | None:
         return None if self._value_types and name == "value" else self._rows.reader(name)
 

@@ -52,4 +52,4 @@ class TimedRun:
         return bisect_left(self.order, (deleted, start), key=self._at)
 
     def _at(self, row: np.int64) -> tuple[bool, int]:
-        return self.run.column("deleted")[int(row)].as_py(), self.run.column("time")[int(row)].as_py()
+        return self.run.value("deleted", int(row)), self.run.value("time", int(row))
