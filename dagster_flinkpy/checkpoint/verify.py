@@ -12,7 +12,7 @@ from dagster_flinkpy.checkpoint.restore import RestoreTarget, assign
 from dagster_flinkpy.errors import CheckpointError, FlinkPyError, StorageError
 from dagster_flinkpy.state.files.state_files import sha256_of
 from dagster_flinkpy.state.handles import KeyedSnapshot
-from dagster_flinkpy.state.reader import read_table
+from dagster_flinkpy.state.reader import parts_of, read_table
 from dagster_flinkpy.storage import ObjectStore
 
 __all__ = ["DrillResult", "VerifyResult", "restore_drill", "verify_checkpoint"]
@@ -96,7 +96,8 @@ def restore_drill(
     plan = assign(metadata, specs)
 
     def rows_in(keyed: KeyedSnapshot | None) -> int:
-        rows = sum(read_table(table, store).num_rows for table in keyed.tables) if keyed is not None else 0
+        parts = (part for table in (keyed.tables if keyed is not None else ()) for part in parts_of(table))
+        rows = sum(len(read_table(part, store)) for part in parts)
         on_read(1)
         return rows
 

@@ -124,8 +124,9 @@ def query(
 
 
 def _by_subtask(stored: StoredState) -> Iterator[pa.Table]:
-    for subtask, rows in zip(stored.subtasks, stored.to_tables(), strict=True):
-        yield rows.add_column(0, "subtask", pa.array([subtask] * rows.num_rows, pa.int32()))
+    for position, subtask in enumerate(stored.subtasks):
+        for rows in stored.read_parts(position):
+            yield rows.add_column(0, "subtask", pa.array([subtask] * rows.num_rows, pa.int32()))
 
 
 def _limited(tables: Iterator[pa.Table], limit: int | None) -> Iterator[pa.Table]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,8 +12,10 @@ import pyarrow.compute as pc
 
 from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
 from dagster_flinkpy.errors import TypeMismatchError
+from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.key_hashes import key_groups_of_hashes
 from dagster_flinkpy.state.files.cache import Run, RunCache
+from dagster_flinkpy.state.files.compaction import SECTION_ROWS
 from dagster_flinkpy.state.files.operator_state import read_partitions
 from dagster_flinkpy.state.files.run_file import clip_rows, read_columns, read_run
 from dagster_flinkpy.state.files.runs import in_layout
@@ -30,7 +32,15 @@ from dagster_flinkpy.state.layout import (
 )
 from dagster_flinkpy.storage import ObjectStore
 
-__all__ = ["KeySet", "operator_state_schema", "read_operator_state", "read_rows", "read_table", "table_schema"]
+__all__ = [
+    "KeySet",
+    "operator_state_schema",
+    "parts_of",
+    "read_operator_state",
+    "read_rows",
+    "read_table",
+    "table_schema",
+]
 
 
 @dataclass(frozen=True)
@@ -73,6 +83,24 @@ def table_schema(table: TableSnapshot) -> pa.Schema:
     """Returns the schema of :func:`read_table`'s result."""
     fields = [field for field in TableLayout.of(table).fields if field.name != "deleted"]
     return pa.schema([("key_group", pa.uint16()), ("key_hash", pa.int32()), *fields])
+
+
+def parts_of(table: TableSnapshot) -> Iterator[TableSnapshot]:
+    """Divides a state by key groups into parts that can be read one after the other; at least one.
+
+    A part has at most ``SECTION_ROWS`` rows, unless it has a single key group. The parts are in order of key groups.
+
+    Args:
+        table: A table of one subtask's snapshot.
+    """
+    first = min((run.key_groups.start for run in table.runs), default=0)
+    last = max((run.key_groups.end for run in table.runs), default=-1)
+    if table.rows <= SECTION_ROWS or first >= last:
+        yield table
+        return
+    middle = (first + last) // 2
+    for half in (KeyGroupRange(first, middle), KeyGroupRange(middle + 1, last)):
+        yield from parts_of(replace(table, runs=tuple(run for each in table.runs if (run := each.clip(half)))))
 
 
 def read_table(

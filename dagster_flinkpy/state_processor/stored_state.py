@@ -20,6 +20,7 @@ from dagster_flinkpy.state.layout import TableLayout
 from dagster_flinkpy.state.reader import (
     KeySet,
     operator_state_schema,
+    parts_of,
     read_operator_state,
     read_rows,
     read_table,
@@ -84,9 +85,17 @@ class StoredState(ABC):
             TypeMismatchError: A key does not have the type of the column ``key``.
         """
 
+    def read_parts(self, position: int) -> Iterator[pa.Table]:
+        """Yields the rows of one of :attr:`subtasks` in parts, each of which is read when it is requested.
+
+        Raises:
+            CorruptStateError: As :meth:`read_subtask`.
+        """
+        yield self.read_subtask(position)
+
     def to_tables(self) -> Iterator[pa.Table]:
-        """Yields the rows, subtask by subtask. Each part is read when it is requested."""
-        return (self.read_subtask(position) for position in range(len(self.subtasks)))
+        """Yields the rows, subtask by subtask, in parts of about a million. Each is read when it is requested."""
+        return (part for position in range(len(self.subtasks)) for part in self.read_parts(position))
 
     def to_arrow(self) -> pa.Table:
         """Reads all rows. Pickled values stay bytes, and expired rows are included with their ``expires_at``.
@@ -128,7 +137,8 @@ class StoredState(ABC):
         return frame_of_parts(session, self.schema, self._read_batches, len(self.subtasks))
 
     def _read_batches(self, position: int) -> Iterator[pa.RecordBatch]:
-        yield from self.read_subtask(position).to_batches()
+        for part in self.read_parts(position):
+            yield from part.to_batches()
 
     def to_pylist(self, *, allow_pickled_state: bool = False) -> list[dict[str, Any]]:
         """Reads all rows as Python values of the declared types, such as ``Row``, tuple and ``Instant``.
@@ -213,6 +223,11 @@ class KeyedStateRows(StoredState):
     def read_subtask(self, position: int) -> pa.Table:
         _, table = self._wanted()[position]
         return read_table(table, self.files.open(), keys=self.keys).cast(self.schema)
+
+    def read_parts(self, position: int) -> Iterator[pa.Table]:
+        _, table = self._wanted()[position]
+        for part in parts_of(table) if self.keys is None else [table]:
+            yield read_table(part, self.files.open(), keys=self.keys).cast(self.schema)
 
     def read_columns(self, columns: Sequence[str]) -> pa.Table:
         if self.keys is not None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,10 +15,11 @@ from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.datastream.state import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
 from dagster_flinkpy.errors import CorruptStateError
 from dagster_flinkpy.key_groups import KeyGroupRange
+from dagster_flinkpy.state import reader
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
 from dagster_flinkpy.state.files.cache import RunCache
 from dagster_flinkpy.state.handles import KeyedSnapshot
-from dagster_flinkpy.state.reader import read_rows, read_table, table_schema
+from dagster_flinkpy.state.reader import parts_of, read_rows, read_table, table_schema
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.examples import examples
 from tests.state.conftest import touch
@@ -76,6 +78,19 @@ def test_rows_in_any_order_are_all_rows(tmp_path_factory: Any, epochs: Any, end:
             found = read_rows(table, store, columns)
             assert found.schema.equals(expected.select(columns).schema)
             assert sorted(map(repr, found.to_pylist())) == sorted(map(repr, expected.select(columns).to_pylist()))
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(epochs=STEPS, end=st.integers(0, 15), most=st.integers(1, 20))
+def test_parts_have_all_rows_in_order(tmp_path_factory: Any, epochs: Any, end: int, most: int) -> None:
+    tables, store = write(tmp_path_factory.mktemp("state"), epochs, KeyGroupRange(0, end))
+    for table in tables:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(reader, "SECTION_ROWS", most)
+            parts = [*parts_of(table)]
+        assert pa.concat_tables([read_table(part, store) for part in parts]).equals(read_table(table, store))
+        for part in parts:
+            assert part.rows <= most or len({g for run in part.runs for g, _ in run.rows_by_key_group()}) == 1
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
