@@ -72,7 +72,7 @@ class SavepointReader(StatesByName):
         return tuple(state for operator in self.metadata.operators for state in self._states_of(operator))
 
     def state(self, uid: str, name: str) -> StoredState:
-        """Returns a state by the uid of its operator and its name.
+        """Returns a state by the uid of its operator and its name: the keyed one, if an operator state has its name.
 
         Raises:
             RestoreError: There is no such operator or state; the message lists the existing ones.
@@ -81,9 +81,11 @@ class SavepointReader(StatesByName):
         operator = self.metadata.operator(uid)
         if operator is None:
             raise RestoreError(f"no operator has uid {uid!r}; the uids are: {', '.join(sorted(self.operators))}")
-        states = {state.name: state for state in self._states_of(operator)}
+        states = {state.name: state for state in reversed(self._states_of(operator))}
         if name not in states:
-            raise RestoreError(f"operator {uid!r} has no state {name!r}; it has: {', '.join(states) or 'none'}")
+            raise RestoreError(
+                f"operator {uid!r} has no state {name!r}; it has: {', '.join(reversed(states)) or 'none'}"
+            )
         return states[name]
 
     def _states_of(self, operator: OperatorState) -> list[StoredState]:
@@ -105,4 +107,4 @@ class SavepointReader(StatesByName):
                 known = others.get(handle.name)
                 handles = (*(() if known is None else known.handles), (subtask.index, handle))
                 others[handle.name] = OperatorStateRows(operator.uid, handle.name, files, handles)
-        return [*keyed.values(), *(state for name, state in others.items() if name not in keyed)]
+        return [*keyed.values(), *others.values()]

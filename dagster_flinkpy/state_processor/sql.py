@@ -37,7 +37,8 @@ _INTEGERS = (Types.BYTE(), Types.SHORT(), Types.INT(), Types.LONG())
 def query_state(savepoint: SavepointReader | FlinkSavepointReader, query: str, *, keys: Iterable[str] = ()) -> pa.Table:
     """Runs a query over the states of a savepoint. Each state is a view ``uid.state``: ``select * from totals.total``.
 
-    State and timers of time windows also have ``window_start`` and ``window_end``, timestamps in UTC.
+    Of keyed state and operator state with one name, it is the keyed one. State and timers of time windows also have
+    ``window_start`` and ``window_end``, timestamps in UTC.
 
     Only the states that occur in the query are read, and of these only the columns that it names. A condition
     ``key = 42`` or ``key in (...)`` of a query over a single state reads the rows of these keys only, and only the
@@ -70,7 +71,7 @@ def query_state(savepoint: SavepointReader | FlinkSavepointReader, query: str, *
                     connection.execute(f"create schema if not exists {_quoted(state.uid)}")
                     connection.register(f"_state_{number}", _rows(state, keys, plan))
                     target = f"{_quoted(state.uid)}.{_quoted(state.name)}"
-                    connection.execute(f"create view {target} as from _state_{number}")
+                    connection.execute(f"create view if not exists {target} as from _state_{number}")
             return connection.sql(query).to_arrow_table()
         except duckdb.CatalogException as e:
             names = ", ".join(f"{_shown(s.uid)}.{_shown(s.name)}" for s in savepoint.states) or "none"

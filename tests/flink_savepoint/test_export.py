@@ -13,8 +13,13 @@ from hypothesis import strategies as st
 from dagster_flinkpy.common import Row, Types
 from dagster_flinkpy.common.time import Instant
 from dagster_flinkpy.common.typeinfo import TypeInformation
-from dagster_flinkpy.datastream import KeyedProcessFunction, RuntimeContext, StreamExecutionEnvironment
-from dagster_flinkpy.datastream.state import ValueStateDescriptor
+from dagster_flinkpy.datastream import (
+    KeyedBroadcastProcessFunction,
+    KeyedProcessFunction,
+    RuntimeContext,
+    StreamExecutionEnvironment,
+)
+from dagster_flinkpy.datastream.state import MapStateDescriptor, ValueStateDescriptor
 from dagster_flinkpy.errors import UnsupportedSavepointError
 from dagster_flinkpy.flink_savepoint.header import StateHeader
 from dagster_flinkpy.flink_savepoint.java_encoders import encoder_of, key_serializer
@@ -25,6 +30,7 @@ from dagster_flinkpy.orchestration.flink_import import export_savepoint
 from dagster_flinkpy.orchestration.flink_job import flink_job
 from dagster_flinkpy.state_processor import FlinkSavepointReader, read_savepoint
 from dagster_flinkpy.state_processor.flink_export import ExportReport
+from dagster_flinkpy.state_processor.sql import query_state
 from dagster_flinkpy.storage import StorageLocation
 from tests.flink_savepoint.corpus import DECLARED, SAVEPOINTS, program
 from tests.flink_savepoint.test_import import IMPORTED, imported, rows_of
@@ -152,3 +158,41 @@ class Kept(KeyedProcessFunction):
     def process_element(self, value: int, ctx: KeyedProcessFunction.Context) -> list[int]:
         self.kept.update((value,))
         return [value]
+
+
+RULES = MapStateDescriptor("rules", Types.LONG(), Types.STRING())
+
+
+class TwoOfOneName(KeyedBroadcastProcessFunction):
+    """Has a keyed state with the name of its broadcast state."""
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        self._own = runtime_context.get_state(ValueStateDescriptor("rules", Types.LONG()))
+
+    def process_element(self, value: int, ctx: KeyedBroadcastProcessFunction.ReadOnlyContext) -> list[int]:
+        self._own.update(value)
+        return []
+
+    def process_broadcast_element(self, value: int, ctx: KeyedBroadcastProcessFunction.Context) -> None:
+        ctx.get_broadcast_state(RULES).put(value, "rule")
+
+
+def test_states_of_one_name_are_both_exported(tmp_path: Path) -> None:
+    env = StreamExecutionEnvironment.get_execution_environment()
+    one, other = (
+        env.from_collection([1, 2, 3], Types.LONG()).uid("one"),
+        env.from_collection([7], Types.LONG()).uid("other"),
+    )
+    keyed = one.key_by(lambda n: n, Types.LONG()).connect(other.broadcast(RULES))
+    keyed.process(TwoOfOneName(), Types.LONG()).uid("twice").print()
+    with HarnessAttempt(flink_job(env, "job").graph, tmp_path / "job", live=True) as attempt:
+        attempt.run_epoch()
+        savepoint = attempt.savepoint(str(tmp_path / "savepoint"))
+    stored = read_savepoint(savepoint)
+    found = {state.kind: state.to_arrow().num_rows for state in stored.states if state.name == "rules"}
+    assert found == {"VALUE": 3, "BROADCAST": 1}
+    assert stored.state("twice", "rules").kind == "VALUE"
+    assert query_state(stored, "select count(*) n from twice.rules").to_pylist() == [{"n": 3}]
+    target = StorageLocation(str(tmp_path / "flink"))
+    report = export_savepoint(StorageLocation(savepoint), env, target, allow_non_restored_state=["one", "other"])
+    assert sorted(state.rows for state in report.exported if state.name == "rules") == [1, 3]
