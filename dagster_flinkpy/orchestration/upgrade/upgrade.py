@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from dagster_flinkpy.errors import CheckpointError, ConfigurationError, JobNotFoundError
@@ -16,14 +15,8 @@ from dagster_flinkpy.orchestration.program import (
 )
 from dagster_flinkpy.orchestration.resources import SparkResource
 from dagster_flinkpy.orchestration.upgrade.proof import clear_dead_proof
-from dagster_flinkpy.orchestration.upgrade.shadow import (
-    MOST_EPOCHS,
-    Shadow,
-    delete_forks,
-    positions_of,
-    sinks_of,
-    sources_of,
-)
+from dagster_flinkpy.orchestration.upgrade.reached import Reached, with_timers
+from dagster_flinkpy.orchestration.upgrade.shadow import MOST_EPOCHS, Shadow, delete_forks, sinks_of, sources_of
 from dagster_flinkpy.storage import StorageLocation
 
 if TYPE_CHECKING:
@@ -256,7 +249,7 @@ def _refuse_processing_time(metadata: CheckpointMetadata | None, job: StorageLoc
     """Checks that no timers fire by the clock: which ones have since the switch cannot be repeated."""
     from dagster_flinkpy.state.stored_names import PROCESSING_TIMERS
 
-    if timed := _with_timers(metadata, PROCESSING_TIMERS):
+    if timed := with_timers(metadata, PROCESSING_TIMERS):
         raise CheckpointError(
             f"operators {', '.join(map(repr, timed))} of the old program have timers of processing "
             f"time. Some have fired in job {job.name!r} since the switch, and would fire again, so rows would be "
@@ -276,78 +269,10 @@ def _refuse_in_flight(latest: CheckpointMetadata, job: StorageLocation) -> None:
         )
 
 
-def _with_timers(metadata: CheckpointMetadata | None, name: str) -> list[str]:
-    """Returns the operators that have timers with a name."""
-    timed = [
-        operator.uid
-        for operator in (() if metadata is None else metadata.operators)
-        for subtask in operator.subtasks
-        for table in (subtask.keyed.tables if subtask.keyed else ())
-        if table.kind == "TIMER" and table.name == name and table.rows
-    ]
-    return list(dict.fromkeys(timed))
-
-
-@dataclass(frozen=True)
-class _Reached:
-    """What the old program has done on its fork, or the new one in the job."""
-
-    read: dict[str, Any] = field(default_factory=dict)
-    """How far the sources of the old program are."""
-    recomputes: bool = False
-    """Whether rows still wait for what is recomputed."""
-    ended: bool = False
-    """Whether all input has ended."""
-    in_flight: bool = False
-    """Whether there are records that are not in the sinks yet."""
-    event_times: dict[str, int] = field(default_factory=dict)
-    """The event time of each operator, in milliseconds."""
-    timed: frozenset[str] = frozenset()
-    """The operators that have timers of event time."""
-
-    @staticmethod
-    def by(metadata: CheckpointMetadata | None, sources: Sequence[str]) -> _Reached:
-        """Returns what a checkpoint has."""
-        from dagster_flinkpy.checkpoint.recomputation import TO_REPLACE
-        from dagster_flinkpy.checkpoint.reports.in_flight import has_in_flight
-        from dagster_flinkpy.common.watermark_strategy import MIN_WATERMARK
-        from dagster_flinkpy.state.stored_names import EVENT_TIMERS
-
-        if metadata is None:
-            return _Reached()
-        times = {
-            operator.uid: min(MIN_WATERMARK if s.watermark is None else s.watermark for s in operator.subtasks)
-            for operator in metadata.operators
-            if operator.subtasks
-        }
-        return _Reached(
-            positions_of(metadata, sources),
-            TO_REPLACE in metadata.properties,
-            metadata.end_of_input,
-            has_in_flight(metadata),
-            times,
-            frozenset(_with_timers(metadata, EVENT_TIMERS)),
-        )
-
-    def is_over(self, goal: _Reached) -> bool:
-        """Returns whether nothing is left but input."""
-        return (self.ended or not goal.ended) and (goal.recomputes or not self.recomputes) and not self.in_flight
-
-    def other_times(self, goal: _Reached, sinks: Collection[str]) -> list[str]:
-        """Returns the operators whose timers have fired in one program only, as their event times differ.
-
-        An epoch without input can let event time go on, so that sources are as far says nothing of it. Of timers of
-        operators that only one program has, the sinks are asked.
-        """
-        timed, both = self.timed | goal.timed, self.event_times.keys() & goal.event_times.keys()
-        asked = timed if timed <= both else timed.union(sinks)
-        return sorted(uid for uid in asked & both if self.event_times[uid] != goal.event_times[uid])
-
-
 def _read_up_to(latest: CheckpointMetadata, shadow: Shadow, job: StorageLocation) -> None:
     """Lets the old program read on a fork what its job has read, and what both recompute."""
     sources, sinks = sources_of(shadow.job.graph), sinks_of(shadow.job.graph)
-    goal = _Reached.by(latest, sources)
+    goal = Reached.by(latest, sources, job)
     if gone := [uid for uid in sources if uid not in goal.read]:
         raise CheckpointError(
             f"job {job.name!r} has gone on without the sources {', '.join(map(repr, gone))} of the old program, so "
@@ -355,18 +280,18 @@ def _read_up_to(latest: CheckpointMetadata, shadow: Shadow, job: StorageLocation
             "with another new version, or run the old program on a fork that writes to tables of its own"
         )
     _refuse_in_flight(latest, job)
-    others: list[str] | None = None  # where event time differed when all was read; None: it has not been yet
+    others: list[str] | None = None  # whose timers have fired otherwise when all was read; None: it has not been yet
     with shadow.attempt() as attempt:
-        now = _Reached.by(attempt.latest, sources)
+        now = Reached.by(attempt.latest, sources, shadow.fork)
         for _ in range(MOST_EPOCHS):
-            others = now.other_times(goal, sinks) if now.read == goal.read else others
+            others = now.fired_otherwise(goal, sinks) if now.read == goal.read else others
             if now.read == goal.read and not others and now.is_over(goal):
                 _refuse_processing_time(attempt.latest, job)
                 return
             if attempt.finished:
                 break
             attempt.run_epoch()
-            before, now = now, _Reached.by(attempt.latest, sources)
+            before, now = now, Reached.by(attempt.latest, sources, shadow.fork)
             if now == before:
                 break
     if others is not None and goal.ended:
@@ -377,8 +302,9 @@ def _read_up_to(latest: CheckpointMetadata, shadow: Shadow, job: StorageLocation
     if others:
         raise CheckpointError(
             f"the old program is at another event time than job {job.name!r} in {', '.join(map(repr, others))}, "
-            "although it has read the same. So windows and timers would fire again, or never, and rows would be "
-            "doubled or missing. Switch to the old program instead, which goes on from the state of the new one"
+            "although it has read the same, because it has read it in other epochs. Some windows or timers have fired "
+            "in one of them only, so rows would be doubled or missing. Switch to the old program instead, which goes "
+            "on from the state of the new one"
         )
     unequal = ", ".join(repr(uid) for uid in sources if now.read.get(uid) != goal.read.get(uid))
     raise CheckpointError(
