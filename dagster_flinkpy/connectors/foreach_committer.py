@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from dagster_flinkpy.connectors.commit.checkpoint_committer import CheckpointCommitter, StagedCheckpoint
 from dagster_flinkpy.connectors.commit.signals import signal_failure
 from dagster_flinkpy.connectors.commit.staged_rows import RowFile, StagedRows, digest_of
 from dagster_flinkpy.connectors.files.parquet_table import ParquetTable, table_schema
-from dagster_flinkpy.connectors.foreach_epoch import Epoch
+from dagster_flinkpy.connectors.foreach_epoch import Epoch, ForeachEpoch
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitterInitContext
 from dagster_flinkpy.errors import SinkCommitError
-
-if TYPE_CHECKING:
-    from dagster_flinkpy.connectors.foreach_epoch import ForeachEpoch
 
 __all__ = ["ForeachCommitter"]
 

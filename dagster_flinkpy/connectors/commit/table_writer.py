@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,10 +23,8 @@ from dagster_flinkpy.connectors.commit.staged_files import (
     partition_folder,
     value_folder,
 )
+from dagster_flinkpy.connectors.commit.table_sink import TableSink
 from dagster_flinkpy.datastream.connectors.base import CommittingSinkWriter, Json, WriterInitContext
-
-if TYPE_CHECKING:
-    from dagster_flinkpy.connectors.commit.table_sink import TableSink
 
 __all__ = ["TableWriter"]
 

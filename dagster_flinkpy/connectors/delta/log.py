@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -13,6 +13,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from dagster_flinkpy.connectors.delta.entries import check_log, entry_name, read_entry
+from dagster_flinkpy.connectors.delta.source import DeltaSource
 from dagster_flinkpy.connectors.delta.table import storage_options
 from dagster_flinkpy.connectors.lake.table_source import TableLog
 from dagster_flinkpy.datastream.connectors.base import Json
@@ -23,9 +24,6 @@ from dagster_flinkpy.errors import (
     SourceReadError,
     StorageError,
 )
-
-if TYPE_CHECKING:
-    from dagster_flinkpy.connectors.delta.source import DeltaSource
 
 __all__ = ["DeltaLog"]
 

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,12 +20,10 @@ from dagster_flinkpy.connectors.files.text_content import TextFile, ends_of_reco
 from dagster_flinkpy.connectors.sources.input_files import reading
 from dagster_flinkpy.connectors.sources.known_files import check_unchanged
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
+from dagster_flinkpy.datastream.connectors.file_system import FileSource
 from dagster_flinkpy.datastream.formats.csv import CsvReaderFormat
 from dagster_flinkpy.datastream.formats.json_lines import JsonLinesReaderFormat
 from dagster_flinkpy.errors import InputChangedError, SourceReadError
-
-if TYPE_CHECKING:
-    from dagster_flinkpy.datastream.connectors.file_system import FileSource
 
 __all__ = ["read_text"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote, unquote
 
 from pyiceberg.table import Table, Transaction
@@ -16,11 +16,9 @@ from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Snapshot
 
 from dagster_flinkpy.common.clock import current_millis
+from dagster_flinkpy.connectors.iceberg.sink import IcebergSink
 from dagster_flinkpy.datastream.connectors.base import CommitterInitContext
 from dagster_flinkpy.errors import CommittableLostError, ConfigurationError, SinkCommitError
-
-if TYPE_CHECKING:
-    from dagster_flinkpy.connectors.iceberg.sink import IcebergSink
 
 __all__ = ["CommitLog"]
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import date, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 from pyiceberg.exceptions import NoSuchTableError, RESTError
@@ -19,13 +19,11 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import BooleanType, DateType, DoubleType, FloatType, IntegerType, LongType, StringType
 from sqlalchemy.exc import SQLAlchemyError
 
+from dagster_flinkpy.connectors.iceberg.source import IcebergSource
 from dagster_flinkpy.connectors.iceberg.table import file_properties, folder_of, mapped_ids, open_catalog
 from dagster_flinkpy.connectors.lake.table_source import TableLog
 from dagster_flinkpy.datastream.connectors.base import Json
 from dagster_flinkpy.errors import InputChangedError, SourceReadError, StorageError
-
-if TYPE_CHECKING:
-    from dagster_flinkpy.connectors.iceberg.source import IcebergSource
 
 __all__ = ["IcebergLog"]
 

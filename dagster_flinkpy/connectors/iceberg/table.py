@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
@@ -21,12 +20,10 @@ from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
 
 from dagster_flinkpy.connectors.files.parquet_table import table_schema
 from dagster_flinkpy.connectors.iceberg.commit_log import CommitLog
+from dagster_flinkpy.connectors.iceberg.sink import IcebergSink
 from dagster_flinkpy.datastream.connectors.base import CommitterInitContext
 from dagster_flinkpy.errors import ConfigurationError, StorageError
 from dagster_flinkpy.storage import StorageLocation
-
-if TYPE_CHECKING:
-    from dagster_flinkpy.connectors.iceberg.sink import IcebergSink
 
 __all__ = [
     "NAME_MAPPING",

@@ -5,15 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from dagster_flinkpy.datastream.connectors.kafka_source import KafkaTopicPartition
+from dagster_flinkpy.datastream.connectors.kafka_source import KafkaSource, KafkaTopicPartition
 from dagster_flinkpy.errors import ConfigurationError, SourceReadError
-
-if TYPE_CHECKING:
-    from dagster_flinkpy.datastream.connectors.kafka_source import KafkaSource
 
 __all__ = ["BEGINNING", "END", "NO_GROUP", "PartitionLookup", "consumer_of", "new_client", "shown"]
 

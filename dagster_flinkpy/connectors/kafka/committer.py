@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
@@ -23,15 +23,13 @@ from dagster_flinkpy.datastream.connectors.base import (
     CommitRequestState,
     CommitterInitContext,
 )
+from dagster_flinkpy.datastream.connectors.kafka_sink import KafkaSink
 from dagster_flinkpy.errors import (
     CommitRefusedError,
     ConfigurationError,
     SinkCommitError,
     StorageError,
 )
-
-if TYPE_CHECKING:
-    from dagster_flinkpy.datastream.connectors.kafka_sink import KafkaSink
 
 __all__ = ["AppendingCommitter", "KafkaCommitter"]
 

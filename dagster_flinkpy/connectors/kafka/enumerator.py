@@ -7,7 +7,6 @@ import time
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import msgspec
 from confluent_kafka import KafkaException
@@ -21,12 +20,10 @@ from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.datastream.connectors.kafka_source import (
     KafkaOffsetResetStrategy,
     KafkaOffsetsInitializer,
+    KafkaSource,
     KafkaTopicPartition,
 )
 from dagster_flinkpy.errors import InputExpiredError, SourceReadError
-
-if TYPE_CHECKING:
-    from dagster_flinkpy.datastream.connectors.kafka_source import KafkaSource
 
 __all__ = ["KafkaEnumerator", "share"]
 

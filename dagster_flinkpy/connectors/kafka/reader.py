@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,11 +14,8 @@ from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, KafkaError, TopicPartition
 from dagster_flinkpy.connectors.columns.record_formats import Decoder, UndecodableMessage, record_decoder
 from dagster_flinkpy.connectors.kafka.client import consumer_of, shown
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
-from dagster_flinkpy.datastream.connectors.kafka_source import KafkaTopicPartition
+from dagster_flinkpy.datastream.connectors.kafka_source import KafkaSource, KafkaTopicPartition
 from dagster_flinkpy.errors import InputExpiredError, SourceReadError
-
-if TYPE_CHECKING:
-    from dagster_flinkpy.datastream.connectors.kafka_source import KafkaSource
 
 __all__ = ["bytes_per_offset", "messages_of", "read_partition"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,12 +16,9 @@ from dagster_flinkpy.connectors.commit.table_sink import StagedParquet
 from dagster_flinkpy.connectors.kafka.client import new_client
 from dagster_flinkpy.connectors.kafka.staging import STAGED_RECORD
 from dagster_flinkpy.datastream.connectors.base import Json, SinkWriter, WriterInitContext
-from dagster_flinkpy.datastream.connectors.kafka_sink import field_type
+from dagster_flinkpy.datastream.connectors.kafka_sink import KafkaSink, TransactionalKafkaSink, field_type
 from dagster_flinkpy.datastream.formats.json import JsonRowSerializationSchema
 from dagster_flinkpy.errors import SinkCommitError, TypeMismatchError
-
-if TYPE_CHECKING:
-    from dagster_flinkpy.datastream.connectors.kafka_sink import KafkaSink, TransactionalKafkaSink
 
 __all__ = ["DirectWriter", "KafkaStagingWriter", "produce_all", "producer_settings"]
 

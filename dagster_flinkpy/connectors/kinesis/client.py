@@ -7,13 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dagster_flinkpy.connectors.kinesis.source import KinesisSource
 from dagster_flinkpy.errors import SourceReadError
 from dagster_flinkpy.json_records import Count, JsonRecord
-
-if TYPE_CHECKING:
-    from dagster_flinkpy.connectors.kinesis.source import KinesisSource
 
 __all__ = ["KinesisStream", "Page", "Position", "Shard", "open_client"]
 

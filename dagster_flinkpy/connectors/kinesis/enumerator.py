@@ -6,18 +6,15 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING
 
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.connectors.kinesis.client import KinesisStream, Position, Shard
 from dagster_flinkpy.connectors.kinesis.reader import arrival_ms
+from dagster_flinkpy.connectors.kinesis.source import KinesisSource
 from dagster_flinkpy.connectors.sources.open_splits import OpenRanges
 from dagster_flinkpy.connectors.sources.split_enumerators import OpenEnumerator
 from dagster_flinkpy.datastream.connectors.base import Json, SourceLag, SourceSplit, position_field
 from dagster_flinkpy.errors import InputChangedError, InputExpiredError
-
-if TYPE_CHECKING:
-    from dagster_flinkpy.connectors.kinesis.source import KinesisSource
 
 __all__ = ["KinesisEnumerator"]
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
 from dagster_flinkpy.connectors.columns.record_formats import UndecodableMessage, record_decoder
 from dagster_flinkpy.connectors.kinesis.client import KinesisStream, Position
+from dagster_flinkpy.connectors.kinesis.source import KinesisSource
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.errors import InputExpiredError
-
-if TYPE_CHECKING:
-    from dagster_flinkpy.connectors.kinesis.source import KinesisSource
 
 __all__ = ["arrival_ms", "read_shard"]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dagster_flinkpy.connectors.columns.column_casts import cast_column
 from dagster_flinkpy.connectors.columns.text_values import from_text
+from dagster_flinkpy.connectors.lake.table_source import TableSource
 from dagster_flinkpy.connectors.sources.parquet_rows import rows_between
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.errors import (
@@ -22,9 +22,6 @@ from dagster_flinkpy.errors import (
     TypeMismatchError,
 )
 from dagster_flinkpy.storage.ranged_file import RangedFile
-
-if TYPE_CHECKING:
-    from dagster_flinkpy.connectors.lake.table_source import TableSource
 
 __all__ = ["count_rows", "read_table_file"]
 

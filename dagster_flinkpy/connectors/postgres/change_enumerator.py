@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 
+from dagster_flinkpy.connectors.postgres.change_source import PostgresChangeSource
 from dagster_flinkpy.connectors.postgres.columns import check_columns, columns_of_table
 from dagster_flinkpy.connectors.postgres.connection import connect, row_of
 from dagster_flinkpy.connectors.postgres.slot import ReplicationSlot, lsn_text, slot_of
@@ -20,9 +21,6 @@ from dagster_flinkpy.datastream.connectors.base import (
     position_field,
 )
 from dagster_flinkpy.errors import SourceReadError
-
-if TYPE_CHECKING:
-    from dagster_flinkpy.connectors.postgres.change_source import PostgresChangeSource
 
 __all__ = ["PostgresChangeEnumerator"]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from psycopg import sql
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.columns.column_types import columns_of
+from dagster_flinkpy.connectors.postgres.change_source import PostgresChangeSource
 from dagster_flinkpy.connectors.postgres.columns import (
     Column,
     check_columns,
@@ -38,9 +38,6 @@ from dagster_flinkpy.connectors.postgres.scan import parsed_rows, struct_of
 from dagster_flinkpy.connectors.postgres.slot import IDENTITIES, ReplicationSlot, lsn_text, slot_of
 from dagster_flinkpy.datastream.connectors.base import Json, SourceSplit
 from dagster_flinkpy.errors import ConfigurationError, InputChangedError, SourceReadError
-
-if TYPE_CHECKING:
-    from dagster_flinkpy.connectors.postgres.change_source import PostgresChangeSource
 
 __all__ = ["change_row_type", "read_changes"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pyarrow as pa
@@ -24,6 +24,7 @@ from dagster_flinkpy.connectors.commit.staged_rows import RowFile, StagedRows, d
 from dagster_flinkpy.connectors.postgres.connection import listed, row_of, value_of
 from dagster_flinkpy.connectors.postgres.epoch_rows import EpochRows
 from dagster_flinkpy.connectors.postgres.session import Session
+from dagster_flinkpy.connectors.postgres.sink import PostgresSink
 from dagster_flinkpy.connectors.postgres.target import PostgresTarget
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitterInitContext
 from dagster_flinkpy.errors import (
@@ -34,9 +35,6 @@ from dagster_flinkpy.errors import (
     StorageError,
 )
 from dagster_flinkpy.storage import ObjectStore
-
-if TYPE_CHECKING:
-    from dagster_flinkpy.connectors.postgres.sink import PostgresSink
 
 __all__ = ["LedgerCommitter", "PostgresPartitionCommitter", "PreparedTransactionCommitter"]
 

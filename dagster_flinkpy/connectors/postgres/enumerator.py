@@ -5,19 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 
 from dagster_flinkpy.connectors.postgres.in_flight import TransactionsInFlight
 from dagster_flinkpy.connectors.postgres.scan import Scan, Value, scanning
 from dagster_flinkpy.connectors.postgres.seen import Seen
+from dagster_flinkpy.connectors.postgres.source import PostgresSource
 from dagster_flinkpy.connectors.sources.split_enumerators import EndingEnumerator
 from dagster_flinkpy.datastream.connectors.base import Json, SourceLag, SourceSplit, position_field
 from dagster_flinkpy.errors import InputChangedError, SourceReadError
-
-if TYPE_CHECKING:
-    from dagster_flinkpy.connectors.postgres.source import PostgresSource
 
 __all__ = ["PostgresEnumerator"]
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 from psycopg import errors, sql
 
+from dagster_flinkpy.connectors.postgres.change_source import PostgresChangeSource
 from dagster_flinkpy.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from dagster_flinkpy.connectors.postgres.change_source import PostgresChangeSource
 
 __all__ = ["Publication"]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pyarrow as pa
@@ -25,11 +25,9 @@ from dagster_flinkpy.connectors.postgres.columns import (
     row_type_of,
 )
 from dagster_flinkpy.connectors.postgres.connection import connect, listed, reading, row_of, table_of, value_of
+from dagster_flinkpy.connectors.postgres.source import PostgresSource
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.errors import ConfigurationError, InputChangedError, SourceReadError
-
-if TYPE_CHECKING:
-    from dagster_flinkpy.connectors.postgres.source import PostgresSource
 
 __all__ = ["TIMES", "Scan", "Value", "parsed_rows", "read_rows", "scanning", "struct_of", "table_row_type"]
 

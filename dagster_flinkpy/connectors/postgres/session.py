@@ -5,16 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 from psycopg import sql
 
 from dagster_flinkpy.connectors.postgres.connection import connect, listed, table_of, value_of
+from dagster_flinkpy.connectors.postgres.sink import PostgresSink
 from dagster_flinkpy.errors import CommitRefusedError, ConfigurationError
-
-if TYPE_CHECKING:
-    from dagster_flinkpy.connectors.postgres.sink import PostgresSink
 
 __all__ = ["LEDGER", "Session"]
 

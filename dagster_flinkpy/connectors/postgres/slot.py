@@ -7,18 +7,16 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 from psycopg import errors, sql
 
+from dagster_flinkpy.connectors.postgres.change_source import PostgresChangeSource
 from dagster_flinkpy.connectors.postgres.columns import READING
 from dagster_flinkpy.connectors.postgres.connection import connect, reading, row_of, table_of, value_of
 from dagster_flinkpy.connectors.postgres.publication import Publication
 from dagster_flinkpy.errors import ConfigurationError, InputChangedError, RestoreError, SourceReadError
-
-if TYPE_CHECKING:
-    from dagster_flinkpy.connectors.postgres.change_source import PostgresChangeSource
 
 __all__ = ["IDENTITIES", "ReplicationSlot", "Transaction", "lsn_text", "slot_of"]
 

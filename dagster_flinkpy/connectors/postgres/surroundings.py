@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from dagster_flinkpy.connectors.postgres.change_source import PostgresChangeSource
 from dagster_flinkpy.connectors.postgres.columns import columns_of_table
 from dagster_flinkpy.connectors.postgres.slot import ReplicationSlot, lsn_text
 from dagster_flinkpy.errors import RestoreError
 from dagster_flinkpy.json_records import Count, JsonRecord
-
-if TYPE_CHECKING:
-    from dagster_flinkpy.connectors.postgres.change_source import PostgresChangeSource
 
 __all__ = ["Surroundings"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -12,11 +12,9 @@ from dagster_flinkpy.connectors.columns.column_types import columns_of
 from dagster_flinkpy.connectors.postgres.columns import Column, columns_of_table
 from dagster_flinkpy.connectors.postgres.connection import listed, value_of
 from dagster_flinkpy.connectors.postgres.session import Session
+from dagster_flinkpy.connectors.postgres.sink import PostgresSink
 from dagster_flinkpy.connectors.postgres.sql_types import sql_type
 from dagster_flinkpy.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from dagster_flinkpy.connectors.postgres.sink import PostgresSink
 
 __all__ = ["PostgresTarget"]
 

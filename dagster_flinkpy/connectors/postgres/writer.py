@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import psycopg
@@ -23,12 +23,10 @@ from dagster_flinkpy.connectors.columns.json_values import to_json_text
 from dagster_flinkpy.connectors.commit.staged_files import StagedUpload, file_name, still_staged
 from dagster_flinkpy.connectors.commit.staged_rows import RowFile
 from dagster_flinkpy.connectors.postgres.session import Session
+from dagster_flinkpy.connectors.postgres.sink import PostgresSink
 from dagster_flinkpy.connectors.postgres.target import PostgresTarget
 from dagster_flinkpy.datastream.connectors.base import CommittingSinkWriter, Json, WriterInitContext
 from dagster_flinkpy.errors import SinkCommitError, StorageError, TypeMismatchError
-
-if TYPE_CHECKING:
-    from dagster_flinkpy.connectors.postgres.sink import PostgresSink
 
 __all__ = ["CsvEncoder", "PostgresStagingWriter", "PreparingWriter"]
 

@@ -15,6 +15,7 @@ from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.columns.arrow_types import row_type_of
 from dagster_flinkpy.connectors.columns.column_casts import cast_columns
 from dagster_flinkpy.connectors.spark.ddl import parse_ddl
+from dagster_flinkpy.connectors.spark.python_data_source import PythonDataSource
 from dagster_flinkpy.datastream.connectors.base import Json, SourceSplit, SplitEnumerator, position_field
 from dagster_flinkpy.errors import (
     ConfigurationError,
@@ -26,8 +27,6 @@ from dagster_flinkpy.errors import (
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
-
-    from dagster_flinkpy.connectors.spark.python_data_source import PythonDataSource
 
 __all__ = ["PartitionEnumerator", "read_partition", "type_of_schema"]
 
