@@ -7,14 +7,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from dagster_flinkpy.connectors.commit.signals import signal_failure
+from dagster_flinkpy.connectors.commit.staged_files import Staged
 from dagster_flinkpy.connectors.commit.staged_rows import RowFile, digest_of
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext
 from dagster_flinkpy.errors import CommitRefusedError, ConfigurationError, StorageError
 
-__all__ = ["BY_KEY", "BY_PARTITION", "CheckpointCommitter", "Staged", "StagedCheckpoint"]
+__all__ = ["BY_KEY", "BY_PARTITION", "CheckpointCommitter", "StagedCheckpoint"]
 
 BY_KEY = "With a key, it has changed rows in place, whose former values are gone"
 """Why a sink does not replace the rows of epochs if it replaces rows with the same key."""
@@ -66,22 +67,6 @@ class StagedCheckpoint:
     def partitions(self) -> list[str | None]:
         """The Dagster partitions of the files."""
         return list(self.by_partition)
-
-
-class Staged(Protocol):
-    """What is staged for the checkpoints of a job and sink."""
-
-    def delete(self, requests: Sequence[CommitRequest]) -> None:
-        """Deletes what is of no use any more when the requests are committed."""
-
-    def missing_rows(self, requests: Sequence[CommitRequest]) -> int:
-        """Returns how many rows of the requests are no longer staged."""
-
-    def lingering(self, keep: Sequence[CommitRequest]) -> int:
-        """Returns the number of items that `abort_lingering` would delete."""
-
-    def abort_lingering(self, keep: Sequence[CommitRequest]) -> int:
-        """Deletes what this job and sink have staged, except what is kept or of newer attempts. Returns how much."""
 
 
 class CheckpointCommitter(Committer):

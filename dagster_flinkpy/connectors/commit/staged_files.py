@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -42,11 +43,11 @@ __all__ = [
     "PART_BYTES",
     "Committable",
     "FileNames",
+    "Staged",
     "StagedFile",
     "StagedFileCommitter",
     "StagedUpload",
     "file_name",
-    "missing_rows",
     "partition_folder",
     "partition_values",
     "still_staged",
@@ -215,7 +216,34 @@ class StagedUpload(io.RawIOBase):
                 self._store.abort_upload(self._key, self._upload_id)
 
 
-class StagedFileCommitter(Committer):
+class Staged(ABC):
+    """What is staged for the checkpoints of a job and sink, in a store."""
+
+    _store: ObjectStore
+
+    def delete(self, requests: Sequence[CommitRequest]) -> None:  # noqa: B027 - what is completed stays
+        """Deletes what is of no use any more when the requests are committed."""
+
+    def missing_rows(self, requests: Sequence[CommitRequest]) -> int:
+        """Returns how many rows of the requests are neither staged nor completed."""
+        return sum(request.committable["rows"] for request in requests if not self._is_there(request.committable))
+
+    def _is_there(self, committable: Json) -> bool:
+        key, upload_id = committable["key"], committable.get("upload_id")
+        if not key or any(upload.upload_id == upload_id for upload in self._store.list_uploads(key)):
+            return True
+        return self._store.head(key) is not None
+
+    @abstractmethod
+    def lingering(self, keep: Sequence[CommitRequest]) -> int:
+        """Returns the number of items that `abort_lingering` would delete."""
+
+    @abstractmethod
+    def abort_lingering(self, keep: Sequence[CommitRequest]) -> int:
+        """Deletes what this job and sink have staged, except what is kept or of newer attempts. Returns how much."""
+
+
+class StagedFileCommitter(Staged, Committer):
     """Completes staged uploads, several at a time.
 
     Args:
@@ -263,13 +291,6 @@ class StagedFileCommitter(Committer):
         for request in staged:
             if request.error is not None:
                 raise request.error
-
-    def delete(self, requests: Sequence[CommitRequest]) -> None:
-        """Does nothing: what is completed stays."""
-
-    def missing_rows(self, requests: Sequence[CommitRequest]) -> int:
-        """Returns how many rows of requests are neither staged nor completed."""
-        return missing_rows(requests, self._store)
 
     def _complete(self, file: StagedFile, where: str, checkpoint_id: int) -> None:
         try:
@@ -355,23 +376,6 @@ class StagedFileCommitter(Committer):
             for upload in self._store.list_uploads()
             if self._names.mine(upload.key) and (upload.key, upload.upload_id) not in kept
         ]
-
-
-def missing_rows(requests: Sequence[CommitRequest], store: ObjectStore) -> int:
-    """Returns how many rows of requests are there neither as uploads nor as files.
-
-    Args:
-        requests: The requests.
-        store: Where the rows were staged.
-    """
-
-    def is_there(committable: Json) -> bool:
-        key, upload_id = committable["key"], committable.get("upload_id")
-        if not key or any(upload.upload_id == upload_id for upload in store.list_uploads(key)):
-            return True
-        return store.head(key) is not None
-
-    return sum(request.committable["rows"] for request in requests if not is_there(request.committable))
 
 
 class FileNames:

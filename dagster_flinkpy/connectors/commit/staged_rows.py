@@ -16,8 +16,8 @@ from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors.commit.staged_files import (
     Committable,
     FileNames,
+    Staged,
     StagedFile,
-    missing_rows,
     still_staged,
 )
 from dagster_flinkpy.connectors.commit.table_sink import TableSink
@@ -102,7 +102,7 @@ class StagedRowsWriter(CommittingSinkWriter):
             self._store.delete_many(self._completed)
 
 
-class StagedRows:
+class StagedRows(Staged):
     """The staged rows of a job and sink."""
 
     def __init__(self, location: StorageLocation, context: CommitterInitContext) -> None:
@@ -164,19 +164,12 @@ class StagedRows:
         )
 
     def delete(self, requests: Sequence[CommitRequest]) -> None:
-        """Deletes the rows of requests that are committed."""
         self._store.delete_many([key for request in requests if (key := RowFile.of(request).key)])
 
-    def missing_rows(self, requests: Sequence[CommitRequest]) -> int:
-        """Returns how many rows of requests are no longer staged."""
-        return missing_rows(requests, self._store)
-
     def lingering(self, keep: Sequence[CommitRequest]) -> int:
-        """Returns how many uploads and files this job and sink staged, without those to keep and of newer attempts."""
         return len(self._uploads()) + len(self._files(keep))
 
     def abort_lingering(self, keep: Sequence[CommitRequest]) -> int:
-        """Deletes what :meth:`lingering` counts, and returns how many."""
         uploads, files = self._uploads(), self._files(keep)
         for upload in uploads:
             self._store.abort_upload(upload.key, upload.upload_id)

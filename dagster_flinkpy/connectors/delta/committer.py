@@ -42,10 +42,7 @@ class DeltaCommitter(LakeCommitter[DeltaTable]):
         self._sink, self._table = sink, DeltaTarget(sink, context, self.change)
         self._counted: tuple[int, int | None] | None = None
         """A checkpoint, and how many files the sink had added before it."""
-        super().__init__(sink, context, self._table)
-
-    def _has(self, table: DeltaTable, checkpoint: StagedCheckpoint) -> bool:
-        return self._table.has(table, checkpoint)
+        super().__init__(sink, context, self._table, self._table)
 
     def _change(self, table: DeltaTable, checkpoint: StagedCheckpoint) -> Any:
         """Checks that the table has the columns of older files."""
@@ -65,9 +62,6 @@ class DeltaCommitter(LakeCommitter[DeltaTable]):
         # delta-rs quotes the paths of actions, and returns them as they are in the log.
         files, now = [(unquote(each["path"]), each["size_bytes"]) for each in found], current_millis()
         return [(key, RemoveAction(key, True, now, size, partition_values(key))) for key, size in files]
-
-    def _added(self, table: DeltaTable) -> int | None:
-        return self._table.added_files(table)
 
     def _remove(self, table: DeltaTable, files: Sequence[RemoveAction], checkpoint_id: int) -> None:
         properties = self._properties(
@@ -135,9 +129,6 @@ class DeltaCommitter(LakeCommitter[DeltaTable]):
             commit_properties=properties,
         )
         self._counted = None
-
-    def _last(self, table: DeltaTable) -> int | None:
-        return self._table.last(table)
 
 
 class DeltaPartitionCommitter(DeltaCommitter, PartitionReplacement[DeltaTable]):

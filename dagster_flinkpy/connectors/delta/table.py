@@ -15,7 +15,7 @@ from dagster_flinkpy.connectors.commit.checkpoint_committer import StagedCheckpo
 from dagster_flinkpy.connectors.delta.entries import check_log, entries, entry_name
 from dagster_flinkpy.connectors.delta.rules import Change, check_protocol, check_rules
 from dagster_flinkpy.connectors.delta.sink import DeltaSink
-from dagster_flinkpy.connectors.lake.committer import LOOKS
+from dagster_flinkpy.connectors.lake.committer import LOOKS, LakeLog, LakeTarget
 from dagster_flinkpy.datastream.connectors.base import CommitterInitContext
 from dagster_flinkpy.errors import CommittableLostError, ConfigurationError, StorageError
 from dagster_flinkpy.storage import StorageLocation
@@ -29,8 +29,8 @@ _VERSIONS = 50
 _CLOCK_SKEW_MS = 3_600_000
 
 
-class DeltaTarget:
-    """The table of a sink."""
+class DeltaTarget(LakeTarget[DeltaTable], LakeLog[DeltaTable]):
+    """The table of a sink, whose log tells which checkpoints it has."""
 
     def __init__(self, sink: DeltaSink, context: CommitterInitContext, change: Change) -> None:
         self._sink, self._context, self._change, self._what = sink, context, change, sink.what
@@ -45,15 +45,9 @@ class DeltaTarget:
 
     @property
     def found(self) -> bool:
-        """Whether the table was found or created."""
         return self._id is not None
 
     def open(self, *, create: bool) -> DeltaTable:
-        """Opens the table. The first time it may be created.
-
-        Raises:
-            ConfigurationError: There is none.
-        """
         schema = self._schema()
         if schema is not None and self._id is None and create:
             return self._found_or_created(schema)
@@ -62,11 +56,6 @@ class DeltaTarget:
         return table
 
     def try_open(self) -> DeltaTable | None:
-        """Opens the table. Returns None if there is none.
-
-        Raises:
-            ConfigurationError: Entries of its log are missing.
-        """
         try:
             return DeltaTable(self._sink.location.url, storage_options=self._options)
         except TableNotFoundError:
@@ -98,14 +87,6 @@ class DeltaTarget:
         return Schema.from_arrow(pa.schema(columns))
 
     def check(self, table: DeltaTable) -> DeltaTable:
-        """Checks that the table is the same one as before, and fits the records. The first time it may get columns.
-
-        Returns:
-            The table.
-
-        Raises:
-            ConfigurationError: It is not, or does not fit.
-        """
         found, schema = table.metadata(), self._schema()
         if self._id is not None and found.id != self._id:
             raise ConfigurationError(
@@ -191,21 +172,14 @@ class DeltaTarget:
                 )
 
     def last(self, table: DeltaTable) -> int | None:
-        """Returns the last checkpoint that a table has, 0 if there is none, or None if it may have forgotten it."""
-        last: int | None = table.transaction_version(self.app_id)
+        last: int | None = table.transaction_version(self.app_id)  # the table may forget it after some time
         return 0 if last is None and _RETENTION not in table.metadata().configuration else last
 
     def added_files(self, table: DeltaTable) -> int | None:
-        """Returns how many files the sink has added to a table and not removed, or None if nobody knows."""
         files: int | None = table.transaction_version(self.files_id)
         return 0 if files is None and self.last(table) == 0 else files
 
     def has(self, table: DeltaTable, checkpoint: StagedCheckpoint) -> bool:
-        """Returns whether a version has added files. They were staged before, so older versions do not matter.
-
-        Raises:
-            CommittableLostError: The log does not reach back so far.
-        """
         limit, checkpoint_id, staged_ms = _VERSIONS, checkpoint.checkpoint_id, checkpoint.staged_ms
         while True:
             versions = table.history(limit)

@@ -16,7 +16,9 @@ from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Snapshot
 
 from dagster_flinkpy.common.clock import current_millis
+from dagster_flinkpy.connectors.commit.checkpoint_committer import StagedCheckpoint
 from dagster_flinkpy.connectors.iceberg.sink import IcebergSink
+from dagster_flinkpy.connectors.lake.committer import LakeLog
 from dagster_flinkpy.datastream.connectors.base import CommitterInitContext
 from dagster_flinkpy.errors import CommittableLostError, ConfigurationError, SinkCommitError
 
@@ -31,7 +33,7 @@ _RECENT = 32
 _CLOCK_SKEW_MS = 3_600_000
 
 
-class CommitLog:
+class CommitLog(LakeLog[Table]):
     """Which checkpoints of a job and sink are in a branch of a table."""
 
     def __init__(self, context: CommitterInitContext, sink: IcebergSink) -> None:
@@ -73,7 +75,6 @@ class CommitLog:
             transaction.remove_properties(self._name)
 
     def added_files(self, table: Table) -> int | None:
-        """Returns how many files were added by all commits and not removed by any, or None if nobody knows."""
         text = table.properties.get(self._name)
         if text is not None:
             try:
@@ -180,14 +181,8 @@ class CommitLog:
         summaries = (snapshot.summary for snapshot in self._history(table))
         return any(each is not None and each.additional_properties.get(_DIGEST) == digest for each in summaries)
 
-    def has(self, table: Table, checkpoint_id: int, digest: str, staged_ms: int) -> bool:
-        """Returns whether a table has the rows of a checkpoint. They were staged before they were added.
-
-        Raises:
-            CommittableLostError: Nobody knows.
-            SinkCommitError: The property was changed.
-        """
-        recent, since = self._recent(table), staged_ms - _CLOCK_SKEW_MS
+    def has(self, table: Table, checkpoint: StagedCheckpoint) -> bool:
+        recent, since, digest = self._recent(table), checkpoint.staged_ms - _CLOCK_SKEW_MS, checkpoint.digest
         if any(found == digest for _, found, _, _ in recent):
             return True
         if self._made(table, digest):
@@ -198,11 +193,12 @@ class CommitLog:
         # The parent does not tell whether it is the first one: who expires that sets it to null.
         if oldest is None or oldest.sequence_number == 1 or oldest.timestamp_ms < since:
             return False
+        number = checkpoint.checkpoint_id
         raise CommittableLostError.of(
-            checkpoint_id,
-            f"cannot tell whether {self._what} has the rows that sink {self._context.uid!r} staged "
-            f"for checkpoint {checkpoint_id}: its snapshots of that time have expired, and its property {self._name!r} "
-            "begins later. Look for them",
+            number,
+            f"cannot tell whether {self._what} has the rows that sink {self._context.uid!r} staged for checkpoint "
+            f"{number}: its snapshots of that time have expired, and its property {self._name!r} begins later. Look "
+            "for them",
         )
 
     def latest(self, table: Table) -> tuple[int, str] | None:
@@ -288,7 +284,6 @@ class CommitLog:
         return {self._name: json.dumps(found)}
 
     def last(self, table: Table) -> int:
-        """Returns the checkpoint that was committed last, or 0 if there is none."""
         if latest := self.latest(table):
             return latest[0]
         summaries = (each.summary.additional_properties for each in self._history(table) if each.summary)

@@ -82,13 +82,10 @@ class IcebergCommitter(LakeCommitter[Table]):
 
     def __init__(self, sink: IcebergSink, context: CommitterInitContext) -> None:
         self._sink, self._table, self._log = sink, IcebergTarget(sink, context), CommitLog(context, sink)
-        super().__init__(sink, context, self._table)
+        super().__init__(sink, context, self._table, self._log)
         self._is_branch = sink.branch != MAIN_BRANCH
         self._latest: tuple[int, str] | None = None
         """The checkpoint that was committed last, as this attempt knows, and its digest."""
-
-    def _has(self, table: Table, checkpoint: StagedCheckpoint) -> bool:
-        return self._log.has(table, checkpoint.checkpoint_id, checkpoint.digest, checkpoint.staged_ms)
 
     def _checked(self, table: Table) -> Table:
         table = super()._checked(table)
@@ -126,9 +123,6 @@ class IcebergCommitter(LakeCommitter[Table]):
             return table.snapshot_by_name(branch)
         start = self._log.start(table)
         return table.current_snapshot() if start is None else table.snapshot_by_id(start)
-
-    def _added(self, table: Table) -> int | None:
-        return self._log.added_files(table)
 
     def _remove(self, table: Table, files: Sequence[DataFile], checkpoint_id: int) -> None:
         self._add(table, _Change(removed=list(files)), checkpoint_id, f"{checkpoint_id}-replaced", [])
@@ -184,9 +178,6 @@ class IcebergCommitter(LakeCommitter[Table]):
         return ConfigurationError(
             f"{self._what} has lost a file: {error}. Put it back, or roll back to a snapshot without it"
         )
-
-    def _last(self, table: Table) -> int:
-        return self._log.last(table)
 
 
 class IcebergPartitionCommitter(IcebergCommitter, PartitionReplacement[Table]):

@@ -21,6 +21,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
 from dagster_flinkpy.connectors.files.parquet_table import table_schema
 from dagster_flinkpy.connectors.iceberg.commit_log import CommitLog
 from dagster_flinkpy.connectors.iceberg.sink import IcebergSink
+from dagster_flinkpy.connectors.lake.committer import LakeTarget
 from dagster_flinkpy.datastream.connectors.base import CommitterInitContext
 from dagster_flinkpy.errors import ConfigurationError, StorageError
 from dagster_flinkpy.storage import StorageLocation
@@ -44,7 +45,7 @@ NAME_MAPPING = "schema.name-mapping.default"
 _TRIES = 5
 
 
-class IcebergTarget:
+class IcebergTarget(LakeTarget[Table]):
     """The table of a sink, and its branch."""
 
     def __init__(self, sink: IcebergSink, context: CommitterInitContext) -> None:
@@ -75,15 +76,9 @@ class IcebergTarget:
 
     @property
     def found(self) -> bool:
-        """Whether the table was found or created."""
         return self._found is not None
 
     def open(self, *, create: bool) -> Table:
-        """Loads the table as it is now. The first time it may be created, and the branch.
-
-        Raises:
-            ConfigurationError: There is no table.
-        """
         first = self._context.type_info is not None and self._found is None
         for _ in range(_TRIES):
             try:
@@ -97,14 +92,6 @@ class IcebergTarget:
         raise StorageError(f"{self._what} changes faster than it can be opened")
 
     def check(self, table: Table) -> Table:
-        """Checks that the table is the same one as before, and fits the records. The first time it may get columns.
-
-        Returns:
-            The table, with its new columns.
-
-        Raises:
-            ConfigurationError: It is not, or does not fit.
-        """
         self._check_branch(table)
         if self._context.type_info is None:
             return table
@@ -129,11 +116,6 @@ class IcebergTarget:
             ) from error
 
     def try_open(self) -> Table | None:
-        """Loads the table as it is now, or returns None if the catalog has none.
-
-        Raises:
-            ConfigurationError: The catalog has one, but its metadata is gone.
-        """
         try:
             if not self.catalog.table_exists(self._sink.table):
                 return None

@@ -7,11 +7,11 @@ again by itself, because it would not look again.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,7 +32,7 @@ from dagster_flinkpy.datastream.connectors.base import CommitterInitContext
 from dagster_flinkpy.errors import CommittableLostError, ConfigurationError, SinkCommitError, StorageError
 from dagster_flinkpy.storage.ranged_file import RangedFile
 
-__all__ = ["LOOKS", "LakeCommitter", "PartitionReplacement"]
+__all__ = ["LOOKS", "LakeCommitter", "LakeLog", "LakeTarget", "PartitionReplacement"]
 
 LOOKS = 10
 """How often a commit looks at a table that others change."""
@@ -42,13 +42,15 @@ TableT = TypeVar("TableT")
 """A table as it was looked at."""
 
 
-class LakeTarget(Protocol[TableT]):
+class LakeTarget(ABC, Generic[TableT]):
     """The table of a sink."""
 
     @property
+    @abstractmethod
     def found(self) -> bool:
         """Whether this attempt has found or created it."""
 
+    @abstractmethod
     def open(self, *, create: bool) -> TableT:
         """Returns the table as it is now. The first time it may be created.
 
@@ -56,15 +58,41 @@ class LakeTarget(Protocol[TableT]):
             ConfigurationError: There is none.
         """
 
+    @abstractmethod
     def try_open(self) -> TableT | None:
-        """Returns the table as it is now, or None if there is none."""
+        """Returns the table as it is now, or None if there is none.
 
+        Raises:
+            ConfigurationError: There is one, but its log or its metadata is not complete.
+        """
+
+    @abstractmethod
     def check(self, table: TableT) -> TableT:
-        """Checks that a table is the one that it was, and takes the rows. Returns it, perhaps with new columns.
+        """Checks that a table is the one that it was, and takes the rows. The first time it may get new columns.
 
         Raises:
             ConfigurationError: It is another one, or does not take them.
         """
+
+
+class LakeLog(ABC, Generic[TableT]):
+    """What a table tells of the commits of a job and sink."""
+
+    @abstractmethod
+    def has(self, table: TableT, checkpoint: StagedCheckpoint) -> bool:
+        """Returns whether a table has the rows of a checkpoint. They were staged before they were added.
+
+        Raises:
+            CommittableLostError: Nobody knows.
+        """
+
+    @abstractmethod
+    def added_files(self, table: TableT) -> int | None:
+        """Returns how many files were added to a table and not removed by any commit, or None if nobody knows."""
+
+    @abstractmethod
+    def last(self, table: TableT) -> int | None:
+        """Returns the last checkpoint that a table has, 0 if there is none, or None if nobody knows."""
 
 
 class LakeCommitter(CheckpointCommitter, Generic[TableT]):
@@ -75,8 +103,10 @@ class LakeCommitter(CheckpointCommitter, Generic[TableT]):
     _is_branch = False
     """Whether it writes to a branch, which began with rows of others."""
 
-    def __init__(self, sink: LakeSink, context: CommitterInitContext, target: LakeTarget[TableT]) -> None:
-        self._target: LakeTarget[TableT] = target
+    def __init__(
+        self, sink: LakeSink, context: CommitterInitContext, target: LakeTarget[TableT], commits: LakeLog[TableT]
+    ) -> None:
+        self._target, self._commits = target, commits
         self._store, self._names = sink.location.open(), FileNames(context)
         self._files = StagedFileCommitter(self._store, context)
         self._rows = StagedRows(sink.staged.location, context) if sink.key else None
@@ -96,7 +126,7 @@ class LakeCommitter(CheckpointCommitter, Generic[TableT]):
             # 1. Look at the newest version of the table.
             table = self._target.open(create=create)
             # 2. Is the checkpoint in it, or a later one in its place?
-            if self._has(table, checkpoint):
+            if self._commits.has(table, checkpoint):
                 return False
             self._check_newest(table, checkpoint)
             # 3. Is it the table that it was, and does it take the rows?
@@ -123,14 +153,6 @@ class LakeCommitter(CheckpointCommitter, Generic[TableT]):
     def _begin(self) -> None:
         if not self._target.found:
             self._checked(self._target.open(create=True))
-
-    @abstractmethod
-    def _has(self, table: TableT, checkpoint: StagedCheckpoint) -> bool:
-        """Returns whether a table has the rows of a checkpoint.
-
-        Raises:
-            CommittableLostError: Nobody knows.
-        """
 
     def _check_newest(self, table: TableT, checkpoint: StagedCheckpoint) -> None:
         """Checks that the rows of a checkpoint do not replace later ones. By default they replace none."""
@@ -183,7 +205,7 @@ class LakeCommitter(CheckpointCommitter, Generic[TableT]):
                 others = path
             elif checkpoint_id is None and self._is_branch:
                 self._check_inherited(*writer, after, before)
-        if others is not None and (self._context.ancestors or mine != self._added(table)):
+        if others is not None and (self._context.ancestors or mine != self._commits.added_files(table)):
             raise ConfigurationError(
                 f"{self._what} has files of others, such as {others}, and not all that this sink has added, or the "
                 "job with whose state it began, as far as is known: somebody has rewritten or deleted some, as a "
@@ -206,10 +228,6 @@ class LakeCommitter(CheckpointCommitter, Generic[TableT]):
         Raises:
             ConfigurationError: Others have changed rows without rewriting files, or the table keeps files.
         """
-
-    @abstractmethod
-    def _added(self, table: TableT) -> int | None:
-        """Returns how many files this job and sink have added to a table and not removed, or None if nobody knows."""
 
     @abstractmethod
     def _remove(self, table: TableT, files: Sequence[Any], checkpoint_id: int) -> None:
@@ -237,14 +255,10 @@ class LakeCommitter(CheckpointCommitter, Generic[TableT]):
         """Returns what to raise if a file is gone although nobody else has just changed the table."""
         return error
 
-    @abstractmethod
-    def _last(self, table: TableT) -> int | None:
-        """Returns the last checkpoint that a table has, 0 if there is none, or None if nobody knows."""
-
     def last_committed(self) -> int | None:
         with self._reaching():
             table = self._target.try_open()
-            return 0 if table is None else self._last(table)
+            return 0 if table is None else self._commits.last(table)
 
     def _footers(self, files: Sequence[RowFile]) -> Iterator[tuple[RowFile, pq.FileMetaData]]:
         """Returns files with their footers, of which several are read at a time."""

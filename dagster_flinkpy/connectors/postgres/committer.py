@@ -15,11 +15,10 @@ from dagster_flinkpy.connectors.commit.checkpoint_committer import (
     BY_KEY,
     BY_PARTITION,
     CheckpointCommitter,
-    Staged,
     StagedCheckpoint,
 )
 from dagster_flinkpy.connectors.commit.staged_content import StagedContent
-from dagster_flinkpy.connectors.commit.staged_files import FileNames
+from dagster_flinkpy.connectors.commit.staged_files import FileNames, Staged
 from dagster_flinkpy.connectors.commit.staged_rows import RowFile, StagedRows, digest_of
 from dagster_flinkpy.connectors.postgres.connection import listed, row_of, value_of
 from dagster_flinkpy.connectors.postgres.epoch_rows import EpochRows
@@ -324,26 +323,20 @@ class PostgresPartitionCommitter(LedgerCommitter):
             return self._delete(connection, partition)
 
 
-class PreparedTransactions:
-    """The transactions that subtasks have prepared (a `Staged`)."""
+class PreparedTransactions(Staged):
+    """The transactions that subtasks have prepared. The server keeps them until they are committed or rolled back."""
 
     def __init__(self, session: Session, context: CommitterInitContext) -> None:
         self._session, self._token = session, context.fencing_token
 
-    def delete(self, requests: Sequence[CommitRequest]) -> None:
-        """Does nothing: a transaction that is committed is gone."""
-
     def missing_rows(self, requests: Sequence[CommitRequest]) -> int:
-        """Returns 0: the server keeps transactions."""
         return 0
 
     def lingering(self, keep: Sequence[CommitRequest]) -> int:
-        """Returns the number of transactions that `abort_lingering` would roll back."""
         with self._session.connect() as connection:
             return len(self._lingering(connection, keep))
 
     def abort_lingering(self, keep: Sequence[CommitRequest]) -> int:
-        """Rolls back all but those to keep and those of newer attempts. Returns their number."""
         with self._session.connect() as connection:
             lingering = self._lingering(connection, keep)
             for gid in lingering:
