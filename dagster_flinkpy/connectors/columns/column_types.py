@@ -18,9 +18,17 @@ from dagster_flinkpy.common.typeinfo import (
 )
 from dagster_flinkpy.errors import ConfigurationError
 
-__all__ = ["check_json_type", "check_key", "check_parquet_type", "columns_of", "is_binary", "is_nested"]
+__all__ = [
+    "PARTITION_TYPES",
+    "check_json_type",
+    "check_key",
+    "check_parquet_type",
+    "columns_of",
+    "is_binary",
+    "is_nested",
+]
 
-_KEY_TYPES = (
+PARTITION_TYPES = (
     Types.STRING(),
     Types.BOOLEAN(),
     Types.BYTE(),
@@ -28,9 +36,9 @@ _KEY_TYPES = (
     Types.INT(),
     Types.LONG(),
     Types.SQL_DATE(),
-    Types.SQL_TIMESTAMP(),
-    Types.INSTANT(),
 )
+"""What a table can be partitioned by."""
+_KEY_TYPES = (*PARTITION_TYPES, Types.SQL_TIMESTAMP(), Types.INSTANT())
 
 
 def columns_of(type_info: TypeInformation) -> dict[str, TypeInformation]:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from dagster_flinkpy.common.arguments import check_argument, check_number
-from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, TypeInformation, Types
-from dagster_flinkpy.connectors.columns.column_types import columns_of, is_nested
+from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, TypeInformation
+from dagster_flinkpy.connectors.columns.column_types import PARTITION_TYPES, columns_of, is_nested
 from dagster_flinkpy.connectors.commit.staged_files import StagedFileCommitter
 from dagster_flinkpy.datastream.connectors.base import (
     CommitterInitContext,
@@ -21,16 +21,6 @@ from dagster_flinkpy.registry import resolve
 from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["StagedParquet", "TableSink"]
-
-_PARTITION_TYPES = (
-    Types.STRING(),
-    Types.BOOLEAN(),
-    Types.BYTE(),
-    Types.SHORT(),
-    Types.INT(),
-    Types.LONG(),
-    Types.SQL_DATE(),
-)
 
 
 class TableSink(TwoPhaseCommittingSink):
@@ -100,7 +90,7 @@ class TableSink(TwoPhaseCommittingSink):
             if name not in columns:
                 raise ConfigurationError(f"{where} has no column {name!r}: the records have {list(columns)}")
         for name in self.partition_by:
-            if columns[name] not in _PARTITION_TYPES:
+            if columns[name] not in PARTITION_TYPES:
                 raise ConfigurationError(
                     f"{where} cannot partition by {name!r}, a {columns[name]}: use text, a whole number, a boolean or "
                     "a date"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -38,19 +37,7 @@ _MOST_PARTS = 9_000
 """S3 allows 10,000 parts of an upload."""
 
 
-class _Encoder(ABC):
-    """Writes tables to an upload in a format."""
-
-    @abstractmethod
-    def write(self, table: pa.Table) -> None:
-        """Writes some rows."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Writes what comes after the last row."""
-
-
-class _ParquetEncoder(_Encoder):
+class _ParquetEncoder:
     def __init__(self, upload: StagedUpload, first: pa.Table, types: dict[str, TypeInformation], by: str) -> None:
         self._writer = pq.ParquetWriter(upload, first.schema, compression=by, use_dictionary=repeating(first))
 
@@ -65,7 +52,7 @@ def _compressed(upload: StagedUpload, compression: str) -> Any:
     return upload if compression == "none" else pa.CompressedOutputStream(pa.PythonFile(upload, "w"), compression)
 
 
-class _CsvEncoder(_Encoder):
+class _CsvEncoder:
     def __init__(self, upload: StagedUpload, first: pa.Table, types: dict[str, TypeInformation], by: str) -> None:
         self._out = _compressed(upload, by)
         self._writer = csv.CSVWriter(self._out, first.schema, write_options=_CSV)
@@ -78,7 +65,7 @@ class _CsvEncoder(_Encoder):
         self._out.close()
 
 
-class _JsonEncoder(_Encoder):
+class _JsonEncoder:
     def __init__(self, upload: StagedUpload, first: pa.Table, types: dict[str, TypeInformation], by: str) -> None:
         self._out = _compressed(upload, by)
         self._types = types
@@ -90,6 +77,7 @@ class _JsonEncoder(_Encoder):
         self._out.close()
 
 
+_Encoder = _ParquetEncoder | _CsvEncoder | _JsonEncoder
 _ENCODERS: dict[str, Callable[[StagedUpload, pa.Table, dict[str, TypeInformation], str], _Encoder]] = {
     "parquet": _ParquetEncoder,
     "csv": _CsvEncoder,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import date
 from functools import partial
 from typing import Any, ClassVar
 
@@ -15,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.exceptions import BadRequestError, CommitFailedException, ForbiddenError, NoSuchTableError, RESTError
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, EqualTo, GreaterThanOrEqual, LessThanOrEqual
+from pyiceberg.expressions.literals import literal
 from pyiceberg.io.pyarrow import (
     ArrowScan,
     _dataframe_to_data_files,
@@ -37,11 +37,9 @@ from pyiceberg.table.update import (
 )
 from pyiceberg.transforms import IdentityTransform, VoidTransform
 from pyiceberg.typedef import Record
-from pyiceberg.types import BooleanType, DateType, IntegerType, LongType
 from sqlalchemy.exc import SQLAlchemyError
 
 from dagster_flinkpy.connectors.commit.checkpoint_committer import StagedCheckpoint
-from dagster_flinkpy.connectors.commit.keyed_rows import without
 from dagster_flinkpy.connectors.commit.staged_files import partition_values
 from dagster_flinkpy.connectors.commit.staged_rows import RowFile
 from dagster_flinkpy.connectors.iceberg.commit_log import CommitLog
@@ -55,13 +53,13 @@ from dagster_flinkpy.connectors.iceberg.table import (
     partition_fields,
 )
 from dagster_flinkpy.connectors.lake.committer import LakeCommitter, PartitionReplacement
+from dagster_flinkpy.connectors.lake.keyed_rows import without
 from dagster_flinkpy.datastream.connectors.base import CommitterInitContext
 from dagster_flinkpy.errors import ConfigurationError, SinkCommitError
 
 __all__ = ["IcebergCommitter", "IcebergPartitionCommitter", "IcebergUpsertCommitter", "to_data_file"]
 
 _RETENTION = ("min_snapshots_to_keep", "max_snapshot_age_ms", "max_ref_age_ms")
-_EPOCH = date(1970, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -280,13 +278,7 @@ def _partition_value(table: Table, field: PartitionField, values: dict[str, str 
         return None
     column = table.schema().find_field(field.source_id)
     text = values[column.name]
-    if text is None:
-        return None
-    if isinstance(column.field_type, BooleanType):
-        return text == "true"
-    if isinstance(column.field_type, (IntegerType, LongType)):
-        return int(text)
-    return (date.fromisoformat(text) - _EPOCH).days if isinstance(column.field_type, DateType) else text
+    return None if text is None else literal(text).to(column.field_type).value
 
 
 def _range(rows: pa.Table, column: str) -> BooleanExpression:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import date, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +15,7 @@ from pyiceberg.table import DataScan, FileScanTask, IncrementalAppendScan, Table
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Operation, Snapshot
 from pyiceberg.transforms import IdentityTransform
-from pyiceberg.types import BooleanType, DateType, DoubleType, FloatType, IntegerType, LongType, StringType
+from pyiceberg.types import BooleanType, DoubleType, FloatType, IntegerType, LongType, StringType
 from sqlalchemy.exc import SQLAlchemyError
 
 from dagster_flinkpy.connectors.iceberg.source import IcebergSource
@@ -27,10 +26,9 @@ from dagster_flinkpy.errors import InputChangedError, SourceReadError, StorageEr
 
 __all__ = ["IcebergLog"]
 
-_EPOCH = date(1970, 1, 1)
 _PLAIN = (BooleanType, DoubleType, FloatType, IntegerType, LongType, StringType)
-_UNITS = {"year": "%Y", "month": "%Y-%m", "day": "%Y-%m-%d", "hour": "%Y-%m-%d %H"}
-"""The format of each unit of time by which a table can be partitioned."""
+_UNITS = {"year": "%Y", "month": "%Y-%m", "day": "%Y-%m-%d", "hour": "%Y-%m-%d-%H"}
+"""The format in which pyiceberg shows the values of each unit of time by which a table can be partitioned."""
 
 
 class IcebergLog(TableLog):
@@ -195,12 +193,12 @@ class IcebergLog(TableLog):
             value, unit = file.partition[position], _UNITS.get(str(field.transform))
             if table.schema().find_column_name(field.source_id) != self._source.partition_column:
                 continue
+            kind = table.schema().find_type(field.source_id)
+            shown = None if value is None else field.transform.to_human_string(kind, value)
             if isinstance(field.transform, IdentityTransform):
-                is_date = isinstance(table.schema().find_type(field.source_id), DateType)
-                shown = None if value is None else str(_EPOCH + timedelta(days=value) if is_date else value)
                 return {"window": shown}
             if unit is not None:
-                found = {"window": None if value is None else _text(unit, value), "unit": unit}
+                found = {"window": shown, "unit": unit}
         return found
 
     def _load(self) -> Table:
@@ -230,14 +228,3 @@ class IcebergLog(TableLog):
             ) from error
         except (RESTError, SQLAlchemyError, OSError, StorageError) as error:
             raise SourceReadError(f"cannot read {self._name} of catalog {self._source.catalog!r}: {error}") from error
-
-
-def _text(unit: str, value: int) -> str:
-    """Returns a partition value, which counts years, months, days or hours since 1970, in the format of its unit."""
-    if unit == _UNITS["year"]:
-        return f"{1970 + value:04d}"
-    if unit == _UNITS["month"]:
-        return f"{1970 + value // 12:04d}-{value % 12 + 1:02d}"
-    if unit == _UNITS["day"]:
-        return (_EPOCH + timedelta(days=value)).isoformat()
-    return (datetime(1970, 1, 1) + timedelta(hours=value)).strftime(unit)

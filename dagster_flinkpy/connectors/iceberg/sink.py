@@ -131,7 +131,6 @@ class IcebergSink(LakeSink):
         check_key(where, self.key, columns)
 
     def row_type(self, type_info: TypeInformation) -> TypeInformation:
-        """Returns the columns of the table as they are written, for records of a type."""
         columns = {name: widened(kind) for name, kind in columns_of(type_info).items()}
         columns |= {} if self.filled is None else dict.fromkeys(self.filled.names, Types.STRING())
         if not isinstance(type_info, (RowTypeInfo, TupleTypeInfo)) and self.filled is None:

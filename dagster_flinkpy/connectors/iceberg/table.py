@@ -11,6 +11,7 @@ from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
 from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids, schema_to_pyarrow
 from pyiceberg.partitioning import PartitionField
+from pyiceberg.schema import index_name_by_id
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.name_mapping import MappedField, NameMapping, parse_mapping_from_json
 from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
@@ -291,12 +292,8 @@ def partition_fields(table: Table) -> list[PartitionField]:
 
 def column_ids(table: Table, names: Collection[str]) -> dict[str, int]:
     """Returns the ids of columns, and of the fields in them, by their full names."""
-    schema, found = table.schema(), dict[str, int]()
-    for field_id in schema.field_ids:
-        name = schema.find_column_name(field_id)
-        if name is not None and name.partition(".")[0] in names:
-            found[name] = field_id
-    return found
+    found = index_name_by_id(table.schema())
+    return {name: field_id for field_id, name in found.items() if name.partition(".")[0] in names}
 
 
 def name_mapping(table: Table, names: Collection[str]) -> str | None:

@@ -16,7 +16,7 @@ class IcebergWriter(LakeWriter):
     """Stages the data files of one epoch of one subtask."""
 
     def __init__(self, sink: IcebergSink, context: WriterInitContext, type_info: TypeInformation) -> None:
-        super().__init__(sink, context, type_info, sink.row_type(type_info))
+        super().__init__(sink, context, type_info)
         self._has_fields = bool(pa.types.is_struct(type_info.arrow_type))
 
     def write(self, column: pa.Array) -> None:

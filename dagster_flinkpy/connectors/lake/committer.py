@@ -23,10 +23,10 @@ from dagster_flinkpy.connectors.commit.checkpoint_committer import (
     CheckpointCommitter,
     StagedCheckpoint,
 )
-from dagster_flinkpy.connectors.commit.keyed_rows import last_of_each
 from dagster_flinkpy.connectors.commit.staged_files import FileNames, StagedFileCommitter, written_by
 from dagster_flinkpy.connectors.commit.staged_rows import RowFile, StagedRows
 from dagster_flinkpy.connectors.files.parquet_table import table_schema
+from dagster_flinkpy.connectors.lake.keyed_rows import last_of_each
 from dagster_flinkpy.connectors.lake.lake_sink import LakeSink
 from dagster_flinkpy.datastream.connectors.base import CommitterInitContext
 from dagster_flinkpy.errors import CommittableLostError, ConfigurationError, SinkCommitError, StorageError

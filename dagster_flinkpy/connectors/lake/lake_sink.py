@@ -66,6 +66,10 @@ class LakeSink(TwoPhaseCommittingSink):
     def what(self) -> str:
         """The table, for messages."""
 
+    def row_type(self, type_info: TypeInformation) -> TypeInformation:
+        """Returns the columns of the data files, for records of a type."""
+        return type_info
+
     def _fill(self, filled: FilledColumns) -> None:
         self.filled = filled
 
@@ -85,11 +89,8 @@ class LakeSink(TwoPhaseCommittingSink):
 
     def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> CommittingSinkWriter:
         self.validate(type_info)
-        writer: CommittingSinkWriter
-        if self.key:
-            writer = resolve("keyed_rows_writer")(self.staged, self.key, self.what, context, type_info)
-        else:
-            writer = resolve(f"{self.table_format}_writer")(self, context, type_info)
+        name = "keyed_rows_writer" if self.key else f"{self.table_format}_writer"
+        writer: CommittingSinkWriter = resolve(name)(self, context, type_info)
         return writer
 
     def create_committer(self, context: CommitterInitContext) -> Committer:

@@ -1,42 +1,54 @@
-"""What the writers of Delta Lake and Iceberg tables have in common."""
+"""The writers of Delta Lake and Iceberg tables."""
 
 from __future__ import annotations
+
+import pyarrow as pa
 
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors.columns.column_types import columns_of
+from dagster_flinkpy.connectors.commit.staged_files import value_folder
+from dagster_flinkpy.connectors.commit.staged_rows import StagedRowsWriter
 from dagster_flinkpy.connectors.commit.table_writer import TableWriter
 from dagster_flinkpy.connectors.lake.lake_sink import LakeSink
 from dagster_flinkpy.datastream.connectors.base import Json, WriterInitContext
+from dagster_flinkpy.errors import TypeMismatchError
 
-__all__ = ["LakeWriter"]
+__all__ = ["KeyedRowsWriter", "LakeWriter"]
 
 
 class LakeWriter(TableWriter):
-    """Stages the data files of one epoch of one subtask.
+    """Stages the data files of one epoch of one subtask."""
 
-    Args:
-        sink: The sink.
-        context: Who is writing.
-        type_info: Type of the records.
-        written: Type of the rows of files. Default: that of the records.
-    """
-
-    def __init__(
-        self,
-        sink: LakeSink,
-        context: WriterInitContext,
-        type_info: TypeInformation,
-        written: TypeInformation | None = None,
-    ) -> None:
+    def __init__(self, sink: LakeSink, context: WriterInitContext, type_info: TypeInformation) -> None:
         self._filled, self._context = dict[str, str | None](), context
-        if sink.filled is not None:
-            sink.filled.check(f"the sink of {sink.what}", columns_of(type_info), context.partition)
-            self._filled = sink.filled.values(context.partition)
-        super().__init__(sink.files, context, written or type_info)
+        super().__init__(sink.files, context, sink.row_type(type_info))
+        if sink.filled is None:
+            return
+        sink.filled.check(f"the sink of {sink.what}", columns_of(type_info), context.partition)
+        self._filled = sink.filled.values(context.partition)
+        if not sink.files.keeps_partition_columns:  # only the folders tell them
+            self._folder = "".join(value_folder(name, value) for name, value in self._filled.items())
 
     def _facts(self) -> Json:
         return {"staged_ms": current_millis(), "partition": self._context.partition}
 
     def prepare_commit(self) -> list[Json]:
         return [{**file, **self._facts()} for file in super().prepare_commit()]
+
+
+class KeyedRowsWriter(StagedRowsWriter):
+    """Stages rows whose key is not null, which the driver writes in place of those with the same key."""
+
+    def __init__(self, sink: LakeSink, context: WriterInitContext, type_info: TypeInformation) -> None:
+        super().__init__(sink.staged, context, type_info)
+        self._key, self._table, self._columns = sink.key, sink.what, list(columns_of(type_info))
+
+    def write(self, column: pa.Array) -> None:
+        arrays = column.flatten() if pa.types.is_struct(column.type) else [column]
+        for name, array in zip(self._columns, arrays, strict=True):
+            if name in self._key and array.null_count:
+                raise TypeMismatchError(
+                    f"a row for {self._table} has null in column {name!r}, which is part of its key: filter() it out"
+                )
+        super().write(column)

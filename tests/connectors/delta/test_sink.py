@@ -23,10 +23,9 @@ from dagster_flinkpy.common import Row, Types
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors import DeltaSink
 from dagster_flinkpy.connectors.commit.staged_files import StagedFileCommitter
-from dagster_flinkpy.connectors.delta.committer import DeltaCommitter
+from dagster_flinkpy.connectors.delta.committer import DeltaCommitter, DeltaUpsertCommitter
 from dagster_flinkpy.connectors.delta.table import storage_options
-from dagster_flinkpy.connectors.delta.upsert import DeltaUpsertCommitter
-from dagster_flinkpy.connectors.delta.writer import DeltaWriter
+from dagster_flinkpy.connectors.lake.writer import LakeWriter
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext, WriterInitContext
 from dagster_flinkpy.errors import (
     CommitRefusedError,
@@ -364,8 +363,8 @@ def test_keys_that_cannot_work(tmp_path: Path, options: Any, said: str) -> None:
 
 
 STEPS: list[tuple[Any, str]] = [
-    (DeltaWriter, "write"),
-    (DeltaWriter, "prepare_commit"),
+    (LakeWriter, "write"),
+    (LakeWriter, "prepare_commit"),
     (StagedFileCommitter, "complete"),
     (DeltaCommitter, "_change"),
     (DeltaCommitter, "_swap"),
