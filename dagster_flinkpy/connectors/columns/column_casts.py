@@ -30,17 +30,7 @@ _MANTISSA_BITS = {16: 11, 32: 24, 64: 53}
 
 
 def check_cast(name: str, there: pa.DataType, wanted: pa.DataType, declared: TypeInformation | None = None) -> None:
-    """Checks that the values of a column stay what they are in another type.
-
-    Args:
-        name: The column, for messages.
-        there: The type that it has.
-        wanted: The Arrow type of the declared type.
-        declared: The declared type, for messages. Default: the one that corresponds to ``wanted``.
-
-    Raises:
-        TypeMismatchError: They do not, or not all that such a column can have. The message says what to do.
-    """
+    """Checks that the values of a column stay what they are in another type."""
     shown, there = there, _plain(there)
     if pa.types.is_null(there) or there == wanted:
         return
@@ -67,17 +57,7 @@ def check_cast(name: str, there: pa.DataType, wanted: pa.DataType, declared: Typ
 
 
 def cast_column(name: str, column: pa.Array, wanted: pa.DataType, declared: TypeInformation | None = None) -> pa.Array:
-    """Converts a column from outside of the job to the Arrow type of a declared type.
-
-    Args:
-        name: The column, for messages.
-        column: The column.
-        wanted: The Arrow type.
-        declared: The declared type, for messages. Default: the one that corresponds to ``wanted``.
-
-    Raises:
-        TypeMismatchError: The types do not fit, or a value does not, such as one with nanoseconds.
-    """
+    """Converts a column from outside of the job to the Arrow type of a declared type."""
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     if column.type == wanted:
@@ -103,9 +83,6 @@ def fit_column(column: Any, kind: TypeInformation, what: str) -> pa.Array:
 
     Numbers may also become narrower, if none changes: functions compute in int64 and double. Only ``FLOAT`` takes the
     nearest number, as it does of Python's.
-
-    Raises:
-        TypeMismatchError: A value does not fit. The message names the column and the value.
     """
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()

@@ -59,16 +59,7 @@ def is_binary(type_info: TypeInformation) -> bool:
 
 
 def check_key(where: str, key: Sequence[str], columns: Mapping[str, TypeInformation]) -> None:
-    """Checks that rows can be compared by a key.
-
-    Args:
-        where: The sink, for messages.
-        key: The columns of the key.
-        columns: The columns of the records.
-
-    Raises:
-        ConfigurationError: A column does not exist, or its values cannot be compared.
-    """
+    """Checks that rows can be compared by a key."""
     for name in key:
         if name not in columns:
             raise ConfigurationError(f"{where} has the key {name!r}, but the records have {list(columns)}")
@@ -82,18 +73,7 @@ def check_key(where: str, key: Sequence[str], columns: Mapping[str, TypeInformat
 def check_parquet_type(
     name: str, type_info: TypeInformation, where: str, *, most_digits: int = 76, without: Sequence[TypeInformation] = ()
 ) -> None:
-    """Checks that Parquet files of a table can contain values of a type.
-
-    Args:
-        name: The column, for messages.
-        type_info: The type.
-        where: The table, for messages.
-        most_digits: How many digits a decimal may have.
-        without: Types that the table does not have.
-
-    Raises:
-        ConfigurationError: They cannot. The message says what to do.
-    """
+    """Checks that Parquet files of a table can contain values of a type."""
     check_has_scale(type_info, f"column {name!r} of {where}")
     if isinstance(type_info, PickledBytesTypeInfo):
         raise ConfigurationError(f"column {name!r} of {where} is untyped, so values would be pickled: declare its type")
@@ -109,11 +89,7 @@ def check_parquet_type(
 
 
 def check_json_type(name: str, type_info: TypeInformation) -> None:
-    """Checks that JSON can contain values of a type.
-
-    Raises:
-        ConfigurationError: It cannot. The message says what to do.
-    """
+    """Checks that JSON can contain values of a type."""
     if is_binary(type_info):
         raise ConfigurationError(f"{name!r} is binary, which JSON cannot contain: map() it to text")
     if isinstance(type_info, MapTypeInfo) and is_nested(type_info.key_type):

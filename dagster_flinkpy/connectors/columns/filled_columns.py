@@ -43,16 +43,7 @@ class FilledColumns:
         return {name: value for name, value in self.values(partition).items() if value is not None}
 
     def check(self, where: str, columns: Iterable[str], partition: str | None) -> None:
-        """Checks that records do not have the columns, and that there is a partition to fill in.
-
-        Args:
-            where: What writes, for messages.
-            columns: The columns of the records.
-            partition: The partition that is written.
-
-        Raises:
-            ConfigurationError: They have, or there is none.
-        """
+        """Checks that records do not have the columns, and that there is a partition to fill in."""
         self.check_free(where, columns)
         if self.owner is None and partition is None:
             raise ConfigurationError(
@@ -61,10 +52,6 @@ class FilledColumns:
             )
 
     def check_free(self, where: str, columns: Iterable[str]) -> None:
-        """Checks that records do not have the columns.
-
-        Raises:
-            ConfigurationError: They have.
-        """
+        """Checks that records do not have the columns."""
         if taken := [name for name in self.names if name in set(columns)]:
             raise ConfigurationError(f"{where} fills column {taken[0]!r} itself: leave it out of the records")

@@ -19,16 +19,7 @@ __all__ = ["to_json_lines", "to_json_text"]
 
 
 def to_json_text(name: str, type_info: TypeInformation, value: Any) -> str:
-    """Returns a value as JSON. Decimals and times become text, and so do the keys of maps.
-
-    Args:
-        name: The column, for messages.
-        type_info: Type of the value.
-        value: The value, as ``to_pylist()`` of a column returns it.
-
-    Raises:
-        TypeMismatchError: It has NaN or infinity, which JSON cannot contain.
-    """
+    """Returns a value as JSON. Decimals and times become text, and so do the keys of maps."""
     try:
         return json.dumps(_plain(type_info, value), ensure_ascii=False, allow_nan=False)
     except ValueError as error:

@@ -18,17 +18,7 @@ _BATCH_RECORDS = 8192
 
 
 def columns_of_rows(rows: Any, row_type: RowTypeInfo, where: str) -> Iterator[pa.Array]:
-    """Yields rows, batch by batch.
-
-    Args:
-        rows: A table or record batch of Arrow, a pandas DataFrame, or an iterable of rows.
-        row_type: What they are.
-        where: Where they come from, for messages.
-
-    Raises:
-        SourceReadError: They do not have the columns.
-        InputTypeError: A column has a type, or a value, that does not fit.
-    """
+    """Yields rows, batch by batch, of a table or record batch of Arrow, a pandas DataFrame, or an iterable of rows."""
     if type(rows).__module__.partition(".")[0] == "pandas":
         rows = pa.Table.from_pandas(rows, preserve_index=False)
     if isinstance(rows, pa.RecordBatch):

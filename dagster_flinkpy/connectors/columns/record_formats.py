@@ -174,11 +174,7 @@ _RANGES = {Types.BYTE(): 7, Types.SHORT(): 15, Types.INT(): 31, Types.LONG(): 63
 
 
 def wrong_member(row_type: RowTypeInfo, record: str) -> ValueError | None:
-    """Returns what is wrong with the first member of a JSON object that is not of its type, if one is not.
-
-    Raises:
-        JSONDecodeError: It is not JSON.
-    """
+    """Returns what is wrong with the first member of a JSON object that is not of its type, if one is not."""
     try:
         _value("record", row_type, json.loads(record, parse_float=Decimal), fails=False)
     except json.JSONDecodeError:
@@ -189,11 +185,7 @@ def wrong_member(row_type: RowTypeInfo, record: str) -> ValueError | None:
 
 
 def _value(name: str, type_info: TypeInformation, value: Any, fails: bool) -> Any:
-    """Returns a value of JSON as `pyarrow.array` takes it.
-
-    Raises:
-        ValueError: It is not of the type.
-    """
+    """Returns a value of JSON as `pyarrow.array` takes it."""
     if value is None:
         return None
     if isinstance(type_info, (RowTypeInfo, TupleTypeInfo)) and isinstance(value, dict):

@@ -32,16 +32,7 @@ def as_text(wanted: pa.DataType) -> pa.DataType:
 
 
 def from_text(name: str, column: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Converts a column of text, or one that has text and numbers as parts.
-
-    Args:
-        name: The column, for messages.
-        column: The column.
-        wanted: The Arrow type of the declared type.
-
-    Raises:
-        ValueError: A value is not written as values of the type are. The message names the column and the value.
-    """
+    """Converts a column of text, or one that has text and numbers as parts."""
     if column.type == wanted:
         return column
     if pa.types.is_struct(wanted):

@@ -38,11 +38,7 @@ class StagedCheckpoint:
 
     @cached_property
     def files(self) -> list[RowFile]:
-        """The staged files, those of the first subtask first.
-
-        Raises:
-            SinkCommitError: A request has something else.
-        """
+        """The staged files, those of the first subtask first."""
         return [RowFile.of(request) for request in self.requests]
 
     @cached_property
@@ -70,13 +66,7 @@ class StagedCheckpoint:
 
 
 class CheckpointCommitter(Committer):
-    """Commits a checkpoint as a whole, or not at all. A subclass says how it gets into the target.
-
-    Args:
-        context: Who is committing.
-        staged: What subtasks have staged.
-        what: The target, for messages.
-    """
+    """Commits a checkpoint as a whole, or not at all. A subclass says how it gets into the target."""
 
     _client_errors: ClassVar[tuple[type[Exception], ...]] = (OSError,)
     """What is raised if the target cannot be used for now."""
@@ -111,18 +101,10 @@ class CheckpointCommitter(Committer):
             self._check_epochs(after, before)
 
     def _check_epochs(self, after: int, before: int) -> None:
-        """Checks that the rows that were committed between two checkpoints can be told from others.
-
-        Raises:
-            ConfigurationError: They cannot.
-        """
+        """Raises a ConfigurationError if the rows committed between two checkpoints cannot be told from others."""
 
     def _remove_epochs(self, checkpoint_id: int, after: int, before: int) -> None:
-        """Removes these rows, of which there are none anew at a checkpoint.
-
-        Raises:
-            ConfigurationError: They cannot be told from others.
-        """
+        """Removes these rows, of which there are none anew at a checkpoint."""
 
     def _commit_checkpoint(self, checkpoint: StagedCheckpoint) -> None:
         requests = checkpoint.requests

@@ -111,13 +111,7 @@ class LedgerState(JsonRecord):
 
 
 class OutputLedger:
-    """The ledger of an output.
-
-    Args:
-        store: Where tables, or the rows for them, are staged.
-        asset: The key of the asset, as text.
-        table: The name of the table.
-    """
+    """The ledger of an output, in the store where its tables, or the rows for them, are staged."""
 
     def __init__(self, store: ObjectStore, asset: str, table: str) -> None:
         self._store = store
@@ -132,11 +126,7 @@ class OutputLedger:
             yield OutputLedger(store, unquote(asset.removesuffix(".json")), unquote(table))
 
     def read(self) -> LedgerState:
-        """Returns the content.
-
-        Raises:
-            CorruptMetadataError: It cannot be read.
-        """
+        """Returns the content."""
         return self._read()[0]
 
     def change(self, change: Callable[[LedgerState], LedgerState]) -> LedgerState:

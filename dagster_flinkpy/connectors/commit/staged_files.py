@@ -70,11 +70,7 @@ class Committable(JsonRecord):
 
     @classmethod
     def from_json(cls, data: Json) -> Self:
-        """Reads what :meth:`to_json` returned.
-
-        Raises:
-            SinkCommitError: It is something else, or its key leads out of the location.
-        """
+        """Reads what :meth:`to_json` returned."""
         try:
             found = super().from_json(data)
             found.check_key()
@@ -83,11 +79,7 @@ class Committable(JsonRecord):
         return found
 
     def check_key(self) -> None:
-        """Checks that the key does not lead out of the location.
-
-        Raises:
-            PathEscapesPrefixError: It does.
-        """
+        """Checks that the key does not lead out of the location."""
         check_relative(self.key)
 
 
@@ -118,13 +110,7 @@ def still_staged() -> Iterator[None]:
 
 
 class StagedUpload(io.RawIOBase):
-    """A file that is uploaded in parts while it is written. A part is sent while the next one is filled.
-
-    Args:
-        store: Store rooted at the sink's location.
-        key: Name of the file.
-        part_bytes: Size of the parts that are sent, in bytes.
-    """
+    """A file that is uploaded in parts while it is written. A part is sent while the next one is filled."""
 
     def __init__(self, store: ObjectStore, key: str, part_bytes: int = PART_BYTES) -> None:
         self._store = store
@@ -244,13 +230,7 @@ class Staged(ABC):
 
 
 class StagedFileCommitter(Staged, Committer):
-    """Completes staged uploads, several at a time.
-
-    Args:
-        store: Store rooted at the sink's location.
-        context: Who is committing.
-        prefix: Prefix of the sink's file names, before job and uid.
-    """
+    """Completes staged uploads, several at a time."""
 
     def __init__(self, store: ObjectStore, context: CommitterInitContext, *, prefix: str = "") -> None:
         self._store = store
@@ -275,13 +255,7 @@ class StagedFileCommitter(Staged, Committer):
             signal_failure([request], error)
 
     def complete(self, requests: Sequence[CommitRequest]) -> None:
-        """Completes the files of a checkpoint that is committed as a whole, by something else that names them.
-
-        Raises:
-            CommittableLostError: A file is lost.
-            SinkCommitError: A file has another content.
-            StorageError: A file is not completed now.
-        """
+        """Completes the files of a checkpoint that is committed as a whole, by something else that names them."""
         staged = [
             CommitRequest(r.checkpoint_id, r.subtask, r.committable, r.number_of_retries)
             for r in requests

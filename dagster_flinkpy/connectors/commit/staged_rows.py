@@ -13,13 +13,7 @@ import pyarrow.parquet as pq
 
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.typeinfo import TypeInformation
-from dagster_flinkpy.connectors.commit.staged_files import (
-    Committable,
-    FileNames,
-    Staged,
-    StagedFile,
-    still_staged,
-)
+from dagster_flinkpy.connectors.commit.staged_files import Committable, FileNames, Staged, StagedFile, still_staged
 from dagster_flinkpy.connectors.commit.table_sink import TableSink
 from dagster_flinkpy.connectors.commit.table_writer import TableWriter
 from dagster_flinkpy.datastream.connectors.base import (
@@ -29,11 +23,7 @@ from dagster_flinkpy.datastream.connectors.base import (
     Json,
     WriterInitContext,
 )
-from dagster_flinkpy.errors import (
-    CommittableLostError,
-    ObjectNotFoundError,
-    StorageError,
-)
+from dagster_flinkpy.errors import CommittableLostError, ObjectNotFoundError, StorageError
 from dagster_flinkpy.storage import StorageLocation, UploadInfo
 
 __all__ = ["RowFile", "StagedRows", "StagedRowsWriter", "digest_of"]
@@ -55,11 +45,7 @@ class RowFile(Committable):
 
     @staticmethod
     def of(request: CommitRequest) -> RowFile:
-        """Returns what a request commits.
-
-        Raises:
-            SinkCommitError: It is something else.
-        """
+        """Returns what a request commits."""
         return RowFile.from_json(request.committable)
 
     def check_key(self) -> None:
@@ -119,16 +105,6 @@ class StagedRows(Staged):
         """Reads the rows of files, in their order. Columns that a file does not have are null.
 
         Rows that an older program has staged may have columns that are not in ``schema``; they come last.
-
-        Args:
-            files: The files.
-            schema: The columns of the program.
-            checkpoint_id: The checkpoint, for messages.
-            check: Looks at the columns of each file before it is used.
-
-        Raises:
-            CommittableLostError: A file is missing or changed.
-            StorageError: A file cannot be read.
         """
         parts = list[pa.Table]()
         for file in files:
@@ -147,11 +123,7 @@ class StagedRows(Staged):
         return pq.ParquetFile(pa.BufferReader(data)).read()
 
     def require(self, files: Sequence[RowFile], checkpoint_id: int) -> None:
-        """Makes sure that files exist with their size.
-
-        Raises:
-            CommittableLostError: One does not.
-        """
+        """Makes sure that files exist with their size."""
         for file in files:
             if file.key and ((found := self._store.head(file.key)) is None or found.size != file.bytes):
                 raise self._lost(file, checkpoint_id, "is missing" if found is None else "was changed")

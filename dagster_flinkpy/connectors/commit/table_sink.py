@@ -24,16 +24,7 @@ __all__ = ["StagedParquet", "TableSink"]
 
 
 class TableSink(TwoPhaseCommittingSink):
-    """Writes files into a location. A subclass chooses the format.
-
-    Args:
-        location: A folder on S3, or a local one.
-        partition_by: Columns whose values become folders, ``country=DE/day=2026-01-02/``, instead of columns of the
-            files. Text, whole numbers, booleans or dates.
-        sort_by: Columns by which the rows of each file are sorted, nulls last.
-        max_file_bytes: The size after which a file is full and another one begins.
-        compression: How files are compressed. Default: as the first of `compressions`.
-    """
+    """Writes files into a location. A subclass chooses the format, and describes the arguments."""
 
     file_format: ClassVar[str]
     """The name of the format: its Dagster kind, and the suffix of files."""

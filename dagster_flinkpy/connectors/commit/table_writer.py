@@ -86,13 +86,7 @@ _ENCODERS: dict[str, Callable[[StagedUpload, pa.Table, dict[str, TypeInformation
 
 
 class _OpenFile:
-    """A file that is being written. It collects rows, and writes them in groups.
-
-    Args:
-        upload: Where it goes.
-        begin: Begins the file; takes its first rows, which it does not write.
-        sort_by: Columns to sort by.
-    """
+    """A file that is being written. It collects rows, and writes them in groups. ``begin`` only looks at the first."""
 
     def __init__(self, upload: StagedUpload, begin: Callable[[pa.Table], _Encoder], sort_by: list[Any]) -> None:
         self.upload = upload
@@ -140,14 +134,7 @@ class _OpenFile:
 
 
 class TableWriter(CommittingSinkWriter):
-    """Writes one epoch of one subtask to staged uploads: one file, or several by partition and size.
-
-    Args:
-        sink: The sink.
-        context: Who is writing.
-        type_info: Type of the records.
-        part_bytes: Size of the parts that are sent, in bytes.
-    """
+    """Writes one epoch of one subtask to staged uploads: one file, or several by partition and size."""
 
     def __init__(
         self,

@@ -205,11 +205,7 @@ class DeltaUpsertCommitter(DeltaCommitter):
             raise
 
     def _check_files(self) -> None:
-        """Checks that the files of the table are there, because their rows are merged.
-
-        Raises:
-            ConfigurationError: One is not.
-        """
+        """Checks that the files of the table are there, because their rows are merged."""
         table, there = self._table.open(create=False), {info.key for info in self._store.list()}
         for file in pa.table(table.get_add_actions()).column("path").to_pylist():
             if "://" not in file and unquote(file) not in there:

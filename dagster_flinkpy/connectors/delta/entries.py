@@ -27,11 +27,7 @@ def entries(store: ObjectStore) -> list[str]:
 
 
 def read_entry(what: str, store: ObjectStore, key: str) -> list[Json]:
-    """Returns the actions of an entry.
-
-    Raises:
-        ConfigurationError: It is no JSON.
-    """
+    """Returns the actions of an entry."""
     try:
         return [json.loads(line) for line in store.get(key)[0].decode().splitlines() if line.strip()]
     except ValueError as error:
@@ -39,16 +35,7 @@ def read_entry(what: str, store: ObjectStore, key: str) -> list[Json]:
 
 
 def check_log(what: str, store: ObjectStore, latest: int = 0) -> None:
-    """Checks a log with which delta-rs has failed.
-
-    Args:
-        what: The table, for messages.
-        store: The store, rooted at the table.
-        latest: The latest version that is known.
-
-    Raises:
-        ConfigurationError: It is of a newer protocol, or it is broken. Trying again does not help.
-    """
+    """Checks a log with which delta-rs has failed. If this raises, trying again does not help."""
     there = entries(store)
     for key in reversed(there):
         protocols = [action["protocol"] for action in read_entry(what, store, key) if "protocol" in action]

@@ -40,17 +40,7 @@ _UNDO = {
 
 
 def check_protocol(what: str, reader: int, writer: int, features: Iterable[str]) -> None:
-    """Checks that the sink can write to a table with a protocol.
-
-    Args:
-        what: The table, for messages.
-        reader: Its ``minReaderVersion``.
-        writer: Its ``minWriterVersion``.
-        features: Its reader and writer features.
-
-    Raises:
-        ConfigurationError: It cannot.
-    """
+    """Checks that the sink can write to a table with a protocol."""
     if unknown := sorted(set(features) - _KEPT):
         undo = _UNDO.get(unknown[0], f"ALTER TABLE ... DROP FEATURE {unknown[0]!r}")
         raise ConfigurationError(
@@ -77,19 +67,7 @@ def check_rules(
     *,
     has_vectors: bool,
 ) -> None:
-    """Checks that a commit breaks no rule of a table.
-
-    Args:
-        what: The table, for messages.
-        settings: Its properties.
-        fields: Its columns.
-        written: The columns that are written, if they are known.
-        change: What the commit does.
-        has_vectors: Whether it has deletion vectors.
-
-    Raises:
-        ConfigurationError: It may break one.
-    """
+    """Checks that a commit breaks no rule of a table."""
     if (mode := settings.get("delta.columnMapping.mode", "none")) != "none":
         raise ConfigurationError(
             f"{what} maps columns (delta.columnMapping.mode={mode!r}), which DeltaSink does not: write to a table "

@@ -6,10 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from dagster_flinkpy.common.arguments import check_installed
-from dagster_flinkpy.common.typeinfo import (
-    TypeInformation,
-    Types,
-)
+from dagster_flinkpy.common.typeinfo import TypeInformation, Types
 from dagster_flinkpy.connectors.columns.column_types import check_key, check_parquet_type, columns_of
 from dagster_flinkpy.connectors.commit.table_sink import StagedParquet
 from dagster_flinkpy.connectors.lake.lake_sink import LakeSink

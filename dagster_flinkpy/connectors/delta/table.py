@@ -114,11 +114,7 @@ class DeltaTarget(LakeTarget[DeltaTable], LakeLog[DeltaTable]):
         return table
 
     def check_replaceable(self, table: DeltaTable) -> None:
-        """Checks that a sink that only appends may remove its files.
-
-        Raises:
-            ConfigurationError: It may not.
-        """
+        """Checks that a sink that only appends may remove its files."""
         self._check_rules(table, "replace")
         if _RETENTION in table.metadata().configuration:
             raise ConfigurationError(
@@ -153,11 +149,7 @@ class DeltaTarget(LakeTarget[DeltaTable], LakeLog[DeltaTable]):
             table.update_incremental()
 
     def check_columns(self, table: DeltaTable, schema: Schema) -> None:
-        """Checks that the table has columns.
-
-        Raises:
-            ConfigurationError: It has not, or they have another type.
-        """
+        """Checks that the table has columns."""
         found = {field.name: field for field in table.schema().fields}
         for field in schema.fields:
             if field.name not in found:

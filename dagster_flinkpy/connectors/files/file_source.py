@@ -120,11 +120,7 @@ class FileEnumerator(OpenEnumerator[OpenSplits]):
         return [*self._open.unread(), *new]
 
     def finished(self) -> list[str]:
-        """Returns the files that are there and were read to the end, as URLs.
-
-        Raises:
-            SourceReadError: The files cannot be listed.
-        """
+        """Returns the files that are there and were read to the end, as URLs."""
         open_files = {f"{split.properties['root']}/{split.properties['key']}" for split in self._open.left()}
         found = self._files(needed=False, gone=True)
         read = [n for n, (_, info) in found.items() if n in self._names or self._known.has_read(n, info)]

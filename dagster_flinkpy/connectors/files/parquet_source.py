@@ -20,21 +20,10 @@ from dagster_flinkpy.connectors.sources.known_files import KnownFiles, check_unc
 from dagster_flinkpy.connectors.sources.open_splits import OpenSplits, RowMeter
 from dagster_flinkpy.connectors.sources.parquet_rows import rows_between
 from dagster_flinkpy.connectors.sources.split_enumerators import OpenEnumerator
-from dagster_flinkpy.datastream.connectors.base import (
-    Json,
-    SourceLag,
-    SourceSplit,
-    SplitEnumerator,
-    position_field,
-)
+from dagster_flinkpy.datastream.connectors.base import Json, SourceLag, SourceSplit, SplitEnumerator, position_field
 from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
-from dagster_flinkpy.errors import (
-    ConfigurationError,
-    InputChangedError,
-    SourceReadError,
-    StorageError,
-)
+from dagster_flinkpy.errors import ConfigurationError, InputChangedError, SourceReadError, StorageError
 from dagster_flinkpy.storage import ObjectInfo, ObjectStore, StorageLocation
 from dagster_flinkpy.storage.ranged_file import RangedFile
 

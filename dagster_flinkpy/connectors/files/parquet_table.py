@@ -52,11 +52,7 @@ class TableRows:
     """The Dagster partitions to read, or None for all rows."""
 
     def select(self, columns: Sequence[str]) -> Self:
-        """Returns the table with some of its columns.
-
-        Raises:
-            ConfigurationError: The table has no such column.
-        """
+        """Returns the table with some of its columns."""
         if unknown := [name for name in columns if name not in self.schema.names]:
             raise ConfigurationError(f"table {self.location.url} has no column {unknown[0]!r}: {self.schema.names}")
         return replace(self, schema=pa.schema([self.schema.field(name) for name in columns]))
@@ -71,11 +67,7 @@ class ParquetTable(TableRows):
     """
 
     def files(self) -> list[tuple[str, int]]:
-        """Lists the committed files: key below the location, and size in bytes.
-
-        Raises:
-            StorageError: The folder cannot be listed.
-        """
+        """Lists the committed files: key below the location, and size in bytes."""
         store = self.location.open()
         folders = [""] if self.partitions is None else [partition_folder(key) for key in self.partitions]
         # A few folders are listed one by one; many are listed all at once.
@@ -123,11 +115,7 @@ class ParquetTable(TableRows):
         return hashlib.sha256(json.dumps([self.location.url, *files]).encode()).hexdigest()[:16]
 
     def to_arrow(self) -> pa.Table:
-        """Reads all rows.
-
-        Raises:
-            StorageError: A file cannot be read.
-        """
+        """Reads all rows."""
         with ThreadPoolExecutor(_THREADS) as threads:
             parts = list(threads.map(self.read_file, self.files()))
         return pa.concat_tables([self.schema.empty_table(), *parts])

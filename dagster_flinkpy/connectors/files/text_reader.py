@@ -208,11 +208,7 @@ def _json_parser(row_type: RowTypeInfo) -> Parse:
 
 
 def _check_count(data: bytes, rows: int, advice: str, *, blank: bytes | None = None, quote: int | None = None) -> None:
-    """Checks that each line was one row. Otherwise a line end in a value was there, which the next block would hide.
-
-    Raises:
-        _BadRecordsError: It was not.
-    """
+    """Checks that each line was one row. Otherwise a line end in a value was there, which the next block would hide."""
     lines = data.count(b"\n") + (not data.endswith(b"\n"))
     if rows == lines and quote is None:
         return

@@ -122,9 +122,6 @@ class CommitLog(LakeLog[Table]):
 
         If the job has begun with the state of another one, that is where the branch was that the other one writes to.
         What it has added after that, this job adds itself. The same holds for the job with which that one has begun.
-
-        Raises:
-            ConfigurationError: Nobody knows which one it is.
         """
         for origin, last in self._context.ancestors:
             found = self._commits_of(table, origin)
@@ -233,11 +230,7 @@ class CommitLog(LakeLog[Table]):
         )
 
     def check_reaches_back(self, table: Table, since_ms: int) -> None:
-        """Checks that the property has all commits since some time.
-
-        Raises:
-            SinkCommitError: It has not. Somebody else has committed often meanwhile, so this process is outdated.
-        """
+        """Checks that the property has all commits since some time."""
         recent = self._recent(table)
         if len(recent) == _RECENT and recent[0][2] >= since_ms:
             raise SinkCommitError(

@@ -237,11 +237,7 @@ class IcebergUpsertCommitter(IcebergCommitter):
 
 
 def to_data_file(table: Table, footer: pq.FileMetaData, file: RowFile) -> DataFile:
-    """Returns a staged file as an entry of a manifest.
-
-    Raises:
-        ConfigurationError: The table no longer has one of its columns, or is partitioned otherwise.
-    """
+    """Returns a staged file as an entry of a manifest."""
     schema, metadata = table.schema(), table.metadata
     path = f"{table.location().rstrip('/')}/{file.key}"
     ids = parquet_path_to_id_mapping(schema)

@@ -141,11 +141,7 @@ class IcebergLog(TableLog):
         }
 
     def _defaults(self) -> dict[str | None, Any]:
-        """Returns what columns have in files that are older than they are, if that is not null.
-
-        Raises:
-            InputChangedError: It cannot be read.
-        """
+        """Returns what columns have in files that are older than they are, if that is not null."""
         schema, found = self._load().schema(), dict[str | None, Any]()
         for field_id in schema.field_ids:
             field, name = schema.find_field(field_id), str(schema.find_column_name(field_id))

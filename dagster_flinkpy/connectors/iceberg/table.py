@@ -297,11 +297,7 @@ def column_ids(table: Table, names: Collection[str]) -> dict[str, int]:
 
 
 def name_mapping(table: Table, names: Collection[str]) -> str | None:
-    """Returns the name mapping that a table needs so that files with these columns are read, or None if it has it.
-
-    Raises:
-        ConfigurationError: It has one that says something else about a column.
-    """
+    """Returns the name mapping that a table needs so that files with these columns are read, or None if it has it."""
     text = table.properties.get(NAME_MAPPING)
     if text is None:
         return str(table.schema().name_mapping.model_dump_json())
@@ -335,11 +331,7 @@ def mapped_ids(fields: Iterable[MappedField], prefix: str = "") -> dict[str, int
 
 
 def check_file_schema(table: Table, schema: pa.Schema, file: str) -> None:
-    """Checks that a table has the columns of a file that an older program has staged.
-
-    Raises:
-        ConfigurationError: It has not.
-    """
+    """Checks that a table has the columns of a file that an older program has staged."""
     what, found = f"Iceberg table {'.'.join(table.name())!r}", {field.name: field for field in table.schema().fields}
     for field in schema_to_pyarrow(_pyarrow_to_schema_without_ids(schema), include_field_ids=False):
         column = found.get(field.name)

@@ -28,11 +28,7 @@ def shown(each: KafkaTopicPartition) -> str:
 
 
 def new_client(kind: Any, settings: Mapping[str, str], where: str) -> Any:
-    """Returns a client of librdkafka.
-
-    Raises:
-        ConfigurationError: librdkafka does not know a setting, or not its value.
-    """
+    """Returns a client of librdkafka."""
     try:
         return kind({"log_level": _WARNINGS, **settings})
     except KafkaException as error:
@@ -79,11 +75,7 @@ class PartitionLookup:
             ) from error
 
     def partitions(self) -> set[KafkaTopicPartition]:
-        """Returns the partitions that the source reads.
-
-        Raises:
-            SourceReadError: A topic or partition does not exist, or Kafka does not answer.
-        """
+        """Returns the partitions that the source reads."""
         source = self._source
         with self._asking("the list of topics"):
             topics = self.consumer.list_topics(timeout=_SECONDS).topics
@@ -111,9 +103,6 @@ class PartitionLookup:
         """Returns an offset of each partition: `BEGINNING`, `END`, or the first one of a timestamp or later.
 
         The end is behind the last record of which it is decided whether it is committed.
-
-        Raises:
-            SourceReadError: One is unknown.
         """
         asked = [TopicPartition(each.topic, each.partition, when) for each in partitions]
         if not asked:
@@ -134,11 +123,7 @@ class PartitionLookup:
         return found if not late else found | self.offsets(late, END)
 
     def committed(self, partitions: Iterable[KafkaTopicPartition]) -> dict[KafkaTopicPartition, int]:
-        """Returns what the group has committed; partitions without are left out.
-
-        Raises:
-            SourceReadError: It is unknown.
-        """
+        """Returns what the group has committed; partitions without are left out."""
         asked = [TopicPartition(each.topic, each.partition) for each in partitions]
         with self._asking(f"the committed offsets of group {self._source.group_id!r}"):
             answers = self.consumer.committed(asked, timeout=_SECONDS)

@@ -18,18 +18,9 @@ from dagster_flinkpy.connectors.files.parquet_table import table_schema
 from dagster_flinkpy.connectors.kafka.client import new_client
 from dagster_flinkpy.connectors.kafka.staging import STAGED_RECORD
 from dagster_flinkpy.connectors.kafka.writer import produce_all, producer_settings
-from dagster_flinkpy.datastream.connectors.base import (
-    CommitRequest,
-    CommitRequestState,
-    CommitterInitContext,
-)
+from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitRequestState, CommitterInitContext
 from dagster_flinkpy.datastream.connectors.kafka_sink import KafkaSink
-from dagster_flinkpy.errors import (
-    CommitRefusedError,
-    ConfigurationError,
-    SinkCommitError,
-    StorageError,
-)
+from dagster_flinkpy.errors import CommitRefusedError, ConfigurationError, SinkCommitError, StorageError
 
 __all__ = ["AppendingCommitter", "KafkaCommitter"]
 
@@ -61,11 +52,6 @@ class KafkaCommitter(CheckpointCommitter):
     topic. Who opens a producer fences all older ones with its transactional id, and their open transaction is
     aborted. Only then the mark is read. So whoever finds no mark, and is not fenced until its transaction commits, is
     the first one.
-
-    Args:
-        sink: The sink.
-        context: Who is committing.
-        now: Tells milliseconds since 1970.
     """
 
     _client_errors = (KafkaException,)
@@ -155,11 +141,7 @@ class KafkaCommitter(CheckpointCommitter):
             raise KafkaException(failures[0])
 
     def _check_age(self, checkpoint: StagedCheckpoint) -> None:
-        """Makes sure that a mark could not have been forgotten.
-
-        Raises:
-            CommitRefusedError: It could: nobody knows whether the records were written.
-        """
+        """Makes sure that a mark could not have been forgotten."""
         days, checkpoint_id = (self._now() - checkpoint.staged_ms) // _DAY_MS, checkpoint.checkpoint_id
         if days >= _MARK_DAYS:
             raise CommitRefusedError(
@@ -224,11 +206,7 @@ class KafkaCommitter(CheckpointCommitter):
             self._fencing_producer()  # aborts what a dead attempt has left open
 
     def _check(self) -> None:
-        """Makes sure once that the topic exists.
-
-        Raises:
-            ConfigurationError: It does not.
-        """
+        """Makes sure once that the topic exists."""
         if self._checked:
             return
         topic = self._group().list_topics(timeout=_SECONDS).topics.get(self._topic)  # a consumer creates none

@@ -36,11 +36,6 @@ class KafkaEnumerator(OpenEnumerator[OpenRanges]):
 
     State: the next offset of each partition, the offsets at which partitions end if the input ends, the ranges that are
     not read to their end, and whether the input has ended.
-
-    Args:
-        source: The source.
-        restored: State of an earlier enumerator.
-        clock: Tells seconds, to look for partitions from time to time.
     """
 
     def __init__(
@@ -146,11 +141,7 @@ class KafkaEnumerator(OpenEnumerator[OpenRanges]):
         return found
 
     def _existing(self, each: KafkaTopicPartition, position: int, beginning: int, end: int) -> int:
-        """Returns a position that exists.
-
-        Raises:
-            InputExpiredError: It does not, and the source does not say where to continue.
-        """
+        """Returns a position that exists."""
         if beginning <= position <= end:
             return position
         if position < beginning:

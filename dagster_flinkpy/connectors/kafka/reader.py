@@ -38,7 +38,6 @@ def read_partition(source: KafkaSource, split: SourceSplit) -> Iterator[tuple[pa
     """Yields the records of a range of offsets, batch by batch, with the next offset and the times of the records.
 
     Raises:
-        InputExpiredError: Records of the range are gone.
         SourceReadError: A record is not what the schema says, or Kafka does not answer.
     """
     each = KafkaTopicPartition(split.properties["topic"], split.properties["partition"])
@@ -58,7 +57,6 @@ def messages_of(consumer: Any, each: KafkaTopicPartition, start: int, end: int, 
 
     Raises:
         InputExpiredError: The range begins before the oldest record.
-        SourceReadError: Kafka does not answer.
     """
     consumer.assign([TopicPartition(each.topic, each.partition, start)])
     position, heard = start, time.monotonic()

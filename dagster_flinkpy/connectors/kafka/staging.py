@@ -16,10 +16,6 @@ STAGED_RECORD = Types.ROW_NAMED(["key", "value"], [_BYTES, _BYTES])
 
 
 def staging_location(call: str, folder: Any) -> StorageLocation:
-    """Returns the location of a folder.
-
-    Raises:
-        ConfigurationError: It is no folder.
-    """
+    """Returns the location of a folder."""
     check_argument(call, folder, (str, StorageLocation), "a folder: a path, s3://..., or a StorageLocation")
     return StorageLocation(folder) if isinstance(folder, str) else folder

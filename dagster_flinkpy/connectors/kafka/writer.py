@@ -56,11 +56,7 @@ class _Records:
         ]
 
     def of(self, column: pa.Array) -> pa.Array:
-        """Returns structs of key and value.
-
-        Raises:
-            TypeMismatchError: A record is larger than Kafka takes.
-        """
+        """Returns structs of key and value."""
         key, value = (
             pa.nulls(len(column), pa.binary())
             if each is None
@@ -79,14 +75,7 @@ class _Records:
 
 
 def produce_all(producer: Any, topic: str, records: pa.Array, on_delivery: Any) -> None:
-    """Hands records to a producer.
-
-    Args:
-        producer: The producer.
-        topic: The topic.
-        records: Structs of key and value.
-        on_delivery: Is called with the error, or None, and the message.
-    """
+    """Hands records, structs of key and value, to a producer. ``on_delivery`` gets error or None, and message."""
     keys, values = (each.to_pylist() for each in records.flatten())
     for number, (key, value) in enumerate(zip(keys, values, strict=True)):
         while True:

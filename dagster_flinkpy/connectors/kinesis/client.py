@@ -81,11 +81,7 @@ class KinesisStream:
             raise SourceReadError(f"cannot read {what} of Kinesis stream {self._source.stream!r}: {error}") from error
 
     def shards(self) -> dict[str, Shard]:
-        """Returns the shards that have records, and those that may get some.
-
-        Raises:
-            SourceReadError: They cannot be listed.
-        """
+        """Returns the shards that have records, and those that may get some."""
         found, request = {}, dict(self._name)
         with self._asking("the list of shards") as client:
             while True:
@@ -99,11 +95,7 @@ class KinesisStream:
                 request = {"NextToken": answer["NextToken"]}
 
     def retention_ms(self) -> int:
-        """Returns how long the stream keeps records.
-
-        Raises:
-            SourceReadError: It is unknown.
-        """
+        """Returns how long the stream keeps records."""
         with self._asking("the retention") as client:
             hours: int = client.describe_stream_summary(**self._name)["StreamDescriptionSummary"][
                 "RetentionPeriodHours"
@@ -111,11 +103,7 @@ class KinesisStream:
         return hours * 3_600_000
 
     def pages(self, shard: str, position: Position) -> Iterator[Page]:
-        """Yields the records of a shard from a position on, without end while the shard is open.
-
-        Raises:
-            SourceReadError: They cannot be read.
-        """
+        """Yields the records of a shard from a position on, without end while the shard is open."""
         iterator = self._iterator(shard, position)
         while True:
             try:

@@ -47,11 +47,6 @@ class KinesisEnumerator(OpenEnumerator[OpenRanges]):
     """Assigns ranges of records: those that the driver has found.
 
     State: how far each shard is planned, when a bounded input ends, and the ranges that are not read yet.
-
-    Args:
-        source: The source.
-        restored: State of an earlier enumerator.
-        now: Tells milliseconds since 1970.
     """
 
     def __init__(
@@ -133,11 +128,7 @@ class KinesisEnumerator(OpenEnumerator[OpenRanges]):
             del self._shards[name]
 
     def _check_same(self, shards: dict[str, Shard]) -> None:
-        """Checks that shards are those that were read.
-
-        Raises:
-            InputChangedError: The stream was made anew. What was read of a shard says nothing about it.
-        """
+        """Checks that shards are those that were read."""
         for name in sorted(self._shards.keys() & shards.keys()):
             progress, shard = self._shards[name], shards[name]
             if progress.begins is None:

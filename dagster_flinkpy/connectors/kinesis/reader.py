@@ -26,7 +26,6 @@ def read_shard(source: KinesisSource, split: SourceSplit) -> Iterator[tuple[pa.A
     """Yields the records of a range of a shard, with how many were read, and when they arrived.
 
     Raises:
-        InputExpiredError: Records of the range are gone.
         SourceReadError: A record is not what the schema says, or Kinesis does not answer.
     """
     shard, last = split.properties["shard"], split.properties["last"]

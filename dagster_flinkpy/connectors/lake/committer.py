@@ -188,11 +188,7 @@ class LakeCommitter(CheckpointCommitter, Generic[TableT]):
         return [] if checkpoint.replaced is None else self._files_of_epochs(table, *checkpoint.replaced)
 
     def _files_of_epochs(self, table: TableT, after: int, before: int) -> list[Any]:
-        """Returns the files of a table whose rows are those of the checkpoints between two of this job and sink.
-
-        Raises:
-            ConfigurationError: Their rows may be in files of others.
-        """
+        """Returns the files of a table whose rows are those of the checkpoints between two of this job and sink."""
         found, mine = list[Any](), 0
         others: str | None = None
         for path, file in self._files_in(table):
@@ -274,11 +270,7 @@ class LakeCommitter(CheckpointCommitter, Generic[TableT]):
         return [file for file in checkpoint.files if file.key and not self._names.of_this_attempt(file.key)]
 
     def _last_rows(self, checkpoint: StagedCheckpoint, check: Callable[[pa.Schema, str], None]) -> pa.Table:
-        """Returns the staged rows of a sink with a key: of each key the last one.
-
-        Raises:
-            CommittableLostError: A file is gone or changed.
-        """
+        """Returns the staged rows of a sink with a key: of each key the last one."""
         if self._rows is None or self._context.type_info is None:
             raise SinkCommitError(f"the type of the records of sink {self._context.uid!r} is unknown")
         columns = table_schema(self._context.type_info)

@@ -29,15 +29,7 @@ __all__ = ["LakeSink"]
 
 
 class LakeSink(TwoPhaseCommittingSink):
-    """Appends rows to a table, or replaces rows by key or by partition.
-
-    Args:
-        files: The data files of the table.
-        staged: Where rows wait that replace others by key.
-        partition_column: The column that the sink fills with the key of the Dagster partition, if any.
-        key: Columns that identify a row, if it replaces the row with the same key.
-        merge_schema: Whether missing columns are added to the table.
-    """
+    """Appends rows to a table, or replaces rows by key, which wait as ``staged``, or by partition."""
 
     table_format: ClassVar[str]
     """How names in the registry begin."""
@@ -77,9 +69,6 @@ class LakeSink(TwoPhaseCommittingSink):
         """Returns the sink with which an owner, such as an asset, replaces what it has written, and nothing of others.
 
         The table is partitioned by ``dagster_asset_key`` and ``dagster_partition_key``.
-
-        Raises:
-            ConfigurationError: The sink replaces rows by key.
         """
         if self.key:
             raise ConfigurationError(f"{owner!r} replaces all of its rows in {self.what}: leave out key")

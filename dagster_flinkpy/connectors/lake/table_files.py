@@ -88,11 +88,7 @@ def _columns(schema: pa.Schema, split: SourceSplit) -> dict[str, str]:
 
 
 def _check_fields(schema: pa.Schema, split: SourceSplit, file: str) -> None:
-    """Checks that the fields in columns have the names that they have in the table: they are found by these only.
-
-    Raises:
-        InputChangedError: One has another name now, or another one has its name.
-    """
+    """Checks that the fields in columns have the names that they have in the table: they are found by these only."""
     changed = split.properties.get("changed", {})
     for name, field_id in _fields_in(list(schema), "") if changed else ():
         if name in changed and (field_id is None or field_id != changed[name]):

@@ -15,13 +15,7 @@ from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.sources.declared_source import DeclaredSource, names_of_partition
 from dagster_flinkpy.connectors.sources.open_splits import OpenSplits, RowMeter
 from dagster_flinkpy.connectors.sources.split_enumerators import OpenEnumerator
-from dagster_flinkpy.datastream.connectors.base import (
-    Json,
-    SourceLag,
-    SourceSplit,
-    SplitEnumerator,
-    position_field,
-)
+from dagster_flinkpy.datastream.connectors.base import Json, SourceLag, SourceSplit, SplitEnumerator, position_field
 from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
 from dagster_flinkpy.errors import ConfigurationError, InputChangedError, InputTypeError, TypeMismatchError
@@ -94,20 +88,7 @@ class TableLog(ABC):
 
 
 class TableSource(DeclaredSource, PartitionedSource):
-    """Reads the rows of a table, and then those that are added to it.
-
-    Args:
-        location: The folder of the table.
-        row_type: Columns to read, by name, and their types, which may be wider.
-        bounded: Whether the input ends with the version that is the latest when an epoch is planned.
-        max_files_per_epoch: Maximum number of data files between two barriers.
-        max_records_per_epoch: Maximum number of rows between two barriers, over all subtasks.
-        max_bytes_per_epoch: Maximum number of bytes of data files between two barriers, likewise.
-        skip_changes: Whether versions that delete or change rows are skipped.
-        partition_column: The column by whose values a partition of a job finds its files.
-        partition_format: The ``strftime`` format of these values.
-        batch_rows: Maximum number of records in a batch.
-    """
+    """Reads the rows of a table, and then those that are added to it. A subclass describes the arguments."""
 
     registered: ClassVar[str] = "table_file"
     resumes_splits = True
@@ -152,11 +133,7 @@ class TableSource(DeclaredSource, PartitionedSource):
 
     @cached_property
     def table_type(self) -> RowTypeInfo:
-        """The columns of the table that are read. Without ``row_type`` they are read from the table.
-
-        Raises:
-            SourceReadError: The table cannot be read.
-        """
+        """The columns of the table that are read. Without ``row_type`` they are read from the table."""
         if self._row_type is not None:
             return self._row_type
         from dagster_flinkpy.connectors.columns.arrow_types import row_type_of
@@ -325,7 +302,6 @@ def files_of_partition(source: TableSource, partition: TimePartition, files: lis
 
     Raises:
         ConfigurationError: The windows do not fit the values.
-        InputChangedError: A file has no value, because the table is not partitioned by the column.
     """
     chosen = []
     for file in files:

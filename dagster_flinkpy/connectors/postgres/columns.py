@@ -78,15 +78,7 @@ class Column:
 
 
 def columns_of_table(connection: psycopg.Connection[Any], table: str) -> dict[str, Column]:
-    """Returns the columns of a table, in order.
-
-    Args:
-        connection: A connection.
-        table: The table, as SQL writes it.
-
-    Raises:
-        SourceReadError: There is no such table.
-    """
+    """Returns the columns of a table, named as SQL writes it, in order."""
     found = connection.execute(_COLUMNS, [table, table]).fetchall()
     if not found:
         raise SourceReadError(f"there is no table {table} that this user can see: check its name and schema")
@@ -97,13 +89,7 @@ def columns_of_table(connection: psycopg.Connection[Any], table: str) -> dict[st
 
 
 def column_of_type(connection: psycopg.Connection[Any], oid: int, modifier: int) -> Column:
-    """Returns a column of a type, by the id of the type.
-
-    Args:
-        connection: A connection.
-        oid: The id.
-        modifier: The modifier of the type, or -1.
-    """
+    """Returns a column of a type, by the id of the type."""
     for _ in range(16):  # domains of domains
         found = connection.execute(
             "SELECT typname, typtype, typbasetype, typtypmod FROM pg_type WHERE oid = %s", [oid]
@@ -127,11 +113,7 @@ def row_type_of(table: str, columns: Mapping[str, Column]) -> RowTypeInfo:
 
 
 def check_columns(table: str, columns: Mapping[str, Column], row_type: RowTypeInfo) -> None:
-    """Checks that columns can be read as a row type.
-
-    Raises:
-        ConfigurationError: A column does not exist, or cannot have the type. The message names it.
-    """
+    """Checks that columns can be read as a row type."""
     for name, kind in zip(row_type.field_names, row_type.field_types, strict=True):
         if name not in columns:
             raise ConfigurationError(f"table {table} has no column {name!r}, only {list(columns)}")
@@ -180,17 +162,7 @@ def _default(table: str, name: str, column: Column) -> TypeInformation:
 
 
 def from_text(name: str, column: Column, text: pa.Array, type_info: TypeInformation) -> pa.Array:
-    """Converts the text of values, as PostgreSQL writes it with `READING`.
-
-    Args:
-        name: The column, for messages.
-        column: The column.
-        text: The values, as strings.
-        type_info: The type to convert them to.
-
-    Raises:
-        SourceReadError: A value has no counterpart, such as ``infinity`` of a timestamp.
-    """
+    """Converts the text of values, as PostgreSQL writes it with `READING`."""
     try:
         return _converted(column, text, type_info)
     except (pa.ArrowException, ValueError) as error:

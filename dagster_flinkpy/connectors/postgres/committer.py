@@ -106,11 +106,7 @@ class _PostgresCommitter(CheckpointCommitter):
         )
 
     def _check_last(self, connection: psycopg.Connection[Any]) -> None:
-        """Checks that what this attempt has committed is still there.
-
-        Raises:
-            ConfigurationError: It is not.
-        """
+        """Checks that what this attempt has committed is still there."""
         if self._last is None:
             return
         if not self._session.registered(connection, "checkpoint = %s AND digest = %s", *self._last):
@@ -260,11 +256,7 @@ class LedgerCommitter(_PostgresCommitter):
         self._session.check_taken(cursor.rowcount, sum(file.rows for file in files))
 
     def _read(self, checkpoint_id: int, file: RowFile) -> Any:
-        """Yields the content of a staged file.
-
-        Raises:
-            CommittableLostError: It does not exist, or is not what was written.
-        """
+        """Yields the content of a staged file."""
         what = f"{self._store.url}/{file.key}, with {file.rows} rows of checkpoint {checkpoint_id}"
         advice = "Nothing of the checkpoint is in the table"
         with StagedContent(self._store, file.key, file.bytes) as staged:

@@ -24,10 +24,6 @@ _PEER = (  # as PostgreSQL comes from Debian
 def connect(conninfo: str, name: str) -> psycopg.Connection[Any]:
     """Returns a connection without an open transaction. As a context it is closed at the end.
 
-    Args:
-        conninfo: How to connect, as libpq knows it.
-        name: The name of the application, which ``pg_stat_activity`` shows.
-
     Raises:
         OperationalError: The server does not let this process in; the message says what to look at.
     """

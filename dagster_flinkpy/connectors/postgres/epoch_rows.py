@@ -36,15 +36,7 @@ _FIRST = f"SELECT min(checkpoint) FROM {{ledger}} WHERE {_JOB}"
 
 
 class EpochRows:
-    """The rows that a sink has committed at the checkpoints between two, also for jobs with whose state its job began.
-
-    Args:
-        session: Names the table and the ledger.
-        what: The table, for messages.
-        context: The job, the sink and the jobs before it.
-        after: The checkpoint before the first one.
-        before: The checkpoint behind the last one.
-    """
+    """The rows that a sink has committed between two checkpoints, also for jobs with whose state its job began."""
 
     def __init__(self, session: Session, what: str, context: CommitterInitContext, after: int, before: int) -> None:
         self._session, self._what, self._uid = session, what, context.uid
@@ -53,11 +45,7 @@ class EpochRows:
         self._named |= {"jobs": list(jobs), "befores": list(jobs.values())}
 
     def check(self, connection: psycopg.Connection[Any]) -> None:
-        """Checks that they can be told from others. Reads the whole table.
-
-        Raises:
-            ConfigurationError: They cannot.
-        """
+        """Checks that they can be told from others. Reads the whole table."""
         if not self._session.exists(connection, self._session.target):
             return
         first, changed = None, 0
@@ -78,11 +66,7 @@ class EpochRows:
             )
 
     def delete(self, connection: psycopg.Connection[Any]) -> None:
-        """Deletes them within the current transaction. Their entries stay, with no rows.
-
-        Raises:
-            ConfigurationError: They cannot be told from others.
-        """
+        """Deletes them within the current transaction. Their entries stay, with no rows."""
         self.check(connection)
         mine = f"FROM {{ledger}} WHERE {_MINE} AND rows > 0"
         rows = value_of(connection, self._phrased(f"SELECT coalesce(sum(rows), 0) {mine}"), self._named)

@@ -120,9 +120,6 @@ def decode(data: bytes) -> Message | None:
 
     Returns:
         The message, or None for one that says nothing about rows: an origin, a type, or a message of an application.
-
-    Raises:
-        ValueError: It is no message of this version.
     """
     reader = _Reader(data)
     kind = reader.char()

@@ -35,13 +35,7 @@ _FAMILY = "SELECT %(oid)s::oid UNION SELECT relid::oid FROM pg_partition_ancesto
 
 
 class Publication:
-    """Creates and checks the publication of a source.
-
-    Args:
-        source: The source.
-        connection: A connection.
-        table: The table, as SQL writes it.
-    """
+    """Creates and checks the publication of a source."""
 
     def __init__(self, source: PostgresChangeSource, connection: psycopg.Connection[Any], table: str) -> None:
         self._source, self._connection, self._table = source, connection, table
@@ -50,11 +44,7 @@ class Publication:
         self._create = f"CREATE PUBLICATION {self._shown} FOR TABLE {table} WITH (publish_via_partition_root = true)"
 
     def create(self, oid: int) -> None:
-        """Creates the publication, if there is none.
-
-        Raises:
-            ConfigurationError: It cannot be created, or exists and does not publish all changes of the table.
-        """
+        """Creates the publication, if there is none."""
         if self.mark(oid) is None:
             try:
                 self._connection.execute(self._create.encode())

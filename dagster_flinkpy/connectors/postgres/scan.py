@@ -62,12 +62,7 @@ WHERE i.indrelid = to_regclass(%s) AND a.attname = %s AND i.indisvalid AND i.ind
 
 
 class Scan:
-    """Phrases and runs statements about the rows of a table.
-
-    Raises:
-        SourceReadError: There is no such table.
-        ConfigurationError: The table cannot be read like this.
-    """
+    """Phrases and runs statements about the rows of a table."""
 
     def __init__(self, source: PostgresSource, connection: psycopg.Connection[Any]) -> None:
         self._source, self.connection = source, connection
@@ -109,9 +104,6 @@ class Scan:
 
         Returns:
             Advice, or None.
-
-        Raises:
-            ConfigurationError: It cannot, or a setting does not fit the column. The message says what to do.
         """
         source = self._source
         kind = self.one("SELECT relkind::text FROM pg_class WHERE oid = to_regclass(%s)", self.name)
@@ -203,13 +195,7 @@ class Scan:
         return self._value(statement)
 
     def nth(self, after: Value | None, through: Value, number: int) -> Value | None:
-        """Returns the value of a row within a range, or None if there are fewer rows.
-
-        Args:
-            after: The value before the range, or None.
-            through: The last value of the range.
-            number: The number of the row, from 0.
-        """
+        """Returns the value of a row within a range, counted from 0, or None if there are fewer rows."""
         statement = sql.SQL("SELECT {} FROM {} WHERE {} ORDER BY {} OFFSET {} LIMIT 1").format(
             self._texts, self.table, self.within(after, through), self._order("ASC"), sql.Literal(number)
         )
@@ -219,11 +205,6 @@ class Scan:
         """Returns the value with which the rows of a range have more bytes than a size, or None if they never have.
 
         Counted are the columns that are read, as text.
-
-        Args:
-            after: The value before the range, or None.
-            through: The last value of the range.
-            size: The number of bytes.
         """
         ordered, read = listed(self._source.columns), listed(self._source.produced_type.field_names)
         statement = sql.SQL(

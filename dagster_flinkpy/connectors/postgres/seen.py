@@ -61,11 +61,7 @@ class Seen(JsonRecord):
 
     @staticmethod
     def of(scan: Scan) -> Seen:
-        """Returns what is there now.
-
-        Raises:
-            SourceReadError: Policies hide rows of the table.
-        """
+        """Returns what is there now."""
         system, lsn, snapshot, table, hides, role = row_of(scan.connection, _SERVER, {"table": scan.name})
         if hides:
             raise InputChangedError(
@@ -82,11 +78,7 @@ class Seen(JsonRecord):
         return Seen(system, int(lsn), snapshot, int(table), columns, files, scan.last_values())
 
     def check(self, scan: Scan, now: Seen, position: Value) -> None:
-        """Checks that rows up to a position are those that were read.
-
-        Raises:
-            RestoreError: Rows may never be read. The message says how to go on.
-        """
+        """Checks that rows up to a position are those that were read."""
         if now.system == self.system and 0 < now.lsn < self.lsn:
             raise RestoreError(
                 f"the server of table {scan.name} was reset to an earlier state, as by a backup: rows that the job has "

@@ -71,13 +71,7 @@ class Session:
         return f"CREATE TABLE IF NOT EXISTS {self.ledger.as_string(connection)} ({columns})"
 
     def create_table(self, connection: psycopg.Connection[Any], statement: str, indexed: Sequence[str]) -> None:
-        """Creates the target with an index, unless somebody else just did.
-
-        Args:
-            connection: A connection without an open transaction.
-            statement: The statement that creates it.
-            indexed: Columns of the index.
-        """
+        """Creates the target with an index, unless somebody else just did. No transaction must be open."""
         with connection.transaction():
             connection.execute("SELECT pg_advisory_xact_lock(hashtext('flinkpy_commits'))")
             if self.exists(connection, self.target):
@@ -100,9 +94,6 @@ class Session:
 
         Returns:
             Whether it was not there yet.
-
-        Raises:
-            ConfigurationError: The ledger does not take it.
         """
         statement = sql.SQL(
             "INSERT INTO {} (job, uid, checkpoint, digest, rows, partition) VALUES (%s, %s, %s, %s, %s, %s) "
@@ -145,11 +136,7 @@ class Session:
         return sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(table, listed(columns))
 
     def check_taken(self, taken: int, rows: int) -> None:
-        """Checks that the target has taken all rows, as the server counts them.
-
-        Raises:
-            CommitRefusedError: It has not.
-        """
+        """Checks that the target has taken all rows, as the server counts them."""
         if taken < rows:
             raise CommitRefusedError(
                 f"table {self._name} has taken only {taken} of {rows} rows: a trigger or a rule of the "

@@ -128,11 +128,7 @@ class ReplicationSlot:
         return int(self._one("SELECT pg_current_wal_flush_lsn() - '0/0'"))
 
     def check_server(self) -> None:
-        """Checks that the server can decode its WAL.
-
-        Raises:
-            ConfigurationError: It cannot. The message says what to do.
-        """
+        """Checks that the server can decode its WAL."""
         if (level := self._one("SHOW wal_level")) != "logical":
             raise ConfigurationError(
                 f"PostgresChangeSource needs wal_level = logical, but the server has {level}: run ALTER SYSTEM SET "
@@ -142,11 +138,7 @@ class ReplicationSlot:
             raise ConfigurationError("PostgresChangeSource needs the primary, but this server is a standby")
 
     def table(self) -> int:
-        """Returns the id of the table.
-
-        Raises:
-            SourceReadError: There is no such table.
-        """
+        """Returns the id of the table."""
         if (oid := self._one("SELECT to_regclass(%s)::oid::bigint", self.table_name)) is None:
             raise SourceReadError(f"there is no table {self.table_name} that this user can see: check name and schema")
         return int(oid)
@@ -156,12 +148,7 @@ class ReplicationSlot:
         return list(self._one(_KEY, oid) or [])
 
     def check_table(self) -> None:
-        """Checks that changes of the table have what the mode needs.
-
-        Raises:
-            SourceReadError: There is no such table.
-            ConfigurationError: Its replica identity does not suffice. The message says what to do.
-        """
+        """Checks that changes of the table have what the mode needs."""
         is_logged, identities, has_key = row_of(self.connection, _TABLE, self.table())
         if not is_logged:
             raise ConfigurationError(f"{self.table_name} is not a table whose changes are logged")
@@ -181,7 +168,6 @@ class ReplicationSlot:
 
         Raises:
             SourceReadError: Nothing can be read from it any more. The message says what to do.
-            ConfigurationError: It belongs to something else.
         """
         found = self.connection.execute(_SLOT, [self._source.slot]).fetchone()
         if found is None:
@@ -200,11 +186,7 @@ class ReplicationSlot:
         return int(confirmed)
 
     def create(self) -> int:
-        """Creates the slot, and returns where it begins.
-
-        Raises:
-            ConfigurationError: The server has no room for it, or the role may not.
-        """
+        """Creates the slot, and returns where it begins."""
         slot = self._source.slot
         try:
             statement = "SELECT lsn - '0/0' FROM pg_create_logical_replication_slot(%s, 'pgoutput')"
@@ -282,12 +264,7 @@ class ReplicationSlot:
         )
 
     def gone(self, lsn: int, confirmed: int | None) -> RestoreError:
-        """Returns the error of a position that the slot does not have any more.
-
-        Args:
-            lsn: The position.
-            confirmed: Where the slot is, or None if there is none.
-        """
+        """Returns the error of a position that the slot does not have any more."""
         slot, table = self._source.slot, self.table_name
         if confirmed is None:
             return RestoreError(
@@ -309,11 +286,7 @@ class _Patience:
         self._slot, self._until = slot, time.monotonic() + _BUSY_SECONDS
 
     def wait(self, error: errors.ObjectInUse) -> None:
-        """Waits for a moment.
-
-        Raises:
-            SourceReadError: It was long enough.
-        """
+        """Waits for a moment."""
         if time.monotonic() >= self._until:
             raise SourceReadError(
                 f"replication slot {self._slot!r} is in use ({str(error).strip()}): each job needs a slot of its own. "

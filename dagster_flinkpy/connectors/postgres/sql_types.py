@@ -35,11 +35,7 @@ _SQL_TYPES = {
 
 
 def sql_type(name: str, type_info: TypeInformation) -> str:
-    """Returns the type of a column in PostgreSQL.
-
-    Raises:
-        ConfigurationError: There is none. The message says what to do.
-    """
+    """Returns the type of a column in PostgreSQL."""
     if isinstance(type_info, DecimalTypeInfo):
         return f"numeric({type_info.precision}, {type_info.scale})"
     if isinstance(type_info, BasicTypeInfo) and type_info.name in _SQL_TYPES:
@@ -51,11 +47,7 @@ def sql_type(name: str, type_info: TypeInformation) -> str:
 
 
 def schema_and_table(name: str) -> tuple[str | None, str]:
-    """Returns the schema of a table, if one is named, and its name in it.
-
-    Raises:
-        ConfigurationError: The name is neither ``name`` nor ``schema.name``.
-    """
+    """Returns the schema of a table, if one is named, and its name in it."""
     schema, _, table = name.rpartition(".")
     if not table or "." in schema:
         raise ConfigurationError(f"table {name!r} must be 'name' or 'schema.name'")

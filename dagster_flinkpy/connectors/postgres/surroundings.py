@@ -32,22 +32,14 @@ class Surroundings(JsonRecord):
 
     @staticmethod
     def of(slot: ReplicationSlot, source: PostgresChangeSource) -> Surroundings:
-        """Returns those that are there now.
-
-        Raises:
-            SourceReadError: There is no such table.
-        """
+        """Returns those that are there now."""
         table, there = slot.table(), columns_of_table(slot.connection, slot.table_name)
         columns = {name: there[name].number if name in there else 0 for name in source.table_type.field_names}
         system, timeline = slot.system()
         return Surroundings(system, table, timeline, slot.publication.mark(table), columns, slot.key(table))
 
     def followed_by(self, now: Surroundings, slot: ReplicationSlot, position: int) -> Surroundings:
-        """Returns those with which the source goes on from a position.
-
-        Raises:
-            RestoreError: Changes can be missing from then on.
-        """
+        """Returns those with which the source goes on from a position."""
         table, since = slot.table_name, f"the changes of table {slot.table_name} up to {lsn_text(position)}"
         if now.system != self.system:
             raise RestoreError(

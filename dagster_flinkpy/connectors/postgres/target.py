@@ -51,11 +51,7 @@ class PostgresTarget:
         """The table that was found first."""
 
     def create(self, connection: psycopg.Connection[Any]) -> None:
-        """Creates the table if it is to be created.
-
-        Raises:
-            ConfigurationError: Somebody else has to create it. The message has the statement.
-        """
+        """Creates the table if it is to be created."""
         if self._session.exists(connection, self._session.target):
             return
         key = listed(self._sink.key).as_string(connection)
@@ -78,11 +74,7 @@ class PostgresTarget:
         return f"{sql.Identifier(name).as_string(connection)} {self._wanted.get(name, 'text')}"
 
     def check(self, connection: psycopg.Connection[Any]) -> None:
-        """Checks the table. Within a transaction that has written to it, it holds until the end.
-
-        Raises:
-            ConfigurationError: It does not take the rows as they are, or is not the table that was found first.
-        """
+        """Checks the table. Within a transaction that has written to it, it holds until the end."""
         target = self._session.target.as_string(connection)
         if (oid := value_of(connection, "SELECT to_regclass(%s)::oid::bigint", target)) is None:
             raise ConfigurationError(f"table {self._sink.uri()} does not exist any more")

@@ -35,12 +35,7 @@ _NUL_IN_JSON = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
 class CsvEncoder:
-    """Encodes records as CSV for ``COPY``. A null is empty, and text is always quoted.
-
-    Args:
-        type_info: Type of the records.
-        filled: Values of columns after those of the records.
-    """
+    """Encodes records as CSV for ``COPY``. A null is empty, and text is always quoted."""
 
     def __init__(self, type_info: TypeInformation, filled: Mapping[str, str | None] | None = None) -> None:
         self._flat = isinstance(type_info, (RowTypeInfo, TupleTypeInfo))

@@ -43,15 +43,7 @@ class DeclaredSource(Source):
 
 
 def names_of_partition(partition: TimePartition, partition_format: str) -> tuple[str, str]:
-    """Returns the first name that belongs to a time partition, and the first one after it.
-
-    Args:
-        partition: The partition.
-        partition_format: The ``strftime`` format of names.
-
-    Raises:
-        ConfigurationError: The format is coarser than the partitions, or does not begin with the largest unit.
-    """
+    """Returns the first name that belongs to a time partition, and the first one after it."""
     since, before = (when.strftime(partition_format) for when in (partition.start, partition.end))
     if since >= before:
         raise ConfigurationError(

@@ -37,12 +37,7 @@ class KnownFiles:
         return _hash(name) in self._versions
 
     def add(self, name: str, info: ObjectInfo) -> None:
-        """Records a file in its current version.
-
-        Args:
-            name: The name, unique among the files of the source.
-            info: The file as it was listed.
-        """
+        """Records a file in its current version."""
         self._gone.pop(_hash(name), None)
         self._versions[_hash(name)] = _state(info)
 
@@ -55,11 +50,7 @@ class KnownFiles:
         return _state(info) in (self._versions.get(_hash(name)), self._gone.get(_hash(name)))
 
     def compare(self, files: Mapping[str, ObjectInfo]) -> None:
-        """Takes note of the files that exist: others are gone, and those that are back as they were are known again.
-
-        Args:
-            files: All files that can be known, by name.
-        """
+        """Takes note of the files that exist: others are gone, and those that are back as they were are known again."""
         there = {_hash(name): _state(info) for name, info in files.items()}
         for name in [name for name in self._versions if name not in there]:
             self._gone[name] = self._versions.pop(name)
@@ -76,11 +67,7 @@ class KnownFiles:
 
     @staticmethod
     def from_json(files: str, gone: str = "") -> KnownFiles:
-        """Decodes what :meth:`to_json` returned.
-
-        Raises:
-            ValueError: The data is something else.
-        """
+        """Decodes what :meth:`to_json` returned."""
         known = KnownFiles()
         known._versions, known._gone = _unpacked(files), _unpacked(gone)
         return known

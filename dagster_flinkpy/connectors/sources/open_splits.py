@@ -88,10 +88,6 @@ class OpenSplits:
 
     A split that an epoch reads in part is given out with the property ``stop``. When that is read, it stays open from
     there on.
-
-    Args:
-        limits: How much an epoch reads.
-        meter: Measures splits, if there are limits.
     """
 
     def __init__(self, limits: EpochLimits, meter: SplitMeter) -> None:
@@ -115,16 +111,7 @@ class OpenSplits:
         return self._planned
 
     def restore(self, splits: Sequence[Any], planned: int, fields: Sequence[tuple[str, type]]) -> None:
-        """Takes over the splits of a stored position.
-
-        Args:
-            splits: What `to_json` returned.
-            planned: What `planned` was.
-            fields: Properties that a split must have, with their types.
-
-        Raises:
-            ValueError: A split is damaged.
-        """
+        """Takes over the splits of a stored position."""
         self._planned = planned
         for split in map(SourceSplit.from_json, splits):
             for name, kind in fields:
@@ -134,13 +121,7 @@ class OpenSplits:
         self.rest = bool(self._splits)
 
     def open(self, split_id: str, properties: Json, offset: int = 0) -> None:
-        """Opens a split.
-
-        Args:
-            split_id: Its id.
-            properties: What its reader needs.
-            offset: Where it begins.
-        """
+        """Opens a split."""
         self._add(SourceSplit(split_id, properties, offset), self._planned)
 
     def _add(self, split: SourceSplit, number: int) -> None:
@@ -258,11 +239,7 @@ class OpenRanges(dict[Any, SourceSplit]):
         """Whether something is open that was not planned last, or was not read."""
 
     def restore(self, splits: Sequence[Any]) -> None:
-        """Takes over the ranges of a stored position, which `to_json` returned.
-
-        Raises:
-            ValueError: A split is damaged.
-        """
+        """Takes over the ranges of a stored position, which `to_json` returned."""
         self.update((self._part_of(split), split) for split in map(SourceSplit.from_json, splits))
         self.rest = bool(self)
 

@@ -50,11 +50,7 @@ def packed(serializer: SimpleVersionedSerializer, value: Any) -> Json:
 
 
 def unpacked(serializer: SimpleVersionedSerializer, stored: Json) -> Any:
-    """Returns the value that `packed` has stored.
-
-    Raises:
-        ValueError: It is not stored like that.
-    """
+    """Returns the value that `packed` has stored."""
     data = b64decode(position_field(stored, "data", str))
     return serializer.deserialize(position_field(stored, "version", int), data)
 
@@ -72,11 +68,6 @@ class SourceCoordinator(base.SplitEnumerator):
 
     In an epoch that is open, readers speak to it while they read. Otherwise they are heard at the barrier, and the
     coordinator asks for splits in their place.
-
-    Args:
-        source: The source.
-        restored: What `snapshot_state` returned, or None.
-        now: Tells the time in seconds. Default: a clock that never goes back.
     """
 
     def __init__(self, source: Source, restored: Json | None, now: Callable[[], float] = time.monotonic) -> None:
@@ -269,11 +260,7 @@ class SourceCoordinator(base.SplitEnumerator):
         return f"reader {subtask}" if tell in (Tell.POLL, Tell.END) else ""
 
     def add(self, subtask: int, tell: Tell, value: Any = None) -> None:
-        """Takes something that a reader is to be told.
-
-        Raises:
-            ValueError: There is no such reader.
-        """
+        """Takes something that a reader is to be told."""
         if not 0 <= subtask < self.parallelism:
             raise ValueError(f"there is no reader {subtask!r}, only {self.parallelism} of them")
         if tell is Tell.NO_MORE_SPLITS:

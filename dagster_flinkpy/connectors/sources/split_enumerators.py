@@ -15,11 +15,7 @@ OpenT = TypeVar("OpenT", OpenSplits, OpenRanges)
 
 
 class EndingEnumerator(SplitEnumerator):
-    """Looks for input between two barriers, too, unless it limits what is read there.
-
-    Args:
-        limits: How much an epoch reads.
-    """
+    """Looks for input between two barriers, too, unless it limits what is read there."""
 
     def __init__(self, limits: EpochLimits) -> None:
         self._limits = limits
@@ -40,12 +36,7 @@ class EndingEnumerator(SplitEnumerator):
 
 
 class OpenEnumerator(EndingEnumerator, Generic[OpenT]):
-    """Plans splits again until they are read to their ends.
-
-    Args:
-        limits: How much an epoch reads.
-        open_splits: Splits that are found and not read to their ends.
-    """
+    """Plans splits again until they are read to their ends."""
 
     def __init__(self, limits: EpochLimits, open_splits: OpenT) -> None:
         super().__init__(limits)

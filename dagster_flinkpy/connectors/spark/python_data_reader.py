@@ -49,11 +49,7 @@ def _schema(source: PythonDataSource) -> StructType:
 
 
 def _call(source: PythonDataSource, what: str, function: Callable[..., T], *args: Any) -> T:
-    """Calls the user's code.
-
-    Raises:
-        SourceReadError: It raised. The message says where.
-    """
+    """Calls the user's code."""
     from pyspark.errors import PySparkNotImplementedError
 
     try:
@@ -194,11 +190,7 @@ class PartitionEnumerator(SplitEnumerator):
         return self._checked("latestOffset()", _call(source, "latestOffset()", self._reader.latestOffset, start, limit))
 
     def _checked(self, what: str, offset: Any) -> Json:
-        """Returns an offset as it will be read from a checkpoint.
-
-        Raises:
-            SourceReadError: It is not a dict that JSON can contain.
-        """
+        """Returns an offset as it will be read from a checkpoint."""
         try:
             stored = json.loads(json.dumps(offset, allow_nan=False))
         except (TypeError, ValueError) as error:
@@ -264,11 +256,7 @@ def _leaves(offset: Json, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[
 
 
 def _ordered(value: Any) -> Any:
-    """Returns what to compare instead of a value: a number or a time.
-
-    Raises:
-        ValueError: It is something else.
-    """
+    """Returns what to compare instead of a value: a number or a time."""
     if isinstance(value, str):
         return int(value) if value.isdecimal() else datetime.fromisoformat(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
