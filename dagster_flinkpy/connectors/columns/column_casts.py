@@ -16,11 +16,11 @@ import pyarrow.compute as pc
 
 from dagster_flinkpy.common.arrow_columns import with_elements
 from dagster_flinkpy.common.decimals import column_of, find_big_dec
-from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation
 from dagster_flinkpy.connectors.columns.arrow_types import type_info_of
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 
-__all__ = ["cast_column", "cast_columns", "check_cast", "fit_column"]
+__all__ = ["cast_column", "cast_rows", "check_cast", "fit_column"]
 
 Kind = Callable[[pa.DataType], bool]
 
@@ -73,9 +73,11 @@ def cast_column(name: str, column: pa.Array, wanted: pa.DataType, declared: Type
         ) from error
 
 
-def cast_columns(batch: pa.RecordBatch | pa.Table, fields: Sequence[pa.Field]) -> list[pa.Array]:
-    """Returns the columns of rows that a type declares, found by their names, as `cast_column` converts them."""
-    return [cast_column(field.name, batch.column(field.name), field.type) for field in fields]
+def cast_rows(rows: pa.RecordBatch | pa.Table, row_type: RowTypeInfo) -> pa.Array:
+    """Returns the columns that a row type declares, found by their names, as `cast_column` converts them."""
+    fields = list(row_type.arrow_type)
+    columns = [cast_column(field.name, rows.column(field.name), field.type) for field in fields]
+    return pa.StructArray.from_arrays(columns, fields=fields)
 
 
 def fit_column(column: Any, kind: TypeInformation, what: str) -> pa.Array:

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
-from dagster_flinkpy.connectors.columns.column_casts import cast_columns
+from dagster_flinkpy.connectors.columns.column_casts import cast_rows
 from dagster_flinkpy.errors import InputTypeError, SourceReadError, TypeMismatchError
 
 __all__ = ["columns_of_rows"]
@@ -24,15 +24,13 @@ def columns_of_rows(rows: Any, row_type: RowTypeInfo, where: str) -> Iterator[pa
     if isinstance(rows, pa.RecordBatch):
         rows = pa.Table.from_batches([rows])
     if isinstance(rows, pa.Table):
-        fields = list(row_type.arrow_type)
-        if missing := [field.name for field in fields if field.name not in rows.column_names]:
+        if missing := [name for name in row_type.field_names if name not in rows.column_names]:
             raise SourceReadError(f"what {where} returned has no column {missing[0]!r}, only {rows.column_names}")
         for batch in rows.to_batches(max_chunksize=_BATCH_RECORDS):
             try:
-                columns = cast_columns(batch, fields)
+                yield cast_rows(batch, row_type)
             except TypeMismatchError as error:
                 raise InputTypeError(f"what {where} returned: {error}") from error
-            yield pa.StructArray.from_arrays(columns, fields=fields)
         return
     try:
         values = iter(rows)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from dagster_flinkpy.common.arguments import check_installed
 from dagster_flinkpy.common.typeinfo import TypeInformation, Types
-from dagster_flinkpy.connectors.columns.column_types import check_key, check_parquet_type, columns_of
+from dagster_flinkpy.connectors.columns.column_types import check_parquet_type
 from dagster_flinkpy.connectors.commit.table_sink import StagedParquet
 from dagster_flinkpy.connectors.lake.lake_sink import LakeSink
 from dagster_flinkpy.datastream.connectors.tables import TableForm
@@ -83,14 +83,6 @@ class DeltaSink(LakeSink):
     def partition_by(self) -> list[str]:
         """All partition columns of the table."""
         return [*([] if self.filled is None else self.filled.names), *self.files.partition_by]
-
-    def validate(self, type_info: TypeInformation | None) -> None:
-        self.files.validate(type_info)
-        if type_info is not None:
-            where, columns = f"the sink of {self.what}", columns_of(type_info)
-            if self.filled is not None:
-                self.filled.check_free(where, columns)
-            check_key(where, self.key, columns)
 
     @property
     def form(self) -> TableForm:

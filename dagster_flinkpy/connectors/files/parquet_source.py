@@ -18,14 +18,13 @@ from dagster_flinkpy.connectors.sources.declared_source import DeclaredSource, n
 from dagster_flinkpy.connectors.sources.input_files import input_files, reading
 from dagster_flinkpy.connectors.sources.known_files import KnownFiles, check_unchanged, some_of, version_of
 from dagster_flinkpy.connectors.sources.open_splits import OpenSplits, RowMeter
-from dagster_flinkpy.connectors.sources.parquet_rows import rows_between
+from dagster_flinkpy.connectors.sources.parquet_rows import open_parquet, rows_between
 from dagster_flinkpy.connectors.sources.split_enumerators import OpenEnumerator
 from dagster_flinkpy.datastream.connectors.base import Json, SourceLag, SourceSplit, SplitEnumerator, position_field
 from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
 from dagster_flinkpy.errors import ConfigurationError, InputChangedError, SourceReadError, StorageError
 from dagster_flinkpy.storage import ObjectInfo, ObjectStore, StorageLocation
-from dagster_flinkpy.storage.ranged_file import RangedFile
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -163,7 +162,7 @@ class ParquetSource(DeclaredSource, PartitionedSource):
             raise SourceReadError(
                 f"there is no file {self.pattern!r} in {store.url} to take the columns from; pass row_type=..."
             )
-        with reading(f"{store.url}/{first.key}"), _open(store, first.key, first.size) as file:
+        with reading(f"{store.url}/{first.key}"), open_parquet(store, first.key, first.size) as file:
             _check_unique(file.schema_arrow, file.schema_arrow.names)
             return row_type_of(file.schema_arrow)
 
@@ -209,7 +208,7 @@ class ParquetSource(DeclaredSource, PartitionedSource):
         size, version = split.properties["size"], split.properties["version"]
         with reading(f"{store.url}/{key}"):
             check_unchanged(store, key, size, version)
-            with _open(store, key, size, _footer(self.location, key, size, version)) as file:
+            with open_parquet(store, key, size, _footer(self.location, key, size, version)) as file:
                 self._check_columns(file.schema_arrow, row_type)
                 first, stop = split.properties.get("row_groups", (0, file.num_row_groups))
                 yield from self._batches(file, row_type, range(first, stop), split)
@@ -218,13 +217,15 @@ class ParquetSource(DeclaredSource, PartitionedSource):
         self, file: pq.ParquetFile, row_type: RowTypeInfo, groups: range, split: SourceSplit
     ) -> Iterator[tuple[pa.Array, int]]:
         """Reads some row groups, from the offset of the split, a row of them, up to its stop."""
+        from dagster_flinkpy.connectors.columns.column_casts import cast_rows
+
         offset = split.offset
         rows_there = sum(file.metadata.row_group(group).num_rows for group in groups)
         if offset > rows_there:
             raise SourceReadError(f"{offset} rows were read already, but there are only {rows_there}")
         stop, names = split.properties.get("stop", rows_there), row_type.field_names
         for rows, position in rows_between(file, groups, names, self.batch_rows, offset, stop):
-            yield _struct(rows, row_type), position
+            yield cast_rows(rows, row_type), position
 
     def _check_columns(self, schema: pa.Schema, row_type: RowTypeInfo) -> None:
         from dagster_flinkpy.connectors.columns.column_casts import check_cast
@@ -427,18 +428,10 @@ class _ParquetMeter(RowMeter):
         return rows, size * rows // max(footer.num_rows, 1)
 
 
-def _open(store: ObjectStore, key: str, size: int, footer: pq.FileMetaData | None = None) -> pq.ParquetFile:
-    import pyarrow.parquet as pq
-
-    file = RangedFile(store, key, size)
-    # INT96 as Spark reads it: nanoseconds would overflow in years that are far away.
-    return pq.ParquetFile(file, metadata=footer, pre_buffer=True, coerce_int96_timestamp_unit="us")
-
-
 @lru_cache(maxsize=64)
 def _footer(location: StorageLocation, key: str, size: int, version: str) -> pq.FileMetaData:
     """Reads the footer of a file: once in a process, for all splits of the file."""
-    with _open(location.open(), key, size) as file:
+    with open_parquet(location.open(), key, size) as file:
         return file.metadata
 
 
@@ -476,12 +469,3 @@ def _check_unique(schema: pa.Schema, names: Sequence[str]) -> None:
             f"it has column {', '.join(map(repr, twice))} more than once, so the name is ambiguous; "
             "write the file again, with columns of different names"
         )
-
-
-def _struct(batch: pa.RecordBatch, row_type: RowTypeInfo) -> pa.Array:
-    import pyarrow as pa
-
-    from dagster_flinkpy.connectors.columns.column_casts import cast_columns
-
-    fields = list(row_type.arrow_type)
-    return pa.StructArray.from_arrays(cast_columns(batch, fields), fields=fields)

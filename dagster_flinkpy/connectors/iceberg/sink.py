@@ -17,7 +17,7 @@ from dagster_flinkpy.common.typeinfo import (
     TypeInformation,
     Types,
 )
-from dagster_flinkpy.connectors.columns.column_types import check_key, check_parquet_type, columns_of
+from dagster_flinkpy.connectors.columns.column_types import check_parquet_type, columns_of
 from dagster_flinkpy.connectors.columns.filled_columns import FilledColumns
 from dagster_flinkpy.connectors.commit.table_sink import StagedParquet
 from dagster_flinkpy.connectors.lake.lake_sink import LakeSink
@@ -117,18 +117,14 @@ class IcebergSink(LakeSink):
         self.files.partition_by = (*filled.names, *chosen)
 
     def validate(self, type_info: TypeInformation | None) -> None:
-        where = f"the sink of {self.what}"
         columns = {} if type_info is None else columns_of(type_info)
-        if self.filled is not None:
-            self.filled.check_free(where, columns)
         for name in self.files.partition_by:
             if name not in columns and _TRANSFORM.fullmatch(name):
                 raise ConfigurationError(
-                    f"{where} cannot partition by {name}: it writes files by the values of columns only. Add a column "
-                    "with the values with map(), and partition by that"
+                    f"the sink of {self.what} cannot partition by {name}: it writes files by the values of columns "
+                    "only. Add a column with the values with map(), and partition by that"
                 )
-        self.files.validate(None if type_info is None else self.row_type(type_info))
-        check_key(where, self.key, columns)
+        super().validate(type_info)
 
     def row_type(self, type_info: TypeInformation) -> TypeInformation:
         columns = {name: widened(kind) for name, kind in columns_of(type_info).items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 
 from dagster_flinkpy.common.clock import current_millis
@@ -15,6 +15,7 @@ from dagster_flinkpy.connectors.sources.open_splits import OpenRanges
 from dagster_flinkpy.connectors.sources.split_enumerators import OpenEnumerator
 from dagster_flinkpy.datastream.connectors.base import Json, SourceLag, SourceSplit, position_field
 from dagster_flinkpy.errors import InputChangedError, InputExpiredError
+from dagster_flinkpy.json_records import Count
 
 __all__ = ["KinesisEnumerator"]
 
@@ -22,25 +23,15 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class _Progress:
+class _Progress(Position):
     """How far a shard is planned."""
 
-    position: Position
-    known_ms: int
+    known_ms: Count = field(kw_only=True)
     """All records that had arrived by then are planned."""
-    begins: str | None
+    begins: str | None = None
     """The sequence number with which the shard begins; None in positions of earlier releases."""
     done: bool = False
     """Whether there is nothing more to plan: the shard is closed, or the input ends here."""
-
-    def to_json(self) -> Json:
-        return {**self.position.to_json(), "known_ms": self.known_ms, "begins": self.begins, "done": self.done}
-
-    @staticmethod
-    def from_json(data: Json) -> _Progress:
-        begins = None if data.get("begins") is None else position_field(data, "begins", str)
-        done = position_field(data, "done", bool)
-        return _Progress(Position.from_json(data), position_field(data, "known_ms", int), begins, done)
 
 
 class KinesisEnumerator(OpenEnumerator[OpenRanges]):
@@ -81,7 +72,7 @@ class KinesisEnumerator(OpenEnumerator[OpenRanges]):
         return any(self._has_records(name) for name in due)
 
     def _has_records(self, name: str) -> bool:
-        for page in self._stream.pages(name, self._shards[name].position):
+        for page in self._stream.pages(name, self._shards[name]):
             if page.records or page.closed:
                 return True
             if page.behind_ms == 0:
@@ -101,8 +92,8 @@ class KinesisEnumerator(OpenEnumerator[OpenRanges]):
         self._check_same(shards)
         for name in sorted(shards.keys() - self._shards.keys()):
             # Shards that are made later are read from their beginning.
-            position = self._first(self._began_ms) if began else Position()
-            self._shards[name] = _Progress(position, self._now(), shards[name].begins)
+            since_ms = self._first(self._began_ms) if began else None
+            self._shards[name] = _Progress(None, since_ms, known_ms=self._now(), begins=shards[name].begins)
         waiting = [name for name, shard in sorted(shards.items()) if self._is_due(shard, shards)]
         self._behind_ms = 0
         for name in self._existing(waiting):
@@ -110,11 +101,11 @@ class KinesisEnumerator(OpenEnumerator[OpenRanges]):
         bounded = self._source.bounded is not False
         self._ended = bounded and all(progress.done for progress in self._shards.values())
 
-    def _first(self, now: int) -> Position:
+    def _first(self, now: int) -> int | None:
         starting = self._source.starting
         if isinstance(starting, datetime):
-            return Position(since_ms=int(starting.timestamp() * 1000))
-        return Position(since_ms=now) if starting == "latest" else Position()
+            return int(starting.timestamp() * 1000)
+        return now if starting == "latest" else None
 
     def _forget(self, shards: dict[str, Shard]) -> None:
         """Forgets shards that no longer exist.
@@ -154,7 +145,7 @@ class KinesisEnumerator(OpenEnumerator[OpenRanges]):
         Raises:
             InputExpiredError: It may have, and the source does not say that it goes on.
         """
-        old = [name for name in names if self._shards[name].position != Position()]
+        old = [name for name in names if (self._shards[name].after, self._shards[name].since_ms) != (None, None)]
         if old:
             horizon = self._now() - self._stream.retention_ms()
             for name in old:
@@ -166,7 +157,7 @@ class KinesisEnumerator(OpenEnumerator[OpenRanges]):
                         "that may be gone, because the stream does not keep them for so long"
                     )
                     # Kinesis takes the oldest record if that time is before it.
-                    self._shards[name] = replace(progress, position=Position(since_ms=progress.known_ms + 1))
+                    self._shards[name] = replace(progress, after=None, since_ms=progress.known_ms + 1)
         return names
 
     def _expired(self, what: str) -> None:
@@ -185,7 +176,7 @@ class KinesisEnumerator(OpenEnumerator[OpenRanges]):
         stop = self._began_ms if self._source.bounded is not False else None
         count = size = 0
         last, done, known, behind = None, False, progress.known_ms, 0
-        for page in self._stream.pages(name, progress.position):
+        for page in self._stream.pages(name, progress):
             full = False
             for record in page.records:
                 arrived = arrival_ms(record)
@@ -207,9 +198,9 @@ class KinesisEnumerator(OpenEnumerator[OpenRanges]):
         self._behind_ms = max(self._behind_ms or 0, behind)
         if last is None:
             return replace(progress, known_ms=known, done=done)
-        properties = {**progress.position.to_json(), "shard": name, "last": last, "records": count}
-        self._open[name] = SourceSplit(f"{name}@{last}", properties)
-        return replace(progress, position=Position(after=last), known_ms=known, done=done)
+        begins = {"after": progress.after, "since_ms": progress.since_ms}
+        self._open[name] = SourceSplit(f"{name}@{last}", {**begins, "shard": name, "last": last, "records": count})
+        return replace(progress, after=last, since_ms=None, known_ms=known, done=done)
 
     def lag(self) -> SourceLag | None:
         return None if self._behind_ms is None else SourceLag(milliseconds=self._behind_ms)
@@ -224,6 +215,6 @@ class KinesisEnumerator(OpenEnumerator[OpenRanges]):
 
 
 def _shard_of(split: SourceSplit) -> str:
-    for field in ("last", "records"):
-        position_field(split.properties, field, int if field == "records" else str)
+    position_field(split.properties, "last", str)
+    position_field(split.properties, "records", int)
     return position_field(split.properties, "shard", str)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dagster_flinkpy.common.arguments import check_name
 from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.connectors.columns.column_types import check_key, columns_of
 from dagster_flinkpy.connectors.columns.filled_columns import FilledColumns
 from dagster_flinkpy.connectors.commit.table_sink import TableSink
 from dagster_flinkpy.datastream.connectors.base import (
@@ -57,6 +58,14 @@ class LakeSink(TwoPhaseCommittingSink):
     @abstractmethod
     def what(self) -> str:
         """The table, for messages."""
+
+    def validate(self, type_info: TypeInformation | None) -> None:
+        where = f"the sink of {self.what}"
+        columns = {} if type_info is None else columns_of(type_info)
+        if self.filled is not None:
+            self.filled.check_free(where, columns)
+        self.files.validate(None if type_info is None else self.row_type(type_info))
+        check_key(where, self.key, columns)
 
     def row_type(self, type_info: TypeInformation) -> TypeInformation:
         """Returns the columns of the data files, for records of a type."""

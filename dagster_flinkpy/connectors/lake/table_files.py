@@ -11,17 +11,13 @@ import pyarrow.parquet as pq
 from dagster_flinkpy.connectors.columns.column_casts import cast_column
 from dagster_flinkpy.connectors.columns.text_values import from_text
 from dagster_flinkpy.connectors.lake.table_source import TableSource
-from dagster_flinkpy.connectors.sources.parquet_rows import rows_between
+from dagster_flinkpy.connectors.sources.input_files import reading
+from dagster_flinkpy.connectors.sources.parquet_rows import open_parquet, rows_between
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.errors import (
     InputChangedError,
-    InputTypeError,
     ObjectNotFoundError,
-    SourceReadError,
-    StorageError,
-    TypeMismatchError,
 )
-from dagster_flinkpy.storage.ranged_file import RangedFile
 
 __all__ = ["count_rows", "read_table_file"]
 
@@ -37,8 +33,8 @@ def read_table_file(source: TableSource, split: SourceSplit) -> Iterator[tuple[p
     A column has the name that it has in the table, or, if both have ids, the id. A column that the file does not have
     has the file's partition value, or is null.
     """
-    with _opened(source, split) as (file, url):
-        _check_fields(file.schema_arrow, split, url)
+    with _opened(source, split) as file:
+        _check_fields(file.schema_arrow, split)
         columns = _columns(file.schema_arrow, split)
         there = [columns[name] for name in source.table_type.field_names if name in columns]
         there += [_CHANGE] if split.properties.get("kind") in _KINDS else []
@@ -50,29 +46,24 @@ def read_table_file(source: TableSource, split: SourceSplit) -> Iterator[tuple[p
 
 def count_rows(source: TableSource, split: SourceSplit) -> int:
     """Returns the number of rows of a data file. Only its footer is read."""
-    with _opened(source, split) as (file, _):
+    with _opened(source, split) as file:
         return int(file.metadata.num_rows)
 
 
 @contextmanager
-def _opened(source: TableSource, split: SourceSplit) -> Iterator[tuple[pq.ParquetFile, str]]:
-    """Opens a data file, yields it with its URL, and turns errors with it into SourceReadErrors that name it."""
-    path, size = split.properties["path"], split.properties["size"]
-    store = source.location.open()
-    url = f"{store.url}/{path}"
-    try:
-        with pq.ParquetFile(RangedFile(store, path, size), pre_buffer=True, coerce_int96_timestamp_unit="us") as file:
-            yield file, url
-    except TypeMismatchError as error:
-        raise InputTypeError(f"cannot read {url}: {error}") from error
-    except ObjectNotFoundError as error:
-        raise InputChangedError(
-            f"{url} is gone, and its rows were not read yet: VACUUM, or the expiry of snapshots, has deleted it, or "
-            "the table was moved. Put it back and run again. If it cannot be put back, start from empty state to read "
-            "the table as it is now, and let files be kept for longer"
-        ) from error
-    except (pa.ArrowException, ValueError, OSError, StorageError) as error:
-        raise SourceReadError(f"cannot read {url}: {error}") from error
+def _opened(source: TableSource, split: SourceSplit) -> Iterator[pq.ParquetFile]:
+    """Opens a data file, and turns errors with it into SourceReadErrors that name it."""
+    store, path = source.location.open(), split.properties["path"]
+    with reading(f"{store.url}/{path}"):
+        try:
+            with open_parquet(store, path, split.properties["size"]) as file:
+                yield file
+        except ObjectNotFoundError as error:
+            raise InputChangedError(
+                "it is gone, and its rows were not read yet: VACUUM, or the expiry of snapshots, has deleted it, or "
+                "the table was moved. Put it back and run again. If it cannot be put back, start from empty state to "
+                "read the table as it is now, and let files be kept for longer"
+            ) from error
 
 
 def _columns(schema: pa.Schema, split: SourceSplit) -> dict[str, str]:
@@ -87,13 +78,13 @@ def _columns(schema: pa.Schema, split: SourceSplit) -> dict[str, str]:
     return {name: found for name, found in named.items() if found is not None}
 
 
-def _check_fields(schema: pa.Schema, split: SourceSplit, file: str) -> None:
+def _check_fields(schema: pa.Schema, split: SourceSplit) -> None:
     """Checks that the fields in columns have the names that they have in the table: they are found by these only."""
     changed = split.properties.get("changed", {})
     for name, field_id in _fields_in(list(schema), "") if changed else ():
         if name in changed and (field_id is None or field_id != changed[name]):
             raise InputChangedError(
-                f"{file} has the field {name!r}, which was renamed, or dropped and added again, in the table. Rename "
+                f"it has the field {name!r}, which was renamed, or dropped and added again, in the table. Rename "
                 "it back, or rewrite the files of the table"
             )
 

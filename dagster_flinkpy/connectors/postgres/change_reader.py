@@ -23,15 +23,13 @@ from dagster_flinkpy.connectors.postgres.columns import (
 from dagster_flinkpy.connectors.postgres.connection import connect, listed, reading
 from dagster_flinkpy.connectors.postgres.pgoutput import (
     Begin,
+    Change,
     Commit,
-    Delete,
-    Insert,
     Message,
     Relation,
     Truncate,
     TupleData,
     Unchanged,
-    Update,
     decode,
 )
 from dagster_flinkpy.connectors.postgres.scan import parsed_rows, struct_of
@@ -147,7 +145,7 @@ class _Changes:
     def _wanted(self, transaction: Begin) -> bool:
         return transaction.commit_lsn in self._lsns and (self._seen is None or not self._seen.has(transaction))
 
-    def _take(self, message: Insert | Update | Delete | Truncate, transaction: Begin) -> None:
+    def _take(self, message: Change | Truncate, transaction: Begin) -> None:
         if isinstance(message, Truncate):
             if self._oid in message.relations and not self._source.skip_truncate:
                 raise InputChangedError(
@@ -161,21 +159,16 @@ class _Changes:
         for each in self._described:
             if each.identity not in IDENTITIES[self._source.changelog_mode]:
                 raise self._changed(f"the replica identity of {each.schema}.{each.name} was {each.identity!r}")
-        everything = self._source.changelog_mode == "all"
-        if isinstance(message, Insert):
-            self._add("+I", message.new, transaction)
-        elif isinstance(message, Delete):
-            self._add("-D", message.old, transaction)
-        else:
-            new = message.new
-            if message.old is not None:
-                self._add("-U" if everything else "-D", message.old, transaction)
-                if everything:
-                    pairs = zip(new, message.old, strict=True)
-                    new = tuple([before if isinstance(value, Unchanged) else value for value, before in pairs])
-            elif everything:
-                raise self._changed("an update lacks the row before it")
-            self._add("+U", new, transaction)
+        everything, old, new = self._source.changelog_mode == "all", message.old, message.new
+        if everything and old is None and message.kind == "U":
+            raise self._changed("an update lacks the row before it")
+        if old is not None:
+            self._add("-U" if everything and new is not None else "-D", old, transaction)
+        if new is not None:
+            if everything and old is not None:
+                pairs = zip(new, old, strict=True)
+                new = tuple([before if isinstance(value, Unchanged) else value for value, before in pairs])
+            self._add("+I" if message.kind == "I" else "+U", new, transaction)
 
     def _add(self, kind: str, row: TupleData, transaction: Begin) -> None:
         if self._indices is None:

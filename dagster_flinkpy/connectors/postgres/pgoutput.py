@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
 __all__ = [
     "Begin",
+    "Change",
     "Commit",
-    "Delete",
-    "Insert",
     "Message",
     "Relation",
     "RelationColumn",
     "Truncate",
     "TupleData",
     "Unchanged",
-    "Update",
     "decode",
 ]
 
@@ -79,30 +76,16 @@ class Relation:
 
 
 @dataclass(frozen=True)
-class Insert:
-    """A new row."""
+class Change:
+    """A row that is new, changed or deleted."""
 
-    relation: int
-    new: TupleData
-
-
-@dataclass(frozen=True)
-class Update:
-    """A changed row."""
-
+    kind: str
+    """``I`` inserted, ``U`` updated, ``D`` deleted."""
     relation: int
     old: TupleData | None
-    """The row before the change, or its key with null in the other columns, or None if the key is the same."""
-    new: TupleData
-
-
-@dataclass(frozen=True)
-class Delete:
-    """A deleted row."""
-
-    relation: int
-    old: TupleData
-    """The row, or its key with null in the other columns."""
+    """The row before, or its key with null in the other columns. None: it is new, or it has the same key."""
+    new: TupleData | None
+    """The row after, or None if it is deleted."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +95,7 @@ class Truncate:
     relations: tuple[int, ...]
 
 
-Message = Begin | Commit | Relation | Insert | Update | Delete | Truncate
+Message = Begin | Commit | Relation | Change | Truncate
 
 
 def decode(data: bytes) -> Message | None:
@@ -120,16 +103,28 @@ def decode(data: bytes) -> Message | None:
 
     Returns:
         The message, or None for one that says nothing about rows: an origin, a type, or a message of an application.
+
+    Raises:
+        ValueError: It is no message of this version.
     """
     reader = _Reader(data)
-    kind = reader.char()
-    try:
-        read = _READERS[kind]
-    except KeyError:
-        raise ValueError(f"unknown message {data[:20]!r} of pgoutput") from None
-    message = read(reader)
-    if message is not None:
-        reader.end()
+    message: Message
+    match kind := reader.char():
+        case "B":
+            message = Begin(*struct.unpack(">QqI", reader.take(20)))
+        case "C":
+            message = Commit(*struct.unpack(">xQQq", reader.take(25)))
+        case "R":
+            message = _relation(reader)
+        case "I" | "U" | "D":
+            message = _change(kind, reader)
+        case "T":
+            message = _truncate(reader)
+        case "O" | "Y" | "M":
+            return None
+        case _:
+            raise ValueError(f"unknown message {data[:20]!r} of pgoutput")
+    reader.end()
     return message
 
 
@@ -180,14 +175,6 @@ class _Reader:
             raise ValueError(f"a message of pgoutput has {len(self._data) - self._at} bytes too many")
 
 
-def _begin(reader: _Reader) -> Begin:
-    return Begin(*struct.unpack(">QqI", reader.take(20)))
-
-
-def _commit(reader: _Reader) -> Commit:
-    return Commit(*struct.unpack(">xQQq", reader.take(25)))
-
-
 def _relation(reader: _Reader) -> Relation:
     oid, schema, name, identity = reader.number(4), reader.text(), reader.text(), reader.char()
     columns = []
@@ -197,24 +184,16 @@ def _relation(reader: _Reader) -> Relation:
     return Relation(oid, schema or "pg_catalog", name, identity, tuple(columns))
 
 
-def _insert(reader: _Reader) -> Insert:
-    relation = reader.number(4)
-    _expect(reader.char(), "N")
-    return Insert(relation, reader.tuple())
-
-
-def _update(reader: _Reader) -> Update:
-    relation, old = reader.number(4), None
-    if (kind := reader.char()) in "KO":
-        old, kind = reader.tuple(), reader.char()
-    _expect(kind, "N")
-    return Update(relation, old, reader.tuple())
-
-
-def _delete(reader: _Reader) -> Delete:
-    relation = reader.number(4)
-    _expect(reader.char(), "KO")
-    return Delete(relation, reader.tuple())
+def _change(kind: str, reader: _Reader) -> Change:
+    relation, part, old = reader.number(4), reader.char(), None
+    if part in "KO" and kind != "I":
+        old = reader.tuple()
+        if kind == "D":
+            return Change(kind, relation, old, None)
+        part = reader.char()
+    if part != "N" or kind == "D":
+        raise ValueError(f"a message {kind!r} of pgoutput has {part!r} where a row belongs")
+    return Change(kind, relation, old, reader.tuple())
 
 
 def _truncate(reader: _Reader) -> Truncate:
@@ -222,26 +201,3 @@ def _truncate(reader: _Reader) -> Truncate:
     if count * 4 > 1 << 30:
         raise ValueError(f"a message of pgoutput truncates {count} tables")
     return Truncate(struct.unpack(f">{count}I", reader.take(count * 4)))
-
-
-def _expect(kind: str, wanted: str) -> None:
-    if kind not in wanted:
-        raise ValueError(f"a message of pgoutput has {kind!r} where {wanted!r} belongs")
-
-
-def _nothing(reader: _Reader) -> None:
-    return None
-
-
-_READERS: dict[str, Callable[[_Reader], Message | None]] = {
-    "B": _begin,
-    "C": _commit,
-    "R": _relation,
-    "I": _insert,
-    "U": _update,
-    "D": _delete,
-    "T": _truncate,
-    "O": _nothing,
-    "Y": _nothing,
-    "M": _nothing,
-}

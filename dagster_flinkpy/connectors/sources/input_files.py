@@ -36,7 +36,7 @@ def reading(url: str) -> Iterator[None]:
         raise InputTypeError(f"cannot read {url}: {error}") from error
     except InputChangedError as error:
         raise InputChangedError(f"cannot read {url}: {error}") from error
-    except (pa.ArrowException, OSError, UnicodeError, StorageError, SourceReadError, ConfigurationError) as error:
+    except (pa.ArrowException, OSError, ValueError, StorageError, SourceReadError, ConfigurationError) as error:
         raise SourceReadError(f"cannot read {url}: {error}") from error
 
 

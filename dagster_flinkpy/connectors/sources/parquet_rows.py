@@ -1,15 +1,26 @@
-"""Reads a part of the rows of a Parquet file."""
+"""Opens a Parquet file, and reads a part of its rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from dagster_flinkpy.storage import ObjectStore
+from dagster_flinkpy.storage.ranged_file import RangedFile
+
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-__all__ = ["rows_between"]
+__all__ = ["open_parquet", "rows_between"]
+
+
+def open_parquet(store: ObjectStore, key: str, size: int, footer: pq.FileMetaData | None = None) -> pq.ParquetFile:
+    """Opens a file. INT96 is read as Spark does it: nanoseconds would overflow in years that are far away."""
+    import pyarrow.parquet as pq
+
+    file = RangedFile(store, key, size)
+    return pq.ParquetFile(file, metadata=footer, pre_buffer=True, coerce_int96_timestamp_unit="us")
 
 
 def rows_between(

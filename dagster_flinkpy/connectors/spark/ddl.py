@@ -16,100 +16,81 @@ _TOKEN = re.compile(r"\s*(?:(`(?:[^`]|``)*`)|(\w+)|([<>(),:]))")
 
 
 def parse_ddl(text: str) -> StructType:
-    """Returns the schema that a text describes.
-
-    Args:
-        text: Columns and types in Spark SQL's DDL, without comments and defaults.
+    """Returns the schema that a text describes: columns and types in Spark SQL's DDL, without comments and defaults.
 
     Raises:
         ConfigurationError: It is something else.
     """
-    tokens, at = list[str](), 0
-    while text[at:].strip():
-        found = _TOKEN.match(text, at)
-        if found is None:
-            raise _error(text, text[at:].strip())
-        tokens.append(found[0].strip())
-        at = found.end()
-    parser = _Parser(text, tokens)
+    parser = _Parser(text)
     schema = parser.fields("")
     parser.expect("")
     return schema
 
 
-def _error(text: str, near: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"the schema {text!r} cannot be read at {near!r}: write columns as 'name type', or return a StructType"
-    )
-
-
 class _Parser:
-    def __init__(self, text: str, tokens: list[str]) -> None:
-        self._text, self._tokens, self._at = text, tokens, 0
+    def __init__(self, text: str) -> None:
+        self._text, self._tokens, at = text, list[str](), 0
+        """The tokens that are left, the next one last, before the end, which is empty."""
+        while text[at:].strip():
+            found = _TOKEN.match(text, at)
+            if found is None:
+                raise self._error(text[at:].strip())
+            self._tokens.append(found[0].strip())
+            at = found.end()
+        self._tokens = ["", *reversed(self._tokens)]
+
+    def _error(self, near: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"the schema {self._text!r} cannot be read at {near or 'its end'!r}: write columns as 'name type', or "
+            "return a StructType"
+        )
 
     def _next(self) -> str:
-        self._at += 1
-        return self._tokens[self._at - 1] if self._at <= len(self._tokens) else ""
+        return self._tokens.pop() if len(self._tokens) > 1 else ""
 
-    def _peek(self) -> str:
-        return self._tokens[self._at] if self._at < len(self._tokens) else ""
+    def _takes(self, token: str) -> bool:
+        """Takes the next token if it is this one. Returns whether it was."""
+        return self._tokens[-1].lower() == token and self._next().lower() == token
 
     def expect(self, token: str) -> None:
-        if (found := self._next()) != token:
-            raise _error(self._text, found or "its end")
+        if (found := self._next()).lower() != token:
+            raise self._error(found)
 
     def fields(self, end: str) -> StructType:
         from pyspark.sql.types import StructField, StructType
 
         found: list[StructField] = []
-        while self._peek() != end or found:
+        while found or self._tokens[-1] != end:
             name = self._next()
             if not re.fullmatch(r"`.*`|\w+", name, re.DOTALL):
-                raise _error(self._text, name or "its end")
-            if self._peek() == ":":
-                self._next()
-            kind, nullable = self._type(), True
-            if self._peek().lower() == "not":
-                self._next()
-                if self._next().lower() != "null":
-                    raise _error(self._text, "not")
-                nullable = False
+                raise self._error(name)
+            self._takes(":")
+            kind = self._type()
+            if not_null := self._takes("not"):
+                self.expect("null")
             name = name[1:-1].replace("``", "`") if name.startswith("`") else name
-            found.append(StructField(name, kind, nullable))
-            if self._peek() != ",":
+            found.append(StructField(name, kind, not not_null))
+            if not self._takes(","):
                 break
-            self._next()
         return StructType(found)
 
     def _type(self) -> DataType:
         from pyspark.sql import types
 
+        simple: tuple[DataType, ...] = (
+            *(types.StringType(), types.BooleanType(), types.BinaryType(), types.FloatType(), types.DoubleType()),
+            *(types.ByteType(), types.ShortType(), types.IntegerType(), types.LongType()),
+            *(types.DateType(), types.TimestampType(), types.TimestampNTZType()),
+        )
+        known = {name: kind for kind in simple for name in (kind.typeName(), kind.simpleString())}
+        known["real"] = types.FloatType()
         name = self._next().lower()
-        simple: dict[str, DataType] = {
-            "string": types.StringType(),
-            "boolean": types.BooleanType(),
-            "tinyint": types.ByteType(),
-            "byte": types.ByteType(),
-            "smallint": types.ShortType(),
-            "short": types.ShortType(),
-            "int": types.IntegerType(),
-            "integer": types.IntegerType(),
-            "bigint": types.LongType(),
-            "long": types.LongType(),
-            "float": types.FloatType(),
-            "real": types.FloatType(),
-            "double": types.DoubleType(),
-            "binary": types.BinaryType(),
-            "date": types.DateType(),
-            "timestamp": types.TimestampType(),
-            "timestamp_ntz": types.TimestampNTZType(),
-        }
-        if name in simple:
-            return simple[name]
+        if name in known:
+            return known[name]
         if name in ("decimal", "dec", "numeric"):
             return self._decimal()
         if name not in ("array", "map", "struct"):
-            raise _error(self._text, name or "its end")
+            raise self._error(name)
         self.expect("<")
         found: DataType
         if name == "array":
@@ -126,14 +107,12 @@ class _Parser:
     def _decimal(self) -> DataType:
         from pyspark.sql.types import DecimalType
 
-        if self._peek() != "(":
+        if not self._takes("("):
             return DecimalType(10, 0)
-        self._next()
         numbers = [self._next()]
-        while self._peek() == ",":
-            self._next()
+        while self._takes(","):
             numbers.append(self._next())
         self.expect(")")
         if len(numbers) > 2 or not all(each.isdecimal() for each in numbers):
-            raise _error(self._text, "decimal")
-        return DecimalType(int(numbers[0]), int(numbers[1]) if len(numbers) == 2 else 0)
+            raise self._error("decimal")
+        return DecimalType(*map(int, numbers))

@@ -13,16 +13,14 @@ import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.columns.arrow_types import row_type_of
-from dagster_flinkpy.connectors.columns.column_casts import cast_columns
+from dagster_flinkpy.connectors.columns.loaded_rows import columns_of_rows
 from dagster_flinkpy.connectors.spark.ddl import parse_ddl
 from dagster_flinkpy.connectors.spark.python_data_source import PythonDataSource
 from dagster_flinkpy.datastream.connectors.base import Json, SourceSplit, SplitEnumerator, position_field
 from dagster_flinkpy.errors import (
     ConfigurationError,
     InputChangedError,
-    InputTypeError,
     SourceReadError,
-    TypeMismatchError,
 )
 
 if TYPE_CHECKING:
@@ -291,17 +289,6 @@ def _columns(source: PythonDataSource, rows: Iterator[Any]) -> Iterator[pa.Array
     while batch := _call(source, "read()", lambda: list(islice(rows, _BATCH_RECORDS))):
         if isinstance(batch[0], pa.RecordBatch):
             for each in batch:
-                yield _struct(source, each)
+                yield from columns_of_rows(each, source.produced_type, f"read() of data source {_name(source)}")
         else:
             yield source.produced_type.to_arrow([tuple(row) for row in batch])
-
-
-def _struct(source: PythonDataSource, batch: pa.RecordBatch) -> pa.Array:
-    fields = list(source.produced_type.arrow_type)
-    missing = [field.name for field in fields if field.name not in batch.schema.names]
-    if missing:
-        raise SourceReadError(f"a batch of data source {_name(source)} has no column {missing[0]!r}")
-    try:
-        return pa.StructArray.from_arrays(cast_columns(batch, fields), fields=fields)
-    except TypeMismatchError as error:
-        raise InputTypeError(f"a batch of data source {_name(source)}: {error}") from error

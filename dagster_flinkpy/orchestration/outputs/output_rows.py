@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, Types
 from dagster_flinkpy.connectors.columns.arrow_types import type_info_of
-from dagster_flinkpy.connectors.columns.column_casts import cast_columns
+from dagster_flinkpy.connectors.columns.column_casts import cast_rows
 from dagster_flinkpy.connectors.commit.output_ledger import StagedOutput
 from dagster_flinkpy.errors import TypeMismatchError
 from dagster_flinkpy.orchestration.outputs.output_transaction import Output, OutputTransaction, writer_context
@@ -53,7 +53,7 @@ def write_rows(transaction: OutputTransaction, rows: Any, partition: str | None)
             "or a DataFrame of pandas, Polars or Spark"
         )
     record = _declared(transaction, rows.schema)
-    transaction.write((_records(batch, record) for batch in batches), partition)
+    transaction.write((cast_rows(batch, record) for batch in batches), partition)
 
 
 def _from_pandas(rows: Any) -> pa.Table:
@@ -83,12 +83,6 @@ def _declared(transaction: OutputTransaction, schema: pa.Schema) -> RowTypeInfo:
     return record
 
 
-def _records(batch: pa.RecordBatch, record: RowTypeInfo) -> pa.Array:
-    """Returns a batch as an array of records."""
-    fields = list(record.arrow_type)
-    return pa.StructArray.from_arrays(cast_columns(batch, fields), fields=fields)
-
-
 def _write_spark(transaction: OutputTransaction, rows: Any, partition: str | None) -> None:
     record = _declared(transaction, arrow_schema(rows.schema))
     task = partial(_stage, transaction.output, transaction.token, record, partition)
@@ -109,7 +103,7 @@ def _stage(
     writer, rows = output.sink.create_writer(writer_context(output, token, partition, subtask), record), 0
     try:
         for batch in batches:
-            writer.write(_records(batch, record))
+            writer.write(cast_rows(batch, record))
             rows += batch.num_rows
         writer.flush()
         committables = writer.prepare_commit() if rows else []

@@ -11,16 +11,14 @@ from hypothesis import strategies as st
 
 from dagster_flinkpy.connectors.postgres.pgoutput import (
     Begin,
+    Change,
     Commit,
-    Delete,
-    Insert,
     Message,
     Relation,
     RelationColumn,
     Truncate,
     TupleData,
     Unchanged,
-    Update,
     decode,
 )
 
@@ -36,9 +34,9 @@ MESSAGES = st.one_of(
     st.builds(Begin, LSNS, TIMES, OIDS),
     st.builds(Commit, LSNS, LSNS, TIMES),
     st.builds(Relation, OIDS, NAMES, NAMES, st.sampled_from("dnfi"), st.lists(COLUMNS, max_size=4).map(tuple)),
-    st.builds(Insert, OIDS, TUPLES),
-    st.builds(Update, OIDS, st.none() | TUPLES, TUPLES),
-    st.builds(Delete, OIDS, TUPLES),
+    st.builds(Change, st.just("I"), OIDS, st.none(), TUPLES),
+    st.builds(Change, st.just("U"), OIDS, st.none() | TUPLES, TUPLES),
+    st.builds(Change, st.just("D"), OIDS, TUPLES, st.none()),
     st.builds(Truncate, st.lists(OIDS, max_size=3).map(tuple)),
 )
 
@@ -56,13 +54,9 @@ def encoded(message: Message, old: bytes = b"O") -> bytes:
                 for c in columns
             ]
             return head + struct.pack(">H", len(columns)) + b"".join(body)
-        case Insert(oid, new):
-            return b"I" + struct.pack(">I", oid) + b"N" + encoded_tuple(new)
-        case Update(oid, before, new):
+        case Change(kind, oid, before, new):
             given = b"" if before is None else old + encoded_tuple(before)
-            return b"U" + struct.pack(">I", oid) + given + b"N" + encoded_tuple(new)
-        case Delete(oid, before):
-            return b"D" + struct.pack(">I", oid) + old + encoded_tuple(before)
+            return kind.encode() + struct.pack(">I", oid) + given + (b"" if new is None else b"N" + encoded_tuple(new))
         case Truncate(oids):
             return b"T" + struct.pack(f">IB{len(oids)}I", len(oids), 1, *oids)
 
