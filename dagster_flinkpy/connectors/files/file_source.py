@@ -46,7 +46,7 @@ class FileEnumerator(OpenEnumerator[OpenSplits]):
 
     def __init__(self, source: FileSource, restored: Json | None) -> None:
         limits = EpochLimits(source.max_records_per_epoch, source.max_bytes_per_epoch)
-        super().__init__(limits, OpenSplits(limits, _TextMeter(source)))
+        super().__init__(limits, OpenSplits(limits, _TextMeter(source), root=str, key=str, size=int))
         self._source, self._known = source, KnownFiles()
         self._names: frozenset[str] = frozenset()
         """Names of all files ever found, if an earlier release stored the position. Otherwise empty."""
@@ -56,14 +56,13 @@ class FileEnumerator(OpenEnumerator[OpenSplits]):
             self._restore(restored)
 
     def _restore(self, position: Json) -> None:
+        # A position that an earlier release stored lacks some parts.
         stored = position_field(position, "open", list)
         if "planned" not in position:
             stored = [_without_lines(split) for split in stored]
-        fields = (("root", str), ("key", str), ("size", int))
-        self._open.restore(stored, position_field({"planned": 0, **position}, "planned", int), fields)
         self._listed = position_field(position, "listed", bool)
-        # A position that an earlier release stored does not say so.
-        self._ended = position.get("ended", self._bounded and self._listed) is True
+        ended = position.get("ended", self._bounded and self._listed) is True
+        self._restore_open({"planned": 0, **position, "open": stored, "ended": ended})
         if "files" in position:
             gone = position_field({"gone": "", **position}, "gone", str)
             self._known = KnownFiles.from_json(position_field(position, "files", str), gone)
@@ -127,12 +126,7 @@ class FileEnumerator(OpenEnumerator[OpenSplits]):
         return [name for name in read if name not in open_files]
 
     def snapshot_state(self) -> Json:
-        position: Json = {
-            "open": self._open.to_json(),
-            "planned": self._open.planned,
-            "listed": self._listed,
-            "ended": self._ended,
-        }
+        position = {**super().snapshot_state(), "listed": self._listed}
         # If there are names, nothing has been listed since the position of an earlier release was restored.
         return position | ({"found": sorted(self._names)} if self._names else self._known.to_json())
 

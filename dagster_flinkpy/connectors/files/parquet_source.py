@@ -254,7 +254,9 @@ class _ParquetEnumerator(OpenEnumerator[OpenSplits]):
     """
 
     def __init__(self, source: ParquetSource, restored: Json | None) -> None:
-        super().__init__(source.limits, OpenSplits(source.limits, _ParquetMeter(source)))
+        super().__init__(
+            source.limits, OpenSplits(source.limits, _ParquetMeter(source), number=int, size=int, version=str)
+        )
         self._source, self._store = source, source.location.open()
         self._last: str | None = None
         self._known = KnownFiles()
@@ -271,15 +273,13 @@ class _ParquetEnumerator(OpenEnumerator[OpenSplits]):
             self._last = position_field(position, "last", str)
         elif planned:
             raise ValueError(f"{planned} files were planned, but 'last' is missing")
-        fields = (("number", int), ("size", int), ("version", str))
-        self._open.restore(position_field(position, "open", list), planned, fields)
+        self._restore_open({**position, "ended": position.get("ended", False) is True})
         for split in self._open:
             if "file" in split.properties:
                 position_field(split.properties, "file", str)
                 first, stop = position_field(split.properties, "row_groups", list)
                 if not 0 <= first < stop:
                     raise ValueError(f"split {split.split_id!r} has no row groups")
-        self._ended = position.get("ended", False) is True
         if "files" in position:
             gone = position_field({"gone": "", **position}, "gone", str)
             self._known = KnownFiles.from_json(position_field(position, "files", str), gone)
@@ -402,9 +402,7 @@ class _ParquetEnumerator(OpenEnumerator[OpenSplits]):
         position: Json = {
             "last": self._last,
             "present": len(self._known),
-            "planned": self._open.planned,
-            "open": self._open.to_json(),
-            "ended": self._ended,
+            **super().snapshot_state(),
             **self._known.to_json(),
         }
         if self._counted is not None:  # nothing has been planned since the restore

@@ -59,8 +59,7 @@ class KafkaEnumerator(OpenEnumerator[OpenRanges]):
         if restored.get("next") is not None:
             self._next = _from_json(position_field(restored, "next", list))
         self._stops = _from_json(position_field(restored, "stops", list))
-        self._ended = position_field(restored, "ended", bool)
-        self._open.restore(position_field(restored, "open", list))
+        self._restore_open(restored)
 
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
         if not self._ended:
@@ -174,8 +173,7 @@ class KafkaEnumerator(OpenEnumerator[OpenRanges]):
         return {
             "next": None if self._next is None else _to_json(self._next),
             "stops": _to_json(self._stops),
-            "open": self._open.to_json(),
-            "ended": self._ended,
+            **super().snapshot_state(),
         }
 
     def on_snapshot(self, checkpoint_id: int) -> None:

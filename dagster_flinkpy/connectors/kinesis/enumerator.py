@@ -55,8 +55,7 @@ class KinesisEnumerator(OpenEnumerator[OpenRanges]):
             self._shards = {name: _Progress.from_json(each) for name, each in shards.items()}
             if restored.get("began_ms") is not None:
                 self._began_ms = position_field(restored, "began_ms", int)
-            self._ended = position_field(restored, "ended", bool)
-            self._open.restore(position_field(restored, "open", list))
+            self._restore_open(restored)
 
     def has_input(self, parallelism: int) -> bool | None:
         if self._began_ms is None or self._source.bounded is not False:
@@ -209,8 +208,7 @@ class KinesisEnumerator(OpenEnumerator[OpenRanges]):
         return {
             "shards": {name: each.to_json() for name, each in sorted(self._shards.items())},
             "began_ms": self._began_ms,
-            "open": self._open.to_json(),
-            "ended": self._ended,
+            **super().snapshot_state(),
         }
 
 

@@ -6,6 +6,7 @@ import copy
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, TypeVar
@@ -15,10 +16,11 @@ from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.sources.declared_source import DeclaredSource, names_of_partition
 from dagster_flinkpy.connectors.sources.open_splits import OpenSplits, RowMeter
 from dagster_flinkpy.connectors.sources.split_enumerators import OpenEnumerator
-from dagster_flinkpy.datastream.connectors.base import Json, SourceLag, SourceSplit, SplitEnumerator, position_field
+from dagster_flinkpy.datastream.connectors.base import Json, SourceLag, SourceSplit, SplitEnumerator
 from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
 from dagster_flinkpy.errors import ConfigurationError, InputChangedError, InputTypeError, TypeMismatchError
+from dagster_flinkpy.json_records import Count, JsonRecord
 from dagster_flinkpy.registry import resolve
 from dagster_flinkpy.storage import StorageLocation
 
@@ -176,38 +178,35 @@ class TableSource(DeclaredSource, PartitionedSource):
         return _TableEnumerator(self, restored)
 
 
-class _TableEnumerator(OpenEnumerator[OpenSplits]):
-    """Assigns data files to readers, version by version.
+@dataclass
+class _Place(JsonRecord):
+    """How far the versions of a table are assigned."""
 
-    State: the version with its mark, how many of its files were assigned and whether these are all, whether all files
-    of the version are read or only those that it has added, and the splits that are not read to the end. A split's
-    number says which subtask reads it.
-    """
+    version: int | None
+    mark: str | None
+    """What tells the version from one of another table in the same place."""
+    whole: bool
+    """Whether all files of the version are read, or only those that it has added."""
+    complete: bool
+    """Whether all of these are assigned."""
+    assigned: Count
+    """How many of these are."""
+
+
+class _TableEnumerator(OpenEnumerator[OpenSplits]):
+    """Assigns data files to readers, version by version. A split's number says which subtask reads it."""
 
     def __init__(self, source: TableSource, restored: Json | None) -> None:
-        super().__init__(source.limits, OpenSplits(source.limits, _DataFileMeter(source)))
+        super().__init__(source.limits, OpenSplits(source.limits, _DataFileMeter(source), path=str, size=int))
         self._source, self._log = source, source.log()
-        self._version: int | None = None
-        self._mark: str | None = None
-        """What tells the version from one of another table in the same place."""
-        self._whole, self._complete = True, False
-        self._assigned = 0
+        self._at = _Place(None, None, whole=True, complete=False, assigned=0)
         self._left_over: list[Json] = []
         """Files of the version that the last plan did not open."""
         self._behind: int | None = None
         """Versions after it, as the last plan found them."""
         if restored is not None:
-            if restored.get("version") is not None:
-                self._version = position_field(restored, "version", int)
-            if restored.get("mark") is not None:
-                self._mark = position_field(restored, "mark", str)
-            self._whole = position_field(restored, "whole", bool)
-            self._complete = position_field(restored, "complete", bool)
-            self._assigned = position_field(restored, "assigned", int)
-            planned = position_field(restored, "planned", int)
-            self._ended = position_field(restored, "ended", bool)
-            fields = (("number", int), ("path", str), ("size", int))
-            self._open.restore(position_field(restored, "open", list), planned, fields)
+            self._at = _Place.from_json(restored)
+            self._restore_open(restored)
 
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
         self._log.refresh()
@@ -220,40 +219,40 @@ class _TableEnumerator(OpenEnumerator[OpenSplits]):
 
     def _take(self, limit: int | None) -> None:
         """Takes new files until there are no more, or as many as allowed."""
-        if self._version is None:
+        if self._at.version is None:
             self._begin(self._log.latest())
-        elif self._mark is not None:
-            self._log.check_history(self._version, self._mark)
-        while self._version is not None:
-            if not self._complete and not self._assign(self._version, limit):
-                self._behind = self._log.count_after(self._version)
+        elif self._at.mark is not None:
+            self._log.check_history(self._at.version, self._at.mark)
+        while self._at.version is not None:
+            if not self._at.complete and not self._assign(self._at.version, limit):
+                self._behind = self._log.count_after(self._at.version)
                 return
-            following = self._log.after(self._version)
+            following = self._log.after(self._at.version)
             if following is None:
                 break
             self._begin(following)
-            self._whole, self._complete, self._assigned = False, False, 0
+            self._at.whole, self._at.complete, self._at.assigned = False, False, 0
         self._ended = self._source.bounded is not False
 
     def _begin(self, version: int | None) -> None:
-        self._version, self._mark = version, None if version is None else self._log.mark(version)
+        self._at.version, self._at.mark = version, None if version is None else self._log.mark(version)
 
     def _assign(self, version: int, limit: int | None) -> bool:
         """Takes files of a version. Returns whether these were the last ones."""
-        files = self._log.all_files(version) if self._whole else self._log.added_files(version)
+        files = self._log.all_files(version) if self._at.whole else self._log.added_files(version)
         if self._source.partition is not None:
             files = files_of_partition(self._source, self._source.partition, files)
-        if self._assigned < len(files):
+        if self._at.assigned < len(files):
             self._check_columns()
-        while self._assigned < len(files) and not self._open.suffice():
+        while self._at.assigned < len(files) and not self._open.suffice():
             if limit is not None and len(self._open) >= limit:
                 break
-            file = files[self._assigned]
+            file = files[self._at.assigned]
             self._open.open(str(file.get("id", file["path"])), file)
-            self._assigned += 1
-        self._left_over = files[self._assigned :]
-        self._complete = self._assigned == len(files)
-        return self._complete
+            self._at.assigned += 1
+        self._left_over = files[self._at.assigned :]
+        self._at.complete = self._at.assigned == len(files)
+        return self._at.complete
 
     def _check_columns(self) -> None:
         """Checks that the table has all columns: a file without one of them has nulls, because it may be older."""
@@ -279,20 +278,11 @@ class _TableEnumerator(OpenEnumerator[OpenSplits]):
 
     def unread(self) -> Sequence[str]:
         self._log.refresh()
-        after = self._log.latest() if self._version is None else self._log.after(self._version)
+        after = self._log.latest() if self._at.version is None else self._log.after(self._at.version)
         return self._open.unread() + ([] if after is None else [f"version {after}"])
 
     def snapshot_state(self) -> Json:
-        return {
-            "version": self._version,
-            "mark": self._mark,
-            "whole": self._whole,
-            "complete": self._complete,
-            "assigned": self._assigned,
-            "planned": self._open.planned,
-            "open": self._open.to_json(),
-            "ended": self._ended,
-        }
+        return {**self._at.to_json(), **super().snapshot_state()}
 
 
 def files_of_partition(source: TableSource, partition: TimePartition, files: list[Json]) -> list[Json]:

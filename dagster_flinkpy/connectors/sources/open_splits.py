@@ -87,13 +87,14 @@ class OpenSplits:
     """The open splits in the order of their numbers. The number says which subtask reads a split, also later.
 
     A split that an epoch reads in part is given out with the property ``stop``. When that is read, it stays open from
-    there on.
+    there on. Splits must have the ``properties``, of these types.
     """
 
-    def __init__(self, limits: EpochLimits, meter: SplitMeter) -> None:
-        self._limits, self._meter = limits, meter
+    def __init__(self, limits: EpochLimits, meter: SplitMeter, **properties: type) -> None:
+        self._limits, self._meter, self._properties = limits, meter, properties
         self._splits: dict[int, SourceSplit] = {}
         self._planned = 0
+        """The number of splits ever opened, which is the number of the next one."""
         self._stops: dict[int, int | None] = {}
         """Where the last plan stops in the splits that it reads. None: at the end."""
         self.rest = False
@@ -105,16 +106,11 @@ class OpenSplits:
     def __iter__(self) -> Iterator[SourceSplit]:
         return iter(self._splits.values())
 
-    @property
-    def planned(self) -> int:
-        """The number of splits ever opened, which is the number of the next one."""
-        return self._planned
-
-    def restore(self, splits: Sequence[Any], planned: int, fields: Sequence[tuple[str, type]]) -> None:
+    def restore(self, position: Json) -> None:
         """Takes over the splits of a stored position."""
-        self._planned = planned
-        for split in map(SourceSplit.from_json, splits):
-            for name, kind in fields:
+        self._planned = position_field(position, "planned", int)
+        for split in map(SourceSplit.from_json, position_field(position, "open", list)):
+            for name, kind in self._properties.items():
                 position_field(split.properties, name, kind)
             # Earlier releases did not number all splits.
             self._add(split, split.properties.get("number", self._planned))
@@ -220,9 +216,9 @@ class OpenSplits:
         size = sum(self._meter.amount(split).bytes or 0 for split in self.left())
         return SourceLag(files=files + len(more), bytes=size + sum(info.size for info in more))
 
-    def to_json(self) -> list[Json]:
-        """Returns the splits for a position."""
-        return [split.to_json() for _, split in sorted(self._splits.items())]
+    def to_json(self) -> Json:
+        """Returns the splits as parts of a position."""
+        return {"planned": self._planned, "open": [split.to_json() for _, split in sorted(self._splits.items())]}
 
 
 class OpenRanges(dict[Any, SourceSplit]):
@@ -238,9 +234,10 @@ class OpenRanges(dict[Any, SourceSplit]):
         self.rest = False
         """Whether something is open that was not planned last, or was not read."""
 
-    def restore(self, splits: Sequence[Any]) -> None:
-        """Takes over the ranges of a stored position, which `to_json` returned."""
-        self.update((self._part_of(split), split) for split in map(SourceSplit.from_json, splits))
+    def restore(self, position: Json) -> None:
+        """Takes over the ranges of a stored position."""
+        splits = map(SourceSplit.from_json, position_field(position, "open", list))
+        self.update((self._part_of(split), split) for split in splits)
         self.rest = bool(self)
 
     def shares(self, parallelism: int, subtask_of: Callable[[Any], int]) -> list[list[SourceSplit]]:
@@ -268,9 +265,9 @@ class OpenRanges(dict[Any, SourceSplit]):
         """Returns the names of what stays open, if it was not all planned last."""
         return [f"the rest of {split.split_id}" for split in self.values()] if self.rest else []
 
-    def to_json(self) -> list[Json]:
-        """Returns the ranges for a position."""
-        return [split.to_json() for split in self.values()]
+    def to_json(self) -> Json:
+        """Returns the ranges as a part of a position."""
+        return {"open": [split.to_json() for split in self.values()]}
 
 
 def _least(one: Quantity, other: Quantity) -> Quantity:

@@ -6,7 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from dagster_flinkpy.connectors.sources.open_splits import OpenRanges, OpenSplits
-from dagster_flinkpy.datastream.connectors.base import SourceSplit, SplitEnumerator, SplitEnumeratorContext
+from dagster_flinkpy.datastream.connectors.base import (
+    Json,
+    SourceSplit,
+    SplitEnumerator,
+    SplitEnumeratorContext,
+    position_field,
+)
 from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 
 __all__ = ["EndingEnumerator", "OpenEnumerator"]
@@ -41,6 +47,14 @@ class OpenEnumerator(EndingEnumerator, Generic[OpenT]):
     def __init__(self, limits: EpochLimits, open_splits: OpenT) -> None:
         super().__init__(limits)
         self._open: OpenT = open_splits
+
+    def _restore_open(self, position: Json) -> None:
+        """Takes over what `snapshot_state` here has returned."""
+        self._open.restore(position)
+        self._ended = position_field(position, "ended", bool)
+
+    def snapshot_state(self) -> Json:
+        return {**self._open.to_json(), "ended": self._ended}
 
     def has_input(self, parallelism: int) -> bool | None:
         return self.plans_something(parallelism)

@@ -71,7 +71,7 @@ class MaterializationEnumerator(SplitEnumerator):
         self._seen: dict[int, float | None] = {}
         """Seconds since 1970 by number. An older version has kept no times."""
         self._partitions: dict[str, str | None] = {}
-        self._open = OpenSplits(EpochLimits(), _NoMeter())
+        self._open = OpenSplits(EpochLimits(), _NoMeter(), asset=list, run_id=str, metadata=dict)
         self._ended = False
         self._left = 0
         """How many materializations were not planned."""
@@ -81,8 +81,7 @@ class MaterializationEnumerator(SplitEnumerator):
             self._seen = dict(zip(seen, restored.get("times") or [None] * len(seen), strict=True))
             self._partitions = position_field(restored, "partitions", dict)
             self._ended = position_field(restored, "ended", bool)
-            fields = (("asset", list), ("run_id", str), ("metadata", dict))
-            self._open.restore(position_field(restored, "open", list), position_field(restored, "planned", int), fields)
+            self._open.restore(restored)
 
     def has_input(self, parallelism: int) -> bool:
         return self.plans_something(parallelism)
@@ -210,8 +209,7 @@ class MaterializationEnumerator(SplitEnumerator):
             "seen": sorted(self._seen),
             "times": [self._seen[number] for number in sorted(self._seen)],
             "partitions": self._partitions,
-            "planned": self._open.planned,
-            "open": self._open.to_json(),
+            **self._open.to_json(),
             "ended": self._ended,
         }
 

@@ -74,8 +74,8 @@ def test_each_row_is_read_once_and_in_order_within_the_limits(
         splits.take_back([SourceSplit(s.split_id, s.properties, s.offset, finished=True) for b in shares for s in b])
         assert splits.rest == bool(len(splits))
         assert len(splits) == left
-        restored = OpenSplits(limits, Rows())
-        restored.restore(json.loads(json.dumps(splits.to_json())), splits.planned, [("rows", int)])
+        restored = OpenSplits(limits, Rows(), rows=int)
+        restored.restore(json.loads(json.dumps(splits.to_json())))
         splits, epochs = restored, epochs + 1
     assert read == {number: list(range(count)) for number, count in enumerate(rows)}
 
