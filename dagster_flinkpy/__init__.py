@@ -82,7 +82,7 @@ register("record_decoder", "dagster_flinkpy.connectors.columns.record_formats:re
 register("record_encoder", "dagster_flinkpy.connectors.columns.record_formats:record_encoder")
 register("kafka_enumerator", "dagster_flinkpy.connectors.kafka.enumerator:KafkaEnumerator")
 register("kafka_reader", "dagster_flinkpy.connectors.kafka.reader:read_partition")
-register("staging_location", "dagster_flinkpy.connectors.kafka.staging:staging_location")
+register("staging_location", "dagster_flinkpy.connectors.commit.table_sink:checked_location")
 register("kafka_staging_writer", "dagster_flinkpy.connectors.kafka.writer:KafkaStagingWriter")
 register("kafka_direct_writer", "dagster_flinkpy.connectors.kafka.writer:DirectWriter")
 register("kafka_appending_committer", "dagster_flinkpy.connectors.kafka.committer:AppendingCommitter")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dagster_flinkpy.connectors.commit.checkpoint_committer import CheckpointCommitter, StagedCheckpoint
-from dagster_flinkpy.connectors.commit.signals import signal_failure
+from dagster_flinkpy.connectors.commit.staged_files import signal_failure
 from dagster_flinkpy.connectors.commit.staged_rows import RowFile, StagedRows, digest_of
 from dagster_flinkpy.connectors.files.parquet_table import ParquetTable, table_schema
 from dagster_flinkpy.connectors.foreach_epoch import Epoch, ForeachEpoch

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from dagster_flinkpy.connectors.commit.signals import signal_failure
-from dagster_flinkpy.connectors.commit.staged_files import Staged
+from dagster_flinkpy.connectors.commit.staged_files import Staged, signal_failure
 from dagster_flinkpy.connectors.commit.staged_rows import RowFile, digest_of
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext
 from dagster_flinkpy.errors import CommitRefusedError, ConfigurationError, StorageError
@@ -61,7 +60,6 @@ class StagedCheckpoint:
 
     @property
     def partitions(self) -> list[str | None]:
-        """The Dagster partitions of the files."""
         return list(self.by_partition)
 
 

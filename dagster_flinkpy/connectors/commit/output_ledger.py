@@ -126,7 +126,6 @@ class OutputLedger:
             yield OutputLedger(store, unquote(asset.removesuffix(".json")), unquote(table))
 
     def read(self) -> LedgerState:
-        """Returns the content."""
         return self._read()[0]
 
     def change(self, change: Callable[[LedgerState], LedgerState]) -> LedgerState:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
-from dagster_flinkpy.connectors.commit.signals import signal_failure
 from dagster_flinkpy.datastream.connectors.base import (
     CommitRequest,
     Committer,
@@ -50,6 +49,7 @@ __all__ = [
     "file_name",
     "partition_folder",
     "partition_values",
+    "signal_failure",
     "still_staged",
     "value_folder",
     "written_by",
@@ -192,7 +192,6 @@ class StagedUpload(io.RawIOBase):
         self._part, self._sent, self._filled = bytearray(), bytearray(), 0
 
     def abort(self) -> None:
-        """Aborts the upload."""
         self._aborted = True
         with suppress(Exception):  # the writer has failed already
             self._await_part()
@@ -200,6 +199,29 @@ class StagedUpload(io.RawIOBase):
         if self._upload_id is not None:
             with suppress(StorageError):  # abort_lingering finds what remains
                 self._store.abort_upload(self._key, self._upload_id)
+
+
+def signal_failure(
+    requests: Sequence[CommitRequest], error: Exception, *, retried: tuple[type[Exception], ...] = ()
+) -> None:
+    """Signals why requests are not committed: they are lost, nobody knows or can help now, or trying again may help.
+
+    Args:
+        requests: The requests.
+        error: Why. It is raised if it is none of these.
+        retried: What the client of the target raises if trying again may help. A `StorageError` always may.
+    """
+    for request in requests:
+        if isinstance(error, CommittableLostError):
+            request.signal_failed_with_known_reason(error)
+        elif isinstance(error, SinkCommitError):
+            request.signal_failed_with_unknown_reason(error)
+        elif isinstance(error, (StorageError, *retried)):
+            request.retry_later(error)
+        elif isinstance(error, (KeyError, TypeError, ValueError)):  # of a committable, or of the target's metadata
+            request.signal_failed_with_unknown_reason(error)
+        else:
+            raise error
 
 
 class Staged(ABC):

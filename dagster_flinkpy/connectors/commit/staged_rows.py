@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -13,7 +15,14 @@ import pyarrow.parquet as pq
 
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.typeinfo import TypeInformation
-from dagster_flinkpy.connectors.commit.staged_files import Committable, FileNames, Staged, StagedFile, still_staged
+from dagster_flinkpy.connectors.commit.staged_files import (
+    PART_BYTES,
+    Committable,
+    FileNames,
+    Staged,
+    StagedFile,
+    still_staged,
+)
 from dagster_flinkpy.connectors.commit.table_sink import TableSink
 from dagster_flinkpy.connectors.commit.table_writer import TableWriter
 from dagster_flinkpy.datastream.connectors.base import (
@@ -24,9 +33,9 @@ from dagster_flinkpy.datastream.connectors.base import (
     WriterInitContext,
 )
 from dagster_flinkpy.errors import CommittableLostError, ObjectNotFoundError, StorageError
-from dagster_flinkpy.storage import StorageLocation, UploadInfo
+from dagster_flinkpy.storage import ObjectStore, StorageLocation, UploadInfo
 
-__all__ = ["RowFile", "StagedRows", "StagedRowsWriter", "digest_of"]
+__all__ = ["RowFile", "StagedContent", "StagedRows", "StagedRowsWriter", "digest_of"]
 
 
 @dataclass(frozen=True)
@@ -45,7 +54,6 @@ class RowFile(Committable):
 
     @staticmethod
     def of(request: CommitRequest) -> RowFile:
-        """Returns what a request commits."""
         return RowFile.from_json(request.committable)
 
     def check_key(self) -> None:
@@ -154,3 +162,41 @@ class StagedRows(Staged):
     def _files(self, keep: Sequence[CommitRequest]) -> list[str]:
         kept = {RowFile.of(request).key for request in keep}
         return [info.key for info in self._store.list() if self._names.mine(info.key) and info.key not in kept]
+
+
+class StagedContent(io.RawIOBase):
+    """Reads a staged file from its beginning to its end, one part ahead. As a context it is closed at the end."""
+
+    def __init__(self, store: ObjectStore, key: str, size: int) -> None:
+        self._store, self._key = store, key
+        self._offsets = iter(range(0, size, PART_BYTES))
+        self._part, self._digest = memoryview(b""), hashlib.sha256()
+        self._reader = ThreadPoolExecutor(1, "staged")
+        self._next = self._begin()
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        if not self._part and self._next is not None:
+            self._part = memoryview(self._next.result())
+            self._next = self._begin()
+        end = len(self._part) if size < 0 else size
+        taken, self._part = self._part[:end], self._part[end:]
+        return bytes(taken)
+
+    def _begin(self) -> Future[bytes] | None:
+        offset = next(self._offsets, None)
+        return None if offset is None else self._reader.submit(self._fetch, offset)
+
+    def _fetch(self, offset: int) -> bytes:
+        data = self._store.get_range(self._key, offset, PART_BYTES)
+        self._digest.update(data)
+        return data
+
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+    def close(self) -> None:
+        self._reader.shutdown()
+        super().close()

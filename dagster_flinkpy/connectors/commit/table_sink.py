@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from dagster_flinkpy.common.arguments import check_argument, check_number
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, TypeInformation
@@ -20,7 +20,13 @@ from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.registry import resolve
 from dagster_flinkpy.storage import StorageLocation
 
-__all__ = ["StagedParquet", "TableSink"]
+__all__ = ["StagedParquet", "TableSink", "checked_location"]
+
+
+def checked_location(call: str, folder: Any) -> StorageLocation:
+    """Returns a folder that was given to a call as a location."""
+    check_argument(call, folder, (str, StorageLocation), "a path, s3://..., or a StorageLocation")
+    return StorageLocation(folder) if isinstance(folder, str) else folder
 
 
 class TableSink(TwoPhaseCommittingSink):
@@ -43,7 +49,6 @@ class TableSink(TwoPhaseCommittingSink):
         compression: str | None = None,
     ) -> None:
         call = f"{type(self).__name__}()"
-        check_argument(call, location, (str, StorageLocation), "a path, s3://..., or a StorageLocation")
         for name, columns in (("partition_by", partition_by), ("sort_by", sort_by)):
             if isinstance(columns, str):
                 raise ConfigurationError(f"{call} needs a list of columns as {name}, such as [{columns!r}]")
@@ -58,7 +63,7 @@ class TableSink(TwoPhaseCommittingSink):
             raise ConfigurationError(
                 f"{call} cannot partition by a column 'partition': Dagster's partitions have folders of that name"
             )
-        self.location = StorageLocation(location) if isinstance(location, str) else location
+        self.location = checked_location(call, location)
         self.partition_by = tuple(partition_by)
         self.sort_by = tuple(sort_by)
         self.max_file_bytes = max_file_bytes

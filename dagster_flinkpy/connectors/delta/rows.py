@@ -28,7 +28,6 @@ class DeltaRows(TableRows):
     """The column that has the Dagster partition."""
 
     def to_arrow(self) -> pa.Table:
-        """Reads the rows."""
         url, options = self.location.url, storage_options(self.location)
         if not DeltaTable.is_deltatable(url, options):
             return self.schema.empty_table()

@@ -149,7 +149,6 @@ class DeltaTarget(LakeTarget[DeltaTable], LakeLog[DeltaTable]):
             table.update_incremental()
 
     def check_columns(self, table: DeltaTable, schema: Schema) -> None:
-        """Checks that the table has columns."""
         found = {field.name: field for field in table.schema().fields}
         for field in schema.fields:
             if field.name not in found:

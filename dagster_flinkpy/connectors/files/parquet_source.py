@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from dagster_flinkpy.common.arguments import check_argument, check_count
 from dagster_flinkpy.common.decimals import check_has_scale
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
+from dagster_flinkpy.connectors.commit.table_sink import checked_location
 from dagster_flinkpy.connectors.sources.declared_source import DeclaredSource, names_of_partition
 from dagster_flinkpy.connectors.sources.input_files import input_files, reading
 from dagster_flinkpy.connectors.sources.known_files import KnownFiles, check_unchanged, some_of, version_of
@@ -106,12 +107,11 @@ class ParquetSource(DeclaredSource, PartitionedSource):
         partition_format: str | None = None,
         batch_rows: int = 8192,
     ) -> None:
-        check_argument("ParquetSource()", location, (str, StorageLocation), "a path, s3://..., or a StorageLocation")
         check_argument("row_type of ParquetSource()", row_type, (RowTypeInfo, type(None)), "Types.ROW_NAMED(...)")
         check_count("ParquetSource()", "batch_rows", batch_rows, "rows")
         if max_files_per_epoch is not None:
             check_count("ParquetSource()", "max_files_per_epoch", max_files_per_epoch, "files")
-        self.location = StorageLocation(location) if isinstance(location, str) else location
+        self.location = checked_location("ParquetSource()", location)
         self.pattern = pattern
         self.bounded = bounded
         self.since = since

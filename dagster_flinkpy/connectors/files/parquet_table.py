@@ -115,7 +115,6 @@ class ParquetTable(TableRows):
         return hashlib.sha256(json.dumps([self.location.url, *files]).encode()).hexdigest()[:16]
 
     def to_arrow(self) -> pa.Table:
-        """Reads all rows."""
         with ThreadPoolExecutor(_THREADS) as threads:
             parts = list(threads.map(self.read_file, self.files()))
         return pa.concat_tables([self.schema.empty_table(), *parts])

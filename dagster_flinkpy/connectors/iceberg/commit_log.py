@@ -239,7 +239,6 @@ class CommitLog(LakeLog[Table]):
             )
 
     def summary(self, checkpoint_id: int, digest: str) -> dict[str, str]:
-        """Returns what the summary of the snapshot says about a commit."""
         return {
             **self._ours,
             _CHECKPOINT: str(checkpoint_id),

@@ -52,8 +52,7 @@ from dagster_flinkpy.connectors.iceberg.table import (
     name_mapping,
     partition_fields,
 )
-from dagster_flinkpy.connectors.lake.committer import LakeCommitter, PartitionReplacement
-from dagster_flinkpy.connectors.lake.keyed_rows import without
+from dagster_flinkpy.connectors.lake.committer import LakeCommitter, PartitionReplacement, without
 from dagster_flinkpy.datastream.connectors.base import CommitterInitContext
 from dagster_flinkpy.errors import ConfigurationError, SinkCommitError
 

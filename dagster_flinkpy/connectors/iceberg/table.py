@@ -58,7 +58,6 @@ class IcebergTarget(LakeTarget[Table]):
 
     @property
     def catalog(self) -> Catalog:
-        """The catalog."""
         if self._catalog is None:
             given = {**file_properties(self._sink.location), **self._sink.properties}
             self._catalog = open_catalog(self._sink.catalog, given)

@@ -60,7 +60,6 @@ class PartitionLookup:
 
     @property
     def consumer(self) -> Any:
-        """The consumer that asks."""
         if self._opened is None:
             self._opened = consumer_of(self._source, "enumerator")
         return self._opened
@@ -75,7 +74,6 @@ class PartitionLookup:
             ) from error
 
     def partitions(self) -> set[KafkaTopicPartition]:
-        """Returns the partitions that the source reads."""
         source = self._source
         with self._asking("the list of topics"):
             topics = self.consumer.list_topics(timeout=_SECONDS).topics

@@ -16,8 +16,7 @@ from dagster_flinkpy.connectors.commit.checkpoint_committer import CheckpointCom
 from dagster_flinkpy.connectors.commit.staged_rows import StagedRows
 from dagster_flinkpy.connectors.files.parquet_table import table_schema
 from dagster_flinkpy.connectors.kafka.client import new_client
-from dagster_flinkpy.connectors.kafka.staging import STAGED_RECORD
-from dagster_flinkpy.connectors.kafka.writer import produce_all, producer_settings
+from dagster_flinkpy.connectors.kafka.writer import STAGED_RECORD, produce_all, producer_settings
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitRequestState, CommitterInitContext
 from dagster_flinkpy.datastream.connectors.kafka_sink import KafkaSink
 from dagster_flinkpy.errors import CommitRefusedError, ConfigurationError, SinkCommitError, StorageError

@@ -8,20 +8,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import KafkaException, Producer
 
-from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation
+from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation, Types
 from dagster_flinkpy.connectors.columns.column_types import columns_of
 from dagster_flinkpy.connectors.columns.record_formats import record_encoder
 from dagster_flinkpy.connectors.commit.staged_rows import StagedRowsWriter
 from dagster_flinkpy.connectors.commit.table_sink import StagedParquet
 from dagster_flinkpy.connectors.kafka.client import new_client
-from dagster_flinkpy.connectors.kafka.staging import STAGED_RECORD
 from dagster_flinkpy.datastream.connectors.base import Json, SinkWriter, WriterInitContext
 from dagster_flinkpy.datastream.connectors.kafka_sink import KafkaSink, TransactionalKafkaSink, field_type
 from dagster_flinkpy.datastream.formats.json import JsonRowSerializationSchema
 from dagster_flinkpy.errors import SinkCommitError, TypeMismatchError
 
-__all__ = ["DirectWriter", "KafkaStagingWriter", "produce_all", "producer_settings"]
+__all__ = ["STAGED_RECORD", "DirectWriter", "KafkaStagingWriter", "produce_all", "producer_settings"]
 
+STAGED_RECORD = Types.ROW_NAMED(["key", "value"], [Types.PRIMITIVE_ARRAY(Types.BYTE())] * 2)
+"""How records wait for their transaction: in Parquet files of keys and values."""
 _MAX_BYTES = "message.max.bytes"
 _DEFAULT_MAX_BYTES = 1_000_000
 _DEFAULTS = {

@@ -95,7 +95,6 @@ class KinesisStream:
                 request = {"NextToken": answer["NextToken"]}
 
     def retention_ms(self) -> int:
-        """Returns how long the stream keeps records."""
         with self._asking("the retention") as client:
             hours: int = client.describe_stream_summary(**self._name)["StreamDescriptionSummary"][
                 "RetentionPeriodHours"

@@ -26,17 +26,17 @@ from dagster_flinkpy.connectors.commit.checkpoint_committer import (
 from dagster_flinkpy.connectors.commit.staged_files import FileNames, StagedFileCommitter, written_by
 from dagster_flinkpy.connectors.commit.staged_rows import RowFile, StagedRows
 from dagster_flinkpy.connectors.files.parquet_table import table_schema
-from dagster_flinkpy.connectors.lake.keyed_rows import last_of_each
 from dagster_flinkpy.connectors.lake.lake_sink import LakeSink
 from dagster_flinkpy.datastream.connectors.base import CommitterInitContext
 from dagster_flinkpy.errors import CommittableLostError, ConfigurationError, SinkCommitError, StorageError
 from dagster_flinkpy.storage.ranged_file import RangedFile
 
-__all__ = ["LOOKS", "LakeCommitter", "LakeLog", "LakeTarget", "PartitionReplacement"]
+__all__ = ["LOOKS", "LakeCommitter", "LakeLog", "LakeTarget", "PartitionReplacement", "without"]
 
 LOOKS = 10
 """How often a commit looks at a table that others change."""
 _THREADS = 8
+_ROW = "__row"
 
 TableT = TypeVar("TableT")
 """A table as it was looked at."""
@@ -158,7 +158,6 @@ class LakeCommitter(CheckpointCommitter, Generic[TableT]):
         """Checks that the rows of a checkpoint do not replace later ones. By default they replace none."""
 
     def _checked(self, table: TableT) -> TableT:
-        """As `LakeTarget.check`."""
         return self._target.check(table)
 
     @abstractmethod
@@ -314,3 +313,22 @@ class PartitionReplacement(LakeCommitter[TableT]):
             return self._empty(self._checked(table), partition, checkpoint_id)
 
         return self._change_once(without)
+
+
+def last_of_each(rows: pa.Table, key: Sequence[str]) -> pa.Table:
+    """Returns the last row of each key, in the order of the rows."""
+    last = _numbered(rows, key).group_by(list(key)).aggregate([(_ROW, "max")])
+    return rows.take(last.column(f"{_ROW}_max").sort())
+
+
+def without(rows: pa.Table, others: pa.Table, key: Sequence[str]) -> pa.Table:
+    """Returns the rows whose key none of the others has."""
+    numbered = _numbered(rows, key)
+    numbered = numbered.cast(pa.schema([*(others.schema.field(name) for name in key), numbered.schema.field(_ROW)]))
+    # Only the key is joined: PyArrow cannot carry nested columns through a join.
+    kept = numbered.join(others.select(list(key)), keys=list(key), join_type="left anti")
+    return rows.take(kept.column(_ROW).sort())
+
+
+def _numbered(rows: pa.Table, key: Sequence[str]) -> pa.Table:
+    return rows.select(list(key)).append_column(_ROW, pa.array(range(rows.num_rows), pa.int64()))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from dagster_flinkpy.common.arguments import check_argument, check_count, check_name
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
+from dagster_flinkpy.connectors.commit.table_sink import checked_location
 from dagster_flinkpy.connectors.sources.declared_source import DeclaredSource, names_of_partition
 from dagster_flinkpy.connectors.sources.open_splits import OpenSplits, RowMeter
 from dagster_flinkpy.connectors.sources.split_enumerators import OpenEnumerator
@@ -112,12 +113,11 @@ class TableSource(DeclaredSource, PartitionedSource):
         batch_rows: int,
     ) -> None:
         call = f"{type(self).__name__}()"
-        check_argument(call, location, (str, StorageLocation), "a path, s3://..., or a StorageLocation")
         check_argument(f"row_type of {call}", row_type, (RowTypeInfo, type(None)), "Types.ROW_NAMED(...)")
         for name, number in (("batch_rows", batch_rows), ("max_files_per_epoch", max_files_per_epoch)):
             if number is not None:
                 check_count(call, name, number, "rows or files")
-        self.location = StorageLocation(location) if isinstance(location, str) else location
+        self.location = checked_location(call, location)
         self.bounded, self.max_files_per_epoch = bounded, max_files_per_epoch
         self.limits = EpochLimits.checked(call, max_records_per_epoch, max_bytes_per_epoch)
         self.skip_changes, self.batch_rows = skip_changes, batch_rows

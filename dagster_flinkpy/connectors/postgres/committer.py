@@ -17,9 +17,8 @@ from dagster_flinkpy.connectors.commit.checkpoint_committer import (
     CheckpointCommitter,
     StagedCheckpoint,
 )
-from dagster_flinkpy.connectors.commit.staged_content import StagedContent
 from dagster_flinkpy.connectors.commit.staged_files import FileNames, Staged
-from dagster_flinkpy.connectors.commit.staged_rows import RowFile, StagedRows, digest_of
+from dagster_flinkpy.connectors.commit.staged_rows import RowFile, StagedContent, StagedRows, digest_of
 from dagster_flinkpy.connectors.postgres.connection import listed, row_of, value_of
 from dagster_flinkpy.connectors.postgres.epoch_rows import EpochRows
 from dagster_flinkpy.connectors.postgres.session import Session

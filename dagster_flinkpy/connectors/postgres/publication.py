@@ -44,7 +44,6 @@ class Publication:
         self._create = f"CREATE PUBLICATION {self._shown} FOR TABLE {table} WITH (publish_via_partition_root = true)"
 
     def create(self, oid: int) -> None:
-        """Creates the publication, if there is none."""
         if self.mark(oid) is None:
             try:
                 self._connection.execute(self._create.encode())

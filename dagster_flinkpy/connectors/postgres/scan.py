@@ -96,7 +96,6 @@ class Scan:
 
     @property
     def by_time(self) -> bool:
-        """Whether the first column is a time."""
         return self._kinds[0] in TIMES
 
     def check(self) -> str | None:
@@ -175,7 +174,6 @@ class Scan:
         return str(self.one(statement, delay))
 
     def age(self, when: datetime) -> timedelta:
-        """Returns for how long a time has been over, by the server's clock."""
         age: timedelta = self.one("SELECT clock_timestamp() - %s", when)
         return age
 
@@ -228,7 +226,6 @@ class Scan:
         return None if found is None else list(found)
 
     def count(self, after: Value | None, through: Value) -> int:
-        """Returns the number of rows of a range."""
         statement = sql.SQL("SELECT count(*) FROM {} WHERE {}").format(self.table, self.within(after, through))
         return int(self.one(statement))
 

@@ -61,7 +61,6 @@ class Seen(JsonRecord):
 
     @staticmethod
     def of(scan: Scan) -> Seen:
-        """Returns what is there now."""
         system, lsn, snapshot, table, hides, role = row_of(scan.connection, _SERVER, {"table": scan.name})
         if hides:
             raise InputChangedError(

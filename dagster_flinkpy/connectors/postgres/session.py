@@ -56,7 +56,6 @@ class Session:
         return connection
 
     def create_ledger(self, connection: psycopg.Connection[Any]) -> None:
-        """Creates the table of committed checkpoints, if it does not exist."""
         if self.exists(connection, self.ledger):
             return
         with connection.transaction():
@@ -82,7 +81,6 @@ class Session:
             connection.execute(sql.SQL("CREATE INDEX ON {} ({})").format(self.target, listed(indexed)))
 
     def exists(self, connection: psycopg.Connection[Any], table: sql.Identifier) -> bool:
-        """Returns whether a table exists."""
         return value_of(connection, "SELECT to_regclass(%s)", table.as_string(connection)) is not None
 
     def register(
@@ -132,7 +130,6 @@ class Session:
         return newest
 
     def copy_into(self, table: sql.Identifier, columns: Sequence[str]) -> sql.Composed:
-        """Returns the statement that copies CSV into columns of a table."""
         return sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(table, listed(columns))
 
     def check_taken(self, taken: int, rows: int) -> None:

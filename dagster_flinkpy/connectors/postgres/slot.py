@@ -124,7 +124,6 @@ class ReplicationSlot:
         return None
 
     def flushed(self) -> int:
-        """Returns how far the WAL is written."""
         return int(self._one("SELECT pg_current_wal_flush_lsn() - '0/0'"))
 
     def check_server(self) -> None:
@@ -286,7 +285,6 @@ class _Patience:
         self._slot, self._until = slot, time.monotonic() + _BUSY_SECONDS
 
     def wait(self, error: errors.ObjectInUse) -> None:
-        """Waits for a moment."""
         if time.monotonic() >= self._until:
             raise SourceReadError(
                 f"replication slot {self._slot!r} is in use ({str(error).strip()}): each job needs a slot of its own. "

@@ -32,7 +32,6 @@ class Surroundings(JsonRecord):
 
     @staticmethod
     def of(slot: ReplicationSlot, source: PostgresChangeSource) -> Surroundings:
-        """Returns those that are there now."""
         table, there = slot.table(), columns_of_table(slot.connection, slot.table_name)
         columns = {name: there[name].number if name in there else 0 for name in source.table_type.field_names}
         system, timeline = slot.system()

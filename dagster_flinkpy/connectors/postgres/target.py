@@ -51,7 +51,6 @@ class PostgresTarget:
         """The table that was found first."""
 
     def create(self, connection: psycopg.Connection[Any]) -> None:
-        """Creates the table if it is to be created."""
         if self._session.exists(connection, self._session.target):
             return
         key = listed(self._sink.key).as_string(connection)

@@ -37,7 +37,6 @@ class KnownFiles:
         return _hash(name) in self._versions
 
     def add(self, name: str, info: ObjectInfo) -> None:
-        """Records a file in its current version."""
         self._gone.pop(_hash(name), None)
         self._versions[_hash(name)] = _state(info)
 
@@ -67,7 +66,6 @@ class KnownFiles:
 
     @staticmethod
     def from_json(files: str, gone: str = "") -> KnownFiles:
-        """Decodes what :meth:`to_json` returned."""
         known = KnownFiles()
         known._versions, known._gone = _unpacked(files), _unpacked(gone)
         return known

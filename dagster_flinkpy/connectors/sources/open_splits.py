@@ -107,7 +107,6 @@ class OpenSplits:
         return iter(self._splits.values())
 
     def restore(self, position: Json) -> None:
-        """Takes over the splits of a stored position."""
         self._planned = position_field(position, "planned", int)
         for split in map(SourceSplit.from_json, position_field(position, "open", list)):
             for name, kind in self._properties.items():
@@ -117,7 +116,6 @@ class OpenSplits:
         self.rest = bool(self._splits)
 
     def open(self, split_id: str, properties: Json, offset: int = 0) -> None:
-        """Opens a split."""
         self._add(SourceSplit(split_id, properties, offset), self._planned)
 
     def _add(self, split: SourceSplit, number: int) -> None:
@@ -235,7 +233,6 @@ class OpenRanges(dict[Any, SourceSplit]):
         """Whether something is open that was not planned last, or was not read."""
 
     def restore(self, position: Json) -> None:
-        """Takes over the ranges of a stored position."""
         splits = map(SourceSplit.from_json, position_field(position, "open", list))
         self.update((self._part_of(split), split) for split in splits)
         self.rest = bool(self)

@@ -273,7 +273,6 @@ class SourceCoordinator(base.SplitEnumerator):
         self._outbox.append((subtask, tell, packed(self._splits, value) if tell is Tell.SPLIT else value))
 
     def call_later(self, call: _Call, delay: timedelta) -> None:
-        """Calls something when it is due."""
         call.due = self._now() + delay.total_seconds()
         self.calls.append(call)
 
