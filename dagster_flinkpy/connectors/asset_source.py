@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dagster_flinkpy.common.arguments import check_argument, check_count
 from dagster_flinkpy.common.decimals import check_has_scale
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
-from dagster_flinkpy.connectors.sources.declared_source import DeclaredSource
+from dagster_flinkpy.connectors.sources.declared_source import RowSource
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.registry import resolve
@@ -48,7 +48,7 @@ class Materialization:
         )
 
 
-class AssetSource(DeclaredSource):
+class AssetSource(RowSource):
     """Reads what an asset upstream in Dagster contains. Each new materialization is a split.
 
     The first epoch reads the latest materialization; of a partitioned asset, the latest of each partition. After that:
@@ -113,10 +113,6 @@ class AssetSource(DeclaredSource):
         self.asset_key, self.load, self.bounded = key, load, bounded
         self.max_materializations_per_epoch = max_materializations_per_epoch
         self._row_type = row_type
-
-    @property
-    def produced_type(self) -> RowTypeInfo:
-        return self._row_type
 
     def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
         columns: Iterator[pa.Array] = resolve("columns_of_rows")(

@@ -8,14 +8,14 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
-from dagster_flinkpy.common.arguments import check_argument, check_count
+from dagster_flinkpy.common.arguments import check_count
 from dagster_flinkpy.common.decimals import check_has_scale
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.commit.table_sink import checked_location
-from dagster_flinkpy.connectors.sources.declared_source import DeclaredSource, names_of_partition
+from dagster_flinkpy.connectors.sources.declared_source import RowSource, names_of_partition
 from dagster_flinkpy.connectors.sources.input_files import input_files, reading
 from dagster_flinkpy.connectors.sources.known_files import KnownFiles, check_unchanged, some_of, version_of
 from dagster_flinkpy.connectors.sources.open_splits import OpenSplits, RowMeter
@@ -43,7 +43,7 @@ _THREADS = 8
 """How many footers are read at the same time."""
 
 
-class ParquetSource(DeclaredSource, PartitionedSource):
+class ParquetSource(RowSource, PartitionedSource):
     """Reads the Parquet files below a location, in the order of their names.
 
     **Files must arrive in the order of their names**, such as ``2013-02-01.parquet``. The source remembers the last
@@ -107,7 +107,7 @@ class ParquetSource(DeclaredSource, PartitionedSource):
         partition_format: str | None = None,
         batch_rows: int = 8192,
     ) -> None:
-        check_argument("row_type of ParquetSource()", row_type, (RowTypeInfo, type(None)), "Types.ROW_NAMED(...)")
+        self._declare(row_type)
         check_count("ParquetSource()", "batch_rows", batch_rows, "rows")
         if max_files_per_epoch is not None:
             check_count("ParquetSource()", "max_files_per_epoch", max_files_per_epoch, "files")
@@ -122,7 +122,6 @@ class ParquetSource(DeclaredSource, PartitionedSource):
         self.batch_rows = batch_rows
         if row_type is not None:
             check_has_scale(row_type, f"row_type of the Parquet source {self.location.url}")
-        self._row_type = row_type
         self._before: str | None = None
 
     def check_partition(self, partition: TimePartition) -> None:
@@ -145,15 +144,7 @@ class ParquetSource(DeclaredSource, PartitionedSource):
             )
         return names_of_partition(partition, self.partition_format)
 
-    @cached_property
-    def produced_type(self) -> RowTypeInfo:
-        """The type of the records. Without ``row_type`` it is read from the first file.
-
-        Raises:
-            SourceReadError: There is no first file, or it is not a Parquet file.
-        """
-        if self._row_type is not None:
-            return self._row_type
+    def _find_type(self) -> RowTypeInfo:
         from dagster_flinkpy.connectors.columns.arrow_types import row_type_of
 
         store = self.location.open()

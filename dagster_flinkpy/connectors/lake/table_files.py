@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dagster_flinkpy.common.typeinfo import RowTypeInfo
+from dagster_flinkpy.connectors.columns.arrow_types import row_type_of
 from dagster_flinkpy.connectors.columns.column_casts import cast_column
 from dagster_flinkpy.connectors.columns.text_values import from_text
 from dagster_flinkpy.connectors.lake.table_source import TableSource
@@ -19,7 +21,7 @@ from dagster_flinkpy.errors import (
     ObjectNotFoundError,
 )
 
-__all__ = ["count_rows", "read_table_file"]
+__all__ = ["count_rows", "read_table_file", "table_row_type"]
 
 _FIELD_ID = b"PARQUET:field_id"
 _CHANGE = "_change_type"
@@ -42,6 +44,11 @@ def read_table_file(source: TableSource, split: SourceSplit) -> Iterator[tuple[p
         for rows, position in rows_between(file, groups, there, source.batch_rows, split.offset, stop):
             if len(column := _struct(source, split, rows, columns)):
                 yield column, position
+
+
+def table_row_type(source: TableSource) -> RowTypeInfo:
+    """Returns the columns that a source's table has now."""
+    return row_type_of(source.log().schema())
 
 
 def count_rows(source: TableSource, split: SourceSplit) -> int:

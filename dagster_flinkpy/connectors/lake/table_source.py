@@ -8,13 +8,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-from dagster_flinkpy.common.arguments import check_argument, check_count, check_name
+from dagster_flinkpy.common.arguments import check_count, check_name
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.commit.table_sink import checked_location
-from dagster_flinkpy.connectors.sources.declared_source import DeclaredSource, names_of_partition
+from dagster_flinkpy.connectors.sources.declared_source import RowSource, names_of_partition
 from dagster_flinkpy.connectors.sources.open_splits import OpenSplits, RowMeter
 from dagster_flinkpy.connectors.sources.split_enumerators import OpenEnumerator
 from dagster_flinkpy.datastream.connectors.base import Json, SourceLag, SourceSplit, SplitEnumerator
@@ -90,7 +89,7 @@ class TableLog(ABC):
         """Returns the columns that the table has now."""
 
 
-class TableSource(DeclaredSource, PartitionedSource):
+class TableSource(RowSource, PartitionedSource):
     """Reads the rows of a table, and then those that are added to it. A subclass describes the arguments."""
 
     registered: ClassVar[str] = "table_file"
@@ -113,7 +112,7 @@ class TableSource(DeclaredSource, PartitionedSource):
         batch_rows: int,
     ) -> None:
         call = f"{type(self).__name__}()"
-        check_argument(f"row_type of {call}", row_type, (RowTypeInfo, type(None)), "Types.ROW_NAMED(...)")
+        self._declare(row_type)
         for name, number in (("batch_rows", batch_rows), ("max_files_per_epoch", max_files_per_epoch)):
             if number is not None:
                 check_count(call, name, number, "rows or files")
@@ -126,26 +125,11 @@ class TableSource(DeclaredSource, PartitionedSource):
         check_name(f"{call} as partition_format", partition_format)
         self.partition_column, self.partition_format = partition_column, partition_format
         self.partition: TimePartition | None = None
-        self._row_type = row_type
 
     def log(self) -> TableLog:
         """Returns the versions of the table."""
         log: TableLog = resolve(self.log_name)(self)
         return log
-
-    @cached_property
-    def table_type(self) -> RowTypeInfo:
-        """The columns of the table that are read. Without ``row_type`` they are read from the table."""
-        if self._row_type is not None:
-            return self._row_type
-        from dagster_flinkpy.connectors.columns.arrow_types import row_type_of
-
-        return row_type_of(self.log().schema())
-
-    @property
-    def produced_type(self) -> RowTypeInfo:
-        """The type of the records."""
-        return self.table_type
 
     @property
     def content_token(self) -> str:

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from functools import cached_property
 from typing import ClassVar
 
 from dagster_flinkpy.common.arguments import check_argument, check_count, check_installed, check_name
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, Types
 from dagster_flinkpy.connectors.postgres.sql_types import schema_and_table, table_uri
-from dagster_flinkpy.connectors.sources.declared_source import DeclaredSource
+from dagster_flinkpy.connectors.sources.declared_source import RowSource
 from dagster_flinkpy.datastream.connectors.base import Source
 from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.registry import resolve
 
 __all__ = ["PostgresChangeSource"]
 
 _METADATA = {"row_kind": Types.STRING(), "commit_time": Types.SQL_TIMESTAMP()}
 
 
-class PostgresChangeSource(DeclaredSource):
+class PostgresChangeSource(RowSource):
     """Reads the changes of a table in PostgreSQL: rows that are inserted, updated and deleted.
 
     Needs ``pip install 'dagster-flinkpy[postgres]'``. The changes come from a logical replication slot with the plugin
@@ -91,7 +89,7 @@ class PostgresChangeSource(DeclaredSource):
         call = "PostgresChangeSource()"
         check_name(f"{call} as conninfo", conninfo)
         check_name(f"{call} as table", table)
-        check_argument(f"row_type of {call}", row_type, (RowTypeInfo, type(None)), "Types.ROW_NAMED(...)")
+        self._declare(row_type)
         check_argument(f"snapshot of {call}", snapshot, bool, "True or False")
         check_argument(f"discovery_interval of {call}", discovery_interval, timedelta, "a timedelta")
         if publication is not None:
@@ -113,19 +111,9 @@ class PostgresChangeSource(DeclaredSource):
         self.limits = EpochLimits.checked(call, max_records_per_epoch, max_bytes_per_epoch)
         self.discovery_interval, self.batch_rows = discovery_interval, batch_rows
         self.all_columns = row_type is None
-        self._row_type = row_type
 
-    @cached_property
-    def table_type(self) -> RowTypeInfo:
-        """The columns of the table that are read. Without ``row_type`` it is read from the table.
-
-        Raises:
-            SourceReadError: The table cannot be read.
-            ConfigurationError: A column of the table has no counterpart, or the name of one that the source adds.
-        """
-        if self._row_type is not None:
-            return self._row_type
-        found: RowTypeInfo = resolve("postgres_change_row_type")(self)
+    def _find_type(self) -> RowTypeInfo:
+        found = super()._find_type()
         if twice := [name for name in _METADATA if name in found.field_names]:
             raise ConfigurationError(
                 f"table {self.table!r} has a column {twice[0]!r}, which the source adds itself: declare a row_type "

@@ -5,23 +5,21 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from datetime import timedelta
-from functools import cached_property
 from typing import ClassVar
 
 from dagster_flinkpy.common.arguments import check_argument, check_count, check_installed, check_name
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.postgres.sql_types import schema_and_table, table_uri
-from dagster_flinkpy.connectors.sources.declared_source import DeclaredSource
+from dagster_flinkpy.connectors.sources.declared_source import RowSource
 from dagster_flinkpy.datastream.connectors.base import Source
 from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.registry import resolve
 
 __all__ = ["PostgresSource"]
 
 
-class PostgresSource(DeclaredSource, PartitionedSource):
+class PostgresSource(RowSource, PartitionedSource):
     """Reads the rows of a table in PostgreSQL, and then those that are added to it.
 
     Needs ``pip install 'dagster-flinkpy[postgres]'``. The position is the last value of a column, or of several, that
@@ -82,7 +80,7 @@ class PostgresSource(DeclaredSource, PartitionedSource):
         self.columns = (column,) if isinstance(column, str) else tuple(column)
         check_name("PostgresSource() as conninfo", conninfo)
         check_name("PostgresSource() as table", table)
-        check_argument("row_type of PostgresSource()", row_type, (RowTypeInfo, type(None)), "Types.ROW_NAMED(...)")
+        self._declare(row_type)
         check_argument("delay of PostgresSource()", delay, (timedelta, type(None)), "a timedelta")
         check_argument("discovery_interval of PostgresSource()", discovery_interval, timedelta, "a timedelta")
         check_installed("PostgresSource", "psycopg", "postgres")
@@ -103,20 +101,6 @@ class PostgresSource(DeclaredSource, PartitionedSource):
         self.limits = EpochLimits.checked("PostgresSource()", max_records_per_epoch, max_bytes_per_epoch)
         self.discovery_interval, self.batch_rows = discovery_interval, batch_rows
         self.partition: TimePartition | None = None
-        self._row_type = row_type
-
-    @cached_property
-    def produced_type(self) -> RowTypeInfo:
-        """The type of the records. Without ``row_type`` it is read from the table.
-
-        Raises:
-            SourceReadError: The table cannot be read.
-            ConfigurationError: A column of the table has no counterpart.
-        """
-        if self._row_type is not None:
-            return self._row_type
-        found: RowTypeInfo = resolve("postgres_row_type")(self)
-        return found
 
     def for_partition(self, partition: TimePartition) -> PostgresSource:
         part = copy.copy(self)

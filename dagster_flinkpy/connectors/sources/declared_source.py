@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
+from dagster_flinkpy.common.arguments import check_argument
+from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.datastream.connectors.base import Json, Source, SourceSplit, SplitEnumerator
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.errors import ConfigurationError
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from typing_extensions import Self
 
-__all__ = ["DeclaredSource", "names_of_partition"]
+__all__ = ["DeclaredSource", "RowSource", "names_of_partition"]
 
 
 class DeclaredSource(Source):
@@ -40,6 +43,34 @@ class DeclaredSource(Source):
     def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int] | tuple[pa.Array, int, pa.Array]]:
         batches: Iterator[tuple[pa.Array, int]] = resolve(f"{self.registered}_reader")(self, split)
         return batches
+
+
+class RowSource(DeclaredSource):
+    """A source of rows, whose columns are declared as ``row_type``, or else are those of what it reads."""
+
+    def _declare(self, row_type: RowTypeInfo | None) -> None:
+        call = f"row_type of {type(self).__name__}()"
+        check_argument(call, row_type, (RowTypeInfo, type(None)), "Types.ROW_NAMED(...)")
+        self._row_type = row_type
+
+    @cached_property
+    def table_type(self) -> RowTypeInfo:
+        """The columns that are read. Those that are not declared are looked up, once.
+
+        Raises:
+            SourceReadError: They cannot be read.
+            ConfigurationError: A column has a type that no ``Types.*`` corresponds to.
+        """
+        return self._find_type() if self._row_type is None else self._row_type
+
+    def _find_type(self) -> RowTypeInfo:
+        found: RowTypeInfo = resolve(f"{self.registered}_row_type")(self)
+        return found
+
+    @property
+    def produced_type(self) -> RowTypeInfo:
+        """The type of the records."""
+        return self.table_type
 
 
 def names_of_partition(partition: TimePartition, partition_format: str) -> tuple[str, str]:

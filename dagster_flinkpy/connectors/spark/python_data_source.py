@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from dagster_flinkpy.common.arguments import check_argument
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
-from dagster_flinkpy.connectors.sources.declared_source import DeclaredSource
+from dagster_flinkpy.connectors.sources.declared_source import RowSource
 from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.registry import resolve
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSource
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["PythonDataSource"]
 
 
-class PythonDataSource(DeclaredSource):
+class PythonDataSource(RowSource):
     """Reads a data source that was written in Python for Spark 4, without a Spark stream.
 
     The driver asks its stream reader for offsets and partitions; each partition is a split, which a subtask reads. The
@@ -61,26 +59,13 @@ class PythonDataSource(DeclaredSource):
 
         call = "PythonDataSource()"
         check_argument(call, data_source, DataSource, "an instance of a pyspark.sql.datasource.DataSource")
-        check_argument(f"row_type of {call}", row_type, (RowTypeInfo, type(None)), "Types.ROW_NAMED(...)")
+        self._declare(row_type)
         self.limits = EpochLimits.checked(call, max_records_per_epoch, max_bytes_per_epoch)
         if batch and (self.limits or bounded is False):
             raise ConfigurationError(f"{call} with batch=True reads all in one epoch, and ends: leave out the limits")
         if None not in (max_records_per_epoch, max_bytes_per_epoch):
             raise ConfigurationError(f"{call} gives latestOffset() one limit: leave out one of the two")
         self.data_source, self.bounded, self.batch = data_source, True if batch else bounded, batch
-        self._row_type = row_type
-
-    @cached_property
-    def produced_type(self) -> RowTypeInfo:
-        """The type of the records. Without ``row_type`` it is that of ``schema()``.
-
-        Raises:
-            ConfigurationError: There is no schema, or a column has a type that no ``Types.*`` corresponds to.
-        """
-        if self._row_type is not None:
-            return self._row_type
-        found: RowTypeInfo = resolve("python_data_source_type")(self)
-        return found
 
     def kinds(self) -> set[str]:
         return {"spark"}
