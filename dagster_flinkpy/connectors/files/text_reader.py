@@ -33,10 +33,6 @@ Parse = Callable[[bytes], pa.Array]
 """Parses whole records. What it raises says what is wrong, without a place."""
 
 
-class _BadRecordsError(ValueError):
-    """A block has other records than lines."""
-
-
 _PARSE_ERRORS = (pa.ArrowException, ValueError)
 
 
@@ -171,7 +167,7 @@ def _csv_parser(file: TextFile, text: CsvReaderFormat, names: list[str]) -> Pars
         if not data.strip(b"\r\n"):
             return pa.array([], row_type.arrow_type)
         if quote is not None and data.count(quote) % 2:
-            raise _BadRecordsError("a quote is not closed" + _advice(text))
+            raise ValueError("a quote is not closed" + _advice(text))
         table = pa_csv.read_csv(
             pa.py_buffer(data),
             read_options=pa_csv.ReadOptions(column_names=names, use_threads=False, block_size=len(data) + 1),
@@ -219,7 +215,7 @@ def _check_count(data: bytes, rows: int, advice: str, *, blank: bytes | None = N
         records = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
         expected = sum(1 for each in records if each.strip(blank))
     if rows != expected:
-        raise _BadRecordsError(f"it is {expected} line(s), but {rows} record(s){advice}")
+        raise ValueError(f"it is {expected} line(s), but {rows} record(s){advice}")
 
 
 def _structs(table: pa.Table, fields: list[pa.Field]) -> pa.Array:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -21,6 +22,7 @@ from dagster_flinkpy.connectors.iceberg.sink import IcebergSink
 from dagster_flinkpy.connectors.lake.committer import LakeLog
 from dagster_flinkpy.datastream.connectors.base import CommitterInitContext
 from dagster_flinkpy.errors import CommittableLostError, ConfigurationError, SinkCommitError
+from dagster_flinkpy.json_records import JsonRecord
 
 __all__ = ["CommitLog"]
 
@@ -33,6 +35,21 @@ _RECENT = 32
 _CLOCK_SKEW_MS = 3_600_000
 
 
+@dataclass(frozen=True)
+class _Committed(JsonRecord, omit_defaults=True):
+    """What the property says. Earlier releases have left out some of it."""
+
+    checkpoint: int
+    recent: list[tuple[int, str, int, list[Any]]]
+    """Checkpoint, digest, time and partitions of the latest commits, oldest first."""
+    columns: dict[str, int] = field(default_factory=dict)
+    """The ids of the columns that the latest commit has written, by their names then."""
+    files: int | None = None
+    """How many files were added by all commits, and not removed by any."""
+    snapshot: tuple[int, int] | None = None
+    """Id and time of the snapshot to which the latest commit has led, unless the branch is ``main``."""
+
+
 class CommitLog(LakeLog[Table]):
     """Which checkpoints of a job and sink are in a branch of a table."""
 
@@ -42,32 +59,26 @@ class CommitLog(LakeLog[Table]):
         self._ours = {_JOB: context.job_id, _UID: context.uid}
         self._name = f"flinkpy.committed.{'.'.join(map(_quoted, names))}"
 
-    def columns(self, table: Table) -> dict[str, int]:
-        """Returns the ids of the columns that the latest commit has written, by their names then."""
-        try:
-            found = json.loads(table.properties.get(self._name, "{}"))
-            return {str(name): int(number) for name, number in found.get("columns", {}).items()}
-        except (AttributeError, TypeError, ValueError):
-            return {}  # somebody has changed it, which `has` says
-
-    def _recent(self, table: Table) -> list[tuple[int, str, int, list[Any]]]:
-        """Returns checkpoint, digest, time and partitions of the latest commits, oldest first.
-
-        There are none if the branch was rolled back or made anew since.
-        """
+    def _committed(self, table: Table) -> _Committed | None:
         text = table.properties.get(self._name)
-        if text is None:
-            return []
         try:
-            recent = json.loads(text)["recent"]
-            found = [(int(checkpoint), str(digest), int(ms), list(keys)) for checkpoint, digest, ms, keys in recent]
-            return found if self._has_last_snapshot(table) else []
-        except (KeyError, TypeError, ValueError) as error:
+            return None if text is None else _Committed.from_json(json.loads(text))
+        except ValueError as error:
             raise SinkCommitError(
                 f"property {self._name!r} of {self._what} was changed, so that nobody knows what sink "
                 f"{self._context.uid!r} has committed: {text:.200}. Remove it if the snapshots of the last checkpoints "
                 "still exist."
             ) from error
+
+    def columns(self, table: Table) -> dict[str, int]:
+        """Returns the ids of the columns that the latest commit has written, by their names then."""
+        committed = self._committed(table)
+        return {} if committed is None else committed.columns
+
+    def _recent(self, table: Table) -> list[tuple[int, str, int, list[Any]]]:
+        """Returns the latest commits. There are none if the branch was rolled back or made anew since."""
+        committed = self._committed(table)
+        return [] if committed is None or not self._has_last_snapshot(table) else committed.recent
 
     def forget(self, transaction: Transaction) -> None:
         """Forgets what an earlier branch of the same name had."""
@@ -75,12 +86,8 @@ class CommitLog(LakeLog[Table]):
             transaction.remove_properties(self._name)
 
     def added_files(self, table: Table) -> int | None:
-        text = table.properties.get(self._name)
-        if text is not None:
-            try:
-                return int(json.loads(text)["files"]) if self._has_last_snapshot(table) else None
-            except (KeyError, TypeError, ValueError):  # an earlier release has committed some
-                return None
+        if (committed := self._committed(table)) is not None:
+            return committed.files if self._has_last_snapshot(table) else None
         history = self._history(table)
         return None if self.last(table) or (history and history[-1].sequence_number != 1) else 0
 
@@ -96,11 +103,8 @@ class CommitLog(LakeLog[Table]):
 
     def last_snapshot(self, table: Table) -> tuple[int, int] | None:
         """Returns id and time of the snapshot to which the latest commit has led, unless the branch is ``main``."""
-        try:
-            snapshot_id, ms = json.loads(table.properties[self._name])["snapshot"]
-            return int(snapshot_id), int(ms)
-        except (KeyError, TypeError, ValueError):
-            return None  # if somebody has changed it, `has` says so
+        committed = self._committed(table)
+        return None if committed is None else committed.snapshot
 
     def _has_last_snapshot(self, table: Table) -> bool:
         """Returns whether the branch has the snapshot of the latest commit, or has had it before it expired."""
@@ -169,8 +173,9 @@ class CommitLog(LakeLog[Table]):
         for name, text in table.properties.items():
             uid, _, branch = name.removeprefix(prefix).partition(".")
             if name.startswith(prefix):
-                with suppress(KeyError, TypeError, ValueError):  # the other job says that somebody has changed it
-                    found.append((unquote(uid), unquote(branch) or MAIN_BRANCH, int(json.loads(text)["checkpoint"])))
+                with suppress(ValueError):  # the other job says that somebody has changed it
+                    last = _Committed.from_json(json.loads(text)).checkpoint
+                    found.append((unquote(uid), unquote(branch) or MAIN_BRANCH, last))
         return found
 
     def _made(self, table: Table, digest: str) -> bool:
@@ -267,13 +272,10 @@ class CommitLog(LakeLog[Table]):
             files: How many more files of the sink the table has after it.
         """
         recent = [*self._recent(table), (checkpoint_id, digest, current_millis(), partitions)][-_RECENT:]
-        columns = self.columns(table) | written
-        found = {"checkpoint": checkpoint_id, "recent": recent, "columns": columns}
-        if (added := self.added_files(table)) is not None:
-            found["files"] = added + files
-        if head is not None and self._branch != MAIN_BRANCH:
-            found["snapshot"] = [head.snapshot_id, head.timestamp_ms]
-        return {self._name: json.dumps(found)}
+        columns, added = self.columns(table) | written, self.added_files(table)
+        end = None if head is None or self._branch == MAIN_BRANCH else (head.snapshot_id, head.timestamp_ms)
+        found = _Committed(checkpoint_id, recent, columns, None if added is None else added + files, end)
+        return {self._name: json.dumps(found.to_json())}
 
     def last(self, table: Table) -> int:
         if latest := self.latest(table):

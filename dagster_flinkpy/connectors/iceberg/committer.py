@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -188,7 +188,7 @@ class IcebergPartitionCommitter(IcebergCommitter, PartitionReplacement[Table]):
         found: dict[str, DataFile] = {}
         for partition in partitions:
             replaced = self._sink.filled.replaced(partition)
-            these = _all_of([EqualTo(name, value) for name, value in replaced.items()])
+            these = reduce(And, [EqualTo(name, value) for name, value in replaced.items()])
             for task in _tasks(table, self._head(table), these):
                 if not _within(table, task.file, replaced):
                     raise SinkCommitError(
@@ -301,10 +301,6 @@ def _tasks(table: Table, head: Snapshot | None, row_filter: BooleanExpression) -
             f"the rows to replace in Iceberg table {'.'.join(table.name())!r} cannot be found: {error}. Rewrite the "
             "data files of the table, or write to another one"
         ) from error
-
-
-def _all_of(conditions: Sequence[BooleanExpression]) -> BooleanExpression:
-    return conditions[0] if len(conditions) == 1 else And(*conditions)
 
 
 def _within(table: Table, file: DataFile, values: dict[str, str]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
+from functools import cached_property
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
@@ -52,16 +53,13 @@ class IcebergTarget(LakeTarget[Table]):
     def __init__(self, sink: IcebergSink, context: CommitterInitContext) -> None:
         self._sink, self._context = sink, context
         self._what, self._log = f"Iceberg table {sink.table!r}", CommitLog(context, sink)
-        self._catalog: Catalog | None = None
         self._found: Table | None = None
         """The table as it was found or created. It can be another one later."""
 
-    @property
+    @cached_property
     def catalog(self) -> Catalog:
-        if self._catalog is None:
-            given = {**file_properties(self._sink.location), **self._sink.properties}
-            self._catalog = open_catalog(self._sink.catalog, given)
-        return self._catalog
+        given = {**file_properties(self._sink.location), **self._sink.properties}
+        return open_catalog(self._sink.catalog, given)
 
     @property
     def schema(self) -> pa.Schema:

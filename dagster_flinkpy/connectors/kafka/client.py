@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
@@ -56,13 +57,10 @@ class PartitionLookup:
 
     def __init__(self, source: KafkaSource) -> None:
         self._source = source
-        self._opened: Any = None
 
-    @property
+    @cached_property
     def consumer(self) -> Any:
-        if self._opened is None:
-            self._opened = consumer_of(self._source, "enumerator")
-        return self._opened
+        return consumer_of(self._source, "enumerator")
 
     @contextmanager
     def _asking(self, what: str) -> Iterator[None]:

@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
@@ -62,7 +63,6 @@ class KafkaCommitter(CheckpointCommitter):
         super().__init__(context, self._rows, f"Kafka at {sink.bootstrap_servers}")
         self._sink, self._now, self._topic = sink, now, sink.schema.topic
         self._name = f"{sink.transactional_id_prefix}-{context.job_id}-{context.uid}"
-        self._consumer: Any = None
         self._checked = False
 
     # --- commit ------------------------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ class KafkaCommitter(CheckpointCommitter):
             self._produce(producer, checkpoint)
             metadata = json.dumps([*marks[-(_MARKS - 1) :], mark], separators=(",", ":"))
             offset = TopicPartition(self._topic, 0, checkpoint_id, metadata=metadata)
-            group = self._group().consumer_group_metadata()
+            group = self._group.consumer_group_metadata()
             producer.send_offsets_to_transaction([offset], group, _SECONDS)
             producer.commit_transaction(_SECONDS)
         except (KafkaException, StorageError, SinkCommitError, SystemError):
@@ -164,22 +164,21 @@ class KafkaCommitter(CheckpointCommitter):
         producer.init_transactions(_SECONDS)
         return producer
 
+    @cached_property
     def _group(self) -> Any:
-        if self._consumer is None:
-            shared = {name: value for name, value in self._sink.properties.items() if _of_connections(name)}
-            settings = {
-                "bootstrap.servers": self._sink.bootstrap_servers,
-                "client.id": self._name,
-                "group.id": self._name,
-                "enable.auto.commit": "false",
-                "isolation.level": "read_committed",  # offsets of an undecided transaction are waited for
-            }
-            self._consumer = new_client(Consumer, {**shared, **settings}, "KafkaSink")
-        return self._consumer
+        shared = {name: value for name, value in self._sink.properties.items() if _of_connections(name)}
+        settings = {
+            "bootstrap.servers": self._sink.bootstrap_servers,
+            "client.id": self._name,
+            "group.id": self._name,
+            "enable.auto.commit": "false",
+            "isolation.level": "read_committed",  # offsets of an undecided transaction are waited for
+        }
+        return new_client(Consumer, {**shared, **settings}, "KafkaSink")
 
     def _marks(self) -> tuple[int | None, list[str]]:
         """Returns the last checkpoint that was committed, and the marks of the last ones."""
-        (found,) = self._group().committed([TopicPartition(self._topic, 0)], timeout=_SECONDS)
+        (found,) = self._group.committed([TopicPartition(self._topic, 0)], timeout=_SECONDS)
         if found.error is not None:
             raise KafkaException(found.error)
         if found.offset < 0:
@@ -208,7 +207,7 @@ class KafkaCommitter(CheckpointCommitter):
         """Makes sure once that the topic exists."""
         if self._checked:
             return
-        topic = self._group().list_topics(timeout=_SECONDS).topics.get(self._topic)  # a consumer creates none
+        topic = self._group.list_topics(timeout=_SECONDS).topics.get(self._topic)  # a consumer creates none
         if topic is None or not topic.partitions:
             raise ConfigurationError(
                 f"topic {self._topic!r} at {self._sink.bootstrap_servers} does not exist. Create it: "

@@ -167,14 +167,14 @@ class _Place(JsonRecord):
     """How far the versions of a table are assigned."""
 
     version: int | None
-    mark: str | None
-    """What tells the version from one of another table in the same place."""
     whole: bool
     """Whether all files of the version are read, or only those that it has added."""
     complete: bool
     """Whether all of these are assigned."""
     assigned: Count
     """How many of these are."""
+    mark: str | None = None
+    """What tells the version from one of another table in the same place. Earlier releases have stored none."""
 
 
 class _TableEnumerator(OpenEnumerator[OpenSplits]):
@@ -183,7 +183,7 @@ class _TableEnumerator(OpenEnumerator[OpenSplits]):
     def __init__(self, source: TableSource, restored: Json | None) -> None:
         super().__init__(source.limits, OpenSplits(source.limits, _DataFileMeter(source), path=str, size=int))
         self._source, self._log = source, source.log()
-        self._at = _Place(None, None, whole=True, complete=False, assigned=0)
+        self._at = _Place(None, whole=True, complete=False, assigned=0)
         self._left_over: list[Json] = []
         """Files of the version that the last plan did not open."""
         self._behind: int | None = None

@@ -65,7 +65,7 @@ class Scan:
     """Phrases and runs statements about the rows of a table."""
 
     def __init__(self, source: PostgresSource, connection: psycopg.Connection[Any]) -> None:
-        self._source, self.connection = source, connection
+        self._source, self.connection, self.ordered_by = source, connection, source.columns
         self.table, self.one = table_of(source.schema, source.table), partial(value_of, connection)
         self.name = self.table.as_string(connection)
         connection.execute(READING)
@@ -84,15 +84,6 @@ class Scan:
         texts = [sql.SQL("{}::text AS flinkpy_value").format(sql.Identifier(name)) for name in source.columns]
         self._texts = sql.SQL(", ").join(texts)
         self._first = sql.Identifier(source.columns[0])
-
-    @property
-    def ordered_by(self) -> Sequence[str]:
-        """The columns in whose order the table is read."""
-        return self._source.columns
-
-    def number(self, value: Value) -> int:
-        """Returns the first part of a value, which comes from a sequence."""
-        return int(value[0])
 
     @property
     def by_time(self) -> bool:

@@ -93,11 +93,11 @@ class Seen(JsonRecord):
                     "in another order. Change it back, or start from empty state"
                 )
         for name, value in now.sequences.items():
-            if value < self.sequences.get(name, value) and value < scan.number(position):
+            if value < self.sequences.get(name, value) and value < int(position[0]):
                 raise RestoreError(
                     f"sequence {name}, which numbers the rows of table {scan.name}, was set back from "
                     f"{self.sequences[name]} to {value}. Rows with values up to {position} would never be read: SELECT "
-                    f"setval('{name}', {scan.number(position)}), and give rows that were added meanwhile greater "
+                    f"setval('{name}', {int(position[0])}), and give rows that were added meanwhile greater "
                     "values; or start from empty state"
                 )
         for oid, file in now.files.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -114,16 +115,10 @@ class PartitionEnumerator(SplitEnumerator):
         return shares
 
     def _batch(self) -> list[tuple[Json, Any]]:
-        from pyspark.errors import PySparkNotImplementedError
-
-        source = self._source
+        source, partitions = self._source, list[Any]()
         reader = _call(source, "reader()", source.data_source.reader, _schema(source))
-        try:
-            partitions: Sequence[Any] = list(reader.partitions())
-        except PySparkNotImplementedError:
-            partitions = []
-        except Exception as error:
-            raise SourceReadError(f"partitions() of data source {_name(source)} raised {error!r}") from error
+        with suppress(ConfigurationError):  # it has none
+            partitions = _call(source, "partitions()", lambda: list(reader.partitions()))
         self._ended = True
         return [({}, partition) for partition in partitions or [None]]  # as Spark: without partitions, one that is None
 

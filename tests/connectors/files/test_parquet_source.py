@@ -375,7 +375,7 @@ def test_a_large_file_is_read_by_all_subtasks_and_a_small_one_by_one(tmp_path, m
 
 def test_small_files_and_one_subtask_need_no_footer(tmp_path, monkeypatch):
     write(tmp_path, "1.parquet", range(100))
-    monkeypatch.setattr(parquet_source, "_open", None)
+    monkeypatch.setattr(parquet_source, "open_parquet", None)
     source = ParquetSource(str(tmp_path), row_type=ROW)
     assert names(source.create_enumerator(None).plan_epoch(3)) == [["1.parquet"], [], []]
     monkeypatch.setattr(parquet_source, "_SPLIT_BYTES", 1)
@@ -385,8 +385,8 @@ def test_small_files_and_one_subtask_need_no_footer(tmp_path, monkeypatch):
 def test_a_footer_is_read_once(tmp_path, small_splits, monkeypatch):
     write(tmp_path, "1.parquet", range(40))
     footers = []
-    opened = parquet_source._open
-    monkeypatch.setattr(parquet_source, "_open", lambda *a: footers.append(len(a) < 4) or opened(*a))
+    opened = parquet_source.open_parquet
+    monkeypatch.setattr(parquet_source, "open_parquet", lambda *a: footers.append(len(a) < 4) or opened(*a))
     source = ParquetSource(str(tmp_path), row_type=ROW)
     plan = source.create_enumerator(None).plan_epoch(2)
     assert [n for split in chain(*plan) for n in numbers(source, split)] == [
