@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -224,13 +223,14 @@ def signal_failure(
             raise error
 
 
-class Staged(ABC):
+class Staged:
     """What is staged for the checkpoints of a job and sink, in a store."""
 
     _store: ObjectStore
+    _names: FileNames
 
-    def delete(self, requests: Sequence[CommitRequest]) -> None:  # noqa: B027 - what is completed stays
-        """Deletes what is of no use any more when the requests are committed."""
+    def delete(self, requests: Sequence[CommitRequest]) -> None:
+        """Deletes what is of no use any more when the requests are committed. Files that are completed stay."""
 
     def missing_rows(self, requests: Sequence[CommitRequest]) -> int:
         """Returns how many rows of the requests are neither staged nor completed."""
@@ -242,13 +242,25 @@ class Staged(ABC):
             return True
         return self._store.head(key) is not None
 
-    @abstractmethod
     def lingering(self, keep: Sequence[CommitRequest]) -> int:
         """Returns the number of items that `abort_lingering` would delete."""
+        return len(self._uploads(keep)) + len(self._files(keep))
 
-    @abstractmethod
     def abort_lingering(self, keep: Sequence[CommitRequest]) -> int:
         """Deletes what this job and sink have staged, except what is kept or of newer attempts. Returns how much."""
+        uploads, files = self._uploads(keep), self._files(keep)
+        for upload in uploads:
+            self._store.abort_upload(upload.key, upload.upload_id)
+        self._store.delete_many(files)
+        return len(uploads) + len(files)
+
+    def _uploads(self, keep: Sequence[CommitRequest]) -> list[UploadInfo]:
+        kept = {(request.committable.get("key"), request.committable.get("upload_id")) for request in keep}
+        mine = (upload for upload in self._store.list_uploads() if self._names.mine(upload.key))
+        return [upload for upload in mine if (upload.key, upload.upload_id) not in kept]
+
+    def _files(self, keep: Sequence[CommitRequest]) -> list[str]:
+        return []
 
 
 class StagedFileCommitter(Staged, Committer):
@@ -354,24 +366,6 @@ class StagedFileCommitter(Staged, Committer):
     def last_committed(self) -> int | None:
         found = (self._names.checkpoint(info.key) for info in self._store.list())
         return max((checkpoint for checkpoint in found if checkpoint is not None), default=None)
-
-    def lingering(self, keep: Sequence[CommitRequest]) -> int:
-        return len(self._lingering(keep))
-
-    def abort_lingering(self, keep: Sequence[CommitRequest]) -> int:
-        lingering = self._lingering(keep)
-        for upload in lingering:
-            self._store.abort_upload(upload.key, upload.upload_id)
-        return len(lingering)
-
-    def _lingering(self, keep: Sequence[CommitRequest]) -> list[UploadInfo]:
-        files = [StagedFile.from_json(r.committable) for r in keep if r.committable.get("key") != ""]
-        kept = {(file.key, file.upload_id) for file in files}
-        return [
-            upload
-            for upload in self._store.list_uploads()
-            if self._names.mine(upload.key) and (upload.key, upload.upload_id) not in kept
-        ]
 
 
 class FileNames:

@@ -33,9 +33,9 @@ from dagster_flinkpy.datastream.connectors.base import (
     WriterInitContext,
 )
 from dagster_flinkpy.errors import CommittableLostError, ObjectNotFoundError, StorageError
-from dagster_flinkpy.storage import ObjectStore, StorageLocation, UploadInfo
+from dagster_flinkpy.storage import ObjectStore, StorageLocation
 
-__all__ = ["RowFile", "StagedContent", "StagedRows", "StagedRowsWriter", "digest_of"]
+__all__ = ["RowFile", "StagedContent", "StagedRows", "StagedRowsWriter", "completed", "digest_of"]
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,13 @@ def digest_of(files: Sequence[RowFile | StagedFile]) -> str:
     return hashlib.sha256(json.dumps([[file.key, file.sha256] for file in files]).encode()).hexdigest()
 
 
+def completed(store: ObjectStore, file: StagedFile, partition: str | None) -> RowFile:
+    """Completes a staged upload, because nobody else reads the folder. Returns what is to be committed."""
+    with still_staged():
+        store.complete_upload(file.key, file.upload_id, file.parts, if_none_match=True)
+    return RowFile(file.key, file.rows, file.bytes, file.sha256, current_millis(), partition)
+
+
 class StagedRowsWriter(CommittingSinkWriter):
     """Writes one epoch of one subtask to Parquet files."""
 
@@ -79,15 +86,12 @@ class StagedRowsWriter(CommittingSinkWriter):
         self._writer.write(column)
 
     def prepare_commit(self) -> list[Json]:
-        files = [StagedFile.from_json(file) for file in self._writer.prepare_commit()]
-        for file in files:
-            with still_staged():
-                self._store.complete_upload(file.key, file.upload_id, file.parts, if_none_match=True)
+        partition, staged = self._context.partition, list[RowFile]()
+        for file in map(StagedFile.from_json, self._writer.prepare_commit()):
+            staged.append(completed(self._store, file, partition))
             self._completed.append(file.key)
-        partition, now = self._context.partition, current_millis()
-        staged = [RowFile(f.key, f.rows, f.bytes, f.sha256, now, partition) for f in files]
         if not staged and partition is not None and self._context.subtask == 0:
-            staged = [RowFile("", 0, 0, self._context.execution, now, partition)]
+            staged = [RowFile("", 0, 0, self._context.execution, current_millis(), partition)]
         return [file.to_json() for file in staged]
 
     def abort(self) -> None:
@@ -145,19 +149,6 @@ class StagedRows(Staged):
 
     def delete(self, requests: Sequence[CommitRequest]) -> None:
         self._store.delete_many([key for request in requests if (key := RowFile.of(request).key)])
-
-    def lingering(self, keep: Sequence[CommitRequest]) -> int:
-        return len(self._uploads()) + len(self._files(keep))
-
-    def abort_lingering(self, keep: Sequence[CommitRequest]) -> int:
-        uploads, files = self._uploads(), self._files(keep)
-        for upload in uploads:
-            self._store.abort_upload(upload.key, upload.upload_id)
-        self._store.delete_many(files)
-        return len(uploads) + len(files)
-
-    def _uploads(self) -> list[UploadInfo]:
-        return [upload for upload in self._store.list_uploads() if self._names.mine(upload.key)]
 
     def _files(self, keep: Sequence[CommitRequest]) -> list[str]:
         kept = {RowFile.of(request).key for request in keep}

@@ -92,7 +92,7 @@ class _OpenFile:
         self.upload = upload
         self._begin = begin
         self._encoder: _Encoder | None = None
-        self._sort_by = sort_by
+        self.sort_by = sort_by
         self._group: list[pa.RecordBatch] = []
         self._rows = 0
         self.group_rows = self.group_bytes = 0
@@ -105,18 +105,14 @@ class _OpenFile:
     @property
     def size(self) -> int:
         """About how many bytes it has. Sorted rows are not compressed yet."""
-        return self.upload.tell() + (self.group_bytes if self._sort_by else 0)
-
-    @property
-    def sorted(self) -> bool:
-        return bool(self._sort_by)
+        return self.upload.tell() + (self.group_bytes if self.sort_by else 0)
 
     def write_group(self) -> None:
         if self.group_rows:
             table = pa.Table.from_batches(self._group)
             self._rows += table.num_rows
-            if self._sort_by:
-                table = table.sort_by(self._sort_by)
+            if self.sort_by:
+                table = table.sort_by(self.sort_by)
             if self._encoder is None:
                 self._encoder = self._begin(table)
             self._encoder.write(table)
@@ -170,7 +166,7 @@ class TableWriter(CommittingSinkWriter):
             if file is None:
                 file = self._open[folder] = self._begin(folder)
             file.add(part)
-            if not file.sorted and (
+            if not file.sort_by and (
                 file.group_rows >= _GROUP_ROWS or file.group_bytes >= min(_GROUP_BYTES, self._most_bytes)
             ):
                 file.write_group()
@@ -217,7 +213,7 @@ class TableWriter(CommittingSinkWriter):
     def _limit_memory(self) -> None:
         while sum(file.group_bytes for file in self._open.values()) > _BUFFER_BYTES:
             folder, file = max(self._open.items(), key=lambda item: item[1].group_bytes)
-            if file.sorted:
+            if file.sort_by:
                 self._finish(folder)  # another file begins, because a file is sorted as a whole
             else:
                 file.write_group()

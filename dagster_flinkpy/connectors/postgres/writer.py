@@ -16,12 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as csv
 
-from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation
 from dagster_flinkpy.connectors.columns.column_types import columns_of, is_nested
 from dagster_flinkpy.connectors.columns.json_values import to_json_text
-from dagster_flinkpy.connectors.commit.staged_files import StagedUpload, file_name, still_staged
-from dagster_flinkpy.connectors.commit.staged_rows import RowFile
+from dagster_flinkpy.connectors.commit.staged_files import StagedUpload, file_name
+from dagster_flinkpy.connectors.commit.staged_rows import completed
 from dagster_flinkpy.connectors.postgres.session import Session
 from dagster_flinkpy.connectors.postgres.sink import PostgresSink
 from dagster_flinkpy.connectors.postgres.target import PostgresTarget
@@ -140,12 +139,8 @@ class PostgresStagingWriter(CommittingSinkWriter):
         if not self._rows:
             return []
         self._compressor.close()
-        file = self._upload.finish(self._rows)
-        # Nobody reads the folder, so the file may be visible.
-        with still_staged():
-            self._store.complete_upload(file.key, file.upload_id, file.parts, if_none_match=True)
+        staged = completed(self._store, self._upload.finish(self._rows), self._partition)
         self._finished = True
-        staged = RowFile(file.key, file.rows, file.bytes, file.sha256, current_millis(), self._partition)
         return [staged.to_json()]
 
     def abort(self) -> None:
