@@ -87,6 +87,7 @@ class AssetSource(RowSource):
     """
 
     registered: ClassVar[str] = "asset"
+    dagster_kind = "dagster"
 
     discovery_interval = timedelta(seconds=5)
 
@@ -125,6 +126,3 @@ class AssetSource(RowSource):
 
     def upstream_assets(self) -> Sequence[Sequence[str]]:
         return [self.asset_key]
-
-    def kinds(self) -> set[str]:
-        return {"dagster"}

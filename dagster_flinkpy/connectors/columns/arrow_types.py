@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation, Types
 from dagster_flinkpy.errors import ConfigurationError
 
-__all__ = ["row_type_of", "type_info_of"]
+__all__ = ["first_wrong", "row_type_of", "type_info_of"]
 
 _SIMPLE: dict[pa.DataType, TypeInformation] = {
     pa.bool_(): Types.BOOLEAN(),
@@ -30,6 +33,16 @@ _SIMPLE: dict[pa.DataType, TypeInformation] = {
     pa.date32(): Types.SQL_DATE(),
     pa.date64(): Types.SQL_DATE(),
 }
+
+
+def first_wrong(column: pa.Array, convert: Callable[[pa.Array], object]) -> Any:
+    """Returns the first value of a column that cannot be converted."""
+    for i, value in enumerate(column):
+        try:
+            convert(column.slice(i, 1))
+        except pa.ArrowException:
+            return value.as_py()
+    return None
 
 
 def row_type_of(schema: pa.Schema) -> RowTypeInfo:

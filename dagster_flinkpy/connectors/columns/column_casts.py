@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from dagster_flinkpy.common.arrow_columns import with_elements
 from dagster_flinkpy.common.decimals import column_of, find_big_dec
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation
-from dagster_flinkpy.connectors.columns.arrow_types import type_info_of
+from dagster_flinkpy.connectors.columns.arrow_types import first_wrong, type_info_of
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 
 __all__ = ["cast_column", "cast_rows", "check_cast", "fit_column"]
@@ -103,7 +103,7 @@ def fit_column(column: Any, kind: TypeInformation, what: str) -> pa.Array:
     try:
         return column.cast(kind.arrow_type)
     except pa.ArrowException as e:
-        value = next(v for i, v in enumerate(column.to_pylist()) if not _casts(column.slice(i, 1), kind.arrow_type))
+        value = first_wrong(column, lambda part: part.cast(kind.arrow_type))
         raise TypeMismatchError(f"{what}: declared {kind}, got {column.type}: {value!r} does not fit") from e
 
 
@@ -123,14 +123,6 @@ def _alike(there: pa.DataType, wanted: pa.DataType) -> bool:
         return bool(types.is_integer(wanted) or types.is_floating(wanted))
     alike: tuple[Kind, ...] = (types.is_floating, types.is_decimal, types.is_date)
     return bool(types.is_null(there)) or any(kind(there) and kind(wanted) for kind in alike) or _fits(there, wanted)
-
-
-def _casts(column: pa.Array, wanted: pa.DataType) -> bool:
-    try:
-        column.cast(wanted)
-    except pa.ArrowException:
-        return False
-    return True
 
 
 def _plain(there: pa.DataType) -> pa.DataType:

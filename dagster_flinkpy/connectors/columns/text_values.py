@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dagster_flinkpy.common.arrow_columns import with_elements
-from dagster_flinkpy.connectors.columns.arrow_types import type_info_of
+from dagster_flinkpy.connectors.columns.arrow_types import first_wrong, type_info_of
 
 __all__ = ["as_text", "from_text"]
 
@@ -47,10 +47,10 @@ def from_text(name: str, column: pa.Array, wanted: pa.DataType) -> pa.Array:
     try:
         return _parsed(column, wanted)
     except pa.ArrowException as error:
-        value = next(each for i, each in enumerate(column) if not _is_parsed(column.slice(i, 1), wanted))
+        value = first_wrong(column, partial(_parsed, wanted=wanted))
         declared = type_info_of(wanted, name, instants=True)
         raise ValueError(
-            f"{name!r} is {value.as_py()!r:.100}, which is no {declared}{_how(wanted)}; correct it, or declare text, "
+            f"{name!r} is {value!r:.100}, which is no {declared}{_how(wanted)}; correct it, or declare text, "
             "and parse it with map()"
         ) from error
 
@@ -70,14 +70,6 @@ def _parsed(column: pa.Array, wanted: pa.DataType) -> pa.Array:
         if pc.all(written).as_py() is False:
             raise pa.ArrowInvalid("a number that becomes infinite")
     return parsed
-
-
-def _is_parsed(column: pa.Array, wanted: pa.DataType) -> bool:
-    try:
-        _parsed(column, wanted)
-    except pa.ArrowException:
-        return False
-    return True
 
 
 def _has(column: pa.Array, character: str) -> bool:

@@ -13,13 +13,6 @@ __all__ = ["DeltaSource"]
 _ADDED = {"row_kind": Types.STRING(), "commit_version": Types.LONG()}
 
 
-def _check_free(columns: RowTypeInfo) -> None:
-    if twice := [name for name in _ADDED if name in columns.field_names]:
-        raise ConfigurationError(
-            f"change_feed=True of DeltaSource() adds a column {twice[0]!r}: declare a row_type without it"
-        )
-
-
 class DeltaSource(TableSource):
     """Reads a Delta Lake table, and then what is added to it. Needs ``pip install 'dagster-flinkpy[delta]'``.
 
@@ -50,6 +43,8 @@ class DeltaSource(TableSource):
         ConfigurationError: A number is not positive, or deltalake is not installed.
     """
 
+    dagster_kind = "deltalake"
+    _when_added = "with change_feed=True "
     log_name = "delta_log"
 
     def __init__(
@@ -73,9 +68,7 @@ class DeltaSource(TableSource):
                 "change_feed=True of DeltaSource() reads changes, in the order of versions: leave out skip_changes and "
                 "partition_column"
             )
-        if change_feed and row_type is not None:
-            _check_free(row_type)
-        self.change_feed = change_feed
+        self.change_feed, self._added = change_feed, _ADDED if change_feed else {}
         super().__init__(
             location,
             row_type=row_type,
@@ -90,22 +83,5 @@ class DeltaSource(TableSource):
         )
 
     @property
-    def produced_type(self) -> RowTypeInfo:
-        """The type of the records. Without ``row_type`` it is read from the table.
-
-        Raises:
-            SourceReadError: The table cannot be read.
-            ConfigurationError: The table has a column that the change feed adds.
-        """
-        columns = self.table_type
-        if not self.change_feed:
-            return columns
-        _check_free(columns)
-        return Types.ROW_NAMED([*columns.field_names, *_ADDED], [*columns.field_types, *_ADDED.values()])
-
-    @property
     def in_order(self) -> bool:
         return self.change_feed
-
-    def kinds(self) -> set[str]:
-        return {"deltalake"}

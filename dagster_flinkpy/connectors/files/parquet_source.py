@@ -90,6 +90,7 @@ class ParquetSource(RowSource, PartitionedSource):
         ConfigurationError: A number is not positive, or a decimal has no scale.
     """
 
+    dagster_kind = "parquet"
     resumes_splits = True
 
     def __init__(
@@ -230,9 +231,6 @@ class ParquetSource(RowSource, PartitionedSource):
 
     def folders(self) -> list[str]:
         return [self.location.url]
-
-    def kinds(self) -> set[str]:
-        return {"parquet"}
 
 
 class _ParquetEnumerator(OpenEnumerator[OpenSplits]):

@@ -44,6 +44,7 @@ class IcebergSource(TableSource):
         ConfigurationError: A number is not positive, or pyiceberg is not installed.
     """
 
+    dagster_kind = "iceberg"
     log_name = "iceberg_log"
 
     def __init__(
@@ -80,6 +81,3 @@ class IcebergSource(TableSource):
             batch_rows=batch_rows,
         )
         self.table, self.catalog, self.properties, self.branch = table, catalog, dict(properties or {}), branch
-
-    def kinds(self) -> set[str]:
-        return {"iceberg"}

@@ -46,6 +46,7 @@ class KinesisSource(DeclaredSource):
     """
 
     registered: ClassVar[str] = "kinesis"
+    dagster_kind = "kinesis"
     splits_side_by_side = True
     resumes_splits = True
 
@@ -78,6 +79,3 @@ class KinesisSource(DeclaredSource):
     @property
     def produced_type(self) -> TypeInformation:
         return self.schema.get_produced_type()
-
-    def kinds(self) -> set[str]:
-        return {"kinesis"}

@@ -16,8 +16,6 @@ from dagster_flinkpy.errors import ConfigurationError
 
 __all__ = ["PostgresChangeSource"]
 
-_METADATA = {"row_kind": Types.STRING(), "commit_time": Types.SQL_TIMESTAMP()}
-
 
 class PostgresChangeSource(RowSource):
     """Reads the changes of a table in PostgreSQL: rows that are inserted, updated and deleted.
@@ -68,6 +66,7 @@ class PostgresChangeSource(RowSource):
     """
 
     registered: ClassVar[str] = "postgres_change"
+    dagster_kind = "postgres"
 
     def __init__(
         self,
@@ -89,6 +88,7 @@ class PostgresChangeSource(RowSource):
         call = "PostgresChangeSource()"
         check_name(f"{call} as conninfo", conninfo)
         check_name(f"{call} as table", table)
+        self._added = {"row_kind": Types.STRING(), "commit_time": Types.SQL_TIMESTAMP()}
         self._declare(row_type)
         check_argument(f"snapshot of {call}", snapshot, bool, "True or False")
         check_argument(f"discovery_interval of {call}", discovery_interval, timedelta, "a timedelta")
@@ -102,8 +102,6 @@ class PostgresChangeSource(RowSource):
         check_count(call, "batch_rows", batch_rows, "changes")
         if discovery_interval <= timedelta(0):
             raise ConfigurationError(f"discovery_interval={discovery_interval} of {call} must be positive")
-        if row_type is not None and (twice := [name for name in _METADATA if name in row_type.field_names]):
-            raise ConfigurationError(f"row_type of {call} has {twice[0]!r}, which the source adds itself: leave it out")
         self.conninfo, (self.schema, self.table) = conninfo, schema_and_table(table)
         self.slot, self.publication = slot, publication or slot
         self.changelog_mode, self.snapshot = changelog_mode, snapshot
@@ -112,23 +110,5 @@ class PostgresChangeSource(RowSource):
         self.discovery_interval, self.batch_rows = discovery_interval, batch_rows
         self.all_columns = row_type is None
 
-    def _find_type(self) -> RowTypeInfo:
-        found = super()._find_type()
-        if twice := [name for name in _METADATA if name in found.field_names]:
-            raise ConfigurationError(
-                f"table {self.table!r} has a column {twice[0]!r}, which the source adds itself: declare a row_type "
-                "without it"
-            )
-        return found
-
-    @property
-    def produced_type(self) -> RowTypeInfo:
-        """The type of the records: the columns of the table, ``row_kind`` and ``commit_time``."""
-        columns = self.table_type
-        return Types.ROW_NAMED([*columns.field_names, *_METADATA], [*columns.field_types, *_METADATA.values()])
-
     def uris(self) -> list[str]:
         return [table_uri(self.conninfo, self.schema, self.table)]
-
-    def kinds(self) -> set[str]:
-        return {"postgres"}

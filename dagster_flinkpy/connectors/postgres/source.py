@@ -62,6 +62,7 @@ class PostgresSource(RowSource, PartitionedSource):
     """
 
     registered: ClassVar[str] = "postgres"
+    dagster_kind = "postgres"
 
     def __init__(
         self,
@@ -109,6 +110,3 @@ class PostgresSource(RowSource, PartitionedSource):
 
     def uris(self) -> list[str]:
         return [table_uri(self.conninfo, self.schema, self.table)]
-
-    def kinds(self) -> set[str]:
-        return {"postgres"}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from dagster_flinkpy.common.arguments import check_argument
-from dagster_flinkpy.common.typeinfo import RowTypeInfo
+from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation, Types
 from dagster_flinkpy.datastream.connectors.base import Json, Source, SourceSplit, SplitEnumerator
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.errors import ConfigurationError
@@ -26,6 +26,7 @@ class DeclaredSource(Source):
 
     registered: ClassVar[str]
     """How the names of its enumerator and its reader begin in the registry."""
+    dagster_kind: ClassVar[str]
     bounded: bool | None
     """Whether the input ends. None: with ``env.execute()``, but not in Dagster."""
 
@@ -35,6 +36,9 @@ class DeclaredSource(Source):
         source = copy.copy(self)
         source.bounded = False
         return source
+
+    def kinds(self) -> set[str]:
+        return {self.dagster_kind}
 
     def create_enumerator(self, restored: Json | None) -> SplitEnumerator:
         enumerator: SplitEnumerator = resolve(f"{self.registered}_enumerator")(self, restored)
@@ -48,10 +52,22 @@ class DeclaredSource(Source):
 class RowSource(DeclaredSource):
     """A source of rows, whose columns are declared as ``row_type``, or else are those of what it reads."""
 
+    _added: Mapping[str, TypeInformation] = {}
+    """Columns that the source adds to them."""
+    _when_added: ClassVar[str] = ""
+
     def _declare(self, row_type: RowTypeInfo | None) -> None:
         call = f"row_type of {type(self).__name__}()"
         check_argument(call, row_type, (RowTypeInfo, type(None)), "Types.ROW_NAMED(...)")
-        self._row_type = row_type
+        self._row_type = None if row_type is None else self._checked(row_type)
+
+    def _checked(self, columns: RowTypeInfo) -> RowTypeInfo:
+        if twice := [name for name in self._added if name in columns.field_names]:
+            raise ConfigurationError(
+                f"{type(self).__name__}() {self._when_added}adds a column {twice[0]!r} itself: leave it out, with a "
+                "row_type without it"
+            )
+        return columns
 
     @cached_property
     def table_type(self) -> RowTypeInfo:
@@ -61,7 +77,7 @@ class RowSource(DeclaredSource):
             SourceReadError: They cannot be read.
             ConfigurationError: A column has a type that no ``Types.*`` corresponds to.
         """
-        return self._find_type() if self._row_type is None else self._row_type
+        return self._checked(self._find_type()) if self._row_type is None else self._row_type
 
     def _find_type(self) -> RowTypeInfo:
         found: RowTypeInfo = resolve(f"{self.registered}_row_type")(self)
@@ -69,8 +85,11 @@ class RowSource(DeclaredSource):
 
     @property
     def produced_type(self) -> RowTypeInfo:
-        """The type of the records."""
-        return self.table_type
+        """The type of the records: these columns, and those that the source adds, if any."""
+        columns, added = self.table_type, self._added
+        if not added:
+            return columns
+        return Types.ROW_NAMED([*columns.field_names, *added], [*columns.field_types, *added.values()])
 
 
 def names_of_partition(partition: TimePartition, partition_format: str) -> tuple[str, str]:

@@ -44,6 +44,7 @@ class PythonDataSource(RowSource):
     """
 
     registered: ClassVar[str] = "python_data_source"
+    dagster_kind = "spark"
 
     def __init__(
         self,
@@ -66,6 +67,3 @@ class PythonDataSource(RowSource):
         if None not in (max_records_per_epoch, max_bytes_per_epoch):
             raise ConfigurationError(f"{call} gives latestOffset() one limit: leave out one of the two")
         self.data_source, self.bounded, self.batch = data_source, True if batch else bounded, batch
-
-    def kinds(self) -> set[str]:
-        return {"spark"}
