@@ -46,24 +46,14 @@ def first_wrong(column: pa.Array, convert: Callable[[pa.Array], object]) -> Any:
 
 
 def row_type_of(schema: pa.Schema) -> RowTypeInfo:
-    """Returns the row type for the columns of a schema. Unsigned integers become the next wider type.
-
-    Raises:
-        ConfigurationError: There is no type information for the type of a column; the message names the column.
-    """
+    """Returns the row type for the columns of a schema. Unsigned integers become the next wider type."""
     return Types.ROW_NAMED(schema.names, [type_info_of(field.type, field.name) for field in schema])
 
 
 def type_info_of(arrow_type: pa.DataType, name: str, *, instants: bool = False) -> TypeInformation:
     """Returns the type information for values of an Arrow type.
 
-    Args:
-        arrow_type: Type of the column.
-        name: Name of the column, for the error message.
-        instants: Whether a timestamp with a zone becomes an ``Instant``. Default: a ``datetime`` in UTC.
-
-    Raises:
-        ConfigurationError: There is no type information for this Arrow type.
+    With ``instants``, a timestamp with a zone becomes an ``Instant``, otherwise a ``datetime`` in UTC.
     """
     if arrow_type in _SIMPLE:
         return _SIMPLE[arrow_type]

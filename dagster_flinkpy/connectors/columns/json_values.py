@@ -27,11 +27,7 @@ def to_json_text(name: str, type_info: TypeInformation, value: Any) -> str:
 
 
 def to_json_lines(types: dict[str, TypeInformation], table: pa.Table) -> str:
-    """Returns a line with a JSON object for each row, as `to_json_text` writes it.
-
-    Raises:
-        TypeMismatchError: A value is NaN or infinity, which JSON cannot contain.
-    """
+    """Returns a line with a JSON object for each row, as `to_json_text` writes it."""
     names = (encode_basestring(name).replace("%", "%%") for name in types)
     line = "{" + ", ".join(f"{name}: %s" for name in names) + "}\n"
     texts = [_texts(name, kind, table.column(name)) for name, kind in types.items()]

@@ -129,14 +129,9 @@ class OutputLedger:
         return self._read()[0]
 
     def change(self, change: Callable[[LedgerState], LedgerState]) -> LedgerState:
-        """Replaces the content, and returns it.
+        """Replaces the content, and returns it. If the store fails, it is unknown whether the content was replaced.
 
-        Args:
-            change: Returns the new content for the present one. It is called again if somebody else was faster. What
-                it raises ends the change.
-
-        Raises:
-            StorageError: The store failed, so it is unknown whether the content was replaced.
+        ``change`` is called again if somebody else was faster. What it raises ends the change.
         """
         try:
             for trial in _TRIES:

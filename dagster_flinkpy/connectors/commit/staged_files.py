@@ -205,10 +205,8 @@ def signal_failure(
 ) -> None:
     """Signals why requests are not committed: they are lost, nobody knows or can help now, or trying again may help.
 
-    Args:
-        requests: The requests.
-        error: Why. It is raised if it is none of these.
-        retried: What the client of the target raises if trying again may help. A `StorageError` always may.
+    ``retried`` is what the client of the target raises if trying again may help; a `StorageError` always may. An error
+    that is none of these is raised.
     """
     for request in requests:
         if isinstance(error, CommittableLostError):
@@ -369,12 +367,7 @@ class StagedFileCommitter(Staged, Committer):
 
 
 class FileNames:
-    """Recognises the files of a job and sink by the names that `file_name` gave them.
-
-    Args:
-        context: The job, sink and attempt.
-        prefix: Prefix of the sink's file names, before job and uid.
-    """
+    """Recognises the files of a job and sink by the names that `file_name` gave them, after the prefix of the sink."""
 
     def __init__(self, context: CommitterInitContext, prefix: str = "") -> None:
         starts = {start(context.job_id, context.uid) for start in (_name_start, _former_name_start)}
@@ -446,12 +439,9 @@ def partition_folder(partition: str | None) -> str:
 
 
 def value_folder(name: str, value: str | None, *, empty_is_null: bool = True) -> str:
-    """Returns the folder of the rows with a value in a column, as Hive has it.
+    """Returns the folder of the rows with a value, or null, in a column, as Hive has it.
 
-    Args:
-        name: The column.
-        value: The value, or None for null.
-        empty_is_null: Whether empty text is in the folder of null, as in Spark.
+    In Spark ``empty_is_null``: empty text is in the folder of null.
     """
     null = value is None or (empty_is_null and not value)
     return f"{quote(name, safe='')}={_NULL_FOLDER if null else quote(str(value), safe='')}/"

@@ -95,9 +95,7 @@ class TransactionWriter(CommittingSinkWriter):
 class TransactionCommitter(Committer):
     """Commits transactions, and aborts those that dead executions left open.
 
-    Args:
-        function: The function. A copy of it is used, because the function is pickled for each epoch.
-        context: Who is committing.
+    It has a copy of the function, because that is pickled for each epoch.
     """
 
     def __init__(self, function: TwoPhaseCommitSinkFunction, context: CommitterInitContext) -> None:

@@ -138,12 +138,9 @@ def _without_lines(split: Json) -> Json:
 
 
 def _files(path: Any, *, needed: bool, gone: bool = False) -> list[tuple[StorageLocation, ObjectInfo]]:
-    """Lists the files at a path: the file itself, or those below the folder.
+    """Lists the files at a path: the file itself, or those below the folder, which may be ``gone``.
 
-    Args:
-        path: A file or a folder.
-        needed: Whether it is an error if there are no files.
-        gone: Whether the folder may be missing.
+    If files are ``needed``, it is an error if there are none.
     """
     location = path if isinstance(path, StorageLocation) else StorageLocation(path)
     if location.url.startswith("s3:"):

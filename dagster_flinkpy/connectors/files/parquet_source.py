@@ -329,11 +329,7 @@ class _ParquetEnumerator(OpenEnumerator[OpenSplits]):
         return source.until is not None and last is not None and last >= source.until
 
     def _after_last(self, files: list[ObjectInfo]) -> list[ObjectInfo]:
-        """Returns the files after the last one.
-
-        Raises:
-            SourceReadError: A file up to the last one is unknown or has changed, so it would never be read.
-        """
+        """Returns the files after the last one, if all others are known and have not changed."""
         last = self._last
         if last is None:
             return files
@@ -429,14 +425,9 @@ def _file_of(split: SourceSplit) -> str:
 
 
 def row_group_ranges(rows: Sequence[int], share: float) -> list[tuple[int, int]]:
-    """Divides row groups into ranges of neighbours, each with at least a share of all rows.
+    """Divides row groups into ranges of neighbours, each with at least a share of all rows, between 0 and 1.
 
-    Args:
-        rows: The number of rows of each row group.
-        share: The smallest share, between 0 and 1.
-
-    Returns:
-        For each range its first row group, and the one after its last. Each row group is in one range, in order.
+    Returns for each range its first row group, and the one after its last. Each row group is in one range, in order.
     """
     least, ranges, first, count = share * sum(rows), [], 0, 0
     for group, more in enumerate(rows):

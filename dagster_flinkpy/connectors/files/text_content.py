@@ -127,9 +127,7 @@ class TextFile:
     def _data(self, position: int, stop: int | None) -> Iterator[bytes]:
         """Reads the content: from a position on if it is divisible, otherwise from the beginning.
 
-        Args:
-            position: Where to begin.
-            stop: Where the last record begins at the latest. The reader goes on until that record has ended.
+        The last record begins before ``stop``. Reading goes on until it has ended.
         """
         if not self.is_divisible:
             yield from self._unpacked()
@@ -174,9 +172,7 @@ def location_of(source: FileSource, root: str) -> StorageLocation:
 def ends_of_records(data: bytes, quote: int | None) -> np.ndarray:
     """Returns the positions after all records that end in data, which begins with a record.
 
-    Args:
-        data: The data.
-        quote: The character between which line ends are part of a value, or None.
+    A line end between two ``quote`` characters is part of a value.
     """
     # characters: uint8, one a byte. ends, quotes: int64 positions in them, ascending.
     characters = np.frombuffer(data, np.uint8)

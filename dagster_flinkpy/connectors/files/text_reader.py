@@ -37,11 +37,7 @@ _PARSE_ERRORS = (pa.ArrowException, ValueError)
 
 
 def read_text(source: FileSource, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
-    """Reads the records of a split, from its offset up to its stop.
-
-    Raises:
-        SourceReadError: The file cannot be read; the message names it and, if that is known, the line.
-    """
+    """Reads the records of a split, from its offset up to its stop. Errors name the file and, if known, the line."""
     properties = split.properties
     store, key, size = location_of(source, properties["root"]).open(), properties["key"], properties["size"]
     file = TextFile(store, key, size, source.stream_format)

@@ -214,16 +214,9 @@ class CommitLog(LakeLog[Table]):
         return len(recent) == _RECENT or any(found == digest for _, found, _, _ in recent) or self._made(table, digest)
 
     def replaced_by(self, table: Table, partition: str | None, checkpoint_id: int, since_ms: int) -> int | None:
-        """Returns the checkpoint that has replaced a partition.
+        """Returns the checkpoint that has replaced a partition: this one, or the latest after it, or None.
 
-        Args:
-            table: The table.
-            partition: The partition.
-            checkpoint_id: A checkpoint or transaction.
-            since_ms: Commits before this time, in milliseconds since 1970, are not later ones.
-
-        Returns:
-            The checkpoint, or the latest one after it, or None.
+        Commits before ``since_ms``, in milliseconds since 1970, are not later ones.
         """
         return max(
             (
@@ -260,16 +253,10 @@ class CommitLog(LakeLog[Table]):
         head: Snapshot | None,
         files: int,
     ) -> dict[str, str]:
-        """Returns the property of the table after a commit that has written columns with these ids.
+        """Returns the property of the table after a commit.
 
-        Args:
-            table: The table before.
-            checkpoint_id: The checkpoint.
-            digest: Its identity.
-            partitions: Its partitions.
-            written: The ids of the columns, by name.
-            head: The latest snapshot of the branch after the commit.
-            files: How many more files of the sink the table has after it.
+        The commit has ``written`` columns with these ids, has led to the snapshot ``head`` of the branch, and has added
+        so many ``files``.
         """
         recent = [*self._recent(table), (checkpoint_id, digest, current_millis(), partitions)][-_RECENT:]
         columns, added = self.columns(table) | written, self.added_files(table)

@@ -35,11 +35,7 @@ _TRANSIENT = (
 
 
 def read_partition(source: KafkaSource, split: SourceSplit) -> Iterator[tuple[pa.Array, int, pa.Array]]:
-    """Yields the records of a range of offsets, batch by batch, with the next offset and the times of the records.
-
-    Raises:
-        SourceReadError: A record is not what the schema says, or Kafka does not answer.
-    """
+    """Yields the records of a range of offsets, batch by batch, with the next offset and the times of the records."""
     each = KafkaTopicPartition(split.properties["topic"], split.properties["partition"])
     columns = _Columns(source, each)
     with closing(consumer_of(source, "reader")) as consumer:

@@ -107,11 +107,7 @@ class KinesisEnumerator(OpenEnumerator[OpenRanges]):
         return now if starting == "latest" else None
 
     def _forget(self, shards: dict[str, Shard]) -> None:
-        """Forgets shards that no longer exist.
-
-        Raises:
-            InputExpiredError: One of them was not read to its end.
-        """
+        """Forgets shards that no longer exist. They should have been read to their ends."""
         for name in sorted(self._shards.keys() - shards.keys() - self._open.keys()):
             if not self._shards[name].done:
                 self._expired(f"shard {name} no longer exists, and was not read to its end")
@@ -139,11 +135,7 @@ class KinesisEnumerator(OpenEnumerator[OpenRanges]):
         return all(self._shards[name].done and name not in self._open for name in parents)
 
     def _existing(self, names: list[str]) -> list[str]:
-        """Makes sure that the retention of no record has passed.
-
-        Raises:
-            InputExpiredError: It may have, and the source does not say that it goes on.
-        """
+        """Makes sure that the retention of no record has passed, or that the source goes on without it."""
         old = [name for name in names if (self._shards[name].after, self._shards[name].since_ms) != (None, None)]
         if old:
             horizon = self._now() - self._stream.retention_ms()

@@ -23,11 +23,7 @@ def arrival_ms(record: Any) -> int:
 
 
 def read_shard(source: KinesisSource, split: SourceSplit) -> Iterator[tuple[pa.Array, int, pa.Array]]:
-    """Yields the records of a range of a shard, with how many were read, and when they arrived.
-
-    Raises:
-        SourceReadError: A record is not what the schema says, or Kinesis does not answer.
-    """
+    """Yields the records of a range of a shard, with how many were read, and when they arrived."""
     shard, last = split.properties["shard"], split.properties["last"]
     decode, read = record_decoder(source.schema), 0
     for page in KinesisStream(source).pages(shard, Position.from_json(split.properties)):

@@ -273,9 +273,6 @@ def files_of_partition(source: TableSource, partition: TimePartition, files: lis
     """Returns the files of a table whose partition value is in a time partition.
 
     A file has its value as ``window``. With ``unit``, the format of a unit of time, the value is in UTC.
-
-    Raises:
-        ConfigurationError: The windows do not fit the values.
     """
     chosen = []
     for file in files:

@@ -130,11 +130,7 @@ class PostgresChangeEnumerator(EndingEnumerator):
         return self._lsn
 
     def _check(self, slot: ReplicationSlot) -> int:
-        """Checks that no change is missing, tells the slot what is complete, and returns its position.
-
-        Raises:
-            RestoreError: Changes can be missing. The message says how to go on.
-        """
+        """Checks that no change is missing, tells the slot what is complete, and returns its position."""
         assert self._surroundings is not None
         now = Surroundings.of(slot, self._source)
         self._surroundings = self._surroundings.followed_by(now, slot, self._position)

@@ -23,10 +23,10 @@ from dagster_flinkpy.connectors.postgres.columns import (
 from dagster_flinkpy.connectors.postgres.connection import connect, listed, reading
 from dagster_flinkpy.connectors.postgres.pgoutput import (
     Begin,
-    Change,
     Commit,
     Message,
     Relation,
+    RowChange,
     Truncate,
     TupleData,
     Unchanged,
@@ -145,7 +145,7 @@ class _Changes:
     def _wanted(self, transaction: Begin) -> bool:
         return transaction.commit_lsn in self._lsns and (self._seen is None or not self._seen.has(transaction))
 
-    def _take(self, message: Change | Truncate, transaction: Begin) -> None:
+    def _take(self, message: RowChange | Truncate, transaction: Begin) -> None:
         if isinstance(message, Truncate):
             if self._oid in message.relations and not self._source.skip_truncate:
                 raise InputChangedError(
@@ -228,11 +228,7 @@ class _Changes:
 
 
 class _Seen:
-    """Tells which transactions a snapshot has seen.
-
-    Args:
-        snapshot: The snapshot: what is visible, as PostgreSQL writes it, and the LSN before which all of that is.
-    """
+    """Tells which transactions a snapshot has seen: it has what is ``visible``, all of it ``before`` an LSN."""
 
     def __init__(self, snapshot: Json) -> None:
         low, high, running = snapshot["visible"].split(":")

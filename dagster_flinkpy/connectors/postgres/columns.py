@@ -104,11 +104,7 @@ def column_of_type(connection: psycopg.Connection[Any], oid: int, modifier: int)
 
 
 def row_type_of(table: str, columns: Mapping[str, Column]) -> RowTypeInfo:
-    """Returns the row type of columns.
-
-    Raises:
-        ConfigurationError: A column has no counterpart. The message names it.
-    """
+    """Returns the row type of columns. An error names a column that has no counterpart."""
     return Types.ROW_NAMED(list(columns), [_default(table, name, column) for name, column in columns.items()])
 
 

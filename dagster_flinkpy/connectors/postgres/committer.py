@@ -71,12 +71,7 @@ class _PostgresCommitter(CheckpointCommitter):
     def _connect(self, staged: int | None = None) -> psycopg.Connection[Any]:
         """Connects. The first time it also checks that the table is as the sink needs it.
 
-        Args:
-            staged: The checkpoint whose rows an earlier attempt has staged, if they are to be committed now.
-
-        Raises:
-            ConfigurationError: The table is another one.
-            CommitRefusedError: Nobody knows whether the rows were committed.
+        ``staged`` is the checkpoint whose rows an earlier attempt has staged, if they are to be committed now.
         """
         connection = self._session.connect()
         try:

@@ -22,11 +22,7 @@ _PEER = (  # as PostgreSQL comes from Debian
 
 
 def connect(conninfo: str, name: str) -> psycopg.Connection[Any]:
-    """Returns a connection without an open transaction. As a context it is closed at the end.
-
-    Raises:
-        OperationalError: The server does not let this process in; the message says what to look at.
-    """
+    """Returns a connection without an open transaction. As a context it is closed at the end."""
     defaults = {"connect_timeout": str(_CONNECT_SECONDS), "application_name": name[:63]}
     given = {key: str(value) for key, value in psycopg.conninfo.conninfo_to_dict(conninfo).items()}
     whole = psycopg.conninfo.make_conninfo("", **{**defaults, **given, "client_encoding": "utf8"})

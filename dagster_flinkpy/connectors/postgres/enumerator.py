@@ -54,19 +54,11 @@ class TransactionsInFlight(JsonRecord):
 
     @staticmethod
     def now(connection: psycopg.Connection[Any]) -> TransactionsInFlight:
-        """Returns those that are in flight now.
-
-        Args:
-            connection: A connection without an open transaction.
-        """
+        """Returns those that are in flight now. The connection has no open transaction."""
         return TransactionsInFlight(_server(connection), _running(connection) | _prepared(connection))
 
     def waits(self, connection: psycopg.Connection[Any]) -> bool:
-        """Looks again, and returns whether some of them go on.
-
-        Args:
-            connection: A connection without an open transaction.
-        """
+        """Looks again, and returns whether some of them go on. The connection has no open transaction."""
         if not self.waiting:
             return False
         going_on = {} if self.server != _server(connection) else _running(connection)

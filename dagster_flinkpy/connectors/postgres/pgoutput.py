@@ -8,11 +8,11 @@ from enum import Enum
 
 __all__ = [
     "Begin",
-    "Change",
     "Commit",
     "Message",
     "Relation",
     "RelationColumn",
+    "RowChange",
     "Truncate",
     "TupleData",
     "Unchanged",
@@ -76,7 +76,7 @@ class Relation:
 
 
 @dataclass(frozen=True)
-class Change:
+class RowChange:
     """A row that is new, changed or deleted."""
 
     kind: str
@@ -95,14 +95,11 @@ class Truncate:
     relations: tuple[int, ...]
 
 
-Message = Begin | Commit | Relation | Change | Truncate
+Message = Begin | Commit | Relation | RowChange | Truncate
 
 
 def decode(data: bytes) -> Message | None:
-    """Decodes a message.
-
-    Returns:
-        The message, or None for one that says nothing about rows: an origin, a type, or a message of an application.
+    """Decodes a message. Returns None if it is not about rows: an origin, a type, or a message of an application.
 
     Raises:
         ValueError: It is no message of this version.
@@ -184,16 +181,16 @@ def _relation(reader: _Reader) -> Relation:
     return Relation(oid, schema or "pg_catalog", name, identity, tuple(columns))
 
 
-def _change(kind: str, reader: _Reader) -> Change:
+def _change(kind: str, reader: _Reader) -> RowChange:
     relation, part, old = reader.number(4), reader.char(), None
     if part in "KO" and kind != "I":
         old = reader.tuple()
         if kind == "D":
-            return Change(kind, relation, old, None)
+            return RowChange(kind, relation, old, None)
         part = reader.char()
     if part != "N" or kind == "D":
         raise ValueError(f"a message {kind!r} of pgoutput has {part!r} where a row belongs")
-    return Change(kind, relation, old, reader.tuple())
+    return RowChange(kind, relation, old, reader.tuple())
 
 
 def _truncate(reader: _Reader) -> Truncate:

@@ -90,11 +90,7 @@ class Scan:
         return self._kinds[0] in TIMES
 
     def check(self) -> str | None:
-        """Checks that the table can be read in the order of its columns, once.
-
-        Returns:
-            Advice, or None.
-        """
+        """Checks that the table can be read in the order of its columns, once. Returns advice, if there is any."""
         source = self._source
         kind = self.one("SELECT relkind::text FROM pg_class WHERE oid = to_regclass(%s)", self.name)
         if kind not in ("r", "p"):
@@ -142,11 +138,7 @@ class Scan:
         return {name: int(last) for name, _, _, _, last in self._sequences() if last is not None}
 
     def refuse_unordered(self) -> None:
-        """Checks that each row has a place in the order.
-
-        Raises:
-            SourceReadError: A row has none, because it has a null or an infinite time in a column.
-        """
+        """Checks that each row has a place in the order: no null, and no infinite time."""
         for name, kind in zip(self._source.columns, self._kinds, strict=True):
             wrong = [] if self.columns[name].not_null else [("null", "{} IS NULL")]
             wrong += [("infinity", "{} = 'infinity'")] if kind in TIMES else []
@@ -169,12 +161,7 @@ class Scan:
         return age
 
     def newest(self, after: Value | None, before: str | None = None) -> Value | None:
-        """Returns the last value that is visible, or None if there is none.
-
-        Args:
-            after: Only values after it. Default: all.
-            before: Only values whose first column is less. Default: all.
-        """
+        """Returns the last visible value, after one and with a first column below ``before``, if given, or None."""
         conditions = [self.within(after, None)]
         if before is not None:
             conditions.append(sql.SQL("{} < {}").format(self._first, self._literal(before, self._kinds[0])))
@@ -277,11 +264,7 @@ class Scan:
 
 @contextmanager
 def scanning(source: PostgresSource) -> Iterator[Scan]:
-    """Connects for a scan.
-
-    Raises:
-        SourceReadError: The server cannot be reached, or a statement fails.
-    """
+    """Connects for a scan. What fails becomes a SourceReadError."""
     with reading(f"table {source.table!r} of PostgreSQL"), connect(source.conninfo, "flinkpy source") as connection:
         yield Scan(source, connection)
 

@@ -86,12 +86,9 @@ class Session:
     def register(
         self, connection: psycopg.Connection[Any], checkpoint_id: int, digest: str, rows: int, partition: str | None
     ) -> bool:
-        """Adds a checkpoint to the ledger, within the current transaction.
+        """Adds a checkpoint to the ledger, within the current transaction. Returns whether it was not there yet.
 
         It waits for other transactions that add the same checkpoint.
-
-        Returns:
-            Whether it was not there yet.
         """
         statement = sql.SQL(
             "INSERT INTO {} (job, uid, checkpoint, digest, rows, partition) VALUES (%s, %s, %s, %s, %s, %s) "

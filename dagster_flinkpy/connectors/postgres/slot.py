@@ -96,11 +96,7 @@ def lsn_text(lsn: int) -> str:
 
 @contextmanager
 def slot_of(source: PostgresChangeSource) -> Iterator[ReplicationSlot]:
-    """Connects for a source.
-
-    Raises:
-        SourceReadError: The server cannot be reached, or a statement fails.
-    """
+    """Connects for a source. What fails becomes a SourceReadError."""
     what = f"the changes of table {source.table!r} of PostgreSQL"
     with reading(what), connect(source.conninfo, "flinkpy source") as connection:
         connection.execute(READING)
@@ -240,11 +236,7 @@ class ReplicationSlot:
             )
 
     def position(self) -> int | None:
-        """Returns the confirmed position of the slot, or None if there is no slot.
-
-        Raises:
-            SourceReadError: Nothing can be read from it any more. The message says what to do.
-        """
+        """Returns the confirmed position of the slot, or None if there is no slot. It must not have lost WAL."""
         found = self.connection.execute(_SLOT, [self._source.slot]).fetchone()
         if found is None:
             return None
@@ -280,8 +272,7 @@ class ReplicationSlot:
     def confirm(self, lsn: int) -> bool:
         """Tells the slot that everything before an LSN was read and will not be read again.
 
-        Returns:
-            Whether it knows that now. If not, somebody is reading from it.
+        Returns whether it knows that now. If not, somebody is reading from it.
         """
         confirmed = self.position()
         if confirmed is None or confirmed >= lsn:
@@ -293,15 +284,9 @@ class ReplicationSlot:
         return True
 
     def transactions(self, after: int, upto: int, changes: int | None) -> tuple[list[Transaction], bool]:
-        """Returns transactions that commit after an LSN, in order.
+        """Returns transactions that commit between two LSNs, in order, and whether these are all of them.
 
-        Args:
-            after: The LSN.
-            upto: The LSN up to which the WAL is decoded.
-            changes: How many changes suffice. Default: all.
-
-        Returns:
-            The transactions, and whether these are all of them.
+        With ``changes``, so many changes suffice.
         """
         limit, waiting = changes, _Patience(self._source.slot)
         while True:

@@ -42,11 +42,6 @@ class CsvEncoder:
         self._filled = filled or {}
 
     def encode(self, column: pa.Array) -> bytes:
-        """Encodes a column of records.
-
-        Raises:
-            TypeMismatchError: A value cannot be stored in PostgreSQL.
-        """
         arrays = column.flatten() if self._flat else [column]
         encoded = [_encoded(*each, array) for each, array in zip(self._columns.items(), arrays, strict=True)]
         encoded += [pa.repeat(pa.scalar(value, pa.string()), len(column)) for value in self._filled.values()]

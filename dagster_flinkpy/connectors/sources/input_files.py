@@ -43,17 +43,9 @@ def reading(url: str) -> Iterator[None]:
 def input_files(
     store: ObjectStore, selects: Callable[[str], bool] = lambda key: True, prefix: str = ""
 ) -> list[ObjectInfo]:
-    """Lists the files of a source, sorted by name. Links in a local folder are followed.
+    """Lists the files of a source that are not hidden, sorted by name. Links in a local folder are followed.
 
-    Args:
-        store: The folder.
-        selects: Tells by its key whether a file is read. Hidden ones are not.
-        prefix: What the keys start with.
-
-    Raises:
-        InputChangedError: Something in the folder cannot be read as a file, would be read twice, or has a name that
-            cannot be part of a position.
-        StorageError: The folder cannot be listed.
+    What cannot be read as a file, would be read twice, or has a name that cannot be part of a position is an error.
     """
     found = [
         info

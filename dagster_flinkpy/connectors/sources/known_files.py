@@ -89,18 +89,7 @@ def version_of(info: ObjectInfo) -> str:
 
 
 def check_unchanged(store: ObjectStore, key: str, size: int, version: str | None) -> None:
-    """Checks that a file has not changed since it was planned.
-
-    Args:
-        store: The store of the file.
-        key: Its key in the store.
-        size: Its size in bytes when it was listed.
-        version: What :func:`version_of` returned then, or None if that was not kept.
-
-    Raises:
-        InputChangedError: The file was deleted or changed.
-        StorageError: The store did not answer.
-    """
+    """Checks that a file has not changed since it was planned with a size and, if that was kept, a version."""
     now = next((info for info in store.list(key) if info.key == key), None)
     if now is None:
         raise InputChangedError("it was deleted after it was planned")

@@ -205,12 +205,7 @@ class OpenSplits:
         return [f"the rest of {split.split_id}" for split in self.left()] if self.rest else []
 
     def lag(self, files: int, more: Sequence[ObjectInfo] = ()) -> SourceLag:
-        """Returns what stays unread.
-
-        Args:
-            files: The number of files that are open.
-            more: Files that are not open yet.
-        """
+        """Returns what stays unread, in so many files that are open, and in those that are not open yet."""
         size = sum(self._meter.amount(split).bytes or 0 for split in self.left())
         return SourceLag(files=files + len(more), bytes=size + sum(info.size for info in more))
 
@@ -222,8 +217,7 @@ class OpenSplits:
 class OpenRanges(dict[Any, SourceSplit]):
     """The open range of each part of the input that has one, such as a partition. An epoch reads them all.
 
-    Args:
-        part_of: Returns the part that a split belongs to. It raises a ValueError if a stored split is damaged.
+    ``part_of`` returns the part that a split belongs to, and raises a ValueError if a stored split is damaged.
     """
 
     def __init__(self, part_of: Callable[[SourceSplit], Any]) -> None:
@@ -238,12 +232,7 @@ class OpenRanges(dict[Any, SourceSplit]):
         self.rest = bool(self)
 
     def shares(self, parallelism: int, subtask_of: Callable[[Any], int]) -> list[list[SourceSplit]]:
-        """Returns what each subtask reads in the next epoch.
-
-        Args:
-            parallelism: The number of subtasks.
-            subtask_of: Returns a number for a part. The subtask is the rest of its division by the parallelism.
-        """
+        """Returns what each subtask reads in the next epoch. ``subtask_of`` a part is taken modulo the parallelism."""
         shares: list[list[SourceSplit]] = [[] for _ in range(parallelism)]
         for part, split in sorted(self.items()):
             shares[subtask_of(part) % parallelism].append(split)

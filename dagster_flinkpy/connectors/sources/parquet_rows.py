@@ -26,19 +26,7 @@ def open_parquet(store: ObjectStore, key: str, size: int, footer: pq.FileMetaDat
 def rows_between(
     file: pq.ParquetFile, groups: Iterable[int], columns: Sequence[str], batch_rows: int, offset: int, stop: int
 ) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """Reads rows of some row groups.
-
-    Args:
-        file: The file.
-        groups: The row groups, in order.
-        columns: The columns.
-        batch_rows: Maximum number of rows in a batch.
-        offset: The first row, counted over these row groups.
-        stop: The row after the last one.
-
-    Yields:
-        Rows, and the offset after them.
-    """
+    """Yields rows of some row groups, between two offsets that count over these, with the offset after them."""
     end = 0
     for group in groups:
         start, end = end, end + file.metadata.row_group(group).num_rows

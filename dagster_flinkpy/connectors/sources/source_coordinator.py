@@ -123,11 +123,9 @@ class SourceCoordinator(base.SplitEnumerator):
     # --- what readers say --------------------------------------------------------------------------------------------
 
     def receive(self, deployment: str, messages: Sequence[tuple[int, Json]]) -> None:
-        """Takes what readers of live tasks have said. They are heard when the next part of the epoch is planned.
+        """Takes what readers of live tasks have said, by their numbers. They are heard when the next part is planned.
 
-        Args:
-            deployment: The tasks that they are in. Those of another one are gone.
-            messages: By number of the reader, what it says.
+        Readers in another deployment than the one before are other ones: those are gone.
         """
         if deployment != self._deployment:
             self._deployment = deployment

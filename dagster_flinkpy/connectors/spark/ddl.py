@@ -16,11 +16,7 @@ _TOKEN = re.compile(r"\s*(?:(`(?:[^`]|``)*`)|(\w+)|([<>(),:]))")
 
 
 def parse_ddl(text: str) -> StructType:
-    """Returns the schema that a text describes: columns and types in Spark SQL's DDL, without comments and defaults.
-
-    Raises:
-        ConfigurationError: It is something else.
-    """
+    """Returns the schema that a text describes: columns and types in Spark SQL's DDL, without comments and defaults."""
     parser = _Parser(text)
     schema = parser.fields("")
     parser.expect("")

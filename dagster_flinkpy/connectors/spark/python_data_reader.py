@@ -258,11 +258,7 @@ def _ordered(value: Any) -> Any:
 
 
 def read_partition(source: PythonDataSource, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
-    """Reads a partition in a subtask, with a reader of its own.
-
-    Raises:
-        SourceReadError: The data source raised, or its records do not fit.
-    """
+    """Reads a partition in a subtask, with a reader of its own."""
     if source.batch:
         reader = _call(source, "reader()", source.data_source.reader, _schema(source))
         rows = _call(source, "read()", reader.read, split.attachment)

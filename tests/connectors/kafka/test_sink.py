@@ -547,7 +547,7 @@ def test_what_a_schema_does_not_write_is_refused_when_the_program_is_built() -> 
 def test_what_cannot_work_is_refused_when_it_is_declared() -> None:
     for change, message in [
         (lambda b: b, "needs set_staging"),
-        (lambda b: b.set_staging(5), "a folder"),
+        (lambda b: b.set_staging(5), "needs a path"),
         (lambda b: b.set_staging("x").set_delivery_guarantee(DeliveryGuarantee.NONE), "stages nothing"),
         (lambda b: b.set_property("transactional.id", "x"), "set_transactional_id_prefix"),
         (lambda b: b.set_property("enable.idempotence", "false"), "cannot be set"),

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from dagster_flinkpy.connectors.postgres.pgoutput import (
     Begin,
-    Change,
     Commit,
     Message,
     Relation,
     RelationColumn,
+    RowChange,
     Truncate,
     TupleData,
     Unchanged,
@@ -34,9 +34,9 @@ MESSAGES = st.one_of(
     st.builds(Begin, LSNS, TIMES, OIDS),
     st.builds(Commit, LSNS, LSNS, TIMES),
     st.builds(Relation, OIDS, NAMES, NAMES, st.sampled_from("dnfi"), st.lists(COLUMNS, max_size=4).map(tuple)),
-    st.builds(Change, st.just("I"), OIDS, st.none(), TUPLES),
-    st.builds(Change, st.just("U"), OIDS, st.none() | TUPLES, TUPLES),
-    st.builds(Change, st.just("D"), OIDS, TUPLES, st.none()),
+    st.builds(RowChange, st.just("I"), OIDS, st.none(), TUPLES),
+    st.builds(RowChange, st.just("U"), OIDS, st.none() | TUPLES, TUPLES),
+    st.builds(RowChange, st.just("D"), OIDS, TUPLES, st.none()),
     st.builds(Truncate, st.lists(OIDS, max_size=3).map(tuple)),
 )
 
@@ -54,7 +54,7 @@ def encoded(message: Message, old: bytes = b"O") -> bytes:
                 for c in columns
             ]
             return head + struct.pack(">H", len(columns)) + b"".join(body)
-        case Change(kind, oid, before, new):
+        case RowChange(kind, oid, before, new):
             given = b"" if before is None else old + encoded_tuple(before)
             return kind.encode() + struct.pack(">I", oid) + given + (b"" if new is None else b"N" + encoded_tuple(new))
         case Truncate(oids):
