@@ -231,10 +231,7 @@ def _reason(there: pa.DataType, wanted: pa.DataType) -> str:
         (types.is_date(there) and types.is_timestamp(wanted), "without a time zone it may be any instant"),
         (types.is_timestamp(there) and types.is_date(wanted), "the time of day would be lost"),
         (types.is_timestamp(there) and types.is_time(wanted), "the date would be lost"),
-        (
-            _is_number(there) and types.is_temporal(wanted),
-            "a number does not say its unit, such as seconds",
-        ),
+        (_is_number(there) and types.is_temporal(wanted), "a number does not say its unit, such as seconds"),
         (types.is_temporal(there) and _is_number(wanted), "which unit the number has would depend on the file"),
     )
     return next((reason for applies, reason in reasons if applies), "these are different things")

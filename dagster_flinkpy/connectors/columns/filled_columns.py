@@ -17,15 +17,10 @@ PARTITION_COLUMN = "dagster_partition_key"
 class FilledColumns:
     """The partition of a row and, if several owners write to a table, its owner. Both are text."""
 
-    partition: str
+    partition: str = PARTITION_COLUMN
     """The column with the key of the Dagster partition."""
     owner: str | None = None
     """Whose rows they are, in the column `OWNER_COLUMN`. None: all rows of a partition are the sink's own."""
-
-    @staticmethod
-    def of_owner(owner: str) -> FilledColumns:
-        """Returns the columns with which an owner finds its own rows in a table that it may share."""
-        return FilledColumns(PARTITION_COLUMN, owner)
 
     @property
     def names(self) -> list[str]:

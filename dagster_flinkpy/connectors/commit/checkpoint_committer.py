@@ -58,10 +58,6 @@ class StagedCheckpoint:
             found.setdefault(file.partition, []).append(file)
         return found
 
-    @property
-    def partitions(self) -> list[str | None]:
-        return list(self.by_partition)
-
 
 class CheckpointCommitter(Committer):
     """Commits a checkpoint as a whole, or not at all. A subclass says how it gets into the target."""

@@ -73,10 +73,6 @@ class TransactionRecord(JsonRecord):
         """Whether it has prepared its rows and is being committed."""
         return self.staged is not None
 
-    def overlaps(self, partitions: tuple[str, ...] | None) -> bool:
-        """Returns whether it replaces some of these partitions; None stands for the whole output."""
-        return self.partitions is None or partitions is None or not set(self.partitions).isdisjoint(partitions)
-
 
 @dataclass(frozen=True)
 class LedgerState(JsonRecord):
@@ -106,8 +102,11 @@ class LedgerState(JsonRecord):
         return replace(self, writers=(*self.writers, writer)[-_WRITERS:])
 
     def overlapping(self, partitions: tuple[str, ...] | None) -> list[TransactionRecord]:
-        """Returns the transactions that replace some of these partitions."""
-        return [each for each in self.transactions if each.overlaps(partitions)]
+        """Returns the transactions that replace some of these partitions; None stands for the whole output."""
+        if partitions is None:
+            return list(self.transactions)
+        wanted = set(partitions)
+        return [each for each in self.transactions if each.partitions is None or wanted & set(each.partitions)]
 
 
 class OutputLedger:

@@ -47,6 +47,7 @@ __all__ = [
     "StagedUpload",
     "file_name",
     "partition_folder",
+    "partition_text",
     "partition_values",
     "signal_failure",
     "still_staged",
@@ -445,6 +446,11 @@ def value_folder(name: str, value: str | None, *, empty_is_null: bool = True) ->
     """
     null = value is None or (empty_is_null and not value)
     return f"{quote(name, safe='')}={_NULL_FOLDER if null else quote(str(value), safe='')}/"
+
+
+def partition_text(value: Any) -> str | None:
+    """Returns the value of a partition column as its folder names it."""
+    return None if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def partition_values(key: str) -> dict[str, str | None]:

@@ -20,6 +20,7 @@ from dagster_flinkpy.connectors.commit.staged_files import (
     StagedUpload,
     file_name,
     partition_folder,
+    partition_text,
     value_folder,
 )
 from dagster_flinkpy.connectors.commit.table_sink import TableSink
@@ -133,12 +134,7 @@ class TableWriter(CommittingSinkWriter):
     """Writes one epoch of one subtask to staged uploads: one file, or several by partition and size."""
 
     def __init__(
-        self,
-        sink: TableSink,
-        context: WriterInitContext,
-        type_info: TypeInformation,
-        *,
-        part_bytes: int = PART_BYTES,
+        self, sink: TableSink, context: WriterInitContext, type_info: TypeInformation, *, part_bytes: int = PART_BYTES
     ) -> None:
         self._flat = isinstance(type_info, (RowTypeInfo, TupleTypeInfo))
         columns = columns_of(type_info)
@@ -194,7 +190,7 @@ class TableWriter(CommittingSinkWriter):
             folder = ""
             for name, column in zip(reversed(names), reversed(values), strict=True):
                 code, index = divmod(code, len(column))
-                value, empty_is_null = _text(column[index]), not self._sink.keeps_partition_columns
+                value, empty_is_null = partition_text(column[index]), not self._sink.keeps_partition_columns
                 folder = value_folder(name, value, empty_is_null=empty_is_null) + folder
             yield folder, rows.take(pa.array(positions))
 
@@ -205,9 +201,7 @@ class TableWriter(CommittingSinkWriter):
         self._uploads.append(upload)
         encoder = _ENCODERS[self._sink.file_format]
         return _OpenFile(
-            upload,
-            lambda first: encoder(upload, first, self._types, self._sink.compression),
-            self._sort_by,
+            upload, lambda first: encoder(upload, first, self._types, self._sink.compression), self._sort_by
         )
 
     def _limit_memory(self) -> None:
@@ -231,8 +225,3 @@ class TableWriter(CommittingSinkWriter):
             file.abort()
         for upload in self._uploads:
             upload.abort()
-
-
-def _text(value: Any) -> str | None:
-    """Returns the value of a partition column as its folder names it."""
-    return str(value).lower() if isinstance(value, bool) else None if value is None else str(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
@@ -139,14 +139,14 @@ class DeltaPartitionCommitter(DeltaCommitter, PartitionReplacement[DeltaTable]):
     change: ClassVar[Change] = "replace"
 
     def _add(self, table: DeltaTable, change: Any, checkpoint: StagedCheckpoint) -> None:
-        self._replace(table, change, checkpoint.checkpoint_id, checkpoint.partitions, {DIGEST: checkpoint.digest})
+        self._replace(table, change, checkpoint.checkpoint_id, checkpoint.by_partition, {DIGEST: checkpoint.digest})
 
     def _replace(
         self,
         table: DeltaTable,
         files: Sequence[RowFile],
         checkpoint_id: int,
-        partitions: Sequence[str | None],
+        partitions: Collection[str | None],
         metadata: dict[str, str],
     ) -> None:
         now, filled = current_millis(), self._sink.filled

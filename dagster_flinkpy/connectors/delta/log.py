@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
+from dagster_flinkpy.connectors.commit.staged_files import partition_text
 from dagster_flinkpy.connectors.delta.entries import check_log, entry_name, read_entry
 from dagster_flinkpy.connectors.delta.source import DeltaSource
 from dagster_flinkpy.connectors.delta.table import storage_options
@@ -95,7 +95,7 @@ class DeltaLog(TableLog):
             found = pa.table(table.get_add_actions()).to_pylist()
         files = []
         for file in found:
-            values = {k: None if v is None else _text(v) for k, v in (file.get("partition") or {}).items()}
+            values = {name: partition_text(value) for name, value in (file.get("partition") or {}).items()}
             files.append(self._file(file["path"], file["size_bytes"], values))
         if self._source.change_feed:
             return [self._change(file, version, "+I") for file in _by_path(files)]
@@ -222,7 +222,3 @@ class DeltaLog(TableLog):
 
 def _by_path(files: list[Json]) -> list[Json]:
     return sorted(files, key=lambda file: str(file["path"]))
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

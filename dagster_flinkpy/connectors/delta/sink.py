@@ -66,12 +66,7 @@ class DeltaSink(LakeSink):
                 "with a key, rows replace rows with the same key, and delta-rs writes the files: leave out "
                 "partition_column, sort_by and max_file_bytes"
             )
-        files = _DeltaFiles(
-            location,
-            partition_by=partition_by,
-            sort_by=sort_by,
-            max_file_bytes=max_file_bytes,
-        )
+        files = _DeltaFiles(location, partition_by=partition_by, sort_by=sort_by, max_file_bytes=max_file_bytes)
         staged = StagedParquet(files.location.child("_flinkpy_staged"))
         super().__init__(files, staged, partition_column=partition_column, key=key, merge_schema=merge_schema)
 

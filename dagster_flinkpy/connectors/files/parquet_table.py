@@ -108,8 +108,7 @@ class ParquetTable(TableRows):
 
     def _rows_of(self, file: tuple[str, int]) -> int:
         with pq.ParquetFile(RangedFile(self.location.open(), *file)) as parquet:
-            rows: int = parquet.metadata.num_rows
-            return rows
+            return int(parquet.metadata.num_rows)
 
     def _digest(self, files: Sequence[tuple[str, int]]) -> str:
         return hashlib.sha256(json.dumps([self.location.url, *files]).encode()).hexdigest()[:16]

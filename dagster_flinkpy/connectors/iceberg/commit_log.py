@@ -237,11 +237,7 @@ class CommitLog(LakeLog[Table]):
             )
 
     def summary(self, checkpoint_id: int, digest: str) -> dict[str, str]:
-        return {
-            **self._ours,
-            _CHECKPOINT: str(checkpoint_id),
-            _DIGEST: digest,
-        }
+        return {**self._ours, _CHECKPOINT: str(checkpoint_id), _DIGEST: digest}
 
     def properties(
         self,

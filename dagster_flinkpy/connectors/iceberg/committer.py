@@ -97,7 +97,11 @@ class IcebergCommitter(LakeCommitter[Table]):
 
     def _change(self, table: Table, checkpoint: StagedCheckpoint) -> _Change:
         files = [file for file in checkpoint.files if file.key]
-        added = [self._data_file(table, *each) for each in self._footers(files)]
+        added = []
+        for file, footer in self._footers(files):
+            if not self._names.of_this_attempt(file.key):
+                check_file_schema(table, footer.schema.to_arrow_schema(), file.key)
+            added.append(to_data_file(table, footer, file))
         return _Change(added, self._replaced(table, checkpoint))
 
     def _files_of_epochs(self, table: Table, after: int, before: int) -> list[DataFile]:
@@ -124,13 +128,8 @@ class IcebergCommitter(LakeCommitter[Table]):
     def _remove(self, table: Table, files: Sequence[DataFile], checkpoint_id: int) -> None:
         self._add(table, _Change(removed=list(files)), checkpoint_id, f"{checkpoint_id}-replaced", [])
 
-    def _data_file(self, table: Table, file: RowFile, footer: pq.FileMetaData) -> DataFile:
-        if not self._names.of_this_attempt(file.key):
-            check_file_schema(table, footer.schema.to_arrow_schema(), file.key)
-        return to_data_file(table, footer, file)
-
     def _swap(self, table: Table, change: _Change, checkpoint: StagedCheckpoint) -> None:
-        self._add(table, change, checkpoint.checkpoint_id, checkpoint.digest, checkpoint.partitions)
+        self._add(table, change, checkpoint.checkpoint_id, checkpoint.digest, list(checkpoint.by_partition))
         self._latest = checkpoint.checkpoint_id, checkpoint.digest
 
     def _add(
@@ -181,7 +180,7 @@ class IcebergPartitionCommitter(IcebergCommitter, PartitionReplacement[Table]):
     """Replaces the files of partitions in the snapshot that adds the new ones."""
 
     def _change(self, table: Table, checkpoint: StagedCheckpoint) -> _Change:
-        return _Change(super()._change(table, checkpoint).added, self._files_of(table, checkpoint.partitions))
+        return _Change(super()._change(table, checkpoint).added, self._files_of(table, list(checkpoint.by_partition)))
 
     def _files_of(self, table: Table, partitions: Sequence[str | None]) -> list[DataFile]:
         assert self._sink.filled is not None

@@ -153,9 +153,7 @@ class IcebergTarget(LakeTarget[Table]):
         new = [ref for ref in (MAIN_BRANCH, branch) if ref not in refs] if table.snapshots() else [MAIN_BRANCH]
         requirements = [AssertRefSnapshotId(ref=ref, snapshot_id=None) for ref in new]
         table.catalog.commit_table(
-            table,
-            (*requirements, AssertTableUUID(uuid=table.metadata.table_uuid)),
-            (*transaction._updates, creation),
+            table, (*requirements, AssertTableUUID(uuid=table.metadata.table_uuid)), (*transaction._updates, creation)
         )
         return self._load()
 

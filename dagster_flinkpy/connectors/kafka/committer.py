@@ -223,7 +223,7 @@ class AppendingCommitter(KafkaCommitter):
     """
 
     def _mark(self, checkpoint: StagedCheckpoint) -> str:
-        partitions = sorted(map(str, checkpoint.partitions))
+        partitions = sorted(map(str, checkpoint.by_partition))
         identity = json.dumps([checkpoint.requests[0].committable.get("run_key"), partitions])
         return f"run-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
 

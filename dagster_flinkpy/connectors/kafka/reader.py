@@ -114,8 +114,7 @@ class _Columns:
     def of(self, messages: list[Any]) -> tuple[pa.Array, pa.Array]:
         """Returns the records, and their times."""
         times = pa.array(
-            [None if (stamp := m.timestamp())[0] == TIMESTAMP_NOT_AVAILABLE else stamp[1] for m in messages],
-            pa.int64(),
+            [None if (stamp := m.timestamp())[0] == TIMESTAMP_NOT_AVAILABLE else stamp[1] for m in messages], pa.int64()
         )
         values = self._decoded("value", self._value, messages, [message.value() for message in messages])
         if self._key is None:
@@ -146,7 +145,4 @@ class _Columns:
 def _headers(headers: list[Any], arrow_type: pa.DataType) -> pa.Array:
     if not any(headers):
         return pc.cast(pa.array([[]] * len(headers), pa.list_(pa.null())), arrow_type)
-    return pa.array(
-        [[{"key": key, "value": value} for key, value in each or ()] for each in headers],
-        arrow_type,
-    )
+    return pa.array([[{"key": key, "value": value} for key, value in each or ()] for each in headers], arrow_type)

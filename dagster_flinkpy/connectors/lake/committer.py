@@ -295,7 +295,7 @@ class PartitionReplacement(LakeCommitter[TableT]):
 
     def _check_newest(self, table: TableT, checkpoint: StagedCheckpoint) -> None:
         since_ms = 0 if self._owned else checkpoint.staged_ms
-        for partition in checkpoint.partitions:
+        for partition in checkpoint.by_partition:
             newest = self._replaced_by(table, partition, checkpoint.checkpoint_id, since_ms)
             if newest is not None and newest > checkpoint.checkpoint_id:
                 raise SinkCommitError(

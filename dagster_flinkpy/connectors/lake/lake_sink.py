@@ -82,7 +82,7 @@ class LakeSink(TwoPhaseCommittingSink):
         if self.key:
             raise ConfigurationError(f"{owner!r} replaces all of its rows in {self.what}: leave out key")
         sink = copy.copy(self)
-        sink._fill(FilledColumns.of_owner(owner))
+        sink._fill(FilledColumns(owner=owner))
         return sink
 
     def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> CommittingSinkWriter:

@@ -16,10 +16,7 @@ from dagster_flinkpy.connectors.lake.table_source import TableSource
 from dagster_flinkpy.connectors.sources.input_files import reading
 from dagster_flinkpy.connectors.sources.parquet_rows import open_parquet, rows_between
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
-from dagster_flinkpy.errors import (
-    InputChangedError,
-    ObjectNotFoundError,
-)
+from dagster_flinkpy.errors import InputChangedError, ObjectNotFoundError
 
 __all__ = ["count_rows", "read_table_file", "table_row_type"]
 

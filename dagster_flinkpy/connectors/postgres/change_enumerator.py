@@ -212,10 +212,4 @@ class PostgresChangeEnumerator(EndingEnumerator):
 
     def snapshot_state(self) -> Json:
         surroundings = {} if self._surroundings is None else self._surroundings.to_json()
-        return {
-            "lsn": self._lsn,
-            "end": self._end,
-            **surroundings,
-            "snapshot": self._snapshot,
-            "ended": self._ended,
-        }
+        return {"lsn": self._lsn, "end": self._end, **surroundings, "snapshot": self._snapshot, "ended": self._ended}

@@ -236,11 +236,7 @@ class LedgerCommitter(_PostgresCommitter):
         return columns if self._sink.filled is None else [*columns, *self._sink.filled.names]
 
     def _copy(
-        self,
-        connection: psycopg.Connection[Any],
-        table: sql.Identifier,
-        checkpoint_id: int,
-        files: list[RowFile],
+        self, connection: psycopg.Connection[Any], table: sql.Identifier, checkpoint_id: int, files: list[RowFile]
     ) -> None:
         cursor = connection.cursor()
         with cursor.copy(self._session.copy_into(table, self._columns())) as copy:

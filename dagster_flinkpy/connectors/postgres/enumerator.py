@@ -103,6 +103,7 @@ class PostgresEnumerator(EndingEnumerator):
     def __init__(self, source: PostgresSource, restored: Json | None) -> None:
         super().__init__(source.limits)
         self._source, self._checked = source, False
+        self._delay = _DELAY if source.delay is None else source.delay
         self._position: Value | None = None
         self._settled: Value | None = None
         self._candidate: tuple[Value, TransactionsInFlight] | None = None
@@ -187,10 +188,6 @@ class PostgresEnumerator(EndingEnumerator):
                 self._await_partition(scan)
             self._end = scan.newest(None)
         return self._end
-
-    @property
-    def _delay(self) -> timedelta:
-        return _DELAY if self._source.delay is None else self._source.delay
 
     def _settle(self, scan: Scan) -> None:
         """Finds a later value up to which all rows are visible, or leaves it at the last one."""

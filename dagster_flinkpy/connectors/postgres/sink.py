@@ -123,7 +123,7 @@ class PostgresSink(TwoPhaseCommittingSink):
             owner: The owner.
         """
         sink = copy.copy(self)
-        sink.filled = FilledColumns.of_owner(owner)
+        sink.filled = FilledColumns(owner=owner)
         return sink
 
     def folders(self) -> list[str]:

@@ -18,11 +18,7 @@ from dagster_flinkpy.connectors.columns.loaded_rows import columns_of_rows
 from dagster_flinkpy.connectors.spark.ddl import parse_ddl
 from dagster_flinkpy.connectors.spark.python_data_source import PythonDataSource
 from dagster_flinkpy.datastream.connectors.base import Json, SourceSplit, SplitEnumerator, position_field
-from dagster_flinkpy.errors import (
-    ConfigurationError,
-    InputChangedError,
-    SourceReadError,
-)
+from dagster_flinkpy.errors import ConfigurationError, InputChangedError, SourceReadError
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
