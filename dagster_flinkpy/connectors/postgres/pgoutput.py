@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 __all__ = [
     "Begin",
@@ -31,8 +31,7 @@ TupleData = tuple[str | Unchanged | None, ...]
 """The values of a row, as text. None is null."""
 
 
-@dataclass(frozen=True)
-class Begin:
+class Begin(NamedTuple):
     """Begins the changes of a transaction. Transactions come in the order of their commits, one after the other."""
 
     commit_lsn: int
@@ -42,8 +41,7 @@ class Begin:
     xid: int
 
 
-@dataclass(frozen=True)
-class Commit:
+class Commit(NamedTuple):
     """Ends the changes of a transaction."""
 
     commit_lsn: int
@@ -52,8 +50,7 @@ class Commit:
     commit_micros: int
 
 
-@dataclass(frozen=True)
-class RelationColumn:
+class RelationColumn(NamedTuple):
     """A column of a table."""
 
     name: str
@@ -63,8 +60,7 @@ class RelationColumn:
     modifier: int
 
 
-@dataclass(frozen=True)
-class Relation:
+class Relation(NamedTuple):
     """Describes a table. It is sent before the first change of the table, and again when the table has changed."""
 
     oid: int
@@ -75,8 +71,7 @@ class Relation:
     columns: tuple[RelationColumn, ...]
 
 
-@dataclass(frozen=True)
-class RowChange:
+class RowChange(NamedTuple):
     """A row that is new, changed or deleted."""
 
     kind: str
@@ -88,8 +83,7 @@ class RowChange:
     """The row after, or None if it is deleted."""
 
 
-@dataclass(frozen=True)
-class Truncate:
+class Truncate(NamedTuple):
     """All rows of some tables are gone."""
 
     relations: tuple[int, ...]
@@ -107,14 +101,14 @@ def decode(data: bytes) -> Message | None:
     reader = _Reader(data)
     message: Message
     match kind := reader.char():
+        case "I" | "U" | "D":
+            message = _change(kind, reader)
         case "B":
             message = Begin(*struct.unpack(">QqI", reader.take(20)))
         case "C":
             message = Commit(*struct.unpack(">xQQq", reader.take(25)))
         case "R":
             message = _relation(reader)
-        case "I" | "U" | "D":
-            message = _change(kind, reader)
         case "T":
             message = _truncate(reader)
         case "O" | "Y" | "M":
