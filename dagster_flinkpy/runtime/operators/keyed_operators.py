@@ -176,9 +176,7 @@ class KeyedStateOperator(StreamOperator):
 class KeyedOperator(KeyedStateOperator):
     """Base of operators with keyed state and timers that process record by record.
 
-    Args:
-        context: The context in which the operator runs.
-        has_timers: Whether to open the timers now; otherwise call :meth:`open_timers` if it uses them. Default: True.
+    Without ``has_timers``, an operator calls :meth:`open_timers` if it uses them.
     """
 
     def __init__(self, context: OperatorContext, *, has_timers: bool = True) -> None:

@@ -79,11 +79,7 @@ class OperatorStateHandler:
     def initialize(self, function: Any, keyed: KeyedStateStore | None = None) -> None:
         """Calls ``initialize_state`` of a checkpointed function, and from then on ``snapshot_state`` at each barrier.
 
-        One that is a `CheckpointListener` is notified from then on, if its task lives.
-
-        Args:
-            function: Any user function, source or sink writer; one that is not checkpointed is ignored.
-            keyed: Provides keyed state if the stream has keys.
+        One that is a `CheckpointListener` is notified from then on, if its task lives. Any other is ignored.
         """
         if isinstance(function, CheckpointedFunction):
             context = _InitializationContext(self, keyed)
@@ -98,15 +94,7 @@ class OperatorStateHandler:
         self._listeners = [known for known in self._listeners if known is not function]
 
     def notify(self, news: str, checkpoint_id: int) -> None:
-        """Tells functions that are a `CheckpointListener` how a checkpoint has ended.
-
-        Args:
-            news: The name of the method to call.
-            checkpoint_id: The checkpoint.
-
-        Raises:
-            UserFunctionError: A function raised.
-        """
+        """Calls the method ``news`` of functions that are a `CheckpointListener`, because a checkpoint has ended."""
         for function in self._listeners:
             self._call(f"{news}()", partial(getattr(function, news), checkpoint_id))
 
@@ -129,8 +117,7 @@ class OperatorStateHandler:
     def snapshot(self, checkpoint_id: int) -> tuple[tuple[OperatorStateHandle, ...], tuple[Json, ...]]:
         """Calls ``snapshot_state`` of the functions, and stores the states that have changed.
 
-        Returns:
-            The operator state and the raw keyed state.
+        Returns the operator state and the raw keyed state.
         """
         given = self._given
         self._written_by = self._job.writer_of(checkpoint_id)

@@ -15,21 +15,13 @@ __all__ = ["check_table", "record_batch", "shown_value", "table_column"]
 
 
 def check_table(returned: Any, what: str, wanted: str = "a record batch or a table") -> None:
-    """Checks that a function has returned columns.
-
-    Raises:
-        TypeMismatchError: It has returned something else.
-    """
+    """Checks that a function has returned columns."""
     if not isinstance(returned, (pa.RecordBatch, pa.Table)):
         raise TypeMismatchError(f"{what} returned {shown_value(returned)}; it must return {wanted}")
 
 
 def table_column(table: Any, kind: TypeInformation, what: str) -> pa.Array[Any]:
-    """Returns the records of a table as a column of the declared type.
-
-    Raises:
-        TypeMismatchError: The columns are not those of the type, or a value does not fit; the message names it.
-    """
+    """Returns the records of a table as a column of the declared type. An error names what does not fit."""
     if not isinstance(kind, RowTypeInfo):
         if table.num_columns != 1:
             raise TypeMismatchError(f"{what}: declared {kind}, got the columns {table.schema.names}")
@@ -46,11 +38,7 @@ def table_column(table: Any, kind: TypeInformation, what: str) -> pa.Array[Any]:
 
 
 def record_batch(records: pa.Array[Any], kind: TypeInformation) -> pa.RecordBatch:
-    """Returns a column of records as a batch with a column per field, or one column ``value``.
-
-    Raises:
-        TypeMismatchError: A record that has fields is None.
-    """
+    """Returns a column of records as a batch with a column per field, or one column ``value``."""
     column: Any = records
     if not isinstance(kind, RowTypeInfo):
         return pa.RecordBatch.from_arrays([column], names=["value"])

@@ -75,8 +75,7 @@ class StreamOperator(ABC):
     def on_processing_time(self, now: int) -> None:  # noqa: B027
         """Called at the start of the epoch, after each batch, at watermarks and before the barrier.
 
-        Args:
-            now: Milliseconds since 1970. Timers with an earlier time are due (Flink: ``ProcessingTimeServiceUtil``).
+        Timers with a time before ``now`` are due (Flink: ``ProcessingTimeServiceUtil``).
         """
 
     @property

@@ -34,11 +34,8 @@ _YEARS = 4.1
 class UnitCheck:
     """Warns once if event times look like another unit than milliseconds.
 
-    Such times may be right, as in a test or a simulation, so it is no error.
-
-    Args:
-        uid: The operator.
-        watermark: The watermark at which it starts. If that looks like another unit, too, an earlier epoch has warned.
+    Such times may be right, as in a test or a simulation, so it is no error. If the watermark at which it starts looks
+    like another unit, too, an earlier epoch has warned.
     """
 
     def __init__(self, uid: str, watermark: int) -> None:

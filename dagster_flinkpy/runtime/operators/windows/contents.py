@@ -140,9 +140,7 @@ class Contents(ABC):
 class RecordContents(Contents):
     """What functions make of records; or all records, as a list.
 
-    Args:
-        operator: The operator.
-        sessions: The windows in flight, if they merge. A record is in one of them only.
+    If windows merge, ``sessions`` are those in flight, and a record is in one of them only.
     """
 
     def __init__(self, operator: WindowOperator, sessions: SessionTable | None) -> None:

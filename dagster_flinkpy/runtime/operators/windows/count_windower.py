@@ -75,11 +75,7 @@ class CountWindower(Windower):
         return rows, newest[rows] - np.arange(len(rows)) + np.repeat(np.cumsum(counts) - counts, counts)
 
     def _count_each(self, seats: Ints, windows: list[int], codes: Ints) -> tuple[Mask, Mask]:
-        """Counts records.
-
-        Returns:
-            Whether the window is full after each record, and whether it is empty after the last one.
-        """
+        """Counts records. Returns whether the window is full after each, and whether it is empty after the last one."""
         # before, counts: int64, one a group: its count before these records, and after them.
         # full, left_empty: bool, one a record.
         cells = self._counts.find(seats, windows, codes)

@@ -27,13 +27,7 @@ class MergingWindowSet:
     """The windows in flight of one key (Flink: ``MergingWindowSet``).
 
     When windows merge, the contents stay in the namespace of one of them, the *state window*, so only the contents of
-    the others are moved. The mapping from windows to state windows is state, too.
-
-    Args:
-        assigner: Decides which windows merge.
-        state: The mapping, from the namespace of a window to that of its state window.
-        encode: Converts a window to a namespace.
-        decode: Converts a namespace to a window.
+    the others are moved. The mapping from windows to state windows is state, too, as namespaces.
     """
 
     def __init__(

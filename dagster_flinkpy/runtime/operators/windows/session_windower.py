@@ -122,12 +122,7 @@ class SessionWindower(Windower):
     def _place_each(self, rows: Ints, batch: StreamBatch, seats: Ints, starts: Ints, ends: Ints) -> None:
         """Adds records one by one, because they are late, or because not only the newest session of their key counts.
 
-        Args:
-            rows: The positions of these records.
-            batch: All records.
-            seats: The seats of all records.
-            starts: The starts of the windows of all records.
-            ends: The ends of their windows.
+        ``rows`` are their positions; seats, starts and ends are those of all records.
         """
         sessions, contents, watermark = self._sessions, self._contents, self._operator.context.watermark
         passed, over = -inf, -inf
@@ -182,17 +177,10 @@ class SessionWindower(Windower):
         self._operator.skip(batch, np.array(late, dtype=np.int64))
 
     def _place(self, chain: list[int], seat: int, start: int, end: int, over: float) -> list[int]:
-        """Adds a window to the sessions of a key.
+        """Adds a window to the sessions of a key, a chain in order of time.
 
-        Args:
-            chain: The sessions of the key, in order of time.
-            seat: The seat of the key.
-            start: The start of the window.
-            end: The end of the window.
-            over: New sessions with an end up to this time are over.
-
-        Returns:
-            The session, and those that become part of it; nothing if the window touches no session and is over.
+        Returns the session, and those that become part of it; nothing if the window touches no session and ends at
+        ``over`` or before.
         """
         sessions = self._sessions
         first = bisect_left(chain, start, key=sessions.end.item)

@@ -62,12 +62,7 @@ class Windower(ABC):
 
     @abstractmethod
     def advance(self, until: int, *, event_time: bool) -> None:
-        """Fires and ends the windows that are due.
-
-        Args:
-            until: The time, in milliseconds, inclusive.
-            event_time: Whether event time or processing time has advanced.
-        """
+        """Fires and ends the windows that are due up to a time, inclusive, of event time or of processing time."""
 
 
 class WindowOperator(KeyedOperator):
@@ -161,13 +156,7 @@ class WindowOperator(KeyedOperator):
                 self.collector.collect_side(self.spec.late_tag, value, timestamp)
 
     def fire(self, window: Any, contents: Any, timestamp: int) -> None:
-        """Evaluates a window of the current key.
-
-        Args:
-            window: The window.
-            contents: What it holds: None, a result, or a list of elements.
-            timestamp: The timestamp of the results.
-        """
+        """Evaluates a window of the current key. Its contents are None, a result, or a list of elements."""
         if self.spec.aggregate is None and self.spec.reduce is None:
             if not contents:
                 return
