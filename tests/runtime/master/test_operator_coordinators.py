@@ -216,6 +216,24 @@ def test_what_subtasks_say_before_their_executions_are_known_waits_for_that() ->
     assert (attempts, sent) == ([7], [1])
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_a_barrier_that_overtakes_an_epoch_of_its_number_changes_nothing_of_what_that_leaves(late: bool) -> None:
+    """A region that lags reads an epoch while the checkpoint with its number passes."""
+    world = World(1)
+    world.say(0)
+    world.barrier(0)
+    for _ in range(0 if late else 2):
+        world.hear(0)
+    world.coordinators.overtake(1, 0)
+    for _ in range(2 if late else 0):
+        world.hear(0)
+    assert world.coordinators.take_states(1) == {"f": None}
+    world.coordinators.repeat(2, 1)
+    for checkpoint_id in (1, 2):
+        stored = world.coordinators.take_states(checkpoint_id)["f"]
+        assert stored is not None and stored["state"] == [[0, 1]]
+
+
 def test_an_event_for_a_subtask_that_is_gone_is_not_lost() -> None:
     with pytest.raises(ConfigurationError, match=r"event for subtask 1, .*handle_undelivered_event"):
         World(1, {"state": [[0, 7]], "events": [[1, 7]]}, 5)

@@ -102,9 +102,17 @@ class EpochPlanner:
 
     def repeat(self, checkpoint_id: int) -> EpochResults:
         """Returns the current state as the results of an epoch that has read nothing."""
+        self.coordinators.repeat(checkpoint_id, self._start)
+        return self._current(checkpoint_id)
+
+    def overtake(self, checkpoint_id: int) -> EpochResults:
+        """Returns the current state for a checkpoint that does not wait for the epoch that is read."""
+        self.coordinators.overtake(checkpoint_id, self._start)
+        return self._current(checkpoint_id)
+
+    def _current(self, checkpoint_id: int) -> EpochResults:
         self.ended[checkpoint_id] = self._state.ended
         self.splits.snapshot(checkpoint_id)
-        self.coordinators.repeat(checkpoint_id, self._start)
         return EpochResults(_states_of(self._graph, self._state.inputs), self._state.unwritten)
 
     def empty_epoch(self, checkpoint_id: int) -> EpochInput:

@@ -74,7 +74,7 @@ class _Holder(OperatorCoordinatorContext):
         self._uid, self._function, self._parallelism, self._wake = uid, function, parallelism, wake
         self._restored_id = _NO_CHECKPOINT if restored_id is None else restored_id
         self.states: dict[int, Json | None] = {0: restored}
-        """What the epochs start from, by the last checkpoint before them; 0 for the start of the attempt."""
+        """What epochs have left, from which others start; 0 for the start of the attempt."""
         self._coordinator: Any = None
         self._attempt = -1
         self._passed: dict[int, int] = {}
@@ -195,6 +195,9 @@ class OperatorCoordinators:
         self.guard: Callable[..., Any] = lambda what, step, *args: step(*args)
         """Ends a call that hangs; takes what it does, a function and its arguments."""
         self._mail: deque[tuple[str, Callable[[_Holder], object]]] = deque()
+        self._overtaken: dict[int, dict[str, Json | None]] = {}
+        """The states of checkpoints whose barriers have overtaken an epoch. It may have the same number, and has left
+        another state."""
         self._are_ready = False
         """Whether the coordinators know the executions. What these send earlier, of records in flight, waits."""
         self.on_mail: Callable[[], object] = lambda: None
@@ -257,15 +260,24 @@ class OperatorCoordinators:
 
     def take_states(self, checkpoint_id: int) -> dict[str, Json | None]:
         """Returns the states for a checkpoint, by uid."""
-        return {uid: holder.states[checkpoint_id] for uid, holder in self._holders.items()}
+        overtaken = self._overtaken.pop(checkpoint_id, None)
+        return self._left_by(checkpoint_id) if overtaken is None else overtaken
 
     def repeat(self, checkpoint_id: int, start: int) -> None:
-        """Keeps the states of a checkpoint for a later one, too."""
+        """Keeps the states that an epoch has left as those of one that has read nothing."""
         for holder in self._holders.values():
             holder.repeat(checkpoint_id, start)
 
+    def overtake(self, checkpoint_id: int, start: int) -> None:
+        """Keeps the states that an epoch has left for a checkpoint, too, which waits for no other epoch."""
+        self._overtaken[checkpoint_id] = self._left_by(start)
+
+    def _left_by(self, epoch: int) -> dict[str, Json | None]:
+        return {uid: holder.states[epoch] for uid, holder in self._holders.items()}
+
     def forget_before(self, checkpoint_id: int) -> None:
         """Forgets the states before a checkpoint that is complete. Any thread may call it."""
+        self._overtaken = {number: states for number, states in self._overtaken.items() if number >= checkpoint_id}
         for holder in self._holders.values():
             holder.forget_before(checkpoint_id)
 

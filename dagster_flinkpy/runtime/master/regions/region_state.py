@@ -480,7 +480,7 @@ class RegionState:
 
     def _acknowledge_in_flight(self, checkpoint_id: int) -> Acknowledged:
         job, self._result = self._result, None
-        repeated, self.outputs[checkpoint_id] = self.planner.repeat(checkpoint_id), []
+        repeated, self.outputs[checkpoint_id] = self.planner.overtake(checkpoint_id), []
         if job is not None:
             self.outputs[checkpoint_id] = [job.outputs]
             self.planner.acknowledged_with(self._state, checkpoint_id)
