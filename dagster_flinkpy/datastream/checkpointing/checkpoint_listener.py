@@ -11,7 +11,8 @@ class CheckpointListener:
     Committers and hooks are notified on the driver. Functions, sources and sink writers are notified on the thread of
     their task if tasks live (``execution.exchange``). Otherwise they are not, because they live only as long as the
     Spark job of an epoch, and no checkpoint completes before that job ends. As in Flink, a notification is lost if the
-    attempt dies before it is sent.
+    attempt dies before it is sent. Behind a blocking edge with unaligned barriers, a checkpoint may have an earlier
+    snapshot of a function. Then the function is told the number of that snapshot, once.
     """
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:

@@ -228,6 +228,12 @@ def test_a_barrier_that_overtakes_an_epoch_of_its_number_changes_nothing_of_what
     for _ in range(2 if late else 0):
         world.hear(0)
     assert world.coordinators.take_states(1) == {"f": None}
+    assert world.coordinators.snapshot_in(1, "notify_checkpoint_complete") is None
+    world.coordinators.overtake(3, 1)
+    world.coordinators.overtake(4, 1)
+    told = [(3, "complete"), (4, "complete"), (3, "subsumed"), (5, "complete"), (1, "aborted"), (6, "aborted")]
+    found = [world.coordinators.snapshot_in(number, f"notify_checkpoint_{news}") for number, news in told]
+    assert found == [1, None, None, 5, None, 6]
     world.coordinators.repeat(2, 1)
     for checkpoint_id in (1, 2):
         stored = world.coordinators.take_states(checkpoint_id)["f"]

@@ -373,10 +373,12 @@ class PipelinedRegion:
 
     def notify(self, news: str, checkpoint_id: int) -> None:
         """Tells the functions of the tasks how a checkpoint has ended. Any thread may call it."""
-        deployment = self._deployment
+        number, deployment = self.coordinators.snapshot_in(checkpoint_id, news), self._deployment
+        if number is None:
+            return
         if deployment is not None:
-            deployment.say(frame("notify", deployment=deployment.id, news=news, checkpoint_id=checkpoint_id))
-        self.coordinators.on_notified(news, checkpoint_id)
+            deployment.say(frame("notify", deployment=deployment.id, news=news, checkpoint_id=number))
+        self.coordinators.on_notified(news, number)
 
     # --- the end -----------------------------------------------------------------------------------------------------
 

@@ -198,6 +198,10 @@ class OperatorCoordinators:
         self._overtaken: dict[int, dict[str, Json | None]] = {}
         """The states of checkpoints whose barriers have overtaken an epoch. It may have the same number, and has left
         another state."""
+        self._passed: dict[int, int] = {}
+        """The epoch whose state such a checkpoint has, until the checkpoint is gone."""
+        self._complete = 0
+        """The last snapshot of which it was told that it is in a complete checkpoint."""
         self._are_ready = False
         """Whether the coordinators know the executions. What these send earlier, of records in flight, waits."""
         self.on_mail: Callable[[], object] = lambda: None
@@ -222,6 +226,18 @@ class OperatorCoordinators:
             return False
         self._mail.append((uid, lambda holder: holder.receive(message["subtask"], message)))
         return True
+
+    def snapshot_in(self, checkpoint_id: int, news: str) -> int | None:
+        """Returns the snapshot of which the end of a checkpoint tells, of tasks and coordinators; None for none.
+
+        A checkpoint whose barrier has overtaken an epoch has an earlier snapshot. If it is aborted, or gone, another
+        one may still have that.
+        """
+        if news == "notify_checkpoint_complete":
+            before, number = self._complete, self._passed.get(checkpoint_id, checkpoint_id)
+            self._complete = max(before, number)
+            return number if number > before else None
+        return checkpoint_id if self._passed.pop(checkpoint_id, None) is None else None
 
     def on_notified(self, news: str, checkpoint_id: int) -> None:
         """Takes how a checkpoint has ended."""
@@ -270,7 +286,7 @@ class OperatorCoordinators:
 
     def overtake(self, checkpoint_id: int, start: int) -> None:
         """Keeps the states that an epoch has left for a checkpoint, too, which waits for no other epoch."""
-        self._overtaken[checkpoint_id] = self._left_by(start)
+        self._overtaken[checkpoint_id], self._passed[checkpoint_id] = self._left_by(start), start
 
     def _left_by(self, epoch: int) -> dict[str, Json | None]:
         return {uid: holder.states[epoch] for uid, holder in self._holders.items()}
