@@ -105,7 +105,11 @@ class FunctionInitializationContext(ABC):
 
     @abstractmethod
     def get_restored_checkpoint_id(self) -> int | None:
-        """Returns the id of the restored checkpoint, or None."""
+        """Returns the id of the restored checkpoint, or None.
+
+        It may not be complete yet: within a run, tasks start from what others have acknowledged. So what must not
+        happen twice, such as a commit, waits for ``notify_checkpoint_complete()`` of live tasks, or is a sink's.
+        """
 
     @abstractmethod
     def get_operator_state_store(self) -> OperatorStateStore:
