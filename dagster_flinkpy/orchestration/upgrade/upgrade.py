@@ -263,9 +263,9 @@ def _refuse_in_flight(latest: CheckpointMetadata, job: StorageLocation) -> None:
 
     if has_in_flight(latest):
         raise CheckpointError(
-            f"checkpoint {latest.checkpoint_id} of job {job.name!r} has records in flight, because barriers are "
-            "unaligned. Their rows are not in the tables yet, and the old program would not write them. Let the job "
-            "run until a checkpoint has none: without new input, or with aligned barriers"
+            f"checkpoint {latest.checkpoint_id} of job {job.name!r} has records in flight: barriers are unaligned, "
+            "or a function has not selected them. Their rows are not in the tables yet, and the old program would not "
+            "write them. Let the job run until a checkpoint has none: without new input, or with aligned barriers"
         )
 
 
@@ -299,12 +299,17 @@ def _read_up_to(latest: CheckpointMetadata, shadow: Shadow, job: StorageLocation
             f"job {job.name!r} was drained since the switch, so its timers and windows have fired. Those of the old "
             "program would fire again, and double their rows. Go on with the new one"
         )
-    if others:
+    if now.read == goal.read and others:
         raise CheckpointError(
             f"the old program is at another event time than job {job.name!r} in {', '.join(map(repr, others))}, "
             "although it has read the same, because it has read it in other epochs. Some windows or timers have fired "
             "in one of them only, so rows would be doubled or missing. Switch to the old program instead, which goes "
             "on from the state of the new one"
+        )
+    if now.read == goal.read:
+        raise CheckpointError(
+            f"the old program has read what job {job.name!r} has, but is not done with it: records are in flight, or "
+            "rows wait for what is recomputed. Go on with the new one"
         )
     unequal = ", ".join(repr(uid) for uid in sources if now.read.get(uid) != goal.read.get(uid))
     raise CheckpointError(
