@@ -78,6 +78,9 @@ class LakeSink(TwoPhaseCommittingSink):
         """Returns the sink with which an owner, such as an asset, replaces what it has written, and nothing of others.
 
         The table is partitioned by ``dagster_asset_key`` and ``dagster_partition_key``.
+
+        Raises:
+            ConfigurationError: The sink replaces rows by key.
         """
         if self.key:
             raise ConfigurationError(f"{owner!r} replaces all of its rows in {self.what}: leave out key")

@@ -121,7 +121,14 @@ class PostgresSink(TwoPhaseCommittingSink):
 
         Args:
             owner: The owner.
+
+        Raises:
+            ConfigurationError: The sink replaces rows by key, or prepares transactions.
         """
+        if self.key or self.prepare_transactions:
+            raise ConfigurationError(
+                f"{owner!r} replaces all of its rows in table {self.table!r}: leave out key and prepare_transactions"
+            )
         sink = copy.copy(self)
         sink.filled = FilledColumns(owner=owner)
         return sink

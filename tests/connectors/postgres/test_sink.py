@@ -384,4 +384,12 @@ def test_a_server_that_cannot_be_reached_is_named_without_the_password(tmp_path:
     assert "s e c" not in str(error.value)
 
 
+@pytest.mark.parametrize("options", [{"key": ["n"]}, {"prepare_transactions": True}])
+def test_an_owner_cannot_replace_by_key_nor_prepare(tmp_path: Path, options: Any) -> None:
+    staging = None if "prepare_transactions" in options else str(tmp_path)
+    sink = PostgresSink("host=127.0.0.1", "orders", staging, **options)
+    with pytest.raises(ConfigurationError, match=r"'shop' replaces all of its rows .*: leave out key and prep"):
+        sink.for_owner("shop")
+
+
 # --- values -----------------------------------------------------------------------------------------------------------
