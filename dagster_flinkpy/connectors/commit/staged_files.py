@@ -269,6 +269,12 @@ class StagedFileCommitter(Staged, Committer):
         self._store = store
         self._names = FileNames(context, prefix)
 
+    def _uploads(self, keep: Sequence[CommitRequest]) -> list[UploadInfo]:
+        for request in keep:
+            if request.committable.get("key") != "":
+                StagedFile.from_json(request.committable)  # nobody knows which upload a damaged one keeps
+        return super()._uploads(keep)
+
     def commit(self, requests: Sequence[CommitRequest]) -> None:
         with ThreadPoolExecutor(_COMMIT_THREADS, "file-commit") as pool:
             for done in [pool.submit(self._commit_one, request) for request in requests]:

@@ -249,6 +249,17 @@ def test_damaged_committable_is_refused(tmp_path, change):
     assert visible(location) == []
 
 
+@pytest.mark.parametrize("change", [{"key": "../x.parquet"}, {"upload_id": None}, {"key": ["x"]}])
+def test_nothing_is_aborted_if_a_committable_does_not_tell_its_upload(location, change):
+    [request] = stage(location, [1])
+    damaged = replace(request, committable={**request.committable, **change})
+    for look in (committer(location).lingering, committer(location).abort_lingering):
+        with pytest.raises(SinkCommitError, match="not a committable"):
+            look([damaged])
+    commit(location, [request])
+    assert visible(location) == [1]
+
+
 class Flaky(LocalObjectStore):
     """Fails the first completions of uploads, the last one of them only after it took effect."""
 
