@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
+from functools import cached_property
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -15,7 +18,7 @@ from dagster_flinkpy.connectors.commit.staged_files import partition_text
 from dagster_flinkpy.connectors.delta.entries import check_log, entry_name, read_entry
 from dagster_flinkpy.connectors.delta.source import DeltaSource
 from dagster_flinkpy.connectors.delta.table import storage_options
-from dagster_flinkpy.connectors.lake.table_source import TableLog
+from dagster_flinkpy.connectors.lake.table_source import TableLog, window_at
 from dagster_flinkpy.datastream.connectors.base import Json
 from dagster_flinkpy.errors import (
     ConfigurationError,
@@ -27,6 +30,7 @@ from dagster_flinkpy.errors import (
 
 __all__ = ["DeltaLog"]
 
+_ZONE = re.compile(r"(Z|[+-]\d\d:?\d\d)$")
 
 _KNOWN = frozenset(
     {
@@ -126,7 +130,15 @@ class DeltaLog(TableLog):
     def _file(self, path: str, size: int, values: Json) -> Json:
         file = {"path": self._relative(path), "size": size, "values": values}
         column = self._source.partition_column
-        return {**file, "window": values[column]} if column in values else file
+        if column not in values:
+            return file
+        value = values[column]
+        return {**file, **(window_at(_moment(value)) if value is not None and self._by_moments else {"window": value})}
+
+    @cached_property
+    def _by_moments(self) -> bool:
+        column = self._source.partition_column
+        return column is not None and bool(pa.types.is_timestamp(self.schema().field(column).type))
 
     def _changes(self, actions: list[Json], version: int) -> list[Json]:
         """Returns what a version has changed: first files whose rows are deleted, then those whose rows are added.
@@ -218,6 +230,13 @@ class DeltaLog(TableLog):
             raise InputChangedError(f"cannot read Delta table {self._store.url}: {error}") from error
         except (DeltaError, OSError, StorageError) as error:
             raise SourceReadError(f"cannot read Delta table {self._store.url}: {error}") from error
+
+
+def _moment(text: str) -> datetime:
+    """Parses a timestamp of the log, which may have a time zone."""
+    zone = "UTC" if _ZONE.search(text) else None
+    moment: datetime = pa.scalar(text).cast(pa.timestamp("us", zone)).as_py()
+    return moment
 
 
 def _by_path(files: list[Json]) -> list[Json]:

@@ -32,7 +32,8 @@ class DeltaSource(TableSource):
             skipped, with the rows that they add. Default: they are an error.
         partition_column: For a job with a time-window ``partitions_def``: the column by which the table is partitioned.
             A partition reads the files whose value is in its window, as they are in the latest version.
-        partition_format: The ``strftime`` format of the values of ``partition_column``. Default: ``%Y-%m-%d``.
+        partition_format: The ``strftime`` format of the values of ``partition_column``, unless these are timestamps,
+            which are in UTC. Default: ``%Y-%m-%d``.
         change_feed: Whether the source reads changes: rows that are inserted, updated and deleted, in order, in one
             subtask. Records have two more columns: ``row_kind`` (``+I``, ``-U``, ``+U``, ``-D``) and
             ``commit_version``. The first epoch has the rows of the latest version as ``+I``. Default: only what is

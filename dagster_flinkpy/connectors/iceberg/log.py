@@ -15,12 +15,22 @@ from pyiceberg.table import DataScan, FileScanTask, IncrementalAppendScan, Table
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Operation, Snapshot
 from pyiceberg.transforms import IdentityTransform
-from pyiceberg.types import BooleanType, DoubleType, FloatType, IntegerType, LongType, StringType
+from pyiceberg.types import (
+    BooleanType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    StringType,
+    TimestampType,
+    TimestamptzType,
+)
+from pyiceberg.utils.datetime import micros_to_timestamp
 from sqlalchemy.exc import SQLAlchemyError
 
 from dagster_flinkpy.connectors.iceberg.source import IcebergSource
 from dagster_flinkpy.connectors.iceberg.table import file_properties, folder_of, mapped_ids, open_catalog
-from dagster_flinkpy.connectors.lake.table_source import TableLog
+from dagster_flinkpy.connectors.lake.table_source import TableLog, window_at
 from dagster_flinkpy.datastream.connectors.base import Json
 from dagster_flinkpy.errors import InputChangedError, SourceReadError, StorageError
 
@@ -192,7 +202,8 @@ class IcebergLog(TableLog):
             kind = table.schema().find_type(field.source_id)
             shown = None if value is None else field.transform.to_human_string(kind, value)
             if isinstance(field.transform, IdentityTransform):
-                return {"window": shown}
+                is_moment = value is not None and isinstance(kind, (TimestampType, TimestamptzType))
+                return window_at(micros_to_timestamp(value)) if is_moment else {"window": shown}
             if unit is not None:
                 found = {"window": shown, "unit": unit}
         return found

@@ -35,8 +35,8 @@ class IcebergSource(TableSource):
         partition_column: For a job with a time-window ``partitions_def``: the column by which the table is partitioned,
             by its values or by ``year``, ``month``, ``day`` or ``hour``. A partition reads the files whose value is in
             its window, as they are in the current snapshot.
-        partition_format: The ``strftime`` format of the values of ``partition_column``, unless the table is partitioned
-            by units of time, which are in UTC. Default: ``%Y-%m-%d``.
+        partition_format: The ``strftime`` format of the values of ``partition_column``, unless these are
+            timestamps, or the table is partitioned by units of time: both are in UTC. Default: ``%Y-%m-%d``.
         batch_rows: Maximum number of records in a batch.
         branch: The branch of the table that is read. Default: ``main``.
 

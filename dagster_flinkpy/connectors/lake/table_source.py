@@ -27,7 +27,10 @@ from dagster_flinkpy.storage import StorageLocation
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["TableLog", "TableSource"]
+__all__ = ["TableLog", "TableSource", "files_of_partition", "window_at"]
+
+_MOMENT = "%Y-%m-%dT%H:%M:%S.%f"
+"""How moments are written, so that their text has their order."""
 
 SourceT = TypeVar("SourceT", bound="TableSource")
 
@@ -181,7 +184,8 @@ class _TableEnumerator(OpenEnumerator[OpenSplits]):
     """Assigns data files to readers, version by version. A split's number says which subtask reads it."""
 
     def __init__(self, source: TableSource, restored: Json | None) -> None:
-        super().__init__(source.limits, OpenSplits(source.limits, _DataFileMeter(source), path=str, size=int))
+        meter = _DataFileMeter(source)
+        super().__init__(source.limits, OpenSplits(source.limits, meter, number=int, path=str, size=int))
         self._source, self._log = source, source.log()
         self._at = _Place(None, whole=True, complete=False, assigned=0)
         self._left_over: list[Json] = []
@@ -269,10 +273,17 @@ class _TableEnumerator(OpenEnumerator[OpenSplits]):
         return {**self._at.to_json(), **super().snapshot_state()}
 
 
+def window_at(moment: datetime) -> Json:
+    """Returns how a file tells a moment as its partition value. A moment without a time zone is in UTC."""
+    utc = moment.replace(tzinfo=timezone.utc) if moment.tzinfo is None else moment.astimezone(timezone.utc)
+    return {"window": utc.strftime(_MOMENT), "unit": _MOMENT}
+
+
 def files_of_partition(source: TableSource, partition: TimePartition, files: list[Json]) -> list[Json]:
     """Returns the files of a table whose partition value is in a time partition.
 
-    A file has its value as ``window``. With ``unit``, the format of a unit of time, the value is in UTC.
+    A file has its value as ``window``, or None for null. With ``unit``, the format of a unit of time or of a moment,
+    the value is in UTC.
     """
     chosen = []
     for file in files:
@@ -281,9 +292,10 @@ def files_of_partition(source: TableSource, partition: TimePartition, files: lis
                 f"{file['path']} in {source.location.url} is not partitioned by {source.partition_column!r}: name "
                 "another partition_column, or write the table anew with this one"
             )
-        since, before = _bounds(source, partition, file.get("unit"))
-        if file["window"] is not None and since <= file["window"] < before:
-            chosen.append(file)
+        if file["window"] is not None:
+            since, before = _bounds(source, partition, file.get("unit"))
+            if since <= file["window"] < before:
+                chosen.append(file)
     return chosen
 
 

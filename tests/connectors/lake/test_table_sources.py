@@ -19,7 +19,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from dagster_flinkpy.common import Types
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.connectors import DeltaSource, IcebergSource, ParquetSource
-from dagster_flinkpy.connectors.lake.table_source import TableSource
+from dagster_flinkpy.connectors.lake.table_source import TableSource, files_of_partition
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import SplitEnumerator
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
@@ -174,6 +174,19 @@ def test_a_position_of_an_earlier_release_has_no_mark(tmp_path: Path) -> None:
     del position["mark"]
     target.add(2)
     assert take(source, source.create_enumerator(position)) == [2]
+
+
+@pytest.mark.parametrize("number", ["1", -1, None])
+def test_a_split_without_a_number_is_refused(tmp_path: Path, number: Any) -> None:
+    target = Target("delta", tmp_path, str(tmp_path / "t"))
+    target.add(1)
+    source = target.source().continuous()
+    enumerator = source.create_enumerator(None)
+    enumerator.plan_epoch(1)
+    position = enumerator.snapshot_state()
+    position["open"][0]["properties"]["number"] = number
+    with pytest.raises(ValueError, match=r"'number' is .*, but must be of type int"):
+        source.create_enumerator(position)
 
 
 def test_an_empty_table_that_is_restored_has_no_new_rows(tmp_path: Path) -> None:
@@ -349,6 +362,41 @@ def test_a_partition_reads_the_files_of_its_window(tmp_path: Path, kind: pa.Data
         other.create_enumerator(None).plan_epoch(1)
     with pytest.raises(ConfigurationError, match="give it partition_column"):
         DeltaSource(str(tmp_path / "t")).for_partition(window(MARCH_1))
+
+
+@pytest.mark.parametrize("zone", [None, "UTC"])
+@pytest.mark.parametrize("given", ["%Y-%m-%d", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S.%f"])
+def test_a_partition_of_moments_is_found_in_utc_whatever_the_format(
+    tmp_path: Path, zone: str | None, given: str
+) -> None:
+    start = datetime(2024, 3, 1)
+    inside = [start, start + timedelta(hours=5, microseconds=1), start + timedelta(hours=21, milliseconds=500)]
+    moments = [start - timedelta(seconds=1), *inside, start + timedelta(hours=24), None]
+    rows = pa.table({"n": list(range(6)), "at": pa.array(moments, pa.timestamp("us", zone))})
+    write_deltalake(str(tmp_path / "t"), rows, partition_by=["at"])
+    catalog = SqlCatalog("default", uri=f"sqlite:///{tmp_path}/c.db", warehouse=f"file://{tmp_path}/w")
+    catalog.create_namespace("db")
+    table = catalog.create_table("db.t", rows.schema)
+    with table.update_spec() as spec:
+        spec.add_identity("at")
+    table.append(rows)
+    properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/c.db"}
+    options: dict[str, Any] = {"partition_column": "at", "partition_format": given}
+    options["row_type"] = Types.ROW_NAMED(["n"], [Types.LONG()])
+    sources: list[TableSource] = [
+        DeltaSource(str(tmp_path / "t"), **options),
+        IcebergSource("db.t", table.location(), properties=properties, **options),
+    ]
+    for source in sources:
+        for hours, found in ((24, [1, 2, 3]), (12, [1, 2]), (5, [1])):
+            part = source.for_partition(window(MARCH_1, hours))
+            assert take(part, part.create_enumerator(None)) == found
+        shifted = source.for_partition(window(MARCH_1.replace(tzinfo=timezone(timedelta(hours=3)))))  # till 21 o'clock
+        assert take(shifted, shifted.create_enumerator(None)) == [0, 1, 2]
+    # The log has other text than the summary of a version.
+    write_deltalake(str(tmp_path / "t"), rows.slice(0, 3), mode="append")
+    added = sources[0].log().added_files(1)
+    assert [len(files_of_partition(sources[0], window(MARCH_1, hours), added)) for hours in (5, 12)] == [1, 2]
 
 
 @pytest.mark.parametrize(("unit", "hours"), [("hour", 1), ("day", 24), ("month", 31 * 24), ("year", 366 * 24)])
