@@ -112,7 +112,7 @@ class OpenSplits:
             for name, kind in self._properties.items():
                 position_field(split.properties, name, kind)
             # Earlier releases did not number all splits.
-            self._add(split, split.properties.get("number", self._planned))
+            self._add(split, position_field({"number": self._planned, **split.properties}, "number", int))
         self.rest = bool(self._splits)
 
     def open(self, split_id: str, properties: Json, offset: int = 0) -> None:
