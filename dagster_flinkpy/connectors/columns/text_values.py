@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from datetime import datetime
 from functools import partial
 
 import pyarrow as pa
@@ -10,7 +12,9 @@ import pyarrow.compute as pc
 from dagster_flinkpy.common.arrow_columns import with_elements
 from dagster_flinkpy.connectors.columns.arrow_types import first_wrong, type_info_of
 
-__all__ = ["as_text", "from_text"]
+__all__ = ["as_text", "from_text", "moment_of"]
+
+_ZONE = re.compile(r"(Z|[+-]\d\d:?\d\d)$")
 
 
 def as_text(wanted: pa.DataType) -> pa.DataType:
@@ -53,6 +57,13 @@ def from_text(name: str, column: pa.Array, wanted: pa.DataType) -> pa.Array:
             f"{name!r} is {value!r:.100}, which is no {declared}{_how(wanted)}; correct it, or declare text, "
             "and parse it with map()"
         ) from error
+
+
+def moment_of(text: str) -> datetime:
+    """Parses a timestamp, with or without a time zone."""
+    zone = "UTC" if _ZONE.search(text) else None
+    moment: datetime = pa.scalar(text).cast(pa.timestamp("us", zone)).as_py()
+    return moment
 
 
 def _parsed(column: pa.Array, wanted: pa.DataType) -> pa.Array:

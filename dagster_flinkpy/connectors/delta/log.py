@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from functools import cached_property
 from urllib.parse import unquote
 
@@ -14,6 +12,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
+from dagster_flinkpy.connectors.columns.text_values import moment_of
 from dagster_flinkpy.connectors.commit.staged_files import partition_text
 from dagster_flinkpy.connectors.delta.entries import check_log, entry_name, read_entry
 from dagster_flinkpy.connectors.delta.source import DeltaSource
@@ -29,8 +28,6 @@ from dagster_flinkpy.errors import (
 )
 
 __all__ = ["DeltaLog"]
-
-_ZONE = re.compile(r"(Z|[+-]\d\d:?\d\d)$")
 
 _KNOWN = frozenset(
     {
@@ -133,7 +130,8 @@ class DeltaLog(TableLog):
         if column not in values:
             return file
         value = values[column]
-        return {**file, **(window_at(_moment(value)) if value is not None and self._by_moments else {"window": value})}
+        is_moment = value and self._by_moments  # empty text is null
+        return {**file, **(window_at(moment_of(value)) if is_moment else {"window": value})}
 
     @cached_property
     def _by_moments(self) -> bool:
@@ -230,13 +228,6 @@ class DeltaLog(TableLog):
             raise InputChangedError(f"cannot read Delta table {self._store.url}: {error}") from error
         except (DeltaError, OSError, StorageError) as error:
             raise SourceReadError(f"cannot read Delta table {self._store.url}: {error}") from error
-
-
-def _moment(text: str) -> datetime:
-    """Parses a timestamp of the log, which may have a time zone."""
-    zone = "UTC" if _ZONE.search(text) else None
-    moment: datetime = pa.scalar(text).cast(pa.timestamp("us", zone)).as_py()
-    return moment
 
 
 def _by_path(files: list[Json]) -> list[Json]:

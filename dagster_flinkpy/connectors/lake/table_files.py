@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.columns.arrow_types import row_type_of
 from dagster_flinkpy.connectors.columns.column_casts import cast_column
-from dagster_flinkpy.connectors.columns.text_values import from_text
+from dagster_flinkpy.connectors.columns.text_values import from_text, moment_of
 from dagster_flinkpy.connectors.lake.table_source import TableSource
 from dagster_flinkpy.connectors.sources.input_files import reading
 from dagster_flinkpy.connectors.sources.parquet_rows import open_parquet, rows_between
@@ -134,7 +134,10 @@ def _struct(source: TableSource, split: SourceSplit, rows: pa.RecordBatch, colum
             arrays.append(cast_column(field.name, _filled(rows.column(columns[field.name]), field.type), field.type))
         else:
             constant = pa.array([constants.get(field.name)])
-            if pa.types.is_string(constant.type):
+            if pa.types.is_string(constant.type) and pa.types.is_timestamp(field.type):
+                # Delta Lake has the same moment with and without a time zone, and the type is known to be the table's.
+                constant = pa.array([moment_of(constant[0].as_py())], pa.timestamp("us", "UTC"))
+            elif pa.types.is_string(constant.type):
                 constant = from_text(field.name, constant, field.type)
             arrays.append(pa.repeat(constant.cast(field.type)[0], rows.num_rows))
     kind, version = split.properties.get("kind"), split.properties.get("version")

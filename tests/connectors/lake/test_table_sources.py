@@ -320,6 +320,26 @@ def test_partition_columns_follow_the_rule(tmp_path: Path) -> None:
             narrow.create_enumerator(None).plan_epoch(1)
 
 
+@pytest.mark.parametrize(("zone", "kind"), [(None, None), ("UTC", None), ("UTC", Types.INSTANT())])
+def test_timestamps_in_the_log_are_read_with_and_without_a_zone(tmp_path: Path, zone: str | None, kind: Any) -> None:
+    moments = [datetime(2024, 3, 1), datetime(2024, 3, 1, 5, 0, 0, 500_001), None]
+    rows = pa.table({"n": [0, 1, 2], "at": pa.array(moments, pa.timestamp("us", zone))})
+    write_deltalake(str(tmp_path), rows, partition_by=["at"])
+    source = DeltaSource(
+        str(tmp_path),
+        bounded=False,
+        row_type=None if kind is None else Types.ROW_NAMED(["n", "at"], [Types.LONG(), kind]),
+    )
+    enumerator = source.create_enumerator(None)
+    for _ in range(2):  # the files of a version, and those that one has added: delta-rs and the log have other text
+        [splits] = enumerator.plan_epoch(1)
+        columns = [column.field("at") for split in splits for column, _ in source.read(split)]
+        found = pa.concat_arrays(columns).cast(pa.timestamp("us", zone))
+        assert found.sort().equals(rows.column("at").combine_chunks().sort())
+        enumerator.on_epoch_read([split.advanced(1, finished=True) for split in splits])
+        write_deltalake(str(tmp_path), rows, mode="append")
+
+
 # --- partitions of time and changes -----------------------------------------------------------------------------------
 
 
