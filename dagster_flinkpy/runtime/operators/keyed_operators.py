@@ -251,6 +251,8 @@ class KeyedProcessOperator(KeyedOperator):
         try:
             for keys.seat, value, record.time in records:
                 results = function(value, record)
+                if results is None:
+                    continue
                 if type(results) is not GeneratorType:
                     collector.collect(results, record.time)
                     continue

@@ -27,6 +27,8 @@ _TOPS = {8: np.uint8, 16: np.uint16, 32: np.uint32}
 _RESTS = {8: np.uint8, 16: np.uint16}
 _MASK = (1 << 64) - 1
 _PART = 1 << 14
+_DENSE = 4
+"""If at least one row in so many is looked for, sort keys are unpacked before: then few look alike."""
 
 
 @dataclass(frozen=True)
@@ -204,12 +206,14 @@ class SortKeyColumn:
         """
         # own: unsigned, ascending. distances, places: uint64, sought: as own, one a sort key. low: int64, its place in
         # own. wanted: positions in sort_keys, ascending; rows: the row of each of them.
-        own = self._top[start:stop]
+        own, rest, shift = self._top[start:stop], self._rest, self._shift
+        if rest is not None and len(own) <= _DENSE * len(sort_keys):
+            own, rest, shift = own.astype(np.uint64) << np.uint64(shift) | rest[start:stop], None, 0
         distances = sort_keys - np.uint64(self._base)
-        places = distances >> np.uint64(self._shift)
+        places = distances >> np.uint64(shift)
         sought = places.astype(own.dtype)
         low = np.searchsorted(own, sought)
-        wanted = np.flatnonzero((low < len(own)) & (places <= np.uint64(self._most)))
+        wanted = np.flatnonzero((low < len(own)) & (places == sought))
         wanted = wanted[own[low[wanted]] == sought[wanted]]
         rows = low[wanted]
         # Few rows share their sort key, so most need no second search.
@@ -220,7 +224,7 @@ class SortKeyColumn:
             counts[many] = np.searchsorted(own, sought[wanted[many]], side="right") - rows[many]
             within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
             wanted, rows = np.repeat(wanted, counts), np.repeat(rows, counts) + within
-        if self._rest is None:
+        if rest is None:
             return wanted, rows
-        same = self._rest[start:stop][rows] == distances[wanted].astype(self._rest.dtype)
+        same = rest[start:stop][rows] == distances[wanted].astype(rest.dtype)
         return (wanted, rows) if same.all() else (wanted[same], rows[same])
