@@ -240,13 +240,13 @@ class Growing:
             pa.table({"key": spread, "value": spread % _VALUES}), self._files / f"{next(self._number):03}.parquet"
         )
         program = _program(self._form, self._files, parallelism, bounded=False)
-        cpu, read = _cpu_seconds(), _read_bytes()
+        cpu, read = cpu_seconds(), _read_bytes()
         with _anonymous_memory() as peaks, JobAttempt(program, self._config, owner="benchmark") as attempt:
             start = time.perf_counter()
             *_, last = attempt.run_epochs()
             seconds = time.perf_counter() - start
         local = sum(path.stat().st_size for path in self.cache.rglob("*.arrow"))
-        return Epoch(seconds, _cpu_seconds() - cpu, max(peaks), _read_bytes() - read, last.metadata.state_bytes, local)
+        return Epoch(seconds, cpu_seconds() - cpu, max(peaks), _read_bytes() - read, last.metadata.state_bytes, local)
 
     def close(self) -> None:
         """Deletes all that there is of the job."""
@@ -286,7 +286,7 @@ def _anonymous_memory() -> Iterator[list[int]]:
         watcher.join()
 
 
-def _cpu_seconds() -> float:
+def cpu_seconds() -> float:
     """Returns the CPU time of this process and those below it."""
     found = 0.0
     for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:

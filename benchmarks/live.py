@@ -12,7 +12,9 @@
   barriers wait behind the records under way.
 - Subtasks: the sum with 16 of them, beside 2.
 
-A ratio compares both exchanges in the same round, and is the median over the rounds.
+A ratio compares both exchanges in the same round, and is the median over the rounds. Those whose names end with ``cpu``
+compare the CPU time of all processes, Spark's among them: on a machine that has other work, too, the exchange with more
+threads gets more of it.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import continuous, keyed
+from benchmarks.growth import cpu_seconds
 from benchmarks.report import line
 from benchmarks.steady import Flood
 from dagster_flinkpy.checkpoint.coordinator.coordinator_config import CoordinatorConfig
@@ -57,17 +60,19 @@ def small_sum() -> JobGraph:
     return env.get_job_graph()
 
 
-def seconds_of(program: JobGraph, exchange: ExchangeOptions, folder: str, epochs: int) -> list[float]:
-    """Returns the seconds of each epoch after the first one."""
+def seconds_of(program: JobGraph, exchange: ExchangeOptions, folder: str, epochs: int) -> tuple[float, float]:
+    """Returns the median seconds of an epoch after the first one, and the CPU seconds of one on average."""
     seconds = []
     config = JobConfig("live", StorageLocation(folder), spark=ONE_SERVER, exchange=exchange)
     with JobAttempt(program, config, owner="benchmark") as attempt:
         attempt.run_epoch()
+        cpu = cpu_seconds()
         for _ in range(epochs):
             started = time.perf_counter()
             attempt.run_epoch()
             seconds.append(time.perf_counter() - started)
-    return seconds
+        cpu = cpu_seconds() - cpu
+    return float(np.median(seconds)), cpu / epochs
 
 
 def rate_of_run(program: JobGraph, epochs: int) -> float:
@@ -79,15 +84,31 @@ def rate_of_run(program: JobGraph, epochs: int) -> float:
     return epochs / (ends[-1] - ends[0])
 
 
+Times = np.ndarray[Any, Any]
+"""Seconds and CPU seconds, a row for each round."""
+
+
+def compared(
+    metric: str, ratios: Times, of: str, peer: str, bar: str, settings: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Returns the lines of the ratio of time, or rate, and of that of CPU time."""
+    seconds, cpu = np.median(ratios, axis=0).tolist()
+    unit = "ratio of CPU time" if of == "time" else "ratio of rate per CPU"
+    return [
+        line(metric, seconds, f"ratio of {of}", peer=peer, bar=bar, settings=settings),
+        line(f"{metric}_cpu", cpu, unit, peer=peer, settings=settings),
+    ]
+
+
 def measured(
     program: Callable[[], JobGraph], epochs: int, rounds: int, *exchanges: ExchangeOptions
-) -> dict[ExchangeOptions, np.ndarray[Any, Any]]:
-    """Returns the median seconds of an epoch in each round, by exchange."""
-    found: dict[ExchangeOptions, list[float]] = {exchange: [] for exchange in exchanges}
+) -> dict[ExchangeOptions, Times]:
+    """Returns the seconds and CPU seconds of an epoch, a row for each round, by exchange."""
+    found: dict[ExchangeOptions, list[tuple[float, float]]] = {exchange: [] for exchange in exchanges}
     for _ in range(rounds):
         for exchange in exchanges:
             with tempfile.TemporaryDirectory() as folder:
-                found[exchange].append(float(np.median(seconds_of(program(), exchange, folder, epochs))))
+                found[exchange].append(seconds_of(program(), exchange, folder, epochs))
     return {exchange: np.array(seconds) for exchange, seconds in found.items()}
 
 
@@ -156,44 +177,31 @@ def run(peers: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     events = {"events": keyed.EVENTS, "keys": keyed.KEYS, "parallelism": keyed.PARALLELISM, "rounds": ROUNDS}
     for name, program, bar in (("sum", keyed.builtin_sum, ">= 1.8"), ("process", keyed.process_function, ">= 1.3")):
         seconds = measured(program, EPOCHS, ROUNDS, SPARK, PIPELINED)
-        rate = keyed.EVENTS / float(np.median(seconds[PIPELINED]))
-        ratio = float(np.median(seconds[SPARK] / seconds[PIPELINED]))
+        rate = keyed.EVENTS / float(np.median(seconds[PIPELINED][:, 0]))
         lines.append(line(f"live.{name}_events_per_s", rate, "events/s", settings=events))
-        lines.append(
-            line(
-                f"live.{name}_vs_spark_exchange",
-                ratio,
-                "ratio of rate",
-                peer="exchange=spark",
-                bar=bar,
-                settings=events,
-            )
-        )
+        metric = f"live.{name}_vs_spark_exchange"
+        lines += compared(metric, seconds[SPARK] / seconds[PIPELINED], "rate", "exchange=spark", bar, events)
     seconds = measured(keyed.builtin_sum, EPOCHS, ROUNDS, PIPELINED, TLS)
-    ratio = float(np.median(seconds[PIPELINED] / seconds[TLS]))
+    ratio = float(np.median(seconds[PIPELINED][:, 0] / seconds[TLS][:, 0]))
     lines.append(line("live.sum_tls_vs_plain", ratio, "ratio of rate", settings=events))
-    whole, often, many, few = list[float](), list[float](), list[float](), list[float]()
+    whole, often, many, few = (list[Times]() for _ in range(4))
     in_run, times = list[float](), keyed.EVENTS // OFTEN
     for _ in range(ROUNDS):
-        few += measured(keyed.builtin_sum, EPOCHS, 1, PIPELINED)[PIPELINED].tolist()
+        few.append(measured(keyed.builtin_sum, EPOCHS, 1, PIPELINED)[PIPELINED])
         with _changed(PARALLELISM=MANY):
-            many += measured(keyed.builtin_sum, EPOCHS, 1, PIPELINED)[PIPELINED].tolist()
-        whole += measured(keyed.process_function, EPOCHS, 1, PIPELINED)[PIPELINED].tolist()
+            many.append(measured(keyed.builtin_sum, EPOCHS, 1, PIPELINED)[PIPELINED])
+        whole.append(measured(keyed.process_function, EPOCHS, 1, PIPELINED)[PIPELINED])
         with _changed(EVENTS=OFTEN):
-            often += measured(keyed.process_function, EPOCHS * times, 1, PIPELINED)[PIPELINED].tolist()
+            often.append(measured(keyed.process_function, EPOCHS * times, 1, PIPELINED)[PIPELINED])
         none = rate_of_run(keyed.process_function(), EPOCHS)
         with _changed(EVENTS=OFTEN):
             in_run.append(rate_of_run(keyed.process_function(), EPOCHS * times) / times / none)
-    ratio = float(np.median(np.array(many) / np.array(few)))
     both = {**events, "parallelism": MANY}
-    lines.append(
-        line("live.sum_16_subtasks_vs_2", ratio, "ratio of time", peer="2 subtasks", bar="<= 1.15", settings=both)
-    )
-    ratio = float(np.median(np.array(whole) / np.array(often))) / times
+    ratios_of_many = np.concatenate(many) / np.concatenate(few)
+    lines += compared("live.sum_16_subtasks_vs_2", ratios_of_many, "time", "2 subtasks", "<= 1.15", both)
     each = {**events, "events_between_checkpoints": OFTEN}
-    lines.append(
-        line("live.process_checkpoints_vs_none", ratio, "ratio of rate", peer="one epoch", bar=">= 0.95", settings=each)
-    )
+    ratios_of_often = np.concatenate(whole) / np.concatenate(often) / times
+    lines += compared("live.process_checkpoints_vs_none", ratios_of_often, "rate", "one epoch", ">= 0.95", each)
     ratio = float(np.median(in_run))
     lines.append(
         line("live.process_checkpoints_of_a_run_vs_none", ratio, "ratio of rate", peer="one epoch", settings=each)
@@ -212,14 +220,14 @@ def run(peers: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     lines.append(
         line(
             "live.small_epoch_vs_spark_exchange",
-            float(np.median(seconds[PIPELINED] / seconds[SPARK])),
+            float(np.median(seconds[PIPELINED][:, 0] / seconds[SPARK][:, 0])),
             "ratio of time",
             peer="exchange=spark",
             bar="<= 1.0",
             settings={"epochs": SMALL_EPOCHS, "rounds": ROUNDS},
         )
     )
-    lines.append(line("live.small_epoch_ms", float(np.median(seconds[PIPELINED])) * 1000, "ms", settings={}))
+    lines.append(line("live.small_epoch_ms", float(np.median(seconds[PIPELINED][:, 0])) * 1000, "ms", settings={}))
     lines += latency()
     spark.stop()
     return lines

@@ -25,6 +25,9 @@ from dagster_flinkpy.datastream.connectors.source import (
 
 __all__ = ["Flood", "Note", "Steady", "notes"]
 
+_SOON_SECONDS = 0.0001
+"""A record that is due so soon is not waited for: to wake another thread takes as long."""
+
 
 class Steady(Source):
     """Records that arrive steadily, shared among the readers, and are read as they come. A record is key and number.
@@ -76,6 +79,8 @@ class _Reader(SourceReader):
 
     def is_available(self) -> Future[None]:
         due = self._began + self._next / self._rate
+        if due <= time.time() + _SOON_SECONDS:
+            return _available()
         return self._clock.submit(lambda: time.sleep(max(due - time.time(), 0.0)))
 
     def add_splits(self, splits: Sequence[Any]) -> None: ...
@@ -102,6 +107,12 @@ class Flood(Source):
         return _FloodReader(context.get_index_of_subtask())
 
 
+def _available() -> Future[None]:
+    available = Future[None]()
+    available.set_result(None)
+    return available
+
+
 class _FloodReader(SourceReader):
     def __init__(self, subtask: int) -> None:
         self._subtask, self._events = subtask, keyed.events(subtask)
@@ -115,9 +126,7 @@ class _FloodReader(SourceReader):
         return InputStatus.MORE_AVAILABLE
 
     def is_available(self) -> Future[None]:
-        available = Future[None]()
-        available.set_result(None)
-        return available
+        return _available()
 
     def add_splits(self, splits: Sequence[Any]) -> None: ...
 
