@@ -26,6 +26,7 @@ from dagster_flinkpy.key_hashes import key_groups_of_hashes
 from dagster_flinkpy.state.backend_statistics import BackendStatistics
 from dagster_flinkpy.state.cell_numbers import NamespacedCells
 from dagster_flinkpy.state.cell_table import CellTable
+from dagster_flinkpy.state.columns import ObjectColumn
 from dagster_flinkpy.state.files.cache import RunCache
 from dagster_flinkpy.state.files.operator_state import INLINE_BELOW
 from dagster_flinkpy.state.files.runs import RunFiles
@@ -323,7 +324,7 @@ class ColumnarKeyedStateBackend:
         namespace_type: TypeInformation | None = None,
         sessions: SessionTable | None = None,
         *,
-        in_columns: bool = True,
+        column: type[ObjectColumn] | None = None,
     ) -> CellTable:
         """Returns the table of a state, for use many cells at a time, always the same object for the same name.
 
@@ -331,7 +332,7 @@ class ColumnarKeyedStateBackend:
             descriptor: The name, kind and types of the state.
             namespace_type: The type of the namespace, or None for state without one.
             sessions: The namespaces, if they are windows that merge. Default: many keys have the same namespaces.
-            in_columns: Whether values are in columns; otherwise they are Python values. Default: True.
+            column: What holds the values, if they are Python values. Default: they are in columns.
 
         Raises:
             ConfigurationError: The state has a time to live, or the same operator uses it in another way.
@@ -346,9 +347,8 @@ class ColumnarKeyedStateBackend:
         numbers = sessions if sessions is not None or namespace_type is None else NamespacedCells(namespace_type)
         types: dict[str, Any] = {"namespace_type": namespace_type, "value_type": descriptor.type_info}
         identity, kind = (False, name), kind_of(descriptor)
-        make: Any = ListTable if kind == "LIST" else CellTable
-        table: CellTable = make(*self._where(identity), kind, numbers=numbers, in_columns=in_columns, **types)
-        return self._declare(identity, table)
+        make: type[CellTable] = ListTable if kind == "LIST" else CellTable
+        return self._declare(identity, make(*self._where(identity), kind, numbers=numbers, column=column, **types))
 
     def get_column_timers(self, name: str, namespace_type: TypeInformation) -> ColumnTimers:
         """Returns the timers with a name for use by column, always the same object for the same name.

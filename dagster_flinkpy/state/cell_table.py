@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.state.cell_numbers import CellNumbers, NamespacedCells, PairCells
-from dagster_flinkpy.state.columns import CellColumn, Cells, Mask, ObjectColumn, grown, make_column
+from dagster_flinkpy.state.columns import Cells, Mask, ObjectColumn, grown, make_column
 from dagster_flinkpy.state.files.runs import Found
 from dagster_flinkpy.state.keys import KeySeats
 from dagster_flinkpy.state.layout import distinct_rows
@@ -34,13 +34,15 @@ class CellTable(OverlayTable):
         args: See :class:`OverlayTable`, like the other arguments.
         numbers: Numbers the cells of state with a namespace. If these are the windows in flight, their table must be
             declared before this one. Default: a cell is the seat of the key.
-        in_columns: Whether values are in columns of numbers and bytes, and not Python values. Default: False.
+        column: What holds Python values; None if values are in columns of numbers and bytes. Default: one each.
     """
 
     column: Any
     """The values, a ``CellColumn``. Cells that are written in place must be marked with :meth:`mark`."""
 
-    def __init__(self, *args: Any, numbers: Any = None, in_columns: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, numbers: Any = None, column: type[ObjectColumn] | None = ObjectColumn, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.cells: Any = None
         """The cells of state with a namespace, unless they are sessions."""
@@ -50,9 +52,8 @@ class CellTable(OverlayTable):
             self.cells = numbers
         self._numbers: CellNumbers | None = numbers
         assert self.value_type is not None
-        column: CellColumn = make_column(self.value_type.arrow_type) if in_columns else ObjectColumn(self.value_type)
-        self.column = column
-        self.values: list[Any] = column.values if isinstance(column, ObjectColumn) else []
+        self.column = make_column(self.value_type.arrow_type) if column is None else column(self.value_type)
+        self.values: list[Any] = self.column.values if column is ObjectColumn else []
         """The Python value of each cell; it stays the same list."""
         self.expires: list[Any] | None = [] if self.ttl and self.kind not in ("LIST", "MAP") else None
         """The time at which the value of each cell expires, or None; if values do not expire as a whole, None."""
@@ -62,7 +63,7 @@ class CellTable(OverlayTable):
         """Whether storage has a value for the cell, perhaps a former one."""
         self._compacted = 0  # Cells in use when this was counted last.
         # So many cells take about the memory of a row of a table with dicts.
-        self._cells_per_row = 4 if in_columns else 2 if isinstance(numbers, NamespacedCells) else 1
+        self._cells_per_row = 4 if column is None else 2 if isinstance(numbers, NamespacedCells) else 1
 
     @property
     def form(self) -> Any:

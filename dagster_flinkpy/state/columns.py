@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from itertools import repeat
 from typing import Any
 
@@ -10,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.common.copies import copier
+from dagster_flinkpy.common.typeinfo import TypeInformation, Types
 
 __all__ = [
     "CellColumn",
@@ -18,10 +20,12 @@ __all__ = [
     "FixedColumn",
     "Mask",
     "ObjectColumn",
+    "SharedColumn",
     "StructColumn",
     "VariableColumn",
     "grown",
     "make_column",
+    "numbered",
 ]
 
 Cells = npt.NDArray[np.int64]
@@ -249,21 +253,40 @@ class ObjectColumn(CellColumn):
 
     def get(self, cells: Cells) -> list[Any]:
         """Returns the values of some cells, as they are."""
-        return list(map(self.values.__getitem__, cells.tolist()))
+        return list(map(self.values.__getitem__, self.places(cells).tolist()))
+
+    def get_one(self, cell: int) -> Any:
+        """Returns the value of a cell, as it is."""
+        return self.values[cell]
+
+    def places(self, cells: Cells) -> Cells:
+        """Returns the place of each cell in :attr:`values`."""
+        return cells
+
+    def alone(self, cells: Cells) -> Cells:
+        """Returns a place for each cell that no other cell shares."""
+        return cells
+
+    def shares(self, cells: Cells) -> Mask:
+        """Returns which cells share their values with others."""
+        return np.zeros(len(cells), dtype=np.bool_)
 
     def take(self, cells: Cells) -> pa.Array[Any]:
         return self._kind.to_arrow(self.get(cells))
 
     def sync(self, cells: Cells) -> None:
         """Looks which of some cells have a value."""
-        held = self.values
-        self.valid[cells] = [held[cell] is not None for cell in cells.tolist()]
+        self.valid[cells] = [value is not None for value in self.get(cells)]
 
     def put(self, cells: Cells, values: pa.Array[Any]) -> None:
+        self.put_each(cells, self._kind.from_arrow(values))
+
+    def put_each(self, cells: Cells, values: Sequence[Any]) -> None:
+        """Sets the values of some cells, as they are; if a cell repeats, its last value counts."""
         held = self.values
-        self.valid[cells] = values.is_valid().to_numpy(zero_copy_only=False) if values.null_count else True
-        for cell, value in zip(cells.tolist(), self._kind.from_arrow(values), strict=True):
-            held[cell] = value
+        self.valid[cells] = [value is not None for value in values]
+        for place, value in zip(self.alone(cells).tolist(), values, strict=True):
+            held[place] = value
 
     def drop(self, cells: Cells) -> None:
         held = self.values
@@ -277,6 +300,106 @@ class ObjectColumn(CellColumn):
 
     def has(self, cells: Cells) -> Mask:
         return self.valid[cells]
+
+
+_copy: Any = copier(Types.PICKLED_BYTE_ARRAY())
+"""Copies any value, also one that is not of the declared type."""
+
+
+class SharedColumn(ObjectColumn):
+    """Python values, each of which several cells may share, such as windows of a key that have the same records."""
+
+    def __init__(self, kind: TypeInformation) -> None:
+        super().__init__(kind)
+        self.values.append(None)  # The place of cells without a value.
+        self._places: Cells = np.zeros(0, dtype=np.int64)  # By cell.
+        self._sharers: Cells = np.zeros(1, dtype=np.int64)  # By place: how many cells have it.
+        self._free: list[int] = []  # Places that no cell has.
+
+    def grow(self, cells: int) -> None:
+        self._places, self.valid = grown(self._places, cells, 0), grown(self.valid, cells, 0)
+
+    def get_one(self, cell: int) -> Any:
+        return self.values[self._places[cell]]
+
+    def places(self, cells: Cells) -> Cells:
+        return self._places[cells]
+
+    def alone(self, cells: Cells) -> Cells:
+        distinct, codes = numbered(cells)
+        return self.divide(distinct, np.arange(len(distinct)), self._places[distinct])[codes]
+
+    def shares(self, cells: Cells) -> Mask:
+        shared: Mask = self._sharers[self._places[cells]] > 1
+        return shared
+
+    def divide(self, cells: Cells, parts: Cells, places: Cells) -> Cells:
+        """Lets cells share values only with the cells of their part.
+
+        Args:
+            cells: Distinct cells.
+            parts: The number of the part of each; the cells of a part have the same place.
+            places: The place of each part.
+
+        Returns:
+            The place of each part from now on. A new one has a copy of the value.
+        """
+        # counts: int64, one a part. left: positions of the parts that leave some cells behind, ascending.
+        counts = np.bincount(parts, minlength=len(places))
+        left = np.flatnonzero((places == 0) | (self._sharers[places] != counts))
+        if not len(left):
+            return places
+        former, fresh = places[left], self._reserve(len(left))
+        places = places.copy()
+        places[left] = fresh
+        self._places[cells] = places[parts]
+        self._sharers[fresh] = counts[left]
+        held = self.values
+        for place, before in zip(fresh.tolist(), former.tolist(), strict=True):
+            if before:
+                held[place] = _copy(held[before])
+        self._leave(former, counts[left])
+        return places
+
+    def drop(self, cells: Cells) -> None:
+        self.valid[cells] = False
+        cells = numbered(cells)[0]
+        self._leave(self._places[cells], np.ones(len(cells), dtype=np.int64))
+        self._places[cells] = 0
+
+    def keep(self, cells: Cells) -> None:
+        places, self._places = numbered(np.append(0, self._places[cells]))
+        self.values[:] = list(map(self.values.__getitem__, places.tolist()))
+        self._sharers = np.bincount(self._places)
+        self._places, self._free, self.valid = self._places[1:], [], self.valid[cells]
+
+    def _reserve(self, count: int) -> Cells:
+        """Returns places that no cell has."""
+        missing = count - len(self._free)
+        if missing > 0:
+            size = len(self.values)
+            self._free += range(size, size + missing)
+            self.values += repeat(None, missing)
+            self._sharers = grown(self._sharers, size + missing, 0)
+        places = np.array(self._free[len(self._free) - count :], dtype=np.int64)
+        del self._free[len(self._free) - count :]
+        return places
+
+    def _leave(self, places: Cells, counts: Cells) -> None:
+        """Lets so many cells leave each place; places may repeat."""
+        np.subtract.at(self._sharers, places, counts)
+        self._sharers[0] = 1  # Never free.
+        held = self.values
+        empty = numbered(places[self._sharers[places] == 0])[0].tolist()
+        for place in empty:
+            held[place] = None
+        self._free += empty
+
+
+def numbered(integers: Cells) -> tuple[Cells, Cells]:
+    """Returns the distinct integers, and the position among them of each integer."""
+    encoded = pa.array(integers).dictionary_encode()
+    return encoded.dictionary.to_numpy(), encoded.indices.to_numpy().astype(np.int64)
 
 
 def grown(array: npt.NDArray[Any], cells: int, fill: int) -> npt.NDArray[Any]:

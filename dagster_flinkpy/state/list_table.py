@@ -87,11 +87,13 @@ class ListTable(CellTable):
                     stored[cell] = None if gone else elements
                 else:
                     known.extend(elements)
+            lists = {}
             for cell, whole in stored.items():
                 self._stored[cell] = whole is not None
                 if whole is not None and not self._replaced[cell]:
                     kept, self._kept[cell] = self._kept[cell], len(whole)
-                    self.values[cell] = whole + (self.values[cell] or [])[kept:]
+                    lists[cell] = whole + (self.column.get_one(cell) or [])[kept:]
+            self.column.put_each(np.array(list(lists), dtype=np.int64), list(lists.values()))
             self.column.sync(np.array(list(stored), dtype=np.int64))
             self.unread.pop()
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 
+from dagster_flinkpy.common.copies import unchanging_types
 from dagster_flinkpy.state.cell_table import CellTable
 from dagster_flinkpy.state.columns import Cells
 from dagster_flinkpy.state.value_folds import ValueFold
@@ -23,27 +25,29 @@ class PaneState:
     """
 
     def __init__(self, table: CellTable, fold: ValueFold) -> None:
-        self.table, self._fold = table, fold
-        self._last_result, self._result, own = fold.result, fold.result, table.own
-        """The result of what is dropped afterwards, and of what stays, which functions must not change."""
-        if own is not None:
-            several = table.kind == "LIST"
-            self._result = lambda held: list(map(own, held)) if several else fold.result(own(held))
+        self.table, self._fold, own = table, fold, table.own
+        self._copy = own or _itself
+        """Copies what a cell holds, which functions must not change."""
+        if own is not None and table.kind == "LIST":
+            self._copy = lambda held: list(map(own, held))
+        assert table.value_type is not None
+        self._unchanging = unchanging_types(table.value_type)
 
-    def add_each(
-        self, seats: Sequence[int], cells: Cells, values: Iterable[Any], records: Sequence[int] | None = None
-    ) -> None:
+    def add_each(self, seats: Sequence[int], cells: Cells, values: Iterable[Any]) -> None:
         """Adds values to cells, in order.
 
         Args:
             seats: The seat of each cell, which becomes the current key.
             cells: The cells; may repeat.
             values: A value for each cell, which nobody else has.
-            records: The number of the record that each value is a copy of. Default: no two are of one record.
         """
         self.table.reserve()
-        self._fold.add_each(self.table.keys, self.table.column.values, seats, cells.tolist(), values, records)
+        self.add_at(seats, self.table.column.alone(cells), values)
         self.table.mark(cells)
+
+    def add_at(self, seats: Sequence[int], places: Cells, values: Iterable[Any]) -> None:
+        """Adds values, in order, to what cells hold at some places, which may repeat. The cells must be marked."""
+        self._fold.add_each(self.table.keys, self.table.column.values, seats, places.tolist(), values)
 
     def get_each(self, seats: Sequence[int], cells: Cells, *, last: bool = False) -> Iterator[Any]:
         """Yields the result of each cell, or None, while its seat is the current key.
@@ -53,17 +57,21 @@ class PaneState:
             cells: The cells.
             last: Whether what they hold is dropped afterwards. Default: False.
         """
-        keys, result = self.table.keys, self._last_result if last else self._result
+        keys, result = self.table.keys, self._fold.result
+        copy, unchanging = self._copy, self._unchanging
         self.table.reserve()
-        for keys.seat, value in zip(seats, self.table.column.get(cells), strict=True):
-            yield None if value is None else result(value)  # No local variable: what only it holds need not be copied.
+        column = self.table.column
+        stays = column.shares(cells).tolist() if last else repeat(True, len(cells))
+        for keys.seat, value, kept in zip(seats, column.get(cells), stays, strict=True):
+            # The result is in no local variable: what only it holds need not be copied.
+            yield None if value is None else result(copy(value) if kept and type(value) not in unchanging else value)
 
     def get_of(self, cell: int, *, last: bool = False) -> Any:
         """Returns the result of a cell of the current key, or None; ``last`` as for :meth:`get_each`."""
-        value = self.table.column.values[cell]
+        value = self.table.column.get_one(cell)
         if value is None:
             return None
-        return self._last_result(value) if last else self._result(value)
+        return self._fold.result(value if last else self._copy(value))
 
     def merge(self, cell: int, other: int) -> None:
         """Moves what another cell of the key holds to a cell."""
@@ -73,3 +81,7 @@ class PaneState:
             held[cell] = held[other] if held[cell] is None else self._fold.merge(held[cell], held[other])
             self.table.mark(np.array([cell]))
         self.table.delete(np.array([other]))
+
+
+def _itself(held: Any) -> Any:
+    return held

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from dagster_flinkpy.common.copies import copied, keeping, taker, taking, unchanging_types
+from dagster_flinkpy.common.copies import copied, keeping, taker, taking
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.datastream.base_functions import BaseAggregateFunction, BaseReduceFunction
 from dagster_flinkpy.datastream.state import AggregatingStateDescriptor, ReducingStateDescriptor, StateDescriptor
@@ -39,19 +39,17 @@ class ValueFold(ABC):
         keys: TouchedKeys,
         held: list[Any],
         seats: Sequence[int],
-        cells: Sequence[int],
+        places: Sequence[int],
         values: Iterable[Any],
-        records: Sequence[int] | None,
     ) -> None:
         """Adds values, in order.
 
         Args:
             keys: The keys, of which each becomes the current one.
-            held: What each cell holds; changed.
+            held: What each place holds; changed.
             seats: The seat of the key of each value.
-            cells: The cell of each value; may repeat.
+            places: The place of each value; may repeat.
             values: Values that nobody else has.
-            records: The number of the record that each value is a copy of; None if no two are of one record.
         """
 
 
@@ -70,14 +68,13 @@ class _Reduced(ValueFold):
         keys: TouchedKeys,
         held: list[Any],
         seats: Sequence[int],
-        cells: Sequence[int],
+        places: Sequence[int],
         values: Iterable[Any],
-        records: Sequence[int] | None,
     ) -> None:
         reduce, name_fields = self.merge, self._name_fields
-        for keys.seat, cell, value in zip(seats, cells, values, strict=True):
-            stored = held[cell]
-            held[cell] = name_fields(value) if stored is None else reduce(stored, value)
+        for keys.seat, place, value in zip(seats, places, values, strict=True):
+            stored = held[place]
+            held[place] = name_fields(value) if stored is None else reduce(stored, value)
 
 
 class _Aggregated(ValueFold):
@@ -85,7 +82,6 @@ class _Aggregated(ValueFold):
         super().__init__(function.merge, function.get_result, accumulator_type)
         self._add, self._changes = keeping(function.add, accumulator_type), taker(accumulator_type) is not None
         self._create = taking(function.create_accumulator, accumulator_type)
-        self._unchanging = unchanging_types(accumulator_type)
 
     def add(self, held: Any, value: Any) -> Any:
         held = self._create() if held is None else held
@@ -96,24 +92,13 @@ class _Aggregated(ValueFold):
         keys: TouchedKeys,
         held: list[Any],
         seats: Sequence[int],
-        cells: Sequence[int],
+        places: Sequence[int],
         values: Iterable[Any],
-        records: Sequence[int] | None,
     ) -> None:
-        add, create, unchanging = self._add, self._create, self._unchanging
-        if records is None:
-            for keys.seat, cell, value in zip(seats, cells, values, strict=True):
-                stored = held[cell]
-                held[cell] = add(value, create() if stored is None else stored)
-            return
-        # Windows that have the same records hold one accumulator, if it cannot change: a record is added to it once.
-        before = after = added = None
-        for keys.seat, cell, value, record in zip(seats, cells, values, records, strict=True):
-            stored = held[cell]
-            if record != added or stored is not before or type(after) not in unchanging:
-                added, before = record, stored
-                after = add(value, create() if stored is None else stored)
-            held[cell] = after
+        add, create = self._add, self._create
+        for keys.seat, place, value in zip(seats, places, values, strict=True):
+            stored = held[place]
+            held[place] = add(value, create() if stored is None else stored)
 
 
 class _Listed(ValueFold):
@@ -128,14 +113,13 @@ class _Listed(ValueFold):
         keys: TouchedKeys,
         held: list[Any],
         seats: Sequence[int],
-        cells: Sequence[int],
+        places: Sequence[int],
         values: Iterable[Any],
-        records: Sequence[int] | None,
     ) -> None:
-        for keys.seat, cell, value in zip(seats, cells, values, strict=True):
-            elements = held[cell]
+        for keys.seat, place, value in zip(seats, places, values, strict=True):
+            elements = held[place]
             if elements is None:
-                held[cell] = [value]
+                held[place] = [value]
             else:
                 elements.append(value)
 

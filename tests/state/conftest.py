@@ -12,6 +12,7 @@ from dagster_flinkpy.datastream.state import StateDescriptor
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.key_hashes import key_groups_of_hashes
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
+from dagster_flinkpy.state.columns import ObjectColumn, SharedColumn
 from dagster_flinkpy.state.files.cache import RunCache
 from dagster_flinkpy.state.handles import KeyedSnapshot
 from dagster_flinkpy.state.keys import hash_keys
@@ -65,7 +66,13 @@ def groups_of(key_type: TypeInformation, keys: Sequence[Any]) -> np.ndarray[Any,
 
 
 def make_panes(
-    backend: Any, descriptor: StateDescriptor, window_type: TypeInformation, sessions: Any = None
+    backend: Any,
+    descriptor: StateDescriptor,
+    window_type: TypeInformation,
+    sessions: Any = None,
+    *,
+    shared: bool = False,
 ) -> PaneState:
     """Returns the state of windows, as the operator of windows uses it."""
-    return PaneState(backend.get_cells(descriptor, window_type, sessions, in_columns=False), fold_values(descriptor))
+    table = backend.get_cells(descriptor, window_type, sessions, column=SharedColumn if shared else ObjectColumn)
+    return PaneState(table, fold_values(descriptor))

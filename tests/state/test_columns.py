@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_flinkpy.state.columns import VariableColumn, make_column
+from dagster_flinkpy.common.typeinfo import Types
+from dagster_flinkpy.state.columns import SharedColumn, VariableColumn, make_column
 
 STRUCT = pa.struct([pa.field("n", pa.int32()), pa.field("s", pa.string()), pa.field("f", pa.float64())])
 VALUES = {
@@ -53,3 +54,43 @@ def test_what_is_out_of_date_is_dropped():
     assert column.take(cells).to_pylist() == [f"199/{cell}" for cell in range(100)]
     assert sum(map(len, column._chunks)) <= 2 * 100 + 1024
     assert len(column._chunks) < 10
+
+
+@given(data=st.data())
+def test_cells_that_share_a_value_against_a_dict(data):
+    """Lists of numbers, which grow in place. A part of some cells that share a list gets a number."""
+    column, model, size = SharedColumn(Types.LIST(Types.LONG())), {}, 0
+    for step in range(data.draw(st.integers(1, 12))):
+        size += data.draw(st.integers(0, 3))
+        column.grow(size)
+        some = np.array(sorted(data.draw(st.sets(st.integers(0, max(size - 1, 0)), max_size=size))), dtype=np.int64)
+        match data.draw(st.sampled_from(["add", "drop", "keep", "put", "alone"])) if len(some) else "nothing":
+            case "add":
+                # Cells that hold nothing share what is added; so do some of those that share a list.
+                places, halves = column.places(some), data.draw(st.integers(0, 1)) * some % 2
+                known, parts = np.unique(np.stack([places, halves]), axis=1, return_inverse=True)
+                for place in column.divide(some, parts.reshape(-1), known[0]).tolist():
+                    if column.values[place] is None:
+                        column.values[place] = []
+                    column.values[place].append(step)
+                column.valid[some] = True
+                model.update({cell: [*model.get(cell, []), step] for cell in some.tolist()})
+            case "drop":
+                column.drop(np.append(some, some[:1]))
+                model = {cell: value for cell, value in model.items() if cell not in some}
+            case "keep":
+                column.keep(some)
+                size, model = len(some), {i: model[cell] for i, cell in enumerate(some.tolist()) if cell in model}
+            case "put":
+                column.put(np.append(some, some[:1]), pa.array([[0]] * len(some) + [[1]]))
+                model.update({cell: [0] for cell in some.tolist()} | {int(some[0]): [1]})
+            case "alone":
+                for place, cell in zip(column.alone(np.append(some, some[:1])).tolist(), some.tolist(), strict=False):
+                    column.values[place] = [*(column.values[place] or []), step]
+                    model[cell] = [*model.get(cell, []), step]
+                column.valid[some] = True
+        asked = np.arange(size)
+        assert column.get(asked) == [column.get_one(cell) for cell in range(size)]
+        assert column.take(asked).to_pylist() == [model.get(cell) for cell in range(size)]
+        assert column.has(asked).tolist() == [cell in model for cell in range(size)]
+    assert len([value for value in column.values if value is not None]) <= len(model)

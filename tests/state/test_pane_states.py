@@ -17,17 +17,26 @@ LONG, WINDOWS = Types.LONG(), Types.TUPLE([Types.LONG(), Types.LONG()])
 WINDOW = (0, 10)
 
 
+@pytest.fixture(params=[False, True], ids=["", "shared"], autouse=True)
+def shared(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether windows may share what they hold."""
+    monkeypatch.setattr(f"{__name__}.SHARED", request.param)
+
+
+SHARED = False
+
+
 class Sum(BaseReduceFunction):
     def reduce(self, value1: int, value2: int) -> int:
         return value1 + value2
 
 
 def sums(backend: Any) -> Any:
-    return make_panes(backend, ReducingStateDescriptor("sums", Sum(), LONG), WINDOWS)
+    return make_panes(backend, ReducingStateDescriptor("sums", Sum(), LONG), WINDOWS, shared=SHARED)
 
 
 def lists(backend: Any) -> Any:
-    return make_panes(backend, ListStateDescriptor("lists", LONG), WINDOWS)
+    return make_panes(backend, ListStateDescriptor("lists", LONG), WINDOWS, shared=SHARED)
 
 
 def cells_of(state: Any, seats: list[int], window: tuple[int, int] = WINDOW) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from sys import getrefcount
 from types import GeneratorType
@@ -83,17 +83,19 @@ class Collector:
                 f"{type(results).__name__}, instead of records: `yield` them, or return a list of them"
             ) from None
 
-    def collect_each(self, results: Iterable[Any], timestamps: Iterable[int]) -> None:
+    def collect_each(self, results: Iterable[Any], timestamps: Sequence[int]) -> None:
         """Takes records, or pairs of output tag and record, each with its own timestamp; None is no record."""
-        times = iter(timestamps)
-        rows, fields_of, take, take_timestamp = self.rows, self.fields_of, self.fields.extend, self.timestamps.append
-        for result in results:
-            timestamp = next(times)
+        rows, fields_of, take = self.rows, self.fields_of, self.fields.extend
+        taken = 0  # Up to here, the timestamps are taken.
+        for i, result in enumerate(results):
             if type(result) in rows:
                 take(fields_of(result))
-                take_timestamp(timestamp)
-            elif result is not None:
-                self.collect_one(result, timestamp)
+            else:
+                self.timestamps += timestamps[taken:i]
+                taken = i + 1
+                if result is not None:
+                    self.collect_one(result, timestamps[i])
+        self.timestamps += timestamps[taken:]
 
     def collect_one(self, result: Any, timestamp: int) -> None:
         """Takes a record, or a pair of output tag and record."""

@@ -130,38 +130,6 @@ def test_a_reduction_may_change_its_first_argument_though_a_record_is_in_several
     assert results(change) == results(lambda one, other: Row(one.key, one.time, one.value + other.value))
 
 
-class Digest(AggregateFunction):
-    """How many records there are, and which, in their order."""
-
-    def create_accumulator(self) -> tuple[int, int]:
-        return 0, 0
-
-    def add(self, value: Any, accumulator: tuple[int, int]) -> tuple[int, int]:
-        return accumulator[0] + 1, (accumulator[1] * 31 + value.value) % 1_000_003
-
-    def get_result(self, accumulator: tuple[int, int]) -> Row:
-        return Row("", *accumulator)
-
-    def merge(self, acc_a: tuple[int, int], acc_b: tuple[int, int]) -> tuple[int, int]:
-        raise NotImplementedError
-
-
-@pytest.mark.parametrize("window", OVERLAPPING.values(), ids=OVERLAPPING)
-@given(given_records=records, batch_size=st.integers(1, 20))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(8))
-def test_windows_share_an_accumulator_only_as_long_as_they_have_the_same_records(
-    tmp_path_factory: Any, window: Any, given_records: list[tuple[str, int, int]], batch_size: int
-) -> None:
-    def results(accumulator_type: Any) -> list[Any]:
-        stream = events(environment(), given_records, batch_size=batch_size).map(lambda e: Row(*e), EXACT)
-        windows = window(stream.key_by("key"))
-        folded = windows.aggregate(Digest(), accumulator_type=accumulator_type, output_type=EXACT)
-        return [tuple(row) for row in collect_all(folded, tmp_path_factory.mktemp("run"))]
-
-    shared = Types.TUPLE([Types.LONG(), Types.LONG()])
-    assert results(shared) == results(Types.PICKLED_BYTE_ARRAY())
-
-
 class PureList(AggregateFunction):
     """All records, in order of their values."""
 

@@ -51,6 +51,7 @@ from tests.runtime.harness import HarnessAttempt, ManualClock, collect_all, coll
 from tests.runtime.programs import environment, event_time, events
 
 FIRED = Types.TUPLE([Types.STRING(), Types.LONG(), Types.LONG(), Types.LIST(Types.LONG())])
+NUMBERS, TEXT = Types.LIST(Types.LONG()), Types.TUPLE([Types.STRING()])
 LATE = OutputTag("late", Types.PICKLED_BYTE_ARRAY())
 
 records_of = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 60), st.integers(0, 99)), max_size=25)
@@ -200,6 +201,91 @@ def test_the_quick_way_fires_what_the_general_one_does(
         windowed = stream.window(assigner(size, slide)).allowed_lateness(lateness)
         stamped = described(windowed, aggregated).process(Stamped())
         return sorted(map(str, collect_all(stamped, tmp_path_factory.mktemp("quick"))))
+
+    assert fired(SlidingEventTimeWindows) == fired(Unaligned)
+
+
+class InPlace(Values):
+    """The values in the order in which they came; changes what it gets."""
+
+    def add(self, value, accumulator):
+        accumulator.append(value.value)
+        value.value = -1
+        return accumulator
+
+    def get_result(self, accumulator):
+        accumulator.append(len(accumulator))
+        return accumulator
+
+    def merge(self, acc_a, acc_b):
+        raise NotImplementedError
+
+
+class InTuples(InPlace):
+    """The same values; its accumulators cannot change."""
+
+    def create_accumulator(self):
+        return ("",)
+
+    def add(self, value, accumulator):
+        return (f"{accumulator[0]}{value.value} ",)
+
+    def get_result(self, accumulator):
+        numbers = list(map(int, accumulator[0].split()))
+        return [*numbers, len(numbers)]
+
+
+class InOrder(Describe):
+    def process(self, key, context, elements):
+        values = [e.value for e in elements]
+        for element in elements:
+            element.value = -1
+        yield key, context.window().start, context.window().end, [*values, len(values)]
+
+
+def chained(one, other):
+    one.value = (31 * one.value + other.value) % 1_000_003
+    return one
+
+
+SHARING = {
+    "in place": lambda w: w.aggregate(InPlace(), accumulator_type=Types.LIST(Types.LONG()), output_type=NUMBERS),
+    "pickled": lambda w: w.aggregate(InPlace(), output_type=NUMBERS),
+    "tuples": lambda w: w.aggregate(InTuples(), accumulator_type=TEXT, output_type=NUMBERS),
+    "elements": lambda w: w.process(InOrder(), FIRED),
+    "reduce": lambda w: w.reduce(chained),
+}
+"""What windows hold, changed in each possible way; the order of the records shows."""
+
+
+@properties
+@given(
+    records=st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 30), st.integers(0, 9)), max_size=25),
+    per_epoch=st.integers(1, 25),
+    batch_size=st.integers(1, 25),
+    size=st.integers(2, 20),
+    slide=st.integers(1, 9),
+    delay=st.integers(0, 20),
+    lateness=st.integers(0, 20),
+    contents=st.sampled_from(sorted(SHARING)),
+)
+def test_windows_of_a_key_that_have_the_same_records_share_what_they_hold_and_nobody_sees_that(
+    records: list[tuple[str, int, int]],
+    per_epoch: int,
+    batch_size: int,
+    size: int,
+    slide: int,
+    delay: int,
+    lateness: int,
+    contents: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    def fired(assigner: type[SlidingEventTimeWindows]) -> list[str]:
+        source = events(environment(), records, per_epoch=per_epoch, batch_size=batch_size, strategy=event_time(delay))
+        keyed = source.key_by("key")
+        windowed = SHARING[contents](keyed.window(assigner(size, slide)).allowed_lateness(lateness)).uid("window")
+        stamped = windowed.process(Stamped()).uid("stamped")
+        return sorted(map(str, run_job(collect_graph(stamped), tmp_path_factory.mktemp("shared"))))
 
     assert fired(SlidingEventTimeWindows) == fired(Unaligned)
 

@@ -50,7 +50,7 @@ class AlignedWindower(Windower):
         self._slide = getattr(assigner, "slide", self._size)
         timers = EVENT_TIMERS if operator.event_time else PROCESSING_TIMERS
         self._timers = operator.backend.get_column_timers(timers, operator.codec.namespace_type)
-        self._contents = make_contents(operator)
+        self._contents = make_contents(operator, overlap=self._slide < self._size)
 
     def process(self, batch: StreamBatch, seats: Ints) -> None:
         operator, contents = self._operator, self._contents
@@ -83,7 +83,7 @@ class AlignedWindower(Windower):
                 self._register(again[new], firsts[new], fires=False)
                 rows, seats, starts, cells = (column[~fired] for column in (rows, seats, starts, cells))
         new = contents.table.first_missing(cells)
-        contents.add(seats, cells, rows, new)
+        contents.add_to_windows(seats, cells, rows, times, TimeWindows(starts, starts + self._size), new)
         self._register(seats[new], starts[new], fires=True)
 
     def _windows_of(self, times: Ints) -> tuple[Ints, Ints]:

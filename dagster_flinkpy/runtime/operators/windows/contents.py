@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import repeat, starmap
 from operator import length_hint
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from dagster_flinkpy.runtime.operators.grouped_rows import IntegerOverflowError
 from dagster_flinkpy.runtime.operators.windows.window_operator import Ints, WindowOperator
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 from dagster_flinkpy.state.cell_table import CellTable
+from dagster_flinkpy.state.columns import ObjectColumn, SharedColumn
 from dagster_flinkpy.state.pane_states import PaneState
 from dagster_flinkpy.state.session_table import SessionTable
 from dagster_flinkpy.state.value_folds import fold_values
@@ -102,6 +103,21 @@ class Contents(ABC):
             new: The first position of each cell that holds nothing, if the caller knows.
         """
 
+    def add_to_windows(
+        self, seats: Ints, cells: Ints, rows: Ints, times: Ints, windows: TimeWindows, new: Ints
+    ) -> None:
+        """Adds records like :meth:`add`, to windows of one size.
+
+        Args:
+            seats: The seat of each cell.
+            cells: The cells; may repeat.
+            rows: The position of a record for each, ascending.
+            times: The times of the records, by position.
+            windows: Their windows, the newest one of a record first.
+            new: The first position of each cell that holds nothing.
+        """
+        self.add(seats, cells, rows, new)
+
     @abstractmethod
     def add_firing(
         self, seats: Ints, cells: Ints, rows: Ints, windows: Windows, *, fires: Mask | None = None, purge: bool = False
@@ -143,9 +159,11 @@ class RecordContents(Contents):
     If windows merge, ``sessions`` are those in flight, and a record is in one of them only.
     """
 
+    _column = ObjectColumn
+
     def __init__(self, operator: WindowOperator, sessions: SessionTable | None) -> None:
         descriptor, windows = operator.descriptor(), operator.codec.namespace_type
-        table = operator.backend.get_cells(descriptor, windows, sessions, in_columns=False)
+        table = operator.backend.get_cells(descriptor, windows, sessions, column=self._column)
         super().__init__(operator, table)
         self._state = PaneState(table, fold_values(descriptor))
         self._once, self._keys = sessions is not None, operator.backend.key_context
@@ -158,7 +176,7 @@ class RecordContents(Contents):
 
     def add(self, seats: Ints, cells: Ints, rows: Ints, new: Ints | None = None) -> None:
         values = self._values(rows)
-        self._add(seats, cells, rows, values, left := iter(values), left)
+        self._add(self._state.add_each, seats, cells, values, left := iter(values), left)
 
     def _values(self, rows: Ints) -> list[Any]:
         if self.values is None:
@@ -166,12 +184,17 @@ class RecordContents(Contents):
         return self.values if len(rows) == len(self.values) else list(map(self.values.__getitem__, rows.tolist()))
 
     def _add(
-        self, seats: Ints, cells: Ints, rows: Ints, values: list[Any], left: Iterator[Any], each: Iterator[Any]
+        self,
+        add: Callable[..., None],
+        seats: Ints,
+        cells: Ints,
+        values: list[Any],
+        left: Iterator[Any],
+        each: Iterator[Any],
     ) -> None:
         """Adds ``each``, which takes them from ``left``, of which ``values`` are all."""
         try:
-            several = bool((rows[1:] == rows[:-1]).any())
-            self._state.add_each(seats.tolist(), cells, each, rows.tolist() if several else None)
+            add(seats.tolist(), cells, each)
         except USER_EXCEPTIONS as e:
             raise self._operator.failed(e, values[len(values) - length_hint(left) - 1]) from e
 
@@ -187,7 +210,7 @@ class RecordContents(Contents):
             zip(windows.at(fires).each(), times, strict=True),
             purge,
         )
-        self._add(seats, cells, rows, values, left, firing)
+        self._add(self._state.add_each, seats, cells, values, left, firing)
 
     def _firing(
         self, records: Iterator[tuple[Any, bool, int]], windows: Iterator[tuple[Any, int]], purge: bool
@@ -228,6 +251,56 @@ class RecordContents(Contents):
                 self._state.merge(cell, other)
             except USER_EXCEPTIONS as e:
                 raise self._operator.failed(e, self._values(np.array([row]))[0]) from e
+
+
+class SharedContents(RecordContents):
+    """Contents of windows of one size that overlap. Those of a key that have the same records share what they hold."""
+
+    _column = SharedColumn
+
+    def add_to_windows(
+        self, seats: Ints, cells: Ints, rows: Ints, times: Ints, windows: TimeWindows, new: Ints
+    ) -> None:
+        if not len(rows):
+            return
+        # The records that come to a cell are neighbours if they are sorted by key and time; order: such an order. Here,
+        # a record's number is its place in it. begins, counts: int64, by number: its pairs. turned: the pairs, by
+        # number and then from the oldest window on. of: int64, a number for each of them.
+        begins = np.flatnonzero(np.diff(rows, prepend=-1))
+        order = np.lexsort((times[rows[begins]], seats[begins]))
+        begins, counts = begins[order], np.diff(begins, append=len(rows))[order]
+        ends = np.cumsum(counts)
+        turned = np.repeat(begins + ends - 1, counts) - np.arange(len(rows))
+        of = np.repeat(np.arange(len(begins)), counts)
+        owners, at = seats[begins], times[rows[begins]]
+        change = np.diff(owners) != 0
+        before, after = np.full(len(at), -(2**63)), np.full(len(at), 2**63 - 1)
+        before[1:][~change], after[:-1][~change] = at[:-1][~change], at[1:][~change]
+        # firsts, lasts: the numbers of the first and the last record of each cell, by key and window.
+        first = before[of] < windows.starts[turned]
+        firsts, lasts = of[first], of[after[of] >= windows.ends[turned]]
+        cells = cells[turned[first]]
+        # Neighbours that have the same records now, and had before, are a part. A record is added to a part once.
+        places = self.table.column.places(cells)
+        begin = np.ones(len(cells), dtype=np.bool_)
+        begin[1:] = (np.diff(firsts) != 0) | (np.diff(lasts) != 0) | (np.diff(places) != 0)
+        heads = np.flatnonzero(begin)
+        places = self.table.column.divide(cells, np.cumsum(begin) - 1, places[heads])
+        self._add_to_parts(seats, rows, begins, order, firsts[heads], lasts[heads], places)
+        self.table.mark(cells)
+
+    def _add_to_parts(
+        self, seats: Ints, rows: Ints, begins: Ints, order: Ints, firsts: Ints, lasts: Ints, places: Ints
+    ) -> None:
+        """Adds records to places, in the order in which they came: from the number ``firsts`` to ``lasts`` to each."""
+        # of, numbers: int64, one a record and place.
+        counts = lasts - firsts + 1
+        of = np.repeat(np.arange(len(counts)), counts)
+        numbers = np.arange(len(of)) + np.repeat(firsts - np.cumsum(counts) + counts, counts)
+        arrival = np.argsort(order[numbers].astype(np.min_scalar_type(len(order))), kind="stable")
+        pairs, places = begins[numbers[arrival]], places[of[arrival]]
+        values = self._values(rows[pairs])
+        self._add(self._state.add_at, seats[pairs], places, values, left := iter(values), left)
 
 
 class ColumnContents(Contents):
@@ -303,8 +376,10 @@ class ColumnContents(Contents):
         self._operator.emit(results, times)
 
 
-def make_contents(operator: WindowOperator, sessions: SessionTable | None = None) -> RecordContents | ColumnContents:
-    """Returns what the windows of an operator hold."""
+def make_contents(
+    operator: WindowOperator, sessions: SessionTable | None = None, *, overlap: bool = False
+) -> RecordContents | ColumnContents:
+    """Returns what the windows of an operator hold. ``overlap`` is whether they are of one size and overlap."""
     if operator.fold is None:
-        return RecordContents(operator, sessions)
+        return SharedContents(operator, None) if overlap else RecordContents(operator, sessions)
     return ColumnContents(operator, operator.fold, sessions)
