@@ -203,11 +203,11 @@ class LiveChaos:
         elif fault == "freeze a slot" and slots:
             _signal(rng.choice(slots)[0], signal.SIGSTOP)  # whoever has frozen is killed
         elif fault == "freeze the driver":
-            driver.send_signal(signal.SIGSTOP)
+            _freeze(driver.pid)
             self.gone(slots)
             driver.send_signal(signal.SIGCONT)
         elif fault == "freeze the driver and start another":
-            driver.send_signal(signal.SIGSTOP)
+            _freeze(driver.pid)
             self.start()
             self.goes_on()
             driver.send_signal(signal.SIGCONT)
@@ -293,6 +293,17 @@ def _command(process: psutil.Process) -> str:
 def _signal(pid: int, number: int) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, number)
+
+
+def _freeze(pid: int) -> None:
+    """Stops a process while it holds no lock of files: other drivers would wait for it, as their errors say."""
+    while True:
+        _signal(pid, signal.SIGSTOP)
+        until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, "the process stops")
+        if not any(Path(file.path).name == "lock" for file in psutil.Process(pid).open_files()):
+            return
+        _signal(pid, signal.SIGCONT)
+        time.sleep(0.01)
 
 
 def local_server_pids(settings: SparkSettings) -> list[int]:
