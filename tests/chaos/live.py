@@ -160,7 +160,9 @@ class LiveChaos:
         for pid in below | {int(file.name) for file in self._noted.glob("[0-9]*")}:
             with suppress(psutil.Error):
                 process = psutil.Process(pid)
-                if _SLOT in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
+                if not psutil.pid_exists(pid) or _SLOT not in process.cmdline()[:3]:
+                    continue  # a thread, or another process, that has the number of a slot that is gone
+                if process.status() != psutil.STATUS_ZOMBIE:
                     listens = [c for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
                     parent = process.parent()
                     if parent is None or Path(parent.exe()).name != "java":  # Spark's daemon listens, too
