@@ -13,8 +13,7 @@
 - Subtasks: the sum with 16 of them, beside 2.
 
 A ratio compares both exchanges in the same round, and is the median over the rounds. Those whose names end with ``cpu``
-compare the CPU time of all processes, Spark's among them: on a machine that has other work, too, the exchange with more
-threads gets more of it.
+compare the CPU time of all processes, Spark's among them: beside other work on the machine, the clock tells little.
 """
 
 from __future__ import annotations
