@@ -34,6 +34,7 @@ __all__ = [
     "copied",
     "copier",
     "flat_rows",
+    "keeper",
     "keeping",
     "plain_row",
     "taker",
@@ -121,28 +122,44 @@ def taker(type_info: TypeInformation) -> Callable[[Any], Any] | None:
     return lambda value: name_fields(copy_value(value))
 
 
-def keeping(function: Callable[[Any, Any], Any], type_info: TypeInformation) -> Callable[[Any, Any], Any]:
-    """Returns a function of two values, which are its own, whose result state may keep.
+def keeper(type_info: TypeInformation) -> Callable[[Any, Any, Any], Any] | None:
+    """Returns what state makes of the result of a function of two values, which are the function's own.
 
-    What the function has made of one of its arguments is kept as it is, and so is a row that nobody else refers to.
-    Anything else is copied, because it may be shared, such as a constant.
+    It takes the result and the two values. What the function has made of one of them is kept as it is, and so is a row
+    that nobody else refers to. Anything else is copied, because it may be shared, such as a constant.
+
+    None if state can keep each result itself, because such values cannot change.
     """
     copy_value, name_fields = copier(type_info), type_info.name_fields
     if copy_value is None or not changes(type_info):
-        return function
+        return None
     flat, unchanging = flat_rows(type_info), unchanging_types(type_info)
-    row = row_class(type_info.field_names, len(type_info.field_names)) if isinstance(type_info, RowTypeInfo) else None
+
+    def keep(result: Any, one: Any, other: Any) -> Any:
+        kind = type(result)
+        if kind in unchanging:
+            return result
+        if result is one or result is other or (kind in flat and getrefcount(result) <= PASSED):
+            return name_fields(result)
+        return name_fields(copy_value(result))
+
+    return keep
+
+
+def keeping(function: Callable[[Any, Any], Any], type_info: TypeInformation) -> Callable[[Any, Any], Any]:
+    """Returns a function of two values whose result state may keep: what :func:`keeper` makes of it."""
+    keep = keeper(type_info)
+    if keep is None:
+        return function
+    row = None
+    if isinstance(type_info, RowTypeInfo) and flat_rows(type_info):
+        row = row_class(type_info.field_names, len(type_info.field_names))
 
     def kept(one: Any, other: Any) -> Any:
         result = function(one, other)
-        kind = type(result)
-        if kind is row and kind in flat and getrefcount(result) <= ALONE:
+        if type(result) is row and getrefcount(result) <= ALONE:
             return result
-        if kind in unchanging:
-            return result
-        if result is one or result is other or (kind in flat and getrefcount(result) <= ALONE):
-            return name_fields(result)
-        return name_fields(copy_value(result))
+        return keep(result, one, other)
 
     return kept
 

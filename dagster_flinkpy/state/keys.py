@@ -232,10 +232,11 @@ class TouchedKeys:
 
     def current_key(self) -> Any:
         """Returns the current key, or None."""
-        if self.seat is None:
+        seat = self.seat
+        if seat is None:
             return None
-        decode = self.codec.decode
-        return self.current if decode is None else decode(self.current)
+        encoded, decode = self.encoded(seat), self.codec.decode
+        return encoded if decode is None else decode(encoded)
 
     def bind(self, key_type: TypeInformation) -> None:
         """Sets the type of the keys."""

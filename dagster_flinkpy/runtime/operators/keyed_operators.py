@@ -7,13 +7,14 @@ Mirrors Flink's ``KeyedProcessOperator``, ``KeyedCoProcessOperator``, ``Multiple
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from sys import getrefcount
 from types import GeneratorType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dagster_flinkpy.common.copies import copied, keeping, plain_row, unchanging_types
+from dagster_flinkpy.common.copies import ALONE, copied, keeper, plain_row, unchanging_types
 from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
 from dagster_flinkpy.datastream.checkpointing.state_backend_type import StateBackendType
@@ -293,14 +294,14 @@ class ReduceOperator(KeyedOperator):
     def __init__(self, context: OperatorContext, spec: ReduceSpec) -> None:
         super().__init__(context)
         self.functions = (spec.function,)
-        self._reduce = keeping(as_callable(spec.function, ReduceFunction, "reduce"), spec.type_info)
+        self._reduce = as_callable(spec.function, ReduceFunction, "reduce")
         self._final_only = spec.final_only
         self._state: Any = self.backend.get_state(ValueStateDescriptor(ROLLING, spec.type_info))
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
         records = zip(self.seats(batch), batch.each_value(), strict=True)
         keys, table = self.backend.key_context, self._state.table
-        reduce, held, changed, name_fields = self._reduce, table.values, table.changed, table.value_type.name_fields
+        reduce, held, changed, keep = self._reduce, table.values, table.changed, keeper(table.value_type)
         # A function may change the value that state has, so what is sent is a copy, or its fields alone.
         output_type, collector, sends = self.context.vertex.output_type, self.collector, not self._final_only
         unchanging, row = unchanging_types(output_type), plain_row(output_type)
@@ -311,12 +312,14 @@ class ReduceOperator(KeyedOperator):
                 seat = keys.seat
                 before = held[seat]
                 reduced = value if before is None else reduce(before, value)
-                if type(reduced) is not row and reduced is not None:
-                    name_fields(reduced)
+                plain = type(reduced) is row
+                if keep is not None and not (plain and getrefcount(reduced) <= ALONE):
+                    reduced = keep(reduced, before, value)
+                    plain = type(reduced) is row
                 held[seat] = reduced
                 changed[seat] = True
                 if sends:
-                    if type(reduced) is row:
+                    if plain:
                         take(fields_of(reduced))
                     else:
                         collector.add(reduced if type(reduced) in unchanging else copied(reduced))

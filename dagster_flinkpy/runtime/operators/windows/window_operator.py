@@ -88,9 +88,11 @@ class WindowOperator(KeyedOperator):
         self._window = WindowContext(self, self.codec, None if merging else self.window_states)
         self.assigner_context = AssignerContext(KeyedTimerService(self), self.runtime_context())
         self._evaluate = evaluator(spec.window_function, self._window)
+        self._one = spec.aggregate is not None or spec.reduce is not None  # Otherwise a window holds a list.
         self.clears = _clears(spec.window_function)
         """Whether the window function drops state when a window ends."""
         self._late = 0
+        self._current_key = self.backend.key_context.current_key
         self._windower = kind(self)
 
     def descriptor(self) -> StateDescriptor:
@@ -157,16 +159,14 @@ class WindowOperator(KeyedOperator):
 
     def fire(self, window: Any, contents: Any, timestamp: int) -> None:
         """Evaluates a window of the current key. Its contents are None, a result, or a list of elements."""
-        if self.spec.aggregate is None and self.spec.reduce is None:
-            if not contents:
+        if self._one:
+            if contents is None:
                 return
-        elif contents is None:
-            return
-        else:
             contents = (contents,)
+        elif not contents:
+            return
         self._window.current = window
-        key = self.backend.key_context.current_key()
-        self.collector.collect(self._evaluate(key, window, contents), timestamp)
+        self.collector.collect(self._evaluate(self._current_key(), window, contents), timestamp)
 
     def end(self, window: Any) -> None:
         """Lets the window function drop its state of a window of the current key."""
