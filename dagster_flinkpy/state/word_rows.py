@@ -103,7 +103,7 @@ def _number(column: pa.Array[Any]) -> Integers:
 def _add_text(words: Words, first: int, column: pa.Array[Any]) -> Integers:
     """Adds the words of texts, filled up with zeros, and returns which texts have more than fit."""
     # offsets: int32, one more than rows, ascending. text: uint8, all texts one after the other. anywhere: uint64, the 8
-    # bytes from each byte on. lengths, begins, left: one a row. some: rows with a word here, ascending.
+    # bytes from each byte on. lengths, begins, left, by_row: one a row. some: rows with a word here, ascending.
     column = column.view(pa.binary())
     column = column.fill_null(b"") if column.null_count else column
     _, bounds, data = column.buffers()
@@ -112,20 +112,26 @@ def _add_text(words: Words, first: int, column: pa.Array[Any]) -> Integers:
     offsets = np.frombuffer(bounds, dtype=np.int32, count=len(column) + 1, offset=4 * column.offset)
     start, stop = int(offsets[0]), int(offsets[-1])
     lengths = np.diff(offsets)
-    most = int(lengths.max())
+    least, most = int(lengths.min()), int(lengths.max())
     if not most:
         return np.zeros(0, dtype=np.int64)
     text = np.frombuffer(data, dtype=np.uint8, count=stop - start, offset=start)
-    if most % 8 == 0 and most <= 8 * TEXT_WORDS and int(lengths.min()) == most:
-        by_row = text.view(np.int64).reshape(-1, most // 8)
-        for i in range(most // 8):
-            words[first + i] = by_row[:, i].copy()
+    count = min(-(-most // 8), TEXT_WORDS)
+    if least == most >= 8:
+        for i in range(count):
+            # The last word of a text begins before its place, so that it ends with the text.
+            before = max(8 * (i + 1) - most, 0)
+            by_row = np.ndarray(len(column), np.uint64, text.data, offset=8 * i - before, strides=(most,))
+            words[first + i] = (by_row >> np.uint64(8 * before)).view(np.int64)
     else:
         padded = np.zeros(len(text) + 8, dtype=np.uint8)
         padded[: len(text)] = text
         anywhere = np.ndarray(len(text) + 1, dtype=np.uint64, buffer=padded.data, strides=(1,))
         begins = offsets[:-1] - start
-        for i in range(min(-(-most // 8), TEXT_WORDS)):
+        for i in range(count):
+            if 8 * (i + 1) <= least:
+                words[first + i] = anywhere[begins + 8 * i].view(np.int64)
+                continue
             left = lengths - 8 * i
             some = np.flatnonzero(left > 0)
             word = anywhere[begins[some] + 8 * i] & _MASKS[np.minimum(left[some], 8)]
@@ -134,7 +140,7 @@ def _add_text(words: Words, first: int, column: pa.Array[Any]) -> Integers:
                 all_rows[some] = word
                 word = all_rows
             words[first + i] = word.view(np.int64)
-    if not text.all():
+    if not text.min():
         ended = np.flatnonzero((lengths > 0) & (text[np.maximum(offsets[1:] - start - 1, 0)] == 0))
         if len(ended):
             counts = np.zeros(len(column), dtype=np.int64)
@@ -169,6 +175,8 @@ def distinct_words(words: Words, rows: int) -> tuple[Integers, Integers]:
     """Returns the first row of each distinct value, and for each row the number of its value among these."""
     # codes: int64, one a row, not dense. first: rows, ascending. numbers: by code, in the end the place in first.
     everything = np.arange(rows)
+    # A word that all rows have, such as a common prefix, tells none of them apart.
+    words = {position: word for position, word in words.items() if rows and word.min() != word.max()}
     codes = _codes(words, rows)
     if codes is None:
         codes = _owners(words, _hashes(words, rows))
