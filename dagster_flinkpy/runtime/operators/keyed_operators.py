@@ -313,7 +313,7 @@ class ReduceOperator(KeyedOperator):
                 before = held[seat]
                 reduced = value if before is None else reduce(before, value)
                 plain = type(reduced) is row
-                if keep is not None and not (plain and getrefcount(reduced) <= ALONE):
+                if keep is not None and not (plain and (before is None or getrefcount(reduced) <= ALONE)):
                     reduced = keep(reduced, before, value)
                     plain = type(reduced) is row
                 held[seat] = reduced
