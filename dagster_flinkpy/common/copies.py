@@ -26,6 +26,7 @@ from dagster_flinkpy.common.typeinfo import (
     Types,
 )
 from dagster_flinkpy.common.types import Row, row_class
+from dagster_flinkpy.errors import TypeMismatchError, shorten
 
 __all__ = [
     "ALONE",
@@ -40,6 +41,7 @@ __all__ = [
     "taker",
     "taking",
     "unchanging_types",
+    "whole_copy",
 ]
 
 ALONE = 1 if sys.version_info >= (3, 14) else 2
@@ -170,44 +172,98 @@ def taking(function: Callable[[], Any], type_info: TypeInformation) -> Callable[
     return function if take is None else lambda: take(function())
 
 
-def copied(value: Any) -> Any:
-    """Returns a copy that shares nothing mutable with the value.
+def copied(value: Any, made: dict[int, Any] | None = None, whole: bool = False) -> Any:
+    """Returns a copy that shares nothing mutable with the value. What is one object in the value is one in the copy.
 
     A value that cannot be copied, such as a lock, is returned as it is; it cannot leave the task anyway.
+
+    Args:
+        value: The value.
+        made: If the value is a part of another one, the copies of its other parts by identity. Default: it is not.
+        whole: Whether it is an error if something cannot be copied. Default: False.
     """
     kind = type(value)
     if kind in _UNCHANGING:
         return value
+    if made is not None and id(value) in made:
+        return made[id(value)]
+    result: Any = None
     if kind is tuple:
-        return value if _UNCHANGING.issuperset(map(type, value)) else tuple(map(copied, value))
-    if kind is list:
-        return value[:] if _UNCHANGING.issuperset(map(type, value)) else list(map(copied, value))
-    if kind is dict:
-        fields = value.values()
-        flat = _UNCHANGING.issuperset(map(type, fields))
-        return value.copy() if flat else dict(zip(value, map(copied, fields), strict=True))
-    if isinstance(value, Row):
+        if _UNCHANGING.issuperset(map(type, value)):
+            return value
+    elif kind is list:
+        if _UNCHANGING.issuperset(map(type, value)):
+            result = value[:]
+    elif kind is dict:
+        if _UNCHANGING.issuperset(map(type, value.values())):
+            result = value.copy()
+    elif isinstance(value, Row):
         fields = value._values
-        return kind._of(fields if _UNCHANGING.issuperset(map(type, fields)) else map(copied, fields))
-    if kind in _SETS and _UNCHANGING.issuperset(map(type, value)):
-        return value if kind is frozenset else value.copy()
+        if _UNCHANGING.issuperset(map(type, fields)):
+            result = kind._of(fields)
+    elif kind in _SETS and _UNCHANGING.issuperset(map(type, value)):
+        result = value if kind is frozenset else value.copy()
+    if result is None:
+        made = {} if made is None else made
+        result = _with_parts(value, kind, made, whole)
+    if made is not None:
+        made[id(value)] = result
+    return result
+
+
+def _with_parts(value: Any, kind: Any, made: dict[int, Any], whole: bool) -> Any:
+    """Returns a copy of a value whose parts can change."""
+    result: Any
+    if kind is list:
+        made[id(value)] = result = []  # It may contain itself.
+        result += [copied(part, made, whole) for part in value]
+        return result
+    if kind is dict:
+        made[id(value)] = result = {}
+        result.update([(key, copied(part, made, whole)) for key, part in value.items()])
+        return result
+    if kind is tuple:
+        return tuple([copied(part, made, whole) for part in value])
+    if isinstance(value, Row):
+        return kind._of([copied(part, made, whole) for part in value._values])
+    known = len(made)
     try:
-        return copy.deepcopy(value)
+        return copy.deepcopy(value, made)
     except Exception:  # a user's class may raise anything
-        return _pickled(value)
+        while len(made) > known:  # Some of these copies are not complete.
+            made.popitem()
+        return _pickled(value, whole)
 
 
 def _copied_parts(value: Any) -> Any:
     try:
         return copied(value)
-    except RecursionError:  # a value that contains itself
+    except RecursionError:  # a row or tuple that contains itself
         return copy.deepcopy(value)
 
 
-def _pickled(value: Any) -> Any:
+def whole_copy(value: Any) -> Any:
+    """Returns a copy of a value of which two owners will each change their own.
+
+    Raises:
+        TypeMismatchError: Something in it can be neither copied nor pickled.
+    """
+    try:
+        return copied(value, None, True)
+    except RecursionError:
+        return copy.deepcopy(value)
+
+
+def _pickled(value: Any, whole: bool) -> Any:
     """Returns a copy of a value that only the pickle of its records can copy, such as one that has a module."""
     kind = Types.PICKLED_BYTE_ARRAY()
     try:
         return kind.from_arrow(kind.to_arrow([value]))[0]
-    except Exception:
+    except Exception as e:
+        if whole:
+            raise TypeMismatchError(
+                f"windows that overlap cannot share {shorten(repr(value), 200)}, of type {type(value).__name__}: it "
+                "can be neither copied nor pickled. Keep something in the accumulator that can be pickled: a "
+                "checkpoint could not store it either"
+            ) from e
         return value

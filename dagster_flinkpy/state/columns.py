@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dagster_flinkpy.common.copies import copier
-from dagster_flinkpy.common.typeinfo import TypeInformation, Types
+from dagster_flinkpy.common.copies import whole_copy
+from dagster_flinkpy.common.typeinfo import TypeInformation
 
 __all__ = [
     "CellColumn",
@@ -302,10 +302,6 @@ class ObjectColumn(CellColumn):
         return self.valid[cells]
 
 
-_copy: Any = copier(Types.PICKLED_BYTE_ARRAY())
-"""Copies any value, also one that is not of the declared type."""
-
-
 class SharedColumn(ObjectColumn):
     """Python values, each of which several cells may share, such as windows of a key that have the same records."""
 
@@ -357,7 +353,7 @@ class SharedColumn(ObjectColumn):
         held = self.values
         for place, before in zip(fresh.tolist(), former.tolist(), strict=True):
             if before:
-                held[place] = _copy(held[before])
+                held[place] = whole_copy(held[before])
         self._leave(former, counts[left])
         return places
 

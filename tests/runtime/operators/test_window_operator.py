@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from dagster_flinkpy.cli import main
@@ -45,7 +46,7 @@ from dagster_flinkpy.datastream.window import (
     Window,
     WindowAssigner,
 )
-from dagster_flinkpy.errors import ConfigurationError, UserFunctionError
+from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError, UserFunctionError
 from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt, ManualClock, collect_all, collect_graph, collected, run_job
 from tests.runtime.programs import environment, event_time, events
@@ -235,6 +236,37 @@ class InTuples(InPlace):
         return [*numbers, len(numbers)]
 
 
+class InGroups(InPlace):
+    """The same values, too; its accumulators have the last group twice."""
+
+    def create_accumulator(self):
+        return {"all": [], "open": None}
+
+    def add(self, value, accumulator):
+        if value.value % 3 == 0 or not accumulator["all"]:
+            accumulator["open"] = []
+            accumulator["all"].append(accumulator["open"])
+        accumulator["open"].append(value.value)
+        return accumulator
+
+    def get_result(self, accumulator):
+        return super().get_result([number for group in accumulator["all"] for number in group])
+
+
+class Hashed(Values):
+    """What it keeps can be neither copied nor pickled."""
+
+    def create_accumulator(self):
+        return hashlib.md5()
+
+    def add(self, value, accumulator):
+        accumulator.update(str(value.value).encode())
+        return accumulator
+
+    def get_result(self, accumulator):
+        return accumulator.hexdigest()
+
+
 class InOrder(Describe):
     def process(self, key, context, elements):
         values = [e.value for e in elements]
@@ -251,6 +283,7 @@ def chained(one, other):
 SHARING = {
     "in place": lambda w: w.aggregate(InPlace(), accumulator_type=Types.LIST(Types.LONG()), output_type=NUMBERS),
     "pickled": lambda w: w.aggregate(InPlace(), output_type=NUMBERS),
+    "groups": lambda w: w.aggregate(InGroups(), output_type=NUMBERS),
     "tuples": lambda w: w.aggregate(InTuples(), accumulator_type=TEXT, output_type=NUMBERS),
     "elements": lambda w: w.process(InOrder(), FIRED),
     "reduce": lambda w: w.reduce(chained),
@@ -268,6 +301,16 @@ SHARING = {
     delay=st.integers(0, 20),
     lateness=st.integers(0, 20),
     contents=st.sampled_from(sorted(SHARING)),
+)
+@example(
+    records=[("a", 2, 1), ("a", 4, 2)],
+    per_epoch=2,
+    batch_size=1,
+    size=4,
+    slide=2,
+    delay=20,
+    lateness=0,
+    contents="groups",
 )
 def test_windows_of_a_key_that_have_the_same_records_share_what_they_hold_and_nobody_sees_that(
     records: list[tuple[str, int, int]],
@@ -288,6 +331,15 @@ def test_windows_of_a_key_that_have_the_same_records_share_what_they_hold_and_no
         return sorted(map(str, run_job(collect_graph(stamped), tmp_path_factory.mktemp("shared"))))
 
     assert fired(SlidingEventTimeWindows) == fired(Unaligned)
+
+
+def test_windows_do_not_share_what_cannot_be_copied(tmp_path: Path) -> None:
+    def hashes(*records: tuple[str, int, int]) -> list[str]:
+        source = events(environment(), records, batch_size=1, strategy=event_time(20)).key_by("key")
+        return collect_all(source.window(SlidingEventTimeWindows(4, 2)).aggregate(Hashed()).uid("window"), tmp_path)
+
+    with pytest.raises(TypeMismatchError, match=r"operator 'window'.*HASH.*can be neither copied nor pickled"):
+        hashes(("a", 2, 1), ("a", 4, 2))
 
 
 class Stamped(ProcessFunction):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 
 from dagster_flinkpy.common import Row, RowKind, Types
-from dagster_flinkpy.common.copies import ALONE, copied, flat_rows, unchanging_types
+from dagster_flinkpy.common.copies import ALONE, copied, flat_rows, unchanging_types, whole_copy
+from dagster_flinkpy.errors import TypeMismatchError
 
 
 @dataclass
@@ -58,6 +60,51 @@ def test_a_copy_is_equal_and_stays_when_the_value_changes(make: Any) -> None:
 @pytest.mark.parametrize("value", [None, 1, "text", b"bytes", (1, "text", None), threading.Lock()])
 def test_what_does_not_change_or_cannot_be_copied_is_given_as_it_is(value: Any) -> None:
     assert copied(value) is value
+
+
+class Groups:
+    """Its last group is open."""
+
+    def __init__(self) -> None:
+        self.open = [1]
+        self.all = [self.open]
+
+
+def test_what_is_one_object_in_a_value_is_one_in_its_copy() -> None:
+    open_group, seen, groups, itself = [1], Seen([1]), Groups(), [[1]]
+    itself.append(itself)  # type: ignore[arg-type]
+    lock = threading.Lock()
+    value = {"all": [open_group, (seen, 2)], "row": Row(open_group, [seen, groups.open]), "groups": groups}
+    copy = copied({**value, "itself": itself, "locked": [[groups, lock], groups]})
+    assert copy["row"][0] is copy["all"][0] is not open_group
+    assert copy["row"][1][0] is copy["all"][1][0] is not seen
+    assert copy["groups"].open is copy["groups"].all[0] is copy["row"][1][1] is not groups.open
+    assert copy["itself"][1] is copy["itself"] is not itself
+    assert copy["locked"][0][0] is copy["locked"][1] is copy["groups"]
+    assert copy["locked"][0][1] is lock
+
+
+class Unfinished:
+    """Cannot be copied: its last part cannot."""
+
+    def __init__(self, *parts: Any) -> None:
+        self.parts = [*parts, threading.Lock()]
+
+
+def test_a_copy_that_fails_leaves_nothing_unfinished_to_others() -> None:
+    rest = Unfinished([1]).parts
+    unfinished = Unfinished()
+    unfinished.parts = rest
+    copy = copied([unfinished, rest])
+    assert copy == [unfinished, rest]
+    assert copy[1] is not rest
+
+
+def test_a_whole_copy_of_what_cannot_be_copied_is_refused() -> None:
+    assert whole_copy({"k": [1]}) == {"k": [1]}
+    for value in (hashlib.md5(), {"hash": [hashlib.md5()]}, Unfinished()):
+        with pytest.raises(TypeMismatchError, match="can be neither copied nor pickled"):
+            whole_copy(value)
 
 
 def test_a_row_keeps_its_kind() -> None:

@@ -290,7 +290,10 @@ class SharedContents(RecordContents):
         begin = np.ones(len(cells), dtype=np.bool_)
         begin[1:] = (np.diff(firsts) != 0) | (np.diff(lasts) != 0) | (np.diff(places) != 0)
         heads = np.flatnonzero(begin)
-        places = self.table.column.divide(cells, np.cumsum(begin) - 1, places[heads])
+        try:
+            places = self.table.column.divide(cells, np.cumsum(begin) - 1, places[heads])
+        except TypeMismatchError as e:
+            raise TypeMismatchError(f"operator {self._operator.context.vertex.uid!r}: {e}") from e
         self._add_to_parts(seats, rows, begins, order, firsts[heads], lasts[heads], places)
         self.table.mark(cells)
 
