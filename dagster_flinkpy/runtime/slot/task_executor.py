@@ -361,10 +361,10 @@ class TaskExecutor:
         """
         fields = opened(call, deployment=str, slot=str)
         name, slot = fields["deployment"], fields["slot"]
-        key, replies = (name, slot), ReplyStream(writer)
+        replies = ReplyStream(writer)
         if name in self._gone:
             raise SlotProtocolError(f"deployment {name} is no longer in slot {self._descriptor.name}")
-        if self._incoming.setdefault(key, replies) is not replies:
+        if self._incoming.setdefault((name, slot), replies) is not replies:
             raise SlotProtocolError(f"slot {slot} has called slot {self._descriptor.name} already")
         replies.send(ALIVE)
         deployment: SlotDeployment | None = None
@@ -378,9 +378,7 @@ class TaskExecutor:
                 for row in rows_of(chunk.data):
                     deployment.put(row)
         finally:
-            if self._incoming.get(key) is replies:
-                self._incoming.pop(key, None)
-            replies.end()
+            replies.end()  # and stays: a slot calls once for a deployment, and what it has sent must not arrive again
 
     def _await_deployment(self, name: str) -> SlotDeployment:
         with self._known:

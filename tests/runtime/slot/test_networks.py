@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from dagster_flinkpy.common.exchange_options import ExchangeMode, ExchangeOptions
-from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.errors import ConfigurationError, SlotProtocolError
 from dagster_flinkpy.runtime.exchange import frames, tls
 from dagster_flinkpy.runtime.master import job_failover
 from dagster_flinkpy.runtime.master.deployments import job_exchange
@@ -71,6 +71,23 @@ class _Writer:
             _Writer.failed = True
             raise pa.ArrowCapacityError("too large")
         self._writer.write_with_metadata(batch, message)
+
+
+class _Replies:
+    def write_metadata(self, message: bytes) -> None:
+        pass
+
+
+def test_what_a_slot_has_sent_is_not_taken_again_when_its_call_is_over() -> None:
+    executor = task_executor.TaskExecutor(
+        task_executor.SlotDescriptor(
+            "default-0", "id", "grpc://driver:1", "token", heartbeat_seconds=1, timeout_seconds=9
+        )
+    )
+    call = frames.opening(deployment="d", slot="default-1").command
+    executor.receive(call, [], _Replies())
+    with pytest.raises(SlotProtocolError, match="default-1 has called slot default-0 already"):
+        executor.receive(call, [], _Replies())
 
 
 def test_what_cannot_be_sent_to_the_driver_is_not_lost_in_silence(
