@@ -12,6 +12,7 @@ import decimal
 import sys
 from collections import deque
 from collections.abc import Callable
+from itertools import repeat
 from sys import getrefcount
 from typing import Any
 
@@ -187,45 +188,44 @@ def copied(value: Any, made: dict[int, Any] | None = None, whole: bool = False) 
         return value
     if made is not None and id(value) in made:
         return made[id(value)]
-    result: Any = None
+    result: Any
     if kind is tuple:
         if _UNCHANGING.issuperset(map(type, value)):
             return value
+        made = {} if made is None else made
+        result = tuple(map(copied, value, repeat(made), repeat(whole)))
     elif kind is list:
         if _UNCHANGING.issuperset(map(type, value)):
             result = value[:]
+        else:
+            made = {} if made is None else made
+            made[id(value)] = result = []  # It may contain itself.
+            result += map(copied, value, repeat(made), repeat(whole))
     elif kind is dict:
-        if _UNCHANGING.issuperset(map(type, value.values())):
+        parts = value.values()
+        if _UNCHANGING.issuperset(map(type, parts)):
             result = value.copy()
+        else:
+            made = {} if made is None else made
+            made[id(value)] = result = {}
+            result.update(zip(value, map(copied, parts, repeat(made), repeat(whole)), strict=True))
     elif isinstance(value, Row):
-        fields = value._values
-        if _UNCHANGING.issuperset(map(type, fields)):
-            result = kind._of(fields)
+        fields: Any = value._values
+        if not _UNCHANGING.issuperset(map(type, fields)):
+            made = {} if made is None else made
+            fields = map(copied, fields, repeat(made), repeat(whole))
+        result = kind._of(fields)
     elif kind in _SETS and _UNCHANGING.issuperset(map(type, value)):
         result = value if kind is frozenset else value.copy()
-    if result is None:
+    else:
         made = {} if made is None else made
-        result = _with_parts(value, kind, made, whole)
+        result = _deep_copy(value, made, whole)
     if made is not None:
         made[id(value)] = result
     return result
 
 
-def _with_parts(value: Any, kind: Any, made: dict[int, Any], whole: bool) -> Any:
-    """Returns a copy of a value whose parts can change."""
-    result: Any
-    if kind is list:
-        made[id(value)] = result = []  # It may contain itself.
-        result += [copied(part, made, whole) for part in value]
-        return result
-    if kind is dict:
-        made[id(value)] = result = {}
-        result.update([(key, copied(part, made, whole)) for key, part in value.items()])
-        return result
-    if kind is tuple:
-        return tuple([copied(part, made, whole) for part in value])
-    if isinstance(value, Row):
-        return kind._of([copied(part, made, whole) for part in value._values])
+def _deep_copy(value: Any, made: dict[int, Any], whole: bool) -> Any:
     known = len(made)
     try:
         return copy.deepcopy(value, made)
