@@ -194,16 +194,16 @@ FORMS: dict[str, tuple[Callable[[Any], Any], float | None]] = {
     "map_of_rows": (lambda keyed: keyed.process(MapOfRows(), TOTAL), None),
     "list_state": (lambda keyed: keyed.process(Append(), TOTAL), 0.4),
     "timers": (lambda keyed: keyed.process(Timeout(), TOTAL), 0.25),
-    "reduce": (lambda keyed: keyed.reduce(lambda a, b: _added(a, b)), 0.4),
+    "reduce": (lambda keyed: keyed.reduce(lambda a, b: _added(a, b)), 0.5),
     "reduce_typed": (lambda keyed: keyed.reduce(_added_typed), 0.5),
     TUPLES: (lambda keyed: keyed.reduce(lambda a, b: (a[0], a[1] + b[1], b[2])), None),
     "tumbling_aggregate": (lambda keyed: _mean(keyed.window(_TUMBLING)), 0.4),
-    "sliding_aggregate": (lambda keyed: _mean(keyed.window(_SLIDING)), 0.4 / PANES),
+    "sliding_aggregate": (lambda keyed: _mean(keyed.window(_SLIDING)), 0.15),
     "tumbling_batch_aggregate": (lambda keyed: keyed.window(_TUMBLING).aggregate(MeanInColumns()), 1.5),
     "sliding_batch_aggregate": (lambda keyed: keyed.window(_SLIDING).aggregate(MeanInColumns()), 2 / PANES),
     "session_aggregate": (
         lambda keyed: _mean(keyed.window(EventTimeSessionWindows.with_gap(Time.milliseconds(GAP)))),
-        0.25,
+        0.4,
     ),
     "count_window_reduce": (lambda keyed: keyed.count_window(COUNT).reduce(lambda a, b: _added(a, b)), 0.25),
     "process_window": (lambda keyed: keyed.window(_TUMBLING).process(Total(), TOTAL), 0.25),
@@ -271,7 +271,7 @@ def _lines(name: str, seconds: dict[tuple[str, int], list[float]], events: int) 
         difference = median[name, GROWTH] - median["value_state", GROWTH]
         per_record = difference / (events * GROWTH) / 2 * 1e6
         what = "forms.filter_or_map_us_per_record"
-        return [line(what, per_record, "us", peer="without them", bar="<= 0.4", settings=settings)]
+        return [line(what, per_record, "us", peer="without them", bar="<= 0.35", settings=settings)]
     rate = events * GROWTH / median[name, GROWTH]
     lines = [
         line(f"forms.{name}_events_per_s", rate, "events/s", settings=settings),
