@@ -34,10 +34,14 @@ class EpochSequence:
         self.following: int | None = None
         """The checkpoint of the epoch that sources read already, though not all have acknowledged the one before it."""
 
-    def begin(self, request: EpochRequest, *, enough: bool) -> None:
+    def begin(self, request: EpochRequest) -> None:
         """Begins another request."""
-        self.request, self.enough, self.latest = request, enough, None
+        self.request, self.enough, self.latest = request, False, None
         self._begun.clear()
+
+    def end_early(self) -> None:
+        """Lets no further epoch begin. A request that stops the job has its epoch in any case: it may end the input."""
+        self.enough |= self.request is None or not self.request.stop
 
     @property
     def iterating(self) -> bool:

@@ -163,7 +163,7 @@ class JobState:
 
     @_on.register
     def _(self, stimulus: job_messages.EpochsAsked) -> None:
-        self.epochs.begin(stimulus.request, enough=self.requests.ending is not None)
+        self.epochs.begin(stimulus.request)
 
     @_on.register
     def _(self, stimulus: job_messages.Resumed) -> None:
@@ -233,7 +233,8 @@ class JobState:
         """Begins all that can begin."""
         self._overtake()
         self._end_if_failed()
-        self.epochs.enough |= self.requests.ending is not None
+        if self.requests.ending is not None:
+            self.epochs.end_early()
         if self.iterating and self.requests.look(self._turn.now_ms):
             self._tell(job_messages.LookForRequests())
         failed = self.failure is not None

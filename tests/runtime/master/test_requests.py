@@ -216,6 +216,17 @@ def test_only_one_of_two_stops_is_carried_out(tmp_path: Path) -> None:
             attempt.answer(1)
 
 
+def test_a_stop_drains_though_somebody_has_asked_for_one_that_does_not(tmp_path: Path) -> None:
+    with Asked(tmp_path) as attempt:
+        attempt.orders = {2: [Order(RequestKind.STOP)]}
+        epochs = attempt.run_epochs()
+        assert [next(epochs).checkpoint_id, next(epochs).checkpoint_id] == [1, 2]
+        epochs.close()
+        assert attempt._deployed.master.state.requests.ending is not None
+        url = attempt.stop_with_savepoint(drain=True)
+    assert open_checkpoint(StorageLocation(url)).metadata.end_of_input
+
+
 # --- cancel -----------------------------------------------------------------------------------------------------------
 
 
