@@ -28,6 +28,11 @@ _MAX_TURNS = 1_000_000
 _MAX_SPINS = 1_000
 
 
+_START_MS = 1_800_000_000_000
+_END_MS = _START_MS + 100 * 86_400_000
+"""No world that ends takes nearly as long: it hangs, though its timers go on."""
+
+
 class Crashed(BaseException):
     """The process of an actor has crashed."""
 
@@ -262,7 +267,7 @@ class World:
         self.lists_late = self.chaos.late_list > 0
         """Whether listings of the store may have been late. S3 and similar stores list new objects at once."""
         self.main = getcurrent()
-        self.now_ms = 1_800_000_000_000
+        self.now_ms = _START_MS
         self.bucket = Bucket()
         number = self.chaos.cores or random.Random(seed).choice((1, 2, 3, 8))
         self.cores = Cores(number, self.wait_for)
@@ -309,6 +314,9 @@ class World:
                     if wake_at == math.inf:
                         waiting = ", ".join(f"{actor.name} ({actor.waits_in})" for actor in self._actors)
                         raise Violation(f"all actors wait for each other: {waiting}")
+                    if wake_at > _END_MS:
+                        waiting = ", ".join(f"{actor.name} ({actor.waits_in})" for actor in self._actors)
+                        raise Violation(f"does not end: only timers fire. Waiting: {waiting}")
                     self.on_idle()
                     if self.broken is not None:
                         raise self.broken
