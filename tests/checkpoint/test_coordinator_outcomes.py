@@ -312,11 +312,23 @@ def test_tasks_that_hang_behind_an_expired_checkpoint_fail_the_job_after_more_ti
     )
 
 
+def test_tasks_that_hang_are_cancelled_whichever_of_the_expired_checkpoints_they_work_for() -> None:
+    coordinator = expired(tolerable_failed=2)
+    trigger(coordinator, 4, 2)
+    coordinator.handle(TimerFired(5, 2))
+    *cancelled, failed = coordinator.handle(TimerFired(6, 2))
+    assert cancelled == [CancelSparkJob(1), CancelSparkJob(2)]
+    assert isinstance(failed, FailJob)
+    assert (failed.checkpoint_id, "checkpoint 1, which has expired" in failed.message) == (1, True)
+
+
 def test_a_later_checkpoint_that_is_pending_expires_by_itself() -> None:
     coordinator = expired(tolerable_failed=1)
     trigger(coordinator, 4, 2)
     assert coordinator.handle(TimerFired(5, 1)) == []
-    assert isinstance(coordinator.handle(TimerFired(6, 2))[-1], FailJob)
+    *_, cancelled, failed = coordinator.handle(TimerFired(6, 2))
+    assert cancelled == CancelSparkJob(1), "nothing takes over from it"
+    assert isinstance(failed, FailJob)
 
 
 def test_tasks_that_start_again_acknowledge_an_expired_checkpoint_again() -> None:

@@ -337,7 +337,7 @@ class CheckpointCoordinator:
         self._files.give_up()
         for late in self._late.values():
             self._files.discard(late.files())
-            instructions.append(CancelSparkJob(late.checkpoint_id))
+        instructions += self._cancel_late()
         self._late.clear()
         return instructions
 
@@ -432,12 +432,18 @@ class CheckpointCoordinator:
         """
         if self._pending:
             return []  # it has a timeout of its own
-        number, reason = late.checkpoint_id, CheckpointFailureReason.CHECKPOINT_EXPIRED
+        reason = CheckpointFailureReason.CHECKPOINT_EXPIRED
         self.statistics.record_failure()
         if not self._failures.failed(None, late.request, reason):
             return []
-        message = f"no checkpoint is possible: {late.answers} checkpoint {number}, which has expired{self._tolerance}"
-        return [CancelSparkJob(number), FailJob(number, reason, message)]
+        oldest = min(self._late)
+        answers = self._late[oldest].answers
+        message = f"no checkpoint is possible: {answers} checkpoint {oldest}, which has expired{self._tolerance}"
+        return [*self._cancel_late(), FailJob(oldest, reason, message)]
+
+    def _cancel_late(self) -> list[Instruction]:
+        """Tasks of any of them may hang, and nothing takes over from it any more."""
+        return [CancelSparkJob(number) for number in self._late]
 
     # --- completing ---------------------------------------------------------------------------------------------------
 
@@ -555,7 +561,8 @@ class CheckpointCoordinator:
         instructions.append(NotifyAborted(self._job_id, pending.checkpoint_id, self._fencing_token, reason, tolerated))
         if failed:
             message = f"checkpoint {pending.checkpoint_id} failed: {detail or reason.value}{self._tolerance}"
-            return [*instructions, FailJob(pending.checkpoint_id, reason, message)]
+            late = [] if self._pending else self._cancel_late()
+            return [*instructions, *late, FailJob(pending.checkpoint_id, reason, message)]
         if not promote:
             return instructions
         more_recent = any(other.trigger_ms >= pending.trigger_ms for other in self._pending.values())
