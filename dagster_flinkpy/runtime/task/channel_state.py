@@ -19,7 +19,9 @@ import pyarrow as pa
 from dagster_flinkpy.datastream.program.job_graph import JobEdge, PartitionerKind
 from dagster_flinkpy.errors import RestoreError
 from dagster_flinkpy.key_hashes import key_groups_of_hashes, operator_indexes
+from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 from dagster_flinkpy.runtime.shuffle.channel_selectors import CustomSelector
+from dagster_flinkpy.runtime.shuffle.key_columns import key_column
 from dagster_flinkpy.runtime.shuffle.wire import decode_buffer, encode_batch
 from dagster_flinkpy.state.files.operator_state import read_partitions, write_partitions
 from dagster_flinkpy.state.files.transfers import Uploads
@@ -110,10 +112,7 @@ def read_channel_state(
         for i, (source, input_index, side_output, channel, kind) in enumerate(zip(*columns, strict=True)):
             edge = known.get((source, input_index, side_output))
             if edge is None:
-                raise RestoreError(
-                    f"the checkpoint contains in-flight data from operator {source!r} to {operator!r}, but the program "
-                    "no longer connects them. First run the old program up to a checkpoint with unaligned=False."
-                )
+                raise _refused(source, operator, "but the program no longer connects them")
             yield InFlightRow(edge, channel, kind, payloads[i].as_buffer(), part.get("rescaled", ()))
 
 
@@ -125,11 +124,14 @@ def own_records(row: InFlightRow, subtask: int, parallelism: int, max_parallelis
         subtask: The subtask, to which all of the row was given.
         parallelism: How many subtasks there are now.
         max_parallelism: Number of key groups.
+
+    Raises:
+        RestoreError: The program has other records there, or other keys of them.
     """
-    if not row.rescaled:
-        return row.payload
     edge, owners = row.edge, [*row.rescaled, (subtask, parallelism)]
     batch = decode_buffer(row.payload, edge.type_info)
+    if batch.column.type != edge.type_info.arrow_type:
+        raise _refused(edge.source, edge.target, f"with records of the type {batch.column.type}, now {edge.type_info}")
     keep = np.ones(len(batch), dtype=np.bool_)
     for before, (index, width) in pairwise(owners):
         match edge.partitioner.kind:
@@ -145,6 +147,31 @@ def own_records(row: InFlightRow, subtask: int, parallelism: int, max_parallelis
                 keep &= index % before[1] == before[0]
             case _:
                 keep &= before[0] * width // before[1] == index
-    if keep.all():
-        return row.payload
-    return encode_batch(batch.filter(keep, keys=True)) if keep.any() else None
+    if not keep.any():
+        return None
+    own = batch if keep.all() else batch.filter(keep, keys=True)
+    if edge.partitioner.kind is PartitionerKind.HASH:
+        _check_keys(edge, own)
+    return row.payload if own is batch else encode_batch(own)
+
+
+def _check_keys(edge: JobEdge, batch: StreamBatch) -> None:
+    """Checks that the program gives records the keys which they were sent with: their state may be elsewhere."""
+    sent = batch.keys
+    try:
+        now = key_column(edge.partitioner, batch)
+    except Exception as e:
+        raise _refused(edge.source, edge.target, f"to which the program gives no key: {e}") from e
+    same = sent is not None and now.column.type == sent.column.type and np.array_equal(now.hashes, sent.hashes)
+    # A NaN is not equal to itself.
+    if not same or not (
+        now.column.equals(sent.column) or repr(now.column.to_pylist()) == repr(sent.column.to_pylist())
+    ):
+        raise _refused(edge.source, edge.target, "to which the program gives other keys")
+
+
+def _refused(source: str, operator: str, why: str) -> RestoreError:
+    return RestoreError(
+        f"the checkpoint contains in-flight data from operator {source!r} to {operator!r}, {why}. First run the old "
+        "program up to a checkpoint without: with unaligned=False, and until its functions have selected all records."
+    )

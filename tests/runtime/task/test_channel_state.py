@@ -95,3 +95,8 @@ def test_of_a_broadcast_each_subtask_takes_what_one_of_them_has_had(
 def test_records_of_the_same_parallelism_are_passed_on_as_they_are() -> None:
     (row,) = sent(KEYED, [1], 1)
     assert own_records(replace(row, rescaled=()), 3, 4, MAX_PARALLELISM) is row.payload
+
+
+def test_a_key_that_is_no_number_is_the_same_key() -> None:
+    keyed = StreamPartitioner(PartitionerKind.HASH, lambda n: float("nan"), Types.DOUBLE())
+    assert taken(sent(keyed, [1, 2], 1), 1) == {0: [1, 2]}
