@@ -24,7 +24,7 @@ from dagster_flinkpy.checkpoint.offline import release_leadership, trigger_savep
 from dagster_flinkpy.checkpoint.recomputation import REPLACES, TO_REPLACE, recomputation_of
 from dagster_flinkpy.checkpoint.savepoints.stored_checkpoint import open_checkpoint
 from dagster_flinkpy.checkpoint.sweep import sweep
-from dagster_flinkpy.common import Types, WatermarkStrategy
+from dagster_flinkpy.common import TypeInformation, Types, WatermarkStrategy
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.connectors import ParquetSink
@@ -370,11 +370,19 @@ def test_fields_are_put_in_order_by_name_and_refused_if_they_are_others(nulls: b
             in_order(records, others, "before.exchange")
 
 
-@pytest.mark.parametrize("names", [["key", "count", "sum"], ["key", "count", "total", "more"], ["key", "total"]])
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [
+        (["key", "count", "sum"], Types.LONG()),
+        (["key", "count", "total", "more"], Types.LONG()),
+        (["key", "total"], Types.LONG()),
+        (["key", "count", "total"], Types.DOUBLE()),
+    ],
+)
 def test_nothing_is_changed_if_the_records_that_an_edge_has_kept_have_other_fields(
-    tmp_path: Path, names: list[str]
+    tmp_path: Path, names: list[str], kind: TypeInformation
 ) -> None:
-    row = Types.ROW_NAMED(names, [Types.STRING(), *[Types.LONG()] * (len(names) - 1)])
+    row = Types.ROW_NAMED(names, [Types.STRING(), *[kind] * (len(names) - 1)])
 
     class Others(Numbers):
         def process_element(self, value: Any, context: Any) -> Any:

@@ -138,7 +138,7 @@ def read_segments(
 
     Raises:
         SourceReadError: A segment cannot be read. The message names it.
-        InputTypeError: The records have other fields than their type.
+        InputTypeError: The records are of another type, apart from the order of their fields.
     """
     # A forked job reads the first segments where the other job has written them: only its prefix knows where.
     store, below, offset = location.parent.open(), f"{location.name}/{folder}/", 0
@@ -148,6 +148,8 @@ def read_segments(
             value = upgraded(batch.column("value"), type_info)
             if isinstance(type_info, RowTypeInfo | TupleTypeInfo):
                 value = in_order(value, type_info.field_names, folder)
+            if value.type != type_info.arrow_type:
+                raise _other_records(folder, f"of the type {value.type}", str(type_info))
             yield pa.StructArray.from_arrays([value, batch.column("timestamp")], ["value", "timestamp"]), offset
 
 
@@ -161,15 +163,18 @@ def in_order(records: pa.Array, names: Sequence[str], edge: str) -> pa.Array:
     if there == [*names]:
         return records
     if sorted(there) != sorted(names):
-        before = edge.removesuffix(".exchange")
-        raise InputTypeError(
-            f"the blocking edge after {before!r} has kept records with the fields {', '.join(there) or 'none'}, and "
-            f"the program has {', '.join(names)} there: recompute {before!r}, too, which writes them again, or go "
-            "back to the fields that were there"
-        )
+        raise _other_records(edge, f"with the fields {', '.join(there) or 'none'}", ", ".join(names))
     columns = dict(zip(there, records.flatten(), strict=True))
     nulls = records.is_null() if records.null_count else None
     return pa.StructArray.from_arrays([columns[name] for name in names], [*names], mask=nulls)
+
+
+def _other_records(edge: str, kept: str, declared: str) -> InputTypeError:
+    before = edge.removesuffix(".exchange")
+    return InputTypeError(
+        f"the blocking edge after {before!r} has kept records {kept}, and the program has {declared} there: recompute "
+        f"{before!r}, too, which writes them again, or go back to what was there"
+    )
 
 
 def check_retained(
@@ -178,7 +183,7 @@ def check_retained(
     """Checks on the oldest and the newest segment of each edge that a program can read again what was kept.
 
     Raises:
-        InputTypeError: The records have other fields than the program. The message names the edge.
+        InputTypeError: The records are of another type than in the program. The message names the edge.
         SourceReadError: A segment cannot be read.
     """
     for v in graph.split().vertices:
