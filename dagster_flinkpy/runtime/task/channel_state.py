@@ -19,7 +19,7 @@ import pyarrow as pa
 from dagster_flinkpy.datastream.program.job_graph import JobEdge, PartitionerKind
 from dagster_flinkpy.errors import RestoreError
 from dagster_flinkpy.key_hashes import key_groups_of_hashes, operator_indexes
-from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
+from dagster_flinkpy.runtime.shuffle.batch import KeyColumn, StreamBatch
 from dagster_flinkpy.runtime.shuffle.channel_selectors import CustomSelector
 from dagster_flinkpy.runtime.shuffle.key_columns import key_column
 from dagster_flinkpy.runtime.shuffle.wire import decode_buffer, encode_batch
@@ -162,12 +162,15 @@ def _check_keys(edge: JobEdge, batch: StreamBatch) -> None:
         now = key_column(edge.partitioner, batch)
     except Exception as e:
         raise _refused(edge.source, edge.target, f"to which the program gives no key: {e}") from e
-    same = sent is not None and now.column.type == sent.column.type and np.array_equal(now.hashes, sent.hashes)
-    # A NaN is not equal to itself.
-    if not same or not (
-        now.column.equals(sent.column) or repr(now.column.to_pylist()) == repr(sent.column.to_pylist())
-    ):
+    if sent is None or not _same_keys(sent, now):
         raise _refused(edge.source, edge.target, "to which the program gives other keys")
+
+
+def _same_keys(one: KeyColumn, other: KeyColumn) -> bool:
+    if one.column.type != other.column.type or not np.array_equal(one.hashes, other.hashes):
+        return False
+    # A NaN is not equal to itself.
+    return one.column.equals(other.column) or repr(one.column.to_pylist()) == repr(other.column.to_pylist())
 
 
 def _refused(source: str, operator: str, why: str) -> RestoreError:
