@@ -23,6 +23,8 @@ class Cores:
         self._queue: set[tuple[int, int]] = set()
         self._running: list[Callable[[], bool]] = []
         """Of each task that runs, whether its job is over: such a task may live on, and nobody waits for its core."""
+        self.never_began = 0
+        """How many tasks were over before they had a core."""
 
     def new_job(self) -> int:
         """Returns the number of a job that is submitted."""
@@ -43,6 +45,7 @@ class Cores:
         finally:
             self._queue.remove(task)
         if is_over():
+            self.never_began += 1
             yield False
             return
         self._running.append(is_over)

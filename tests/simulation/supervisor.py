@@ -186,6 +186,7 @@ class Supervisor:
             periodic = 0.1 if self._scenario.source is SourceShape.WHOLE else 0.8  # otherwise epochs can be open
             interval = timedelta(seconds=rng.choice((1, 20))) if rng.random() < periodic else None
             options = {"width": rng.randint(1, 3), "interval": interval, **run.options}
+            never_began = world.cores.never_began
             attempt = self._upkeep.attempt = SimulatedAttempt(world, self._scenario, name, **options)
             try:
                 with attempt:
@@ -202,7 +203,8 @@ class Supervisor:
                 if isinstance(error, NamedSegmentLostError):
                     put_back(error)
                 world.note(f"{type(error).__name__}: {str(error).splitlines()[0]}")
-                waits = not world.cores.free  # the tasks of a zombie have all of them
+                # The tasks of a zombie have, or had, all of them.
+                waits = not world.cores.free or world.cores.never_began > never_began
                 if run.peaceful and not waits and not isinstance(error, (FencedError, JobCancelledError)):
                     world.report(f"{name} failed, though nothing fails any more: {error}")
 
