@@ -13,7 +13,7 @@ from dagster_flinkpy.connectors.columns.column_casts import fit_column
 from dagster_flinkpy.datastream.state import ListStateDescriptor, StateDescriptor
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 from dagster_flinkpy.state.keys import hash_keys
-from dagster_flinkpy.state.layout import TableLayout, check_key_like, make_sort_keys, sort_order, starts_of
+from dagster_flinkpy.state.layout import TableLayout, check_key_like, make_sort_keys, sort_identities
 from dagster_flinkpy.state.placed_rows import one_chunk, unplaced_rows
 from dagster_flinkpy.state.ttl_rules import TtlRules
 from dagster_flinkpy.state.views import layout_of
@@ -113,8 +113,8 @@ def keyed_rows(layout: TableLayout, columns: dict[str, pa.Array[Any]], expires: 
     hashes = hash_keys(layout.key_type, columns["key"])
     sort_keys = make_sort_keys(np.zeros(len(hashes), dtype=np.uint16), hashes)
     identity = [columns[name] for name in layout.identity]
-    order = sort_order(sort_keys, identity)
-    first = np.flatnonzero(starts_of(order, sort_keys, identity))
+    order, starts = sort_identities(sort_keys, identity)
+    first = np.flatnonzero(starts)
     columns = {name: column.take(pa.array(order)) for name, column in columns.items()}
     columns.setdefault("expires_at", pa.array(np.full(len(order), expires, dtype=np.int64)))
     if layout.kind == "LIST":

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_flinkpy.state.layout import sort_order
+from dagster_flinkpy.state import layout
+from dagster_flinkpy.state.layout import sort_identities, sort_order
 
 COLUMNS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "long": (pa.int64(), st.one_of(st.integers(-2, 2), st.integers(-(2**63), 2**63 - 1))),
@@ -53,16 +54,20 @@ def tables(draw: st.DrawFn) -> tuple[np.ndarray[Any, Any], list[pa.Array[Any]]]:
     return np.array(sort_keys, dtype=np.uint64), columns
 
 
-@given(tables())
+@given(tables(), st.booleans())
 def test_rows_are_ordered_by_sort_key_and_identity_and_keep_their_order_where_both_are_equal(
-    table: tuple[np.ndarray[Any, Any], list[pa.Array[Any]]],
+    table: tuple[np.ndarray[Any, Any], list[pa.Array[Any]]], as_runs: bool
 ) -> None:
     sort_keys, columns = table
     values = [column.to_pylist() for column in columns]
-    expected = sorted(
-        range(len(sort_keys)), key=lambda i: (int(sort_keys[i]), [rank(column[i]) for column in values], i)
-    )
-    assert sort_order(sort_keys, columns).tolist() == expected
+    ranks = [(int(sort_keys[i]), [rank(column[i]) for column in values]) for i in range(len(sort_keys))]
+    expected = sorted(range(len(sort_keys)), key=lambda i: (ranks[i], i))
+    with pytest.MonkeyPatch.context() as patch:
+        if not as_runs:
+            patch.setattr(layout, "_FEW_RUNS", 0)
+        order, starts = sort_identities(sort_keys, columns)
+    assert order.tolist() == expected
+    assert starts.tolist() == [not i or ranks[expected[i]] != ranks[expected[i - 1]] for i in range(len(expected))]
 
 
 @pytest.mark.parametrize("extremes", [[2**63 - 1, -(2**63), 0], [5, 3, 4]])

@@ -334,8 +334,7 @@ class Runs:
         newest = [self._open(i) for i in reversed(there) if i >= first]
 
         def merged(runs: list[Run]) -> pa.Table:
-            tables = self._to_merge(runs[0].table() if added else None, runs[len(added) :], older=older)
-            return merge_runs(self.layout, tables, drop_deleted=not older, now=now)
+            return merge_runs(self.layout, [run.table() for run in runs], drop_deleted=not older, now=now)
 
         parts = divide([*added, *newest], span_of(section), self._files.part_bytes)
         return self._write((span, merged(runs)) for span, runs in parts)
@@ -390,10 +389,9 @@ class Runs:
             first, size = first - 1, size + handle.bytes
         if size < self._files.inline_below or first == len(self._runs):
             return delta
-        newest = list(islice(self.newest_first(), len(self) - first))
-        tables = self._to_merge(delta, newest, older=first > 0)
+        newest = [run.table() for run in islice(self.newest_first(), len(self) - first)]
         del self._runs[first:]
-        return merge_runs(self.layout, tables, drop_deleted=not first, now=self._files.now())
+        return merge_runs(self.layout, [delta, *newest], drop_deleted=not first, now=self._files.now())
 
     def _without_idle_tombstones(self, delta: pa.Table) -> pa.Table:
         """Leaves out tombstones that hide nothing, because the rows were added and deleted since the last snapshot."""
@@ -404,32 +402,6 @@ class Runs:
         kept = ~deleted
         kept[tombstones[self.find(self._identity(delta, tombstones)).wanted]] = True
         return delta.filter(pa.array(kept))
-
-    def _to_merge(self, delta: pa.Table | None, newest: list[Run], *, older: bool) -> list[pa.Table]:
-        """Returns the delta and the newest runs, newest first.
-
-        The rows that the delta hides are left out, so that fewer rows are compared.
-
-        Args:
-            delta: The changes, if any.
-            newest: The runs to merge, newest first.
-            older: Whether there are older ones. Otherwise, tombstones are no longer needed.
-        """
-        # deleted: bool, hiding: int64, ascending: rows of delta. kept: bool, one a row of the run.
-        if delta is None or not len(delta):
-            return [run.table() for run in newest] or [self.layout.local_schema.empty_table()]
-        deleted = delta.column("deleted").to_numpy()
-        # In a list, a row may append to the rows that it would hide.
-        hiding = np.flatnonzero(deleted) if self.layout.kind == "LIST" else np.arange(len(delta))
-        tables = [delta if older or not deleted.any() else delta.filter(pa.array(~deleted))]
-        hidden = _find(openers_of(newest), self._identity(delta, hiding)).runs
-        for run in newest:
-            kept = np.ones(len(run), dtype=np.bool_)
-            for other, rows in hidden:
-                if other is run:
-                    kept[rows] = False
-            tables.append(run.table() if kept.all() else run.table().filter(pa.array(kept)))
-        return tables
 
     def _identity(self, delta: pa.Table, rows: Indices) -> pa.Table:
         return delta.select(["sort_key", *self.layout.identity]).take(pa.array(rows))
