@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import repeat
+from itertools import compress, repeat
 from typing import Any
 
 import numpy as np
@@ -270,17 +270,21 @@ class CellTable(OverlayTable):
 
     def _changes(self) -> pa.Table | None:
         # A value that was set and deleted since the last write needs no tombstone.
-        # cells, seats: int64, by cell first, and then by sort key, which are uint64.
-        self._sync()
+        # cells: int64, ascending first, and then by sort key, which are uint64. known: bool, one a cell.
         cells = np.flatnonzero(self._flags())
-        cells = cells[self._used(cells)]
-        if not len(cells):
-            return None
         if isinstance(self._numbers, SessionTable):
-            cells = self._without_former(self._numbers, cells)
+            self._sync()
+            cells = self._without_former(self._numbers, cells[self._used(cells)])
         # Values are read in the order of the run, so that they are copied once.
         cells = cells[np.argsort(self.keys.sort_keys[self._seats(cells)])]
-        return self._delta(cells, self._value_columns(cells), ~self.column.has(cells))
+        values = self.column.sync(cells) if isinstance(self.column, ObjectColumn) else None
+        known = self._used(cells)
+        if not known.all():
+            cells = cells[known]
+            values = None if values is None else list(compress(values, known))
+        if not len(cells):
+            return None
+        return self._delta(cells, self._value_columns(cells, values), ~self.column.has(cells))
 
     def _delta(self, cells: Cells, columns: dict[str, pa.Array[Any]], deleted: Any) -> pa.Table | None:
         """Builds the table of changed rows.
@@ -312,12 +316,17 @@ class CellTable(OverlayTable):
     def _replace(self, cells: Cells) -> None:
         """Notes that storage may have other values for cells."""
 
-    def _value_columns(self, cells: Cells) -> dict[str, pa.Array[Any]]:
-        """Returns what is to be stored of the values of cells."""
+    def _value_columns(self, cells: Cells, values: list[Any] | None) -> dict[str, pa.Array[Any]]:
+        """Returns what is to be stored of the values of cells.
+
+        Args:
+            cells: The cells.
+            values: Their Python values; None if values are in columns of numbers and bytes.
+        """
         assert self.value_type is not None
-        if not isinstance(self.column, ObjectColumn):
+        if values is None:
             return {"value": self.column.take(cells)}
-        columns = {"value": self._to_arrow(self.value_type, self.column.get(cells), self._seats(cells))}
+        columns = {"value": self._to_arrow(self.value_type, values, self._seats(cells))}
         if self.expires is not None:
             times = list(map(self.expires.__getitem__, cells.tolist()))
             columns["expires_at"] = pa.array(times, type=pa.int64())

@@ -274,9 +274,11 @@ class ObjectColumn(CellColumn):
     def take(self, cells: Cells) -> pa.Array[Any]:
         return self._kind.to_arrow(self.get(cells))
 
-    def sync(self, cells: Cells) -> None:
-        """Looks which of some cells have a value."""
-        self.valid[cells] = [value is not None for value in self.get(cells)]
+    def sync(self, cells: Cells) -> list[Any]:
+        """Looks which of some cells have a value. Returns the values, as they are."""
+        values = self.get(cells)
+        self.valid[cells] = [value is not None for value in values]
+        return values
 
     def put(self, cells: Cells, values: pa.Array[Any]) -> None:
         self.put_each(cells, self._kind.from_arrow(values))
