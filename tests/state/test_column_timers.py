@@ -24,28 +24,27 @@ KEYS = ["a", "b", "c", "Aa", "BB"]
 Timers = list[tuple[int, str, tuple[int, int]]]
 
 
-def in_columns(backend: Any, registered: Timers, deleted: Timers, until: int) -> Timers:
+def in_columns(backend: Any, registered: Timers, until: int) -> Timers:
     timers = backend.get_column_timers("timers", WINDOWS)
-    for some, act in ((registered, timers.register), (deleted, timers.delete)):
-        if some:
-            column = KEY.to_arrow([key for _, key, _ in some])
-            seats = backend.touch_column(column, hash_keys(KEY, column))
-            moments = timers.moments([time for time, _, _ in some], [window for _, _, window in some])
-            act(seats, np.array(moments, dtype=np.int64))
+    if registered:
+        column = KEY.to_arrow([key for _, key, _ in registered])
+        seats = backend.touch_column(column, hash_keys(KEY, column))
+        moments = list(dict.fromkeys((time, window) for time, _, window in registered))
+        codes = np.array([moments.index((time, window)) for time, _, window in registered])
+        timers.register(seats, codes, [time for time, _ in moments], [window for _, window in moments])
     fired = []
     for time, window, seats in timers.advance_to(until):
         fired += [(time, key, tuple(window)) for key in KEY.from_arrow(backend.key_context.column(seats))]
     return fired
 
 
-def per_record(backend: Any, registered: Timers, deleted: Timers, until: int) -> Timers:
+def per_record(backend: Any, registered: Timers, until: int) -> Timers:
     timers = backend.get_timers("timers", WINDOWS)
-    for some, act in ((registered, timers.register), (deleted, timers.delete)):
-        touch(backend, KEY, [key for _, key, _ in some])
-        for time, key, window in some:
-            backend.set_current_key(key)
-            timers.set_current_namespace(window)
-            act(time)
+    touch(backend, KEY, [key for _, key, _ in registered])
+    for time, key, window in registered:
+        backend.set_current_key(key)
+        timers.set_current_namespace(window)
+        timers.register(time)
     return [(time, key, tuple(window)) for time, key, window in timers.advance_to(until)]
 
 
@@ -55,7 +54,7 @@ TIMERS = st.lists(
 
 
 STEPS = st.lists(
-    st.tuples(st.tuples(TIMERS, TIMERS, st.integers(0, 12)), st.sampled_from((None, "", "before", "after"))),
+    st.tuples(st.tuples(TIMERS, st.integers(0, 12)), st.sampled_from((None, "", "before", "after"))),
     min_size=1,
     max_size=3,
 )
@@ -75,7 +74,6 @@ def test_against_a_timer_queue(make_backend, epochs, small):
         patch.setattr("dagster_flinkpy.state.backend.run_aside", Deferred)
         if small:
             patch.setattr("dagster_flinkpy.state.timers.timer_table.LOAD_TIMERS", 1)
-            patch.setattr("dagster_flinkpy.state.timers.column_timers._LOGGED", 1)
         for steps, columns in epochs:
             form = in_columns if columns else per_record
             backend = make_backend(snapshot, key_type=KEY, **options)
@@ -93,21 +91,21 @@ def test_against_a_timer_queue(make_backend, epochs, small):
 def test_a_stored_timer_that_is_registered_again_leaves_nothing_when_it_has_fired(make_backend, fires_between):
     timer, others = (3, "a", (0, 4)), [(100, f"k{i}", (0, 4)) for i in range(50)]
     backend = make_backend(key_type=KEY)
-    in_columns(backend, [timer, *others], [], 0)
+    in_columns(backend, [timer, *others], 0)
     backend = make_backend(backend.snapshot(), key_type=KEY)
     if fires_between:
-        assert in_columns(backend, [], [], 3) == [timer]
-    assert in_columns(backend, [timer], [], 4) == [timer]
+        assert in_columns(backend, [], 3) == [timer]
+    assert in_columns(backend, [timer], 4) == [timer]
     snapshot = backend.snapshot()
     for start in range(50, 150, 10):  # until all runs are merged
         backend = make_backend(snapshot, key_type=KEY)
-        assert in_columns(backend, [(100, f"k{i}", (0, 4)) for i in range(start, start + 10)], [], 5) == []
+        assert in_columns(backend, [(100, f"k{i}", (0, 4)) for i in range(start, start + 10)], 5) == []
         snapshot = backend.snapshot()
 
 
 def test_twice_registered_fires_once(make_backend):
     timer = (3, "a", (0, 4))
-    assert in_columns(make_backend(key_type=KEY), [timer, timer], [], 5) == [timer]
+    assert in_columns(make_backend(key_type=KEY), [timer, timer], 5) == [timer]
 
 
 def test_timers_are_used_in_one_way(make_backend):
@@ -123,9 +121,9 @@ def test_moments_that_have_fired_are_forgotten(make_backend: Any) -> None:
     column = KEY.to_arrow(["a"])
     seats = backend.touch_column(column, hash_keys(KEY, column))
     for time in (3, 1, 2):
-        timers.register(seats, np.array(timers.moments([time], [(0, time)])))
+        timers.register(seats, np.zeros(1, dtype=np.int64), [time], [(0, time)])
     assert [time for time, _, _ in timers.advance_to(2)] == [1, 2]
     assert timers.size == 1
-    timers.register(seats, np.array(timers.moments([2], [(0, 2)])))  # again, in the past
+    timers.register(seats, np.zeros(1, dtype=np.int64), [2], [(0, 2)])  # again, in the past
     assert [time for time, _, _ in timers.advance_to(5)] == [2, 3]
     assert timers.size == 0

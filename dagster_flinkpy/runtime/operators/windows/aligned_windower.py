@@ -122,7 +122,7 @@ class AlignedWindower(Windower):
         if self._lateness:
             due.append(self._over_at(np.array([start for start, _ in windows])).tolist())
         for times in due:
-            self._timers.register(seats, np.array(self._timers.moments(times, windows), dtype=np.int64)[codes])
+            self._timers.register(seats, codes, times, windows)
 
     def advance(self, until: int, *, event_time: bool) -> None:
         if event_time is not self._operator.event_time:
