@@ -74,7 +74,7 @@ class ColumnarKeyedStateBackend:
     """The keyed state of one subtask, in sorted columnar runs with an overlay of the touched keys.
 
     The cost depends on the number of touched keys, not on the size of the state. One thread uses the backend. For each
-    batch it calls `touch` with the keys of the batch, and then `set_current_key` and the states, key by key.
+    batch it calls `touch_column` with the keys of the batch, and then `set_current_key` and the states, key by key.
 
     Values are written when they are set. Without ``update``, ``add`` or ``put``, a change to a mutable value is lost,
     as with Flink's ``EmbeddedRocksDBStateBackend``. (Flink: ``AbstractKeyedStateBackend``.)
@@ -178,27 +178,12 @@ class ColumnarKeyedStateBackend:
     def touch_column(
         self, key_column: pa.Array[Any], hashes: npt.NDArray[np.int32], *, beside: bool = False
     ) -> npt.NDArray[np.int64]:
-        """Reads the state of all keys of a column at once, like `touch`.
-
-        Args:
-            key_column: The keys, which may repeat.
-            hashes: Their Java hash codes.
-            beside: Whether the seats of the previously touched batch stay valid. Default: False.
-
-        Returns:
-            The seat of each key.
-        """
-        if not beside:
-            self._make_room()
-        return self._touch_column(key_column, hashes)
-
-    def touch(self, keys: Sequence[Any], key_column: pa.Array[Any], hashes: npt.NDArray[np.int32]) -> list[int]:
         """Reads the state of all keys of a batch at once.
 
         Args:
-            keys: The keys, which may repeat.
-            key_column: The same keys, as a column of the key type.
+            key_column: The keys, which may repeat, as a column of the key type.
             hashes: Their Java hash codes.
+            beside: Whether the seats of the previously touched batch stay valid. Default: False.
 
         Returns:
             The seat of each key, for `key_context`. Seats are valid until the next batch is touched.
@@ -206,15 +191,17 @@ class ColumnarKeyedStateBackend:
         Raises:
             ConfigurationError: A key belongs to another subtask.
             CorruptStateError: A state file is missing or damaged; the message names it.
-            UnsupportedKeyTypeError: A key cannot be hashed.
         """
-        self._make_room()
-        return self._touch(
-            keys, key_column, make_sort_keys(key_groups_of_hashes(hashes, self._max_parallelism), hashes)
-        )
+        if not beside:
+            self._make_room()
+        return self._touch_column(key_column, hashes)
 
     def set_current_key(self, key: Any) -> None:
-        """Sets the key whose state is read and written next. This is fast after `touch`, and slow without it."""
+        """Sets the key whose state is read and written next. It is fast after `touch_column`, and slow without it.
+
+        Raises:
+            UnsupportedKeyTypeError: The key cannot be hashed.
+        """
         try:
             if self._keys.set_current(key):
                 return
@@ -222,7 +209,7 @@ class ColumnarKeyedStateBackend:
             raise UnsupportedKeyTypeError(f"key {key!r} of operator {self._operator!r}: {error}") from error
         assert self._key_type is not None
         column = self._key_type.to_arrow([key])
-        self.touch([key], column, hash_keys(self._key_type, column))
+        self.touch_column(column, hash_keys(self._key_type, column))
         self._keys.set_current(key)
 
     def get_state(self, descriptor: StateDescriptor, namespace_type: TypeInformation | None = None) -> InternalState:
@@ -425,9 +412,8 @@ class ColumnarKeyedStateBackend:
         """Yields keys, each as the current key."""
         for start in range(0, len(column), _KEYS_AT_ONCE):
             part = column.slice(start, _KEYS_AT_ONCE)
-            keys = key_type.from_arrow(part)
-            seats = self.touch(keys, part, hash_keys(key_type, part))
-            for key, seat in zip(keys, seats, strict=True):
+            seats = self.touch_column(part, hash_keys(key_type, part)).tolist()
+            for key, seat in zip(key_type.from_arrow(part), seats, strict=True):
                 self._keys.seat = seat
                 yield key
 
@@ -514,13 +500,6 @@ class ColumnarKeyedStateBackend:
         last, self._last = self._last, None
         if last is not None and not last.has_failed:
             last.settle()
-
-    def _touch(self, keys: Sequence[Any], key_column: pa.Array[Any], sort_keys: SortKeys) -> list[int]:
-        self._check_mine(key_column, sort_keys)
-        seats, added = self._keys.add(keys, key_column, sort_keys)
-        if added is not None:
-            self._load(added)
-        return seats
 
     def _touch_column(self, key_column: pa.Array[Any], hashes: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
         seats = self._keys.find(key_column)

@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import DecimalTypeInfo, RowTypeInfo, TupleTypeInfo, TypeInformation, Types
 from dagster_flinkpy.common.types import Row
-from dagster_flinkpy.errors import UnsupportedKeyTypeError
 from dagster_flinkpy.key_hashes import StructAs, java_hash_code, java_hash_codes
 from dagster_flinkpy.state.columns import grown
 from dagster_flinkpy.state.index import IntIndex
@@ -219,11 +218,6 @@ class TouchedKeys:
             self._seats.update(zip(self._encoded[named:], range(named, known), strict=True))
         return self._seats
 
-    @property
-    def current(self) -> Any:
-        """The dict key of the current key."""
-        return self.encoded(self.seat)
-
     def encoded(self, seat: int) -> Any:
         """Returns the dict key of a seat."""
         if seat >= len(self._encoded):
@@ -243,42 +237,6 @@ class TouchedKeys:
         self.key_type = key_type
         self._make_index()
         self.codec = KeyCodec(key_type)
-
-    def add(self, keys: Sequence[Any], column: pa.Array[Any], sort_keys: SortKeys) -> tuple[list[int], KeySeats | None]:
-        """Gives seats to the keys that have none.
-
-        Args:
-            keys: The keys; may repeat.
-            column: The same keys as a column.
-            sort_keys: The sort keys of the keys.
-
-        Returns:
-            The seat of each key, and the keys that were new, if any.
-
-        Raises:
-            UnsupportedKeyTypeError: A key cannot be hashed.
-        """
-        seats = self.seats
-        fresh: list[int] = []
-        i = 0
-        try:
-            encoded = self.codec.encode_all(keys)
-            found: list[Any] = list(map(seats.get, encoded))
-            if None in found:
-                for i, key in enumerate(encoded):
-                    if found[i] is None:
-                        seat = seats.get(key)
-                        if seat is None:
-                            seat = seats[key] = len(seats)
-                            fresh.append(i)
-                            self._encoded.append(key)
-                        found[i] = seat
-        except TypeError as error:
-            raise UnsupportedKeyTypeError(f"key {keys[i]!r} is not a key of type {self.key_type!r}: {error}") from error
-        if not fresh:
-            return found, None
-        taken = np.array(fresh)
-        return found, self.append(column.take(pa.array(taken)), sort_keys[taken])
 
     def append(self, column: pa.Array[Any], sort_keys: SortKeys) -> KeySeats:
         """Gives the next seats to distinct keys that have no seat."""
@@ -341,12 +299,7 @@ class TouchedKeys:
 
     def set_current(self, key: Any) -> bool:
         """Makes a key the current one; returns False if it has no seat."""
-        encode = self.codec.encode
-        return self.select(key if encode is None else encode(key))
-
-    def select(self, encoded: Any) -> bool:
-        """Makes the key of a dict key the current one; returns False if it has no seat."""
-        self.seat = self.seats.get(encoded)
+        self.seat = self.seats.get(key if self.codec.encode is None else self.codec.encode(key))
         return self.seat is not None
 
     def clear(self) -> None:

@@ -72,7 +72,7 @@ def state_of(store: ObjectStore, cache: RunCache, index: int) -> SubtaskState:
     )
     backend.bind_key_type(Types.STRING())
     column = Types.STRING().to_arrow(words)
-    backend.touch(words, column, hash_keys(Types.STRING(), column))
+    backend.touch_column(column, hash_keys(Types.STRING(), column))
     state = backend.get_state(ValueStateDescriptor("count", Types.LONG()))
     for word in words:
         backend.set_current_key(word)

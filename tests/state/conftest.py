@@ -58,7 +58,7 @@ def make_backend(store: LocalObjectStore, cache: RunCache) -> MakeBackend:
 
 def touch(backend: ColumnarKeyedStateBackend, key_type: TypeInformation, keys: Sequence[Any]) -> None:
     column = key_type.to_arrow(keys)
-    backend.touch(keys, column, hash_keys(key_type, column))
+    backend.touch_column(column, hash_keys(key_type, column))
 
 
 def groups_of(key_type: TypeInformation, keys: Sequence[Any]) -> np.ndarray[Any, Any]:

@@ -28,7 +28,7 @@ NESTED = Types.TUPLE([Types.TUPLE([Types.STRING()])])
 
 @pytest.mark.parametrize("few_hashes", [False, True])
 @pytest.mark.parametrize("kind", [Types.STRING(), Types.TUPLE([Types.STRING(), Types.STRING()]), NESTED], ids=str)
-@given(batches=st.lists(st.tuples(STRINGS, st.booleans()), max_size=6))
+@given(batches=st.lists(STRINGS, max_size=6))
 def test_a_key_is_found_by_its_value(few_hashes, kind, batches):
     """Also if many keys share a hash."""
     with pytest.MonkeyPatch.context() as patched:
@@ -36,19 +36,16 @@ def test_a_key_is_found_by_its_value(few_hashes, kind, batches):
             patched.setattr(word_rows, "_hashes", _few_hashes)
         keys, expected = TouchedKeys(), dict[Any, int]()
         keys.bind(kind)
-        for strings, one_by_one in batches:
+        for strings in batches:
             values = [_key(kind, each) for each in strings]
             column = kind.to_arrow(values)
             hashes = hash_keys(kind, column)
             sort_keys = make_sort_keys(key_groups_of_hashes(hashes, 128), hashes)
             assert keys.find(column).tolist() == [expected.get(each, -1) for each in values]
-            if one_by_one:
-                keys.add(values, column, sort_keys)
-            else:
-                fresh = np.array([i for i, each in enumerate(values) if each not in expected], dtype=np.int64)
-                fresh = fresh[distinct_rows(column.take(pa.array(fresh)))[0]]
-                if len(fresh):
-                    keys.append(column.take(pa.array(fresh)), sort_keys[fresh])
+            fresh = np.array([i for i, each in enumerate(values) if each not in expected], dtype=np.int64)
+            fresh = fresh[distinct_rows(column.take(pa.array(fresh)))[0]]
+            if len(fresh):
+                keys.append(column.take(pa.array(fresh)), sort_keys[fresh])
             for each in values:
                 expected.setdefault(each, len(expected))
         assert keys.seats == expected

@@ -260,7 +260,7 @@ def test_reading_takes_what_other_rows_of_the_batch_have_done(make_backend: Make
     def each(what: Any) -> None:
         keys = list(range(4))
         column = pa.array(keys)
-        seats = backend.touch(keys, column, column.cast("int32").to_numpy())
+        seats = backend.touch_column(column, column.cast("int32").to_numpy()).tolist()
         for key, seat in zip(keys, seats, strict=True):
             backend.key_context.seat = seat
             what(key)

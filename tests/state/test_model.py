@@ -208,7 +208,7 @@ class Program(RuleBasedStateMachine):
         index = compute_operator_index_for_key_group(MAX_PARALLELISM, len(self.subtasks), int(self.groups[i]))
         subtask = self.subtasks[index]
         if touched:
-            subtask.backend.touch([self.pool[i]], self.key_type.to_arrow([self.pool[i]]), self.hashes[i : i + 1])
+            subtask.backend.touch_column(self.key_type.to_arrow([self.pool[i]]), self.hashes[i : i + 1])
         subtask.backend.set_current_key(self.pool[i])
         return subtask
 
