@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
-from dagster_flinkpy.state.columns import Cells, grown
+from dagster_flinkpy.state.columns import Cells, grown, numbered
 from dagster_flinkpy.state.files.time_order import MAX_TIME, MIN_TIME
 from dagster_flinkpy.state.keys import KeySeats
 from dagster_flinkpy.state.layout import distinct_rows
@@ -24,14 +24,8 @@ _SPARE_SESSIONS = 65_536
 """Compaction waits until there are this many sessions more than twice those in use."""
 
 
-_NUMBERS = (
-    *("seat", "start", "end", "state_start", "state_end", "older", "due"),
-    *("stored_start", "stored_end", "timers_start", "timers_end"),
-)
-_FLAGS = (
-    *("live", "fired", "changed", "stored"),
-    *("timers_changed", "timers_stored", "timers_fired"),
-)
+_NUMBERS = ("seat", "start", "end", "state_start", "state_end", "older", "due", "stored_start", "stored_end")
+_FLAGS = ("live", "fired", "changed", "stored", "stored_fired")
 
 
 class _Follower(Protocol):
@@ -67,17 +61,12 @@ class SessionTable(OverlayTable):
     fired: Mask
     """Whether the session has fired with its present end, so that it has no more timer to fire."""
     changed: Mask
-    """Whether the window may differ from the stored one."""
+    """Whether the window, or its timers, may differ from the stored ones. Timers are written last, and reset it."""
     stored: Mask
     stored_start: Cells
     stored_end: Cells
-    timers_changed: Mask
-    """Whether the timers may differ from the stored ones."""
-    timers_stored: Mask
-    timers_fired: Mask
+    stored_fired: Mask
     """Whether the timer at the last millisecond is not among the stored ones."""
-    timers_start: Cells
-    timers_end: Cells
 
     def __init__(self, *args: Any, lateness: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -175,11 +164,7 @@ class SessionTable(OverlayTable):
     def retire(self, cells: Cells) -> None:
         """Ends sessions of keys that are linked anew, or whose older sessions have ended."""
         self.live[cells] = False
-        self.mark(cells)
-
-    def mark(self, cells: Cells) -> None:
-        """Marks sessions as changed."""
-        self.changed[cells] = self.timers_changed[cells] = True
+        self.changed[cells] = True
 
     def join(self, seats: Cells, starts: Cells, ends: Cells, passed: float) -> tuple[Cells, Cells]:
         """Adds windows to the newest sessions of their keys, in order, or begins newer ones.
@@ -226,7 +211,7 @@ class SessionTable(OverlayTable):
             self.older[cells[new]] = older[new]
             self._set_ends(cells[~new], reached[~new])
             self.newest[seats[opens]] = cells  # The last one of each key counts.
-            self.mark(cells)
+            self.changed[cells] = True
             found[rows] = cells[numbers]
             return found, cells
         return found, rows
@@ -248,7 +233,7 @@ class SessionTable(OverlayTable):
         # seats, starts, ends, cells, reach, numbers: one a window or known session, by seat and start. opens: positions
         # where a session begins, ascending; owners, new, reached, touched: one a session. old, gone: positions of known
         # sessions, ascending.
-        known = self._of_seats(np.unique(seats))
+        known = self._of_seats(numbered(seats)[0])
         cells = np.concatenate([known, np.full(len(seats), -1, dtype=np.int64)])
         seats, starts, ends = (
             np.concatenate([column[known], added])
@@ -272,7 +257,7 @@ class SessionTable(OverlayTable):
         touched[numbers[cells < 0]] = True
         self._move_all(owners[touched], starts[opens[touched]], reached[touched])
         self.retire(ended)
-        self.mark(owners[touched])
+        self.changed[owners[touched]] = True
         self.older[owners] = np.where(first[opens], -1, np.concatenate([[-1], owners[:-1]]))
         self.newest[seats[opens]] = owners  # The last one of each key counts.
         found = np.empty(len(order), dtype=np.int64)
@@ -374,9 +359,8 @@ class SessionTable(OverlayTable):
         seats, starts, ends, state_windows = self._in_flight(keys)
         cells = self.begin(seats, starts, ends)
         self.state_start[cells], self.state_end[cells] = _bounds(state_windows)
-        self.due[cells] = self.stored_end[cells] = self.timers_end[cells] = ends
-        self.stored_start[cells] = self.timers_start[cells] = starts
-        self.stored[cells] = self.timers_stored[cells] = True
+        self.due[cells] = self.stored_end[cells] = ends
+        self.stored_start[cells], self.stored[cells] = starts, True
         self.older[cells[1:]] = np.where(seats[1:] == seats[:-1], cells[:-1], -1)
         self.newest[seats] = cells  # The last one of each key counts.
 
@@ -417,8 +401,12 @@ class SessionTable(OverlayTable):
         return self._rows(*delta_of_sessions(self.seat[cells], columns, len(put)))
 
     def _written(self) -> None:
+        """Does nothing: the timers are still to be written."""
+
+    def written_with_timers(self) -> None:
+        """Marks all changes as written."""
         changed = np.flatnonzero(self.changed)
-        self.stored[changed] = self.live[changed]
+        self.stored[changed], self.stored_fired[changed] = self.live[changed], self.fired[changed]
         self.stored_start[changed], self.stored_end[changed] = self.start[changed], self.end[changed]
         self.changed[changed] = False
 

@@ -65,7 +65,7 @@ def test_merged_sessions_are_stored_as_one(make_backend: Any, contents: str, exp
     sessions.state.merge(one, other)
     sessions.table.retire(np.array([other]))
     sessions.table.link({0: [one]})
-    sessions.table.mark(np.array([one]))
+    sessions.table.changed[one] = True
     snapshot = sessions.backend.snapshot()
     restored = Sessions(make_backend(snapshot, key_type=LONG), contents)
     assert restored.held(129) == [expected]

@@ -54,8 +54,8 @@ class SessionTimers(TimerTable[tuple[Times, Cells]]):
     def fired(self, cells: Cells) -> None:
         """Notes that sessions have fired, but are not over."""
         sessions = self._sessions
-        sessions.fired[cells] = sessions.timers_changed[cells] = True
-        stored = cells[sessions.timers_stored[cells]]  # Perhaps with another allowed lateness.
+        sessions.fired[cells] = sessions.changed[cells] = True
+        stored = cells[sessions.stored[cells]]  # Perhaps with another allowed lateness.
         sessions.due[stored] = MIN_TIME
         self.register(stored)
 
@@ -69,7 +69,7 @@ class SessionTimers(TimerTable[tuple[Times, Cells]]):
 
     def in_storage(self, cells: Cells) -> npt.NDArray[np.bool_]:
         """Returns for which sessions storage has timers."""
-        return self._sessions.timers_stored[cells]
+        return self._sessions.stored[cells]
 
     def keep(self, cells: Cells, numbers: Cells) -> None:
         """Keeps the timers of some sessions only. ``numbers`` are their new numbers by the former ones, or -1."""
@@ -106,17 +106,17 @@ class SessionTimers(TimerTable[tuple[Times, Cells]]):
         # changed, put, gone: cells, ascending. live, stored, fired, same: bool, one a cell of changed. seats, starts,
         # ends, times: one a timer, of put and then of gone.
         sessions = self._sessions
-        changed = np.flatnonzero(sessions.timers_changed & (sessions.live | sessions.timers_stored))
-        live, stored, fired = sessions.live[changed], sessions.timers_stored[changed], sessions.fired[changed]
+        changed = np.flatnonzero(sessions.changed & (sessions.live | sessions.stored))
+        live, stored, fired = sessions.live[changed], sessions.stored[changed], sessions.fired[changed]
         same = live & stored
-        same &= sessions.start[changed] == sessions.timers_start[changed]
-        same &= sessions.end[changed] == sessions.timers_end[changed]
+        same &= sessions.start[changed] == sessions.stored_start[changed]
+        same &= sessions.end[changed] == sessions.stored_end[changed]
         # When a stored session fires, the allowed lateness may be another one than when it was stored.
         same &= ~fired
         put, gone = changed[live & ~same], changed[stored & ~same]
         rows = [
             self._timers_of(put, sessions.start[put], sessions.end[put], sessions.fired[put]),
-            self._timers_of(gone, sessions.timers_start[gone], sessions.timers_end[gone], sessions.timers_fired[gone]),
+            self._timers_of(gone, sessions.stored_start[gone], sessions.stored_end[gone], sessions.stored_fired[gone]),
         ]
         seats, starts, ends, times = (np.concatenate(pair) for pair in zip(*rows, strict=True))
         columns = {"namespace": window_column(self.namespace_type, starts, ends), "time": pa.array(times)}
@@ -134,12 +134,7 @@ class SessionTimers(TimerTable[tuple[Times, Cells]]):
 
     def _written(self) -> None:
         super()._written()
-        sessions = self._sessions
-        changed = np.flatnonzero(sessions.timers_changed)
-        sessions.timers_stored[changed] = sessions.live[changed]
-        sessions.timers_fired[changed] = sessions.fired[changed]
-        sessions.timers_start[changed], sessions.timers_end[changed] = sessions.start[changed], sessions.end[changed]
-        sessions.timers_changed[changed] = False
+        self._sessions.written_with_timers()
 
     def _fill(self, table: pa.Table) -> None:
         seats = self._touch(table.column("key").combine_chunks(), hashes_of(table.column("sort_key").to_numpy()))

@@ -172,7 +172,7 @@ class SessionWindower(Windower):
         add()
         sessions.link(chains)
         cells = np.array(list(touched), dtype=np.int64)
-        sessions.mark(cells)
+        sessions.changed[cells] = True
         self._timers.register(cells)
         self._operator.skip(batch, np.array(late, dtype=np.int64))
 
