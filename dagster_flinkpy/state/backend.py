@@ -93,6 +93,8 @@ class ColumnarKeyedStateBackend:
             Default: 20,000.
         phase: Whose turn it is to merge early; see `state.files.compaction.has_turn`. Default: nobody's.
         managed_memory: About how many bytes the overlays of all backends of the process may take; see `ManagedMemory`.
+        one_run: Whether a snapshot has one run per state, which is written anew when the state has changed. With
+            ``overlay_rows`` without end, it is Flink's ``HashMapStateBackend``. Default: False.
     """
 
     def __init__(
@@ -110,11 +112,12 @@ class ColumnarKeyedStateBackend:
         inline_below: int = INLINE_BELOW,
         phase: int | None = None,
         managed_memory: int | None = None,
+        one_run: bool = False,
     ) -> None:
         self._operator = operator
         self._key_groups = key_groups
         self._max_parallelism = max_parallelism
-        self._files = RunFiles(store, cache, key_groups, now, written_by, inline_below, phase)
+        self._files = RunFiles(store, cache, key_groups, now, written_by, inline_below, phase, one_run=one_run)
         self._keys = TouchedKeys()
         self._key_type: TypeInformation | None = None
         self._keys_touched = 0

@@ -58,7 +58,6 @@ def write_snapshot(
         each.settle()
         if identity in cleaned:
             each.drop_expired()
-        each.save()
         tables[identity] = each.layout.snapshot(each.handles)
     return WrittenSnapshot(KeyedSnapshot(key_groups, tuple(tables[identity] for identity in sorted(tables))), runs)
 

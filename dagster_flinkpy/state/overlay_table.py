@@ -88,7 +88,7 @@ class OverlayTable(ABC):
         self.layout = TableLayout(
             self.name, self.kind, key_type, self.namespace_type, self.map_key_type, self.value_type, self.ttl
         )
-        self.runs = self._files.make_runs(self.layout, self._handles, self._files)
+        self.runs = Runs(self.layout, self._handles, self._files)
 
     def restore(self, handles: Sequence[RunHandle]) -> None:
         """Replaces the restored runs. Call it before :meth:`bind`."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from dagster_flinkpy.state.value_folds import fold_values
 from dagster_flinkpy.storage.local import LocalObjectStore
 
 MAX_PARALLELISM = 16
+HASHMAP = {"overlay_rows": sys.maxsize, "one_run": True}
+"""The options of the backend that is called ``hashmap``."""
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,31 +10,15 @@ from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.datastream.state_ttl import StateTtlConfig
 from dagster_flinkpy.key_groups import KeyGroupRange
-from dagster_flinkpy.state.files.cache import RunCache
 from dagster_flinkpy.state.handles import KeyedSnapshot
-from dagster_flinkpy.state.heap_backend import HeapKeyedStateBackend
-from dagster_flinkpy.storage.local import LocalObjectStore
-from tests.state.conftest import MAX_PARALLELISM, MakeBackend
+from tests.state.conftest import HASHMAP, MakeBackend
 
 VALUE = ValueStateDescriptor("v", Types.LONG())
 
 
 @pytest.fixture
-def make_heap(store: LocalObjectStore, cache: RunCache) -> Any:
-    def make(restored: KeyedSnapshot | None = None, **options: Any) -> HeapKeyedStateBackend:
-        backend = HeapKeyedStateBackend(
-            operator="op",
-            key_groups=options.pop("key_groups", KeyGroupRange(0, MAX_PARALLELISM - 1)),
-            max_parallelism=MAX_PARALLELISM,
-            store=store,
-            cache=cache,
-            restored=restored,
-            **options,
-        )
-        backend.bind_key_type(Types.LONG())
-        return backend
-
-    return make
+def make_heap(make_backend: MakeBackend) -> MakeBackend:
+    return partial(make_backend, key_type=Types.LONG(), **HASHMAP)
 
 
 def put(backend: Any, values: dict[int, int | None], descriptor: Any = VALUE) -> KeyedSnapshot:

@@ -30,7 +30,6 @@ from dagster_flinkpy.key_hashes import key_groups_of_hashes
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
 from dagster_flinkpy.state.files.cache import RunCache
 from dagster_flinkpy.state.handles import KeyedSnapshot
-from dagster_flinkpy.state.heap_backend import HeapKeyedStateBackend
 from dagster_flinkpy.state.keyed_snapshot_future import KeyedSnapshotFuture
 from dagster_flinkpy.state.keys import hash_keys
 from dagster_flinkpy.state.pane_states import PaneState
@@ -38,7 +37,7 @@ from dagster_flinkpy.state.reader import read_table
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.examples import examples
 
-from .conftest import make_panes
+from .conftest import HASHMAP, make_panes
 from .deferred import Deferred
 
 MAX_PARALLELISM = 16
@@ -195,12 +194,8 @@ class Program(RuleBasedStateMachine):
                 "inline_below": self.inline_below,
                 "written_by": f"1-{self.made}",
             }
-            backend: ColumnarKeyedStateBackend
-            if self.heap:
-                backend = HeapKeyedStateBackend(**options)
-            else:
-                phase = (self.made + i) % 2
-                backend = ColumnarKeyedStateBackend(**options, overlay_rows=self.overlay_rows, phase=phase)
+            options |= HASHMAP if self.heap else {"overlay_rows": self.overlay_rows, "phase": (self.made + i) % 2}
+            backend = ColumnarKeyedStateBackend(**options)
             self.subtasks.append(Subtask(backend, self.key_type, self.late))
 
     def at(self, i: int, touched: bool = False) -> Subtask:

@@ -23,10 +23,9 @@ from dagster_flinkpy.datastream.state_ttl import StateTtlConfig
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
 from dagster_flinkpy.state.files.cache import RunCache
-from dagster_flinkpy.state.heap_backend import HeapKeyedStateBackend
 from dagster_flinkpy.state.operator_state_backend import OperatorStateBackend
 from dagster_flinkpy.storage.local import LocalObjectStore
-from tests.state.conftest import MAX_PARALLELISM
+from tests.state.conftest import HASHMAP, MAX_PARALLELISM
 
 LONG, STRING, ANY = Types.LONG(), Types.STRING(), Types.PICKLED_BYTE_ARRAY()
 
@@ -157,12 +156,12 @@ CASES: list[tuple[str, bool, StateTtlConfig | None, TypeInformation | None]] = [
 """Where barriers are, whether the job restarts after each, the time to live, and the type of the namespace."""
 
 
-@pytest.fixture(params=["columnar", "heap"])
+@pytest.fixture(params=["columnar", "hashmap"])
 def make(request: pytest.FixtureRequest, store: LocalObjectStore, cache: RunCache) -> Callable[..., Any]:
-    kind = {"columnar": ColumnarKeyedStateBackend, "heap": HeapKeyedStateBackend}[request.param]
+    options: dict[str, Any] = {"columnar": {}, "hashmap": HASHMAP}[request.param]
 
     def make(restored: Any = None) -> Any:
-        backend = kind(
+        backend = ColumnarKeyedStateBackend(
             operator="op",
             key_groups=KeyGroupRange(0, MAX_PARALLELISM - 1),
             max_parallelism=MAX_PARALLELISM,
@@ -170,6 +169,7 @@ def make(request: pytest.FixtureRequest, store: LocalObjectStore, cache: RunCach
             cache=cache,
             restored=restored,
             now=lambda: 0,
+            **options,
         )
         backend.bind_key_type(LONG)
         return backend

@@ -17,12 +17,11 @@ from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
 from dagster_flinkpy.state.files import cache
 from dagster_flinkpy.state.files.cache import Rows, Run, RunCache
 from dagster_flinkpy.state.handles import KeyedSnapshot
-from dagster_flinkpy.state.heap_backend import HeapKeyedStateBackend
 from dagster_flinkpy.state.timers import timer_table
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.examples import examples
 
-from .conftest import MAX_PARALLELISM, MakeBackend, groups_of, touch
+from .conftest import HASHMAP, MAX_PARALLELISM, MakeBackend, groups_of, touch
 
 LONG = Types.LONG()
 KEYS = [-1, 0, 1, 2, 77, 1 << 40]  # -1 and 0 have one hash.
@@ -77,11 +76,8 @@ def test_timers_behave_like_a_set(epochs: Any, at_once: int, overlay_rows: int, 
                     "inline_below": inline_below,
                     "written_by": f"{i}-{number}",
                 }
-                backend = (
-                    HeapKeyedStateBackend(**options)
-                    if heap
-                    else ColumnarKeyedStateBackend(**options, overlay_rows=overlay_rows, phase=(number - i) % 4)
-                )
+                options |= HASHMAP if heap else {"overlay_rows": overlay_rows, "phase": (number - i) % 4}
+                backend = ColumnarKeyedStateBackend(**options)
                 backend.bind_key_type(LONG)
                 backends.append((key_groups, backend))
 

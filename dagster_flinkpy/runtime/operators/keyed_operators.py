@@ -6,6 +6,7 @@ Mirrors Flink's ``KeyedProcessOperator``, ``KeyedCoProcessOperator``, ``Multiple
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from sys import getrefcount
 from types import GeneratorType
@@ -34,7 +35,6 @@ from dagster_flinkpy.runtime.shuffle.batch import KeyColumn, StreamBatch, each_i
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
 from dagster_flinkpy.state.files.cache import RunCache
 from dagster_flinkpy.state.files.compaction import TURNS
-from dagster_flinkpy.state.heap_backend import HeapKeyedStateBackend
 from dagster_flinkpy.state.keys import TouchedKeys, hash_keys
 from dagster_flinkpy.state.stored_names import EVENT_TIMERS, PROCESSING_TIMERS, ROLLING
 from dagster_flinkpy.state.timers.timer_queue import TimerQueue
@@ -141,11 +141,11 @@ class KeyedStateOperator(StreamOperator):
             "now": job.clock.now,
             "written_by": job.writer_of(job.checkpoint_id),
         }
-        self.backend: ColumnarKeyedStateBackend
         if job.state_backend is StateBackendType.HASHMAP:
-            self.backend = HeapKeyedStateBackend(**options)
+            options |= {"overlay_rows": sys.maxsize, "one_run": True}
         else:
-            self.backend = ColumnarKeyedStateBackend(**options, phase=self._phase(), managed_memory=job.managed_memory)
+            options |= {"phase": self._phase(), "managed_memory": job.managed_memory}
+        self.backend = ColumnarKeyedStateBackend(**options)
         self._has_keys = restored is not None and bool(restored.tables)
         if restored is not None and restored.tables:
             # Restored timers may be due before the first record, and so the first key, arrives.

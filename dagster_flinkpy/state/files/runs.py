@@ -78,8 +78,8 @@ class RunFiles:
     """Whose turn it is to merge early; see :func:`~dagster_flinkpy.state.files.compaction.has_turn`."""
     part_bytes: int = PART_BYTES
     """How many bytes a merge reads at once."""
-    make_runs: Callable[[TableLayout, Sequence[RunHandle], RunFiles], Runs] = field(default_factory=lambda: Runs)
-    """Creates the runs of a table."""
+    one_run: bool = False
+    """Whether all runs are merged whenever one is written."""
     _uploads: Uploads = field(default_factory=Uploads, init=False)
     _copied: dict[str, RunHandle] = field(default_factory=dict, init=False)
     """Files that may have local copies, by checksum: those that the last snapshot names, and those written since."""
@@ -318,7 +318,10 @@ class Runs:
             runs = joined([*clips.values()])
             found.append(SectionRows.of(runs, added, is_list=is_list))
             of_sections.append(([*clips], runs))
-        merges = plan_merges(found, self._files.phase, 0 if delta is None else len(delta))
+        if self._files.one_run:
+            merges = {i: 0 for i, each in enumerate(found) if len(each.sizes) > 1}
+        else:
+            merges = plan_merges(found, self._files.phase, 0 if delta is None else len(delta))
         merged = ((sections[i], *of_sections[i], first) for i, first in sorted(merges.items()))
         return {section: files[sum(map(len, runs[:first]))] for section, files, runs, first in merged}
 
@@ -357,9 +360,6 @@ class Runs:
     def _write(self, parts: Iterable[tuple[range, pa.Table]]) -> list[tuple[RunHandle, Run]]:
         """Writes sorted rows with the sort keys that they may have, each part as a run."""
         return [self._files.write(self.layout, rows, span) for span, rows in parts if len(rows)]
-
-    def save(self) -> None:
-        """Writes what :meth:`append` has not written yet; in this class that is nothing."""
 
     def parts(self) -> Iterator[list[pa.Table]]:
         """Yields all rows in parts, newest run first. All rows of a key are in one part."""
