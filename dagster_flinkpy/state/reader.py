@@ -14,7 +14,7 @@ from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
 from dagster_flinkpy.errors import TypeMismatchError
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.key_hashes import key_groups_of_hashes
-from dagster_flinkpy.state.files.cache import Run, RunCache
+from dagster_flinkpy.state.files.cache import Run
 from dagster_flinkpy.state.files.compaction import SECTION_ROWS
 from dagster_flinkpy.state.files.operator_state import read_partitions
 from dagster_flinkpy.state.files.run_file import clip_rows, read_columns, read_run
@@ -103,15 +103,12 @@ def parts_of(table: TableSnapshot) -> Iterator[TableSnapshot]:
         yield from parts_of(replace(table, runs=tuple(run for each in table.runs if (run := each.clip(half)))))
 
 
-def read_table(
-    table: TableSnapshot, store: ObjectStore, cache: RunCache | None = None, keys: KeySet | None = None
-) -> pa.Table:
+def read_table(table: TableSnapshot, store: ObjectStore, keys: KeySet | None = None) -> pa.Table:
     """Returns the live rows of a state, sorted by key group, key hash and key.
 
     Args:
         table: A table of one subtask's snapshot.
         store: The object store, rooted at the prefix that the paths of the runs are relative to.
-        cache: The cache for local copies. Default: none, so the runs are held in memory.
         keys: The keys whose rows to read. Of large files, only row groups that may have them are read. Default: all.
 
     Returns:
@@ -123,7 +120,7 @@ def read_table(
     """
     layout = TableLayout.of(table)
     handles = [handle for handle in table.runs if keys is None or keys.within(handle.span)]
-    runs = [_read(handle, layout, store, cache, keys) for handle in reversed(handles)]
+    runs = [_read(handle, layout, store, keys) for handle in reversed(handles)]
     merged = merge_runs(layout, [layout.local_schema.empty_table(), *runs], drop_deleted=True)
     sort_keys = merged.column("sort_key").to_numpy()
     schema = table_schema(table)
@@ -155,7 +152,7 @@ def read_rows(table: TableSnapshot, store: ObjectStore, columns: Sequence[str]) 
     if layout.kind == "LIST" and others:  # whose rows may append to older ones
         return pa.concat_tables([*parts, read_table(replace(table, runs=tuple(others)), store).select(schema.names)])
     others.reverse()
-    runs = [in_layout(Run.of(read_run(h, store)[0]).within(h.span), h, layout, store) for h in others]
+    runs = [_run(handle, layout, store) for handle in others]
     for i, (handle, run) in enumerate(zip(others, runs, strict=True)):
         newer = [runs[j] for j in range(i) if _overlap(handle, others[j])]
         parts.append(_live(run, newer, layout, schema))
@@ -215,17 +212,15 @@ def read_operator_state(partitions: Sequence[Any], types: Mapping[str, Json], st
     return read_partitions(partitions, operator_state_schema(types), store, "operator state")
 
 
-def _read(
-    handle: RunHandle, layout: TableLayout, store: ObjectStore, cache: RunCache | None, keys: KeySet | None
-) -> pa.Table:
-    if cache is not None:
-        run = cache.open(handle, store)
-    else:
-        rows, _ = read_run(handle, store, None if keys is None else keys.sort_keys)
-        run = Run.of(rows).within(handle.span)
-    run = in_layout(run, handle, layout, store)
+def _read(handle: RunHandle, layout: TableLayout, store: ObjectStore, keys: KeySet | None) -> pa.Table:
+    run = _run(handle, layout, store, None if keys is None else keys.sort_keys)
     if keys is None:
         return run.table()
     wanted, found = run.find(keys.sort_keys)
     same = equal_rows([run.take("key", found)], [keys.column.take(pa.array(wanted))])
     return run.rows(np.unique(found[same]))
+
+
+def _run(handle: RunHandle, layout: TableLayout, store: ObjectStore, only: SortKeys | None = None) -> Run:
+    rows, _ = read_run(handle, store, only)
+    return in_layout(Run.of(rows).within(handle.span), handle, layout, store)

@@ -56,17 +56,17 @@ def check_cast(name: str, there: pa.DataType, wanted: pa.DataType, declared: Typ
         )
 
 
-def cast_column(name: str, column: pa.Array, wanted: pa.DataType, declared: TypeInformation | None = None) -> pa.Array:
+def cast_column(name: str, column: pa.Array, wanted: pa.DataType) -> pa.Array:
     """Converts a column from outside of the job to the Arrow type of a declared type."""
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     if column.type == wanted:
         return column
-    check_cast(name, column.type, wanted, declared)
+    check_cast(name, column.type, wanted)
     try:
         return _cast(column, wanted)
     except pa.ArrowException as error:
-        there, shown = column.type, _shown(wanted, declared)
+        there, shown = column.type, _shown(wanted)
         raise TypeMismatchError(
             f"column {name!r} is {there}, and a value does not fit {shown}: {error}. Write values that fit, such as "
             "times of whole microseconds, or leave the column out of row_type"
