@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -38,52 +39,33 @@ _MOST_PARTS = 9_000
 """S3 allows 10,000 parts of an upload."""
 
 
-class _ParquetEncoder:
-    def __init__(self, upload: StagedUpload, first: pa.Table, types: dict[str, TypeInformation], by: str) -> None:
-        self._writer = pq.ParquetWriter(upload, first.schema, compression=by, use_dictionary=repeating(first))
+class _Encoder(NamedTuple):
+    write: Callable[[pa.Table], object]
+    closes: Sequence[Callable[[], object]]
+    """What ends the file, in order."""
 
-    def write(self, table: pa.Table) -> None:
-        self._writer.write_table(table, row_group_size=_GROUP_ROWS)
 
-    def close(self) -> None:
-        self._writer.close()
+def _parquet(upload: StagedUpload, first: pa.Table, types: dict[str, TypeInformation], by: str) -> _Encoder:
+    writer = pq.ParquetWriter(upload, first.schema, compression=by, use_dictionary=repeating(first))
+    return _Encoder(partial(writer.write_table, row_group_size=_GROUP_ROWS), [writer.close])
+
+
+def _csv(upload: StagedUpload, first: pa.Table, types: dict[str, TypeInformation], by: str) -> _Encoder:
+    out = _compressed(upload, by)
+    writer = csv.CSVWriter(out, first.schema, write_options=_CSV)
+    return _Encoder(writer.write_table, [writer.close, out.close])
+
+
+def _json(upload: StagedUpload, first: pa.Table, types: dict[str, TypeInformation], by: str) -> _Encoder:
+    out = _compressed(upload, by)
+    return _Encoder(lambda table: out.write(to_json_lines(types, table).encode()), [out.close])
 
 
 def _compressed(upload: StagedUpload, compression: str) -> Any:
     return upload if compression == "none" else pa.CompressedOutputStream(pa.PythonFile(upload, "w"), compression)
 
 
-class _CsvEncoder:
-    def __init__(self, upload: StagedUpload, first: pa.Table, types: dict[str, TypeInformation], by: str) -> None:
-        self._out = _compressed(upload, by)
-        self._writer = csv.CSVWriter(self._out, first.schema, write_options=_CSV)
-
-    def write(self, table: pa.Table) -> None:
-        self._writer.write_table(table)
-
-    def close(self) -> None:
-        self._writer.close()
-        self._out.close()
-
-
-class _JsonEncoder:
-    def __init__(self, upload: StagedUpload, first: pa.Table, types: dict[str, TypeInformation], by: str) -> None:
-        self._out = _compressed(upload, by)
-        self._types = types
-
-    def write(self, table: pa.Table) -> None:
-        self._out.write(to_json_lines(self._types, table).encode())
-
-    def close(self) -> None:
-        self._out.close()
-
-
-_Encoder = _ParquetEncoder | _CsvEncoder | _JsonEncoder
-_ENCODERS: dict[str, Callable[[StagedUpload, pa.Table, dict[str, TypeInformation], str], _Encoder]] = {
-    "parquet": _ParquetEncoder,
-    "csv": _CsvEncoder,
-    "json": _JsonEncoder,
-}
+_ENCODERS = {"parquet": _parquet, "csv": _csv, "json": _json}
 
 
 class _OpenFile:
@@ -122,7 +104,8 @@ class _OpenFile:
     def finish(self) -> StagedFile:
         self.write_group()
         assert self._encoder is not None
-        self._encoder.close()
+        for close in self._encoder.closes:
+            close()
         return self.upload.finish(self._rows)
 
     def abort(self) -> None:
