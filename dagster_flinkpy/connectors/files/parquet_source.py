@@ -243,9 +243,8 @@ class _ParquetEnumerator(OpenEnumerator[OpenSplits]):
     """
 
     def __init__(self, source: ParquetSource, restored: Json | None) -> None:
-        super().__init__(
-            source.limits, OpenSplits(source.limits, _ParquetMeter(source), number=int, size=int, version=str)
-        )
+        meter = RowMeter(partial(_measure, source))
+        super().__init__(source.limits, OpenSplits(source.limits, meter, number=int, size=int, version=str))
         self._source, self._store = source, source.location.open()
         self._last: str | None = None
         self._known = KnownFiles()
@@ -396,19 +395,14 @@ class _ParquetEnumerator(OpenEnumerator[OpenSplits]):
         return position
 
 
-class _ParquetMeter(RowMeter):
-    """Measures splits by the footers of their files."""
-
-    def __init__(self, source: ParquetSource) -> None:
-        self._source, self._store = source, source.location.open()
-
-    def measure(self, split: SourceSplit) -> tuple[int, int]:
-        key, size, version = _file_of(split), split.properties["size"], split.properties["version"]
-        with reading(f"{self._store.url}/{key}"):
-            footer = _footer(self._source.location, key, size, version)
-        first, stop = split.properties.get("row_groups", (0, footer.num_row_groups))
-        rows = sum(footer.row_group(group).num_rows for group in range(first, stop))
-        return rows, size * rows // max(footer.num_rows, 1)
+def _measure(source: ParquetSource, split: SourceSplit) -> tuple[int, int]:
+    """Measures a split by the footer of its file."""
+    key, size, version = _file_of(split), split.properties["size"], split.properties["version"]
+    with reading(f"{source.location.open().url}/{key}"):
+        footer = _footer(source.location, key, size, version)
+    first, stop = split.properties.get("row_groups", (0, footer.num_row_groups))
+    rows = sum(footer.row_group(group).num_rows for group in range(first, stop))
+    return rows, size * rows // max(footer.num_rows, 1)
 
 
 @lru_cache(maxsize=64)

@@ -184,8 +184,10 @@ class _TableEnumerator(OpenEnumerator[OpenSplits]):
     """Assigns data files to readers, version by version. A split's number says which subtask reads it."""
 
     def __init__(self, source: TableSource, restored: Json | None) -> None:
-        meter = _DataFileMeter(source)
+        meter = RowMeter(self._measure)
         super().__init__(source.limits, OpenSplits(source.limits, meter, number=int, path=str, size=int))
+        self._rows: dict[str, int] = {}
+        """The rows of data files, by the ids of their splits. Footers are read once."""
         self._source, self._log = source, source.log()
         self._at = _Place(None, whole=True, complete=False, assigned=0)
         self._left_over: list[Json] = []
@@ -258,6 +260,11 @@ class _TableEnumerator(OpenEnumerator[OpenSplits]):
             except TypeMismatchError as error:
                 raise InputTypeError(f"the table in {url}: {error}") from error
 
+    def _measure(self, split: SourceSplit) -> tuple[int, int]:
+        if split.split_id not in self._rows:
+            self._rows[split.split_id] = resolve("table_file_rows")(self._source, split)
+        return self._rows[split.split_id], split.properties["size"]
+
     def lag(self) -> SourceLag:
         left = self._open.lag(len(self._open.left()))
         more = sum(file["size"] for file in self._left_over)
@@ -311,17 +318,3 @@ def _bounds(source: TableSource, partition: TimePartition, unit: str | None) -> 
             f"which the table in {source.location.url} is partitioned: choose partitions of whole units of time in UTC"
         )
     return texts[0], texts[1]
-
-
-class _DataFileMeter(RowMeter):
-    """Measures data files by their footers, which it reads once."""
-
-    def __init__(self, source: TableSource) -> None:
-        self._source = source
-        self._rows: dict[str, int] = {}
-        """By path, of files that are open."""
-
-    def measure(self, split: SourceSplit) -> tuple[int, int]:
-        if split.split_id not in self._rows:
-            self._rows[split.split_id] = resolve("table_file_rows")(self._source, split)
-        return self._rows[split.split_id], split.properties["size"]

@@ -60,19 +60,21 @@ class SplitMeter(ABC):
 
 
 class RowMeter(SplitMeter):
-    """Measures splits whose offset is a number of rows of about the same size."""
+    """Measures splits whose offset is a number of rows of about the same size.
 
-    @abstractmethod
-    def measure(self, split: SourceSplit) -> tuple[int, int]:
-        """Returns how many rows a whole split has, and how many bytes they are."""
+    ``measure`` returns how many rows a whole split has, and how many bytes they are.
+    """
+
+    def __init__(self, measure: Callable[[SourceSplit], tuple[int, int]]) -> None:
+        self._measure = measure
 
     def amount(self, split: SourceSplit) -> Quantity:
-        rows, size = self.measure(split)
+        rows, size = self._measure(split)
         left = max(rows - split.offset, 0)
         return Quantity(left, size * left // max(rows, 1))
 
     def advance(self, split: SourceSplit, offset: int, most: Quantity, least: int) -> tuple[int | None, Quantity]:
-        rows, size = self.measure(split)
+        rows, size = self._measure(split)
         each = max(size, 1) / max(rows, 1)
         count = max(rows - offset, 0)
         if most.records is not None:

@@ -31,11 +31,9 @@ from tests.runtime.harness import HarnessAttempt
 from tests.runtime.programs import environment
 
 
-class Rows(RowMeter):
+def measure(split: SourceSplit) -> tuple[int, int]:
     """Splits say how many rows they have, of 10 bytes each."""
-
-    def measure(self, split: SourceSplit) -> tuple[int, int]:
-        return split.properties["rows"], split.properties["rows"] * 10
+    return split.properties["rows"], split.properties["rows"] * 10
 
 
 @settings(max_examples=examples(150), deadline=None)
@@ -48,7 +46,7 @@ class Rows(RowMeter):
 def test_each_row_is_read_once_and_in_order_within_the_limits(
     rows: Sequence[int], most: int | None, size: int | None, parallelism: int
 ) -> None:
-    limits, splits = EpochLimits(most, size), OpenSplits(EpochLimits(most, size), Rows())
+    limits, splits = EpochLimits(most, size), OpenSplits(EpochLimits(most, size), RowMeter(measure))
     for number, count in enumerate(rows):
         splits.open(str(number), {"rows": count})
     read: dict[int, list[int]] = {number: [] for number in range(len(rows))}
@@ -74,7 +72,7 @@ def test_each_row_is_read_once_and_in_order_within_the_limits(
         splits.take_back([SourceSplit(s.split_id, s.properties, s.offset, finished=True) for b in shares for s in b])
         assert splits.rest == bool(len(splits))
         assert len(splits) == left
-        restored = OpenSplits(limits, Rows(), rows=int)
+        restored = OpenSplits(limits, RowMeter(measure), rows=int)
         restored.restore(json.loads(json.dumps(splits.to_json())))
         splits, epochs = restored, epochs + 1
     assert read == {number: list(range(count)) for number, count in enumerate(rows)}
