@@ -121,6 +121,7 @@ def _order_server(order: ServerOrder, scratch: Path) -> tuple[list[str], dict[st
     log4j = scratch / "log4j2.properties"
     log4j.write_text(_LOG4J)
     java_options = (
+        "-XX:+ExitOnOutOfMemoryError",  # it may have ended the thread that takes results: the job would wait for ever
         f"-Dlog4j2.configurationFile={log4j.as_uri()}",
         f"-Djava.io.tmpdir={scratch}",  # by default, Spark's shuffle files are there, too
         order.conf.get("spark.driver.extraJavaOptions", ""),
@@ -235,7 +236,7 @@ def _supervise(order: ServerOrder, scratch: Path, state_file: StateFile, server:
     owners = _Watch(state.owners)
     _answer({"port": port})
     daemons = _Daemons(server.pid)
-    while (ended := owners.wait(output, daemons.kill_idle)) or os.read(output, 65536):
+    while (ended := owners.wait(output, daemons.kill_idle)) or _log_output(output):
         if not ended:
             continue
         with state_file.locked():
@@ -257,11 +258,17 @@ def _await_port(output: int, owners: _Watch) -> int | None:
     """Returns the port that the server listens on, or None if the server or an owner has ended before."""
     said = b""
     while not (started := _STARTED.search(said)):
-        if owners.wait(output) or not (chunk := os.read(output, 65536)):
+        if owners.wait(output) or not (chunk := _log_output(output)):
             return None
-        os.write(2, chunk)
         said += chunk
     return int(started[1])
+
+
+def _log_output(output: int) -> bytes:
+    """Writes what the server has said into its log, and returns it; nothing if the server has ended."""
+    chunk = os.read(output, 65536)
+    os.write(2, chunk)
+    return chunk
 
 
 def _identify(pid: int) -> ProcessId:

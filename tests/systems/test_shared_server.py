@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from dagster_flinkpy.errors import JavaNotFoundError, SparkUnavailableError
+from dagster_flinkpy.runtime.master.job_session import JobSession, SharedSession
 from dagster_flinkpy.spark.processes import OWNER_PID_VARIABLE, ProcessId
 from dagster_flinkpy.spark.server_state import RUNTIME_DIR_VARIABLE, ServerState, StateFile
 from dagster_flinkpy.spark.sessions import SparkSettings, _state_file, get_session, open_session, stop_server
@@ -185,6 +187,23 @@ def test_a_server_that_does_not_start_quotes_its_log(own_runtime_dir: Path) -> N
     (log,) = own_runtime_dir.glob("spark-*.log")
     assert f"The end of Spark's log {log}:" in str(raised.value)
     assert "local[many]" in str(raised.value).partition(".log:")[2]
+
+
+@pytest.mark.spark
+def test_a_server_that_runs_out_of_memory_ends(own_runtime_dir: Path) -> None:
+    """The thread that takes results had ended, and the job waited for ever."""
+
+    def large(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for _ in range(batch.num_rows * 60):
+                yield pa.RecordBatch.from_pydict({"data": [os.urandom(4 << 20)]})
+
+    shared = SharedSession(SparkSettings(**SMALL), lambda line: None)
+    (session := JobSession(shared)).begin("test", "a test")
+    with pytest.raises(SparkUnavailableError) as raised, session.open() as spark:
+        spark.range(1, numPartitions=1).mapInArrow(large, "data binary").toArrow()
+    spark.stop()  # else functions of PySpark ask it
+    assert "Spark's JVM ran out of memory: give it more" in str(raised.value)
 
 
 def test_without_java_nothing_is_started(own_runtime_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
