@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import compress, repeat
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.state.cell_numbers import CellNumbers, NamespacedCells, PairCells
 from dagster_flinkpy.state.columns import Cells, Mask, ObjectColumn, grown, make_column
@@ -62,6 +63,10 @@ class CellTable(OverlayTable):
         self._stored: Mask = np.zeros(0, dtype=np.bool_)
         """Whether storage has a value for the cell, perhaps a former one."""
         self._compacted = 0  # Cells in use when this was counted last.
+        self._is_fixed = pa.types.is_primitive(self.value_type.arrow_type)
+        """Whether copies of values are cheap."""
+        self._shows_none = not isinstance(self.value_type, PickledBytesTypeInfo)
+        """Whether no value is null in Arrow but None."""
         # So many cells take about the memory of a row of a table with dicts.
         self._cells_per_row = 4 if column is None else 2 if isinstance(numbers, NamespacedCells) else 1
 
@@ -269,22 +274,27 @@ class CellTable(OverlayTable):
         self._compacted = 0
 
     def _changes(self) -> pa.Table | None:
-        # A value that was set and deleted since the last write needs no tombstone.
-        # cells: int64, ascending first, and then by sort key, which are uint64. known: bool, one a cell.
+        # cells: int64, ascending at first. order: the places in cells by sort key. used: bool, one a cell.
+        if isinstance(self._numbers, SessionTable) or not self._shows_none:
+            self._sync()
         cells = np.flatnonzero(self._flags())
         if isinstance(self._numbers, SessionTable):
-            self._sync()
             cells = self._without_former(self._numbers, cells[self._used(cells)])
-        # Values are read in the order of the run, so that they are copied once.
-        cells = cells[np.argsort(self.keys.sort_keys[self._seats(cells)])]
-        values = self.column.sync(cells) if isinstance(self.column, ObjectColumn) else None
-        known = self._used(cells)
-        if not known.all():
-            cells = cells[known]
-            values = None if values is None else list(compress(values, known))
         if not len(cells):
             return None
-        return self._delta(cells, self._value_columns(cells, values), ~self.column.has(cells))
+        order = np.argsort(self.keys.sort_keys[self._seats(cells)])
+        if not self._is_fixed:  # They are copied once if they are read in the order of the run.
+            cells, order = cells[order], np.arange(len(cells))
+        columns = self._value_columns(cells)
+        if isinstance(self.column, ObjectColumn) and self._shows_none:
+            self.column.valid[cells] = columns["value"].is_valid().to_numpy(zero_copy_only=False)
+        # A value that was set and deleted since the last write needs no tombstone.
+        used = self._used(cells)
+        if not used.all():
+            order = order[used[order]]
+        if self._is_fixed or len(order) < len(cells):
+            cells, columns = cells[order], {name: each.take(pa.array(order)) for name, each in columns.items()}
+        return self._delta(cells, columns, ~self.column.has(cells))
 
     def _delta(self, cells: Cells, columns: dict[str, pa.Array[Any]], deleted: Any) -> pa.Table | None:
         """Builds the table of changed rows.
@@ -316,17 +326,12 @@ class CellTable(OverlayTable):
     def _replace(self, cells: Cells) -> None:
         """Notes that storage may have other values for cells."""
 
-    def _value_columns(self, cells: Cells, values: list[Any] | None) -> dict[str, pa.Array[Any]]:
-        """Returns what is to be stored of the values of cells.
-
-        Args:
-            cells: The cells.
-            values: Their Python values; None if values are in columns of numbers and bytes.
-        """
+    def _value_columns(self, cells: Cells) -> dict[str, pa.Array[Any]]:
+        """Returns what is to be stored of the values of cells."""
         assert self.value_type is not None
-        if values is None:
+        if not isinstance(self.column, ObjectColumn):
             return {"value": self.column.take(cells)}
-        columns = {"value": self._to_arrow(self.value_type, values, self._seats(cells))}
+        columns = {"value": self._to_arrow(self.value_type, self.column.get(cells), self._seats(cells))}
         if self.expires is not None:
             times = list(map(self.expires.__getitem__, cells.tolist()))
             columns["expires_at"] = pa.array(times, type=pa.int64())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from itertools import repeat
+from itertools import compress, repeat
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,8 @@ Mask = npt.NDArray[np.bool_]
 _SPARE_ROWS = 1024
 """Compaction waits until there are this many unused rows more than live ones."""
 
+_DENSE = 4
+"""If at least one of so many values is read, in order, it costs less to go through all than to look up each."""
 _MERGED, _MERGED_BYTES = 4, 64 << 20
 """If at least one of four rows is read at once, merging chunks of up to so many bytes costs less than reading each."""
 
@@ -253,7 +255,12 @@ class ObjectColumn(CellColumn):
 
     def get(self, cells: Cells) -> list[Any]:
         """Returns the values of some cells, as they are."""
-        return list(map(self.values.__getitem__, self.places(cells).tolist()))
+        places, size = self.places(cells), len(self.values)
+        if _DENSE * len(places) > size and (places[1:] > places[:-1]).all():
+            chosen = bytearray(size)
+            np.frombuffer(chosen, dtype=np.uint8)[places] = 1
+            return list(compress(self.values, chosen))
+        return list(map(self.values.__getitem__, places.tolist()))
 
     def get_one(self, cell: int) -> Any:
         """Returns the value of a cell, as it is."""
@@ -274,11 +281,9 @@ class ObjectColumn(CellColumn):
     def take(self, cells: Cells) -> pa.Array[Any]:
         return self._kind.to_arrow(self.get(cells))
 
-    def sync(self, cells: Cells) -> list[Any]:
-        """Looks which of some cells have a value. Returns the values, as they are."""
-        values = self.get(cells)
-        self.valid[cells] = [value is not None for value in values]
-        return values
+    def sync(self, cells: Cells) -> None:
+        """Looks which of some cells have a value."""
+        self.valid[cells] = [value is not None for value in self.get(cells)]
 
     def put(self, cells: Cells, values: pa.Array[Any]) -> None:
         self.put_each(cells, self._kind.from_arrow(values))

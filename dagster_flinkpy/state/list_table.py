@@ -111,9 +111,9 @@ class ListTable(CellTable):
         super().clear()
         self.unread.clear()
 
-    def _value_columns(self, cells: Cells, values: list[Any] | None) -> dict[str, pa.Array[Any]]:
-        assert self.value_type is not None and values is not None
-        lists = zip(values, self._kept[cells].tolist(), strict=True)
+    def _value_columns(self, cells: Cells) -> dict[str, pa.Array[Any]]:
+        assert self.value_type is not None
+        lists = zip(self.column.get(cells), self._kept[cells].tolist(), strict=True)
         added = [elements[kept:] if kept else elements for elements, kept in lists]
         columns = {}
         if self.ttl:

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 
 from dagster_flinkpy.common.time import Time
-from dagster_flinkpy.common.typeinfo import Types
+from dagster_flinkpy.common.typeinfo import TypeInformation, Types
 from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.datastream.state import StateTtlConfig, ValueStateDescriptor
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
@@ -38,6 +41,44 @@ def test_what_is_written_is_what_changed(make_backend: MakeBackend) -> None:
         backend.set_current_key(key)
         values.append(state.value())
     assert values == [0, 1, 2, None, 4, 50, 6, 7, 8, 9, None]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (Types.LONG(), 7),
+        (Types.DOUBLE(), math.nan),
+        (Types.STRING(), "x"),
+        (Types.TUPLE([Types.LONG()]), (None,)),
+        (Types.PICKLED_BYTE_ARRAY(), {"a": None}),
+    ],
+    ids=lambda each: repr(each),
+)
+def test_none_is_no_value(make_backend: MakeBackend, kind: TypeInformation, value: Any) -> None:
+    descriptor, keys = ValueStateDescriptor("v", kind), range(8)
+    backend = make_backend(key_type=Types.LONG())
+    state = backend.get_state(descriptor)
+    touch(backend, Types.LONG(), keys)
+    for key in keys:
+        backend.set_current_key(key)
+        state.update(value)
+        if key % 4 == 0:
+            state.update(None)  # since the last snapshot, so nothing is written
+    snapshot = backend.snapshot()
+    assert backend.statistics.delta_rows == 6
+    for key in (1, 5):
+        backend.set_current_key(key)
+        state.update(None)
+    backend = make_backend(backend.snapshot(), key_type=Types.LONG())
+    state = backend.get_state(descriptor)
+    touch(backend, Types.LONG(), keys)
+    found = {}
+    for key in keys:
+        backend.set_current_key(key)
+        found[key] = state.value()
+    assert [key for key in keys if found[key] is not None] == [2, 3, 6, 7]
+    assert repr(found[2]) == repr(value)
+    assert sum(run.tombstones for table in snapshot.tables for run in table.runs) == 0
 
 
 def test_no_key_is_current_once_the_overlay_was_written_out(make_backend: MakeBackend) -> None:
