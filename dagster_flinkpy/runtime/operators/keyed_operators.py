@@ -196,10 +196,6 @@ class KeyedOperator(KeyedStateOperator):
         if restored is not None and any(t.name == PROCESSING_TIMERS and t.kind == "TIMER" for t in restored.tables):
             self._processing_timers = self.backend.get_timers(PROCESSING_TIMERS, namespace_type)
 
-    def touch(self, batch: StreamBatch) -> Iterator[tuple[int, Any, int]]:
-        """Loads the state of the keys of a batch, and yields the seat, value and timestamp of each record."""
-        return zip(self.seats(batch), batch.each_value(), batch.each_timestamp(), strict=True)
-
     def seats(self, batch: StreamBatch) -> Iterable[int]:
         """Loads the state of the keys of a batch, and yields the seat of each record."""
         keys = self.bind(batch)
@@ -207,9 +203,10 @@ class KeyedOperator(KeyedStateOperator):
         self.backend.key_context.seat = None  # an error before the first record has no key
         return each_int(seats)
 
-    def due_timers(self, watermark: int) -> Iterable[tuple[int, Any, Any]]:
-        """Yields time, key and namespace of the timers up to the watermark, in order of time, with its key current."""
-        return self.timers.advance_to(watermark) if self._has_keys else ()
+    def due(self, until: int, *, event_time: bool) -> Iterable[tuple[int, Any, Any]]:
+        """Yields time, key and namespace of the timers up to a time, in order of time, with its key current."""
+        timers = self.timers if event_time else self._processing_timers
+        return () if timers is None or not self._has_keys else timers.advance_to(until)
 
     @property
     def processing_timers(self) -> TimerQueue:
@@ -217,11 +214,6 @@ class KeyedOperator(KeyedStateOperator):
         if self._processing_timers is None:
             self._processing_timers = self.backend.get_timers(PROCESSING_TIMERS, self._namespace_type)
         return self._processing_timers
-
-    def due_processing_timers(self, now: int) -> Iterable[tuple[int, Any, Any]]:
-        """Yields time, key and namespace of the timers before ``now``, in order of time, with its key current."""
-        timers = self._processing_timers
-        return () if timers is None or not self._has_keys else timers.advance_to(now - 1)
 
 
 class KeyedProcessOperator(KeyedOperator):
@@ -240,7 +232,8 @@ class KeyedProcessOperator(KeyedOperator):
         self._inputs = self.inputs_of(self._spec)
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
-        function, records = self._inputs[input_index], self.touch(batch)
+        function = self._inputs[input_index]
+        records = zip(self.seats(batch), batch.each_value(), batch.each_timestamp(), strict=True)
         keys, collector, record = self.backend.key_context, self.collector, self._record
         rows, fields_of, take, take_timestamp = (
             collector.rows,
@@ -331,6 +324,6 @@ class ReduceOperator(KeyedOperator):
             collector.flush_at(batch.timestamps)
 
     def on_watermark(self, watermark: int) -> None:
-        for timestamp, _, _ in self.due_timers(watermark):
+        for timestamp, _, _ in self.due(watermark, event_time=True):
             self.collector.collect((self._state.value(),), timestamp)
         self.collector.flush()

@@ -72,11 +72,8 @@ class GeneralWindower(Windower):
 
     def advance(self, until: int, *, event_time: bool) -> None:
         operator, trigger = self._operator, self._spec.trigger
-        if event_time:
-            timers, on_time = operator.due_timers(until), trigger.on_event_time
-        else:
-            timers, on_time = operator.due_processing_timers(until + 1), trigger.on_processing_time
-        for timestamp, key, namespace in timers:
+        on_time = trigger.on_event_time if event_time else trigger.on_processing_time
+        for timestamp, key, namespace in operator.due(until, event_time=event_time):
             try:
                 self._on_timer(timestamp, self._codec.decode(namespace), on_time, event_time is self._event_time)
             except USER_EXCEPTIONS as e:
