@@ -303,7 +303,7 @@ class _ParquetEnumerator(OpenEnumerator[OpenSplits]):
         return len(set(map(_file_of, self._open)))
 
     def lag(self) -> SourceLag:
-        return self._open.lag(len(set(map(_file_of, self._open.left()))), self._left_over)
+        return self._open.lag(len(set(map(_file_of, self._open.left()))), [info.size for info in self._left_over])
 
     def _parts(self, parallelism: int, info: ObjectInfo) -> list[tuple[int, int]]:
         """Returns the row groups of each split of a file. Only the footer of a large file is read."""

@@ -6,7 +6,7 @@ import copy
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
@@ -266,10 +266,8 @@ class _TableEnumerator(OpenEnumerator[OpenSplits]):
         return self._rows[split.split_id], split.properties["size"]
 
     def lag(self) -> SourceLag:
-        left = self._open.lag(len(self._open.left()))
-        more = sum(file["size"] for file in self._left_over)
-        files = (left.files or 0) + len(self._left_over)
-        return SourceLag(files=files, bytes=(left.bytes or 0) + more, versions=self._behind)
+        left = self._open.lag(len(self._open.left()), [file["size"] for file in self._left_over])
+        return replace(left, versions=self._behind)
 
     def unread(self) -> Sequence[str]:
         self._log.refresh()

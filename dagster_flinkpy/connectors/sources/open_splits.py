@@ -9,7 +9,6 @@ from typing import Any
 
 from dagster_flinkpy.datastream.connectors.base import Json, SourceLag, SourceSplit, position_field
 from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
-from dagster_flinkpy.storage import ObjectInfo
 
 __all__ = ["OpenRanges", "OpenSplits", "Quantity", "RowMeter", "SplitMeter"]
 
@@ -206,10 +205,10 @@ class OpenSplits:
         """Returns the names of what stays open, if it was not all planned last."""
         return [f"the rest of {split.split_id}" for split in self.left()] if self.rest else []
 
-    def lag(self, files: int, more: Sequence[ObjectInfo] = ()) -> SourceLag:
-        """Returns what stays unread, in so many files that are open, and in those that are not open yet."""
+    def lag(self, files: int, more: Sequence[int] = ()) -> SourceLag:
+        """Returns what stays unread, in so many files that are open, and in those of some sizes that are not yet."""
         size = sum(self._meter.amount(split).bytes or 0 for split in self.left())
-        return SourceLag(files=files + len(more), bytes=size + sum(info.size for info in more))
+        return SourceLag(files=files + len(more), bytes=size + sum(more))
 
     def to_json(self) -> Json:
         """Returns the splits as parts of a position."""
