@@ -24,7 +24,7 @@ from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors import DeltaSink
 from dagster_flinkpy.connectors.commit.staged_files import StagedFileCommitter
 from dagster_flinkpy.connectors.delta.committer import DeltaCommitter, DeltaUpsertCommitter
-from dagster_flinkpy.connectors.delta.table import storage_options
+from dagster_flinkpy.connectors.delta.table import DeltaTarget, storage_options
 from dagster_flinkpy.connectors.lake.writer import LakeWriter
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext, WriterInitContext
 from dagster_flinkpy.errors import (
@@ -368,7 +368,7 @@ STEPS: list[tuple[Any, str]] = [
     (StagedFileCommitter, "complete"),
     (DeltaCommitter, "_change"),
     (DeltaCommitter, "_swap"),
-    (DeltaCommitter, "_has"),
+    (DeltaTarget, "has"),
     (DeltaUpsertCommitter, "_add"),
     (DeltaUpsertCommitter, "_clean_up"),
     (StagedFileCommitter, "_commit_one"),
