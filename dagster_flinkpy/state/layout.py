@@ -61,6 +61,8 @@ Mask = npt.NDArray[np.bool_]
 _NEVER = (1 << 63) - 1
 _FEW_RUNS = 64
 """Rows with fewer descents of their sort keys are sorted as runs to be merged."""
+_MANY_TIES = 4
+"""If at least one of so many rows has the sort key of the one before, all are compared: choosing some takes longer."""
 
 
 @dataclass(frozen=True)
@@ -286,13 +288,16 @@ def sort_identities(sort_keys: SortKeys, identity: list[pa.Array[Any]]) -> tuple
 
 def starts_of(order: Indices, sort_keys: SortKeys, identity: list[pa.Array[Any]]) -> Mask:
     """Returns which rows, in an order by sort key, have another identity than the one before."""
-    # starts, tied, compared: bool, by place in order. ordered: uint64, ascending. apart: bool, one a compared row.
+    # starts, tied: bool, by place in order, and compared, which chooses places. ordered: uint64, ascending.
+    # apart: bool, one a compared row.
     starts = np.ones(len(order), dtype=np.bool_)
     ordered = sort_keys[order]
     tied = np.append(np.zeros(1, dtype=np.bool_), ordered[1:] == ordered[:-1])[: len(order)]
-    if tied.any():
-        compared = tied.copy()
-        compared[:-1] |= tied[1:]
+    if ties := np.count_nonzero(tied):
+        compared: Any = slice(None)
+        if _MANY_TIES * ties < len(order):
+            compared = tied.copy()
+            compared[:-1] |= tied[1:]
         rows = pa.array(order[compared])
         columns = [column.take(rows) for column in identity]
         apart = ~tied[compared]
