@@ -106,7 +106,7 @@ class _Columns:
 
     def __init__(self, source: KafkaSource, each: KafkaTopicPartition) -> None:
         assert source.schema is not None
-        self._each, self._schema = each, source.schema
+        self._each = each
         self._value = record_decoder(source.schema.value)
         self._key = None if source.schema.key is None else record_decoder(source.schema.key)
         self._type = source.produced_type

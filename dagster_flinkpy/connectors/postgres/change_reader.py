@@ -23,7 +23,6 @@ from dagster_flinkpy.connectors.postgres.columns import (
 from dagster_flinkpy.connectors.postgres.connection import connect, listed, reading
 from dagster_flinkpy.connectors.postgres.pgoutput import (
     Begin,
-    Commit,
     Message,
     Relation,
     RowChange,
@@ -133,7 +132,7 @@ class _Changes:
                     if self._rows:
                         yield self._flush()
                     self._relation, self._indices = message, None
-            elif message is not None and not isinstance(message, Commit):
+            elif message is not None:
                 if self._transaction is not None:
                     self._take(message, self._transaction)
                 self._described.clear()

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 __all__ = [
     "Begin",
-    "Commit",
     "Message",
     "Relation",
     "RelationColumn",
@@ -39,15 +38,6 @@ class Begin(NamedTuple):
     commit_micros: int
     """Microseconds since 2000-01-01, in UTC."""
     xid: int
-
-
-class Commit(NamedTuple):
-    """Ends the changes of a transaction."""
-
-    commit_lsn: int
-    end_lsn: int
-    """Where the record of the commit ends in the WAL."""
-    commit_micros: int
 
 
 class RelationColumn(NamedTuple):
@@ -89,11 +79,11 @@ class Truncate(NamedTuple):
     relations: tuple[int, ...]
 
 
-Message = Begin | Commit | Relation | RowChange | Truncate
+Message = Begin | Relation | RowChange | Truncate
 
 
 def decode(data: bytes) -> Message | None:
-    """Decodes a message. Returns None if it is not about rows: an origin, a type, or a message of an application.
+    """Decodes a message. Returns None if it is not about rows: a commit, an origin, a type, or a message of users.
 
     Raises:
         ValueError: It is no message of this version.
@@ -105,13 +95,11 @@ def decode(data: bytes) -> Message | None:
             message = _change(kind, reader)
         case "B":
             message = Begin(*struct.unpack(">QqI", reader.take(20)))
-        case "C":
-            message = Commit(*struct.unpack(">xQQq", reader.take(25)))
         case "R":
             message = _relation(reader)
         case "T":
             message = _truncate(reader)
-        case "O" | "Y" | "M":
+        case "C" | "O" | "Y" | "M":
             return None
         case _:
             raise ValueError(f"unknown message {data[:20]!r} of pgoutput")
