@@ -164,7 +164,7 @@ class CellTable(OverlayTable):
         self.reserve()
         return self._stored[cells]
 
-    def keep(self, used: Cells, numbers: Cells | None = None) -> None:
+    def keep(self, used: Cells) -> None:
         """Drops what all cells have but some distinct ones, which are numbered anew in this order."""
         self.reserve()
         self.column.keep(used)

@@ -37,7 +37,7 @@ class ListTable(CellTable):
         super()._grow(cells)
         self._kept, self._replaced = grown(self._kept, cells, 0), grown(self._replaced, cells, 0)
 
-    def keep(self, used: Cells, numbers: Cells | None = None) -> None:
+    def keep(self, used: Cells) -> None:
         super().keep(used)
         self._kept, self._replaced = self._kept[used], self._replaced[used]
 

@@ -50,7 +50,7 @@ class MapTable(CellTable):
         held = (self.values[cell] or self.pending[cell] or cell in self._removed for cell in cells.tolist())
         return np.fromiter(map(bool, held), dtype=np.bool_, count=len(cells))
 
-    def keep(self, used: Cells, numbers: Cells | None = None) -> None:
+    def keep(self, used: Cells) -> None:
         super().keep(used)
         kept = used.tolist()
         self.pending[:] = list(map(self.pending.__getitem__, kept))

@@ -34,8 +34,8 @@ class _Follower(Protocol):
     def in_storage(self, cells: Cells) -> Mask:
         """Returns for which sessions storage has something."""
 
-    def keep(self, cells: Cells, numbers: Cells) -> None:
-        """Keeps some sessions only. ``numbers`` are the new numbers by the former ones, or -1."""
+    def keep(self, used: Cells) -> None:
+        """Keeps some sessions only, given in ascending order, which are numbered anew in this order."""
 
 
 class SessionTable(OverlayTable):
@@ -349,7 +349,7 @@ class SessionTable(OverlayTable):
         self.newest = np.where(self.newest >= 0, numbers[self.newest], -1)
         self._size = len(cells)
         for follower in self._followers:
-            follower.keep(cells, numbers)
+            follower.keep(cells)
 
     # --- storage -----------------------------------------------------------------------------------------------------
 

@@ -71,11 +71,12 @@ class SessionTimers(TimerTable[tuple[Times, Cells]]):
         """Returns for which sessions storage has timers."""
         return self._sessions.stored[cells]
 
-    def keep(self, cells: Cells, numbers: Cells) -> None:
-        """Keeps the timers of some sessions only. ``numbers`` are their new numbers by the former ones, or -1."""
-        times, kept = self._due.take(MAX_TIME)
-        kept = numbers[kept]
-        self._add(times[kept >= 0], kept[kept >= 0])
+    def keep(self, used: Cells) -> None:
+        """Keeps the timers of some sessions only, given in ascending order, which are numbered anew in this order."""
+        times, cells = self._due.take(MAX_TIME)
+        numbers = np.searchsorted(used, cells)
+        kept = np.append(used, -1)[numbers] == cells
+        self._add(times[kept], numbers[kept])
 
     def clear(self) -> None:
         super().clear()
