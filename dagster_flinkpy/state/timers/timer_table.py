@@ -100,16 +100,19 @@ class TimerTable(OverlayTable, Generic[Due]):
             seats: The seats of the keys.
             namespace_of: Returns the dict key of the namespace of a timer, given by its index.
         """
-        # times, seats: int64, sort_keys: uint64, one a timer. order: int64, a permutation by time and sort key.
+        # times, seats: int64, sort_keys: uint64, one a timer. order: int64, a permutation by time and sort key. same:
+        # bool, by place in order but the last: whether the next one has them, too. tied: bool, by place in order.
         if len(times) < 2:
             return np.arange(len(times)), False
         sort_keys = self.keys.sort_keys[seats]
         order = np.lexsort((sort_keys, times))
-        tied = bool(((times[order[1:]] == times[order[:-1]]) & (sort_keys[order[1:]] == sort_keys[order[:-1]])).any())
-        if tied:
-            ranks = [self._rank(int(times[i]), int(seats[i]), namespace_of(i)) for i in range(len(times))]
-            order = np.array(sorted(range(len(times)), key=ranks.__getitem__))
-        return order, tied
+        same = (times[order[1:]] == times[order[:-1]]) & (sort_keys[order[1:]] == sort_keys[order[:-1]])
+        if not same.any():
+            return order, False
+        tied = np.append(same, False) | np.append(False, same)
+        ranks = {i: self._rank(int(times[i]), int(seats[i]), namespace_of(i)) for i in order[tied].tolist()}
+        order[tied] = sorted(ranks, key=ranks.__getitem__)
+        return order, True
 
     def _rank(self, time: int, seat: int, namespace: Any) -> Any:
         """Returns the place of a timer in the order of firing."""
