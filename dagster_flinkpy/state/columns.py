@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from dagster_flinkpy.common.copies import whole_copy
 from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.state.number_values import NumberValues
 
 __all__ = [
     "CellColumn",
@@ -36,6 +37,8 @@ _SPARE_ROWS = 1024
 
 _DENSE = 4
 """If at least one of so many values is read, in order, it costs less to go through all than to look up each."""
+_SPARSE = 16
+"""If less than one of so many integers is there, a hash table costs less than an array with a place for each."""
 _MERGED, _MERGED_BYTES = 4, 64 << 20
 """If at least one of four rows is read at once, merging chunks of up to so many bytes costs less than reading each."""
 
@@ -255,23 +258,19 @@ class ObjectColumn(CellColumn):
 
     def get(self, cells: Cells) -> list[Any]:
         """Returns the values of some cells, as they are."""
-        places, size = self.places(cells), len(self.values)
-        if _DENSE * len(places) > size and (places[1:] > places[:-1]).all():
+        size = len(self.values)
+        if _DENSE * len(cells) > size and (cells[1:] > cells[:-1]).all():
             chosen = bytearray(size)
-            np.frombuffer(chosen, dtype=np.uint8)[places] = 1
+            np.frombuffer(chosen, dtype=np.uint8)[cells] = 1
             return list(compress(self.values, chosen))
-        return list(map(self.values.__getitem__, places.tolist()))
+        return list(map(self.values.__getitem__, cells.tolist()))
 
     def get_one(self, cell: int) -> Any:
         """Returns the value of a cell, as it is."""
         return self.values[cell]
 
-    def places(self, cells: Cells) -> Cells:
-        """Returns the place of each cell in :attr:`values`."""
-        return cells
-
     def alone(self, cells: Cells) -> Cells:
-        """Returns a place for each cell that no other cell shares."""
+        """Returns a place in :attr:`values` for each cell that no other cell shares."""
         return cells
 
     def shares(self, cells: Cells) -> Mask:
@@ -292,7 +291,7 @@ class ObjectColumn(CellColumn):
         """Sets the values of some cells, as they are; if a cell repeats, its last value counts."""
         held = self.values
         self.valid[cells] = [value is not None for value in values]
-        for place, value in zip(self.alone(cells).tolist(), values, strict=True):
+        for place, value in zip(cells.tolist(), values, strict=True):
             held[place] = value
 
     def drop(self, cells: Cells) -> None:
@@ -310,11 +309,16 @@ class ObjectColumn(CellColumn):
 
 
 class SharedColumn(ObjectColumn):
-    """Python values, each of which several cells may share, such as windows of a key that have the same records."""
+    """Python values, each of which several cells may share, such as windows of a key that have the same records.
+
+    Numbers, and tuples and rows of them, become objects when they are needed, because the objects of many keys are not
+    in the processor's cache. That ends with the first value that would not come back as it was.
+    """
 
     def __init__(self, kind: TypeInformation) -> None:
         super().__init__(kind)
         self.values.append(None)  # The place of cells without a value.
+        self._numbers = NumberValues(kind) if NumberValues.fits(kind) else None  # By place, instead of `values`.
         self._places: Cells = np.zeros(0, dtype=np.int64)  # By cell.
         self._sharers: Cells = np.zeros(1, dtype=np.int64)  # By place: how many cells have it.
         self._free: list[int] = []  # Places that no cell has.
@@ -322,17 +326,49 @@ class SharedColumn(ObjectColumn):
     def grow(self, cells: int) -> None:
         self._places, self.valid = grown(self._places, cells, 0), grown(self.valid, cells, 0)
 
+    def get(self, cells: Cells) -> list[Any]:
+        return self.held(self._places[cells])
+
     def get_one(self, cell: int) -> Any:
-        return self.values[self._places[cell]]
+        return self.held(self._places[cell : cell + 1])[0]
 
     def places(self, cells: Cells) -> Cells:
+        """Returns the place of each cell."""
         return self._places[cells]
 
+    def held(self, places: Cells) -> list[Any]:
+        """Returns the values at some places, as they are."""
+        if self._numbers is not None:
+            return self._numbers.get(places)
+        return list(map(self.values.__getitem__, places.tolist()))
+
+    def hold(self, places: Cells, values: Sequence[Any]) -> None:
+        """Sets the values at some places, as they are; if a place repeats, its last value counts."""
+        if self._numbers is not None:
+            if self._numbers.put(places, values):
+                return
+            self._make_objects()
+        held = self.values
+        for place, value in zip(places.tolist(), values, strict=True):
+            held[place] = value
+
+    def _make_objects(self) -> None:
+        """Keeps all values in :attr:`values` from now on."""
+        if self._numbers is not None:
+            self.values[:] = self.held(np.arange(len(self.values)))
+            self._numbers = None
+
     def alone(self, cells: Cells) -> Cells:
-        distinct, codes = numbered(cells)
+        self._make_objects()
+        return self._alone(cells)
+
+    def _alone(self, cells: Cells) -> Cells:
+        distinct, codes = numbered(cells, len(self._places))
         return self.divide(distinct, np.arange(len(distinct)), self._places[distinct])[codes]
 
     def shares(self, cells: Cells) -> Mask:
+        if self._numbers is not None:  # Who reads a value gets one of its own.
+            return super().shares(cells)
         shared: Mask = self._sharers[self._places[cells]] > 1
         return shared
 
@@ -357,22 +393,34 @@ class SharedColumn(ObjectColumn):
         places[left] = fresh
         self._places[cells] = places[parts]
         self._sharers[fresh] = counts[left]
-        held = self.values
-        for place, before in zip(fresh.tolist(), former.tolist(), strict=True):
-            if before:
-                held[place] = whole_copy(held[before])
+        if self._numbers is not None:
+            self._numbers.copy(fresh, former)
+        else:
+            self.hold(fresh, list(map(whole_copy, self.held(former))))
         self._leave(former, counts[left])
         return places
 
+    def sync(self, cells: Cells) -> None:
+        if self._numbers is None:
+            super().sync(cells)
+        else:
+            self.valid[cells] = self._numbers.has(self._places[cells])
+
+    def put_each(self, cells: Cells, values: Sequence[Any]) -> None:
+        self.valid[cells] = [value is not None for value in values]
+        self.hold(self._alone(cells), values)
+
     def drop(self, cells: Cells) -> None:
         self.valid[cells] = False
-        cells = numbered(cells)[0]
+        cells = numbered(cells, len(self._places))[0]
         self._leave(self._places[cells], np.ones(len(cells), dtype=np.int64))
         self._places[cells] = 0
 
     def keep(self, cells: Cells) -> None:
-        places, self._places = numbered(np.append(0, self._places[cells]))
+        places, self._places = numbered(np.append(0, self._places[cells]), len(self.values))
         self.values[:] = list(map(self.values.__getitem__, places.tolist()))
+        if self._numbers is not None:
+            self._numbers.keep(places)
         self._sharers = np.bincount(self._places)
         self._places, self._free, self.valid = self._places[1:], [], self.valid[cells]
 
@@ -384,6 +432,8 @@ class SharedColumn(ObjectColumn):
             self._free += range(size, size + missing)
             self.values += repeat(None, missing)
             self._sharers = grown(self._sharers, size + missing, 0)
+            if self._numbers is not None:
+                self._numbers.grow(size + missing)
         places = np.array(self._free[len(self._free) - count :], dtype=np.int64)
         del self._free[len(self._free) - count :]
         return places
@@ -392,17 +442,25 @@ class SharedColumn(ObjectColumn):
         """Lets so many cells leave each place; places may repeat."""
         np.subtract.at(self._sharers, places, counts)
         self._sharers[0] = 1  # Never free.
-        held = self.values
-        empty = numbered(places[self._sharers[places] == 0])[0].tolist()
-        for place in empty:
-            held[place] = None
+        empty = numbered(places[self._sharers[places] == 0], len(self._sharers))[0].tolist()
         self._free += empty
+        if self._numbers is None:
+            held = self.values
+            for place in empty:
+                held[place] = None
 
 
-def numbered(integers: Cells) -> tuple[Cells, Cells]:
-    """Returns the distinct integers, and the position among them of each integer."""
-    encoded = pa.array(integers).dictionary_encode()
-    return encoded.dictionary.to_numpy(), encoded.indices.to_numpy().astype(np.int64)
+def numbered(integers: Cells, size: int = 2**63) -> tuple[Cells, Cells]:
+    """Returns the distinct integers, in order, and the position among them of each integer; all are below ``size``."""
+    if size > _SPARSE * len(integers):
+        encoded = pa.array(integers).dictionary_encode()
+        return encoded.dictionary.to_numpy(), encoded.indices.to_numpy().astype(np.int64)
+    # owners: int64, by integer: its first position, and then its number; undefined elsewhere.
+    owners, positions = np.empty(size, dtype=np.int64), np.arange(len(integers))
+    owners[integers[::-1]] = positions[::-1]  # The last write wins.
+    distinct = integers[owners[integers] == positions]
+    owners[distinct] = positions[: len(distinct)]
+    return distinct, owners[integers]
 
 
 def grown(array: npt.NDArray[Any], cells: int, fill: int) -> npt.NDArray[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,10 @@ from dagster_flinkpy.state.columns import Cells
 from dagster_flinkpy.state.value_folds import ValueFold
 
 __all__ = ["PaneState"]
+
+
+CACHED = 4096
+"""So many values, and what is made of them, are in the processor's cache at a time."""
 
 
 class PaneState:
@@ -42,12 +45,23 @@ class PaneState:
             values: A value for each cell, which nobody else has.
         """
         self.table.reserve()
-        self.add_at(seats, self.table.column.alone(cells), values)
+        places = self.table.column.alone(cells).tolist()
+        self._fold.add_each(self.table.keys, self.table.column.values, seats, places, values)
         self.table.mark(cells)
 
-    def add_at(self, seats: Sequence[int], places: Cells, values: Iterable[Any]) -> None:
-        """Adds values, in order, to what cells hold at some places, which may repeat. The cells must be marked."""
-        self._fold.add_each(self.table.keys, self.table.column.values, seats, places.tolist(), values)
+    def add_at(self, places: Cells, seats: Sequence[int], of: Cells, values: Iterable[Any]) -> None:
+        """Adds values, in order, to what cells hold at some distinct places. The cells must be marked.
+
+        Args:
+            places: The places.
+            seats: The seat of each value, which becomes the current key.
+            of: The position of the place of each value.
+            values: Values that nobody else has.
+        """
+        column = self.table.column
+        held = column.held(places)
+        self._fold.add_each(self.table.keys, held, seats, of.tolist(), values)
+        column.hold(places, held)
 
     def get_each(self, seats: Sequence[int], cells: Cells, *, last: bool = False) -> Iterator[Any]:
         """Yields the result of each cell, or None, while its seat is the current key.
@@ -58,13 +72,17 @@ class PaneState:
             last: Whether what they hold is dropped afterwards. Default: False.
         """
         keys, result = self.table.keys, self._fold.result
-        copy, unchanging = self._copy, self._unchanging
         self.table.reserve()
         column = self.table.column
-        stays = column.shares(cells).tolist() if last else repeat(True, len(cells))
-        for keys.seat, value, kept in zip(seats, column.get(cells), stays, strict=True):
-            # The result is in no local variable: what only it holds need not be copied.
-            yield None if value is None else result(copy(value) if kept and type(value) not in unchanging else value)
+        for first in range(0, len(cells), CACHED):
+            some = cells[first : first + CACHED]
+            values = column.get(some)
+            for i in np.flatnonzero(column.shares(some)).tolist() if last else range(len(some)):
+                if type(values[i]) not in self._unchanging:
+                    values[i] = self._copy(values[i])
+            for keys.seat, value in zip(seats[first : first + CACHED], values, strict=True):
+                # The result is in no local variable: what only it holds need not be copied.
+                yield None if value is None else result(value)
 
     def get_of(self, cell: int, *, last: bool = False) -> Any:
         """Returns the result of a cell of the current key, or None; ``last`` as for :meth:`get_each`."""

@@ -10,6 +10,8 @@ from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.state.columns import SharedColumn, VariableColumn, make_column
 
 STRUCT = pa.struct([pa.field("n", pa.int32()), pa.field("s", pa.string()), pa.field("f", pa.float64())])
+PAIR = Types.TUPLE([Types.LONG(), Types.DOUBLE()])
+ODD = [True, 2**70, 0.5, None, "1"]
 VALUES = {
     pa.int8(): st.integers(-128, 127),
     pa.float64(): st.floats(allow_nan=False),
@@ -94,3 +96,39 @@ def test_cells_that_share_a_value_against_a_dict(data):
         assert column.take(asked).to_pylist() == [model.get(cell) for cell in range(size)]
         assert column.has(asked).tolist() == [cell in model for cell in range(size)]
     assert len([value for value in column.values if value is not None]) <= len(model)
+
+
+@given(data=st.data())
+def test_numbers_that_cells_share_against_a_dict(data):
+    """Pairs of numbers until one has another kind of number."""
+    number = st.one_of(st.integers(-9, 9), data.draw(st.sampled_from([st.integers(-9, 9), st.sampled_from(ODD)])))
+    column, model, size = SharedColumn(PAIR), {}, 0
+    for _ in range(data.draw(st.integers(1, 12))):
+        size += data.draw(st.integers(0, 3))
+        column.grow(size)
+        some = np.array(sorted(data.draw(st.sets(st.integers(0, max(size - 1, 0)), max_size=size))), dtype=np.int64)
+        value = data.draw(number), data.draw(st.floats(allow_nan=False))
+        match data.draw(st.sampled_from(["set", "drop", "keep", "put", "alone"])) if len(some) else "nothing":
+            case "set":
+                known, parts = np.unique(column.places(some), return_inverse=True)
+                places = column.divide(some, parts, known)
+                column.hold(places, [value] * len(places))
+                assert repr(column.held(places)) == repr([value] * len(places))
+                column.sync(some)
+                model.update(dict.fromkeys(some.tolist(), value))
+            case "drop":
+                column.drop(np.append(some, some[:1]))
+                model = {cell: value for cell, value in model.items() if cell not in some}
+            case "keep":
+                column.keep(some)
+                size, model = len(some), {i: model[cell] for i, cell in enumerate(some.tolist()) if cell in model}
+            case "put":
+                column.put(np.append(some, some[:1]), PAIR.to_arrow([(0, 1.0)] * len(some) + [(2, 3.0)]))
+                model.update(dict.fromkeys(some.tolist(), (0, 1.0)) | {int(some[0]): (2, 3.0)})
+            case "alone":
+                for place, cell in zip(column.alone(some).tolist(), some.tolist(), strict=True):
+                    column.values[place] = model[cell] = cell, 0.5
+                column.valid[some] = True
+        asked = np.arange(size)
+        assert repr(column.get(asked)) == repr([model.get(cell) for cell in range(size)])
+        assert column.has(asked).tolist() == [cell in model for cell in range(size)]

@@ -17,6 +17,7 @@ from dagster_flinkpy.cli import main
 from dagster_flinkpy.common.serializer import TypeSerializer
 from dagster_flinkpy.common.time import Time
 from dagster_flinkpy.common.typeinfo import Types
+from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.datastream import (
     AggregateFunction,
@@ -53,6 +54,7 @@ from tests.runtime.programs import environment, event_time, events
 
 FIRED = Types.TUPLE([Types.STRING(), Types.LONG(), Types.LONG(), Types.LIST(Types.LONG())])
 NUMBERS, TEXT = Types.LIST(Types.LONG()), Types.TUPLE([Types.STRING()])
+TOTAL = Types.ROW_NAMED(["total", "last"], [Types.LONG(), Types.DOUBLE()])
 LATE = OutputTag("late", Types.PICKLED_BYTE_ARRAY())
 
 records_of = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 60), st.integers(0, 99)), max_size=25)
@@ -236,6 +238,32 @@ class InTuples(InPlace):
         return [*numbers, len(numbers)]
 
 
+class InRows(InPlace):
+    """A number that depends on the order, and the last value, in a row that it changes."""
+
+    def create_accumulator(self):
+        return Row(total=0, last=0.0)
+
+    def add(self, value, accumulator):
+        accumulator.total, accumulator.last = (31 * accumulator.total + value.value) % 1_000_003, self.last(value.value)
+        value.value = -1
+        return accumulator
+
+    def last(self, value):
+        return value / 2
+
+    def get_result(self, accumulator):
+        accumulator.total += 1
+        return [accumulator.total, int(2 * accumulator.last), int(type(accumulator.last) is int)]
+
+
+class InOddRows(InRows):
+    """The same; some numbers are not of the declared type."""
+
+    def last(self, value):
+        return 2 if value > 7 else value / 2
+
+
 class InGroups(InPlace):
     """The same values, too; its accumulators have the last group twice."""
 
@@ -285,6 +313,8 @@ SHARING = {
     "pickled": lambda w: w.aggregate(InPlace(), output_type=NUMBERS),
     "groups": lambda w: w.aggregate(InGroups(), output_type=NUMBERS),
     "tuples": lambda w: w.aggregate(InTuples(), accumulator_type=TEXT, output_type=NUMBERS),
+    "rows": lambda w: w.aggregate(InRows(), accumulator_type=TOTAL, output_type=NUMBERS),
+    "odd rows": lambda w: w.aggregate(InOddRows(), accumulator_type=TOTAL, output_type=NUMBERS),
     "elements": lambda w: w.process(InOrder(), FIRED),
     "reduce": lambda w: w.reduce(chained),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import repeat, starmap
 from operator import length_hint
 from typing import Any, NamedTuple
@@ -22,8 +23,8 @@ from dagster_flinkpy.runtime.operators.grouped_rows import IntegerOverflowError
 from dagster_flinkpy.runtime.operators.windows.window_operator import Ints, WindowOperator
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 from dagster_flinkpy.state.cell_table import CellTable
-from dagster_flinkpy.state.columns import ObjectColumn, SharedColumn
-from dagster_flinkpy.state.pane_states import PaneState
+from dagster_flinkpy.state.columns import ObjectColumn, SharedColumn, numbered
+from dagster_flinkpy.state.pane_states import CACHED, PaneState
 from dagster_flinkpy.state.session_table import SessionTable
 from dagster_flinkpy.state.value_folds import fold_values
 
@@ -271,24 +272,23 @@ class SharedContents(RecordContents):
         # The records that come to a cell are neighbours if they are sorted by key and time; order: such an order. Here,
         # a record's number is its place in it. begins, counts: int64, by number: its pairs. turned: the pairs, by
         # number and then from the oldest window on. of: int64, a number for each of them.
-        begins = np.flatnonzero(np.diff(rows, prepend=-1))
-        order = np.lexsort((times[rows[begins]], seats[begins]))
+        begins = np.flatnonzero(_begin(rows))
+        at, owners = times[rows[begins]], seats[begins]
+        order = np.lexsort((at, owners))
         begins, counts = begins[order], np.diff(begins, append=len(rows))[order]
-        ends = np.cumsum(counts)
-        turned = np.repeat(begins + ends - 1, counts) - np.arange(len(rows))
+        turned = np.repeat(begins + np.cumsum(counts) - 1, counts) - np.arange(len(rows))
         of = np.repeat(np.arange(len(begins)), counts)
-        owners, at = seats[begins], times[rows[begins]]
-        change = np.diff(owners) != 0
+        owners, at, starts = owners[order], at[order], windows.starts[turned]
+        change = _begin(owners)[1:]
         before, after = np.full(len(at), -(2**63)), np.full(len(at), 2**63 - 1)
         before[1:][~change], after[:-1][~change] = at[:-1][~change], at[1:][~change]
         # firsts, lasts: the numbers of the first and the last record of each cell, by key and window.
-        first = before[of] < windows.starts[turned]
-        firsts, lasts = of[first], of[after[of] >= windows.ends[turned]]
-        cells = cells[turned[first]]
+        first = np.repeat(before, counts) < starts
+        last = np.repeat(after, counts) >= starts + (windows.ends[0] - windows.starts[0])
+        firsts, lasts, cells = of[first], of[last], cells[turned[first]]
         # Neighbours that have the same records now, and had before, are a part. A record is added to a part once.
         places = self.table.column.places(cells)
-        begin = np.ones(len(cells), dtype=np.bool_)
-        begin[1:] = (np.diff(firsts) != 0) | (np.diff(lasts) != 0) | (np.diff(places) != 0)
+        begin = _begin(firsts) | _begin(lasts) | _begin(places)
         heads = np.flatnonzero(begin)
         try:
             places = self.table.column.divide(cells, np.cumsum(begin) - 1, places[heads])
@@ -306,9 +306,12 @@ class SharedContents(RecordContents):
         of = np.repeat(np.arange(len(counts)), counts)
         numbers = np.arange(len(of)) + np.repeat(firsts - np.cumsum(counts) + counts, counts)
         arrival = np.argsort(order[numbers].astype(np.min_scalar_type(len(order))), kind="stable")
-        pairs, places = begins[numbers[arrival]], places[of[arrival]]
-        values = self._values(rows[pairs])
-        self._add(self._state.add_at, seats[pairs], places, values, left := iter(values), left)
+        pairs, of = begins[numbers[arrival]], of[arrival]
+        for first in range(0, len(of), CACHED):
+            some = pairs[first : first + CACHED]
+            parts, codes = numbered(of[first : first + CACHED], len(places))
+            add, values = partial(self._state.add_at, places[parts]), self._values(rows[some])
+            self._add(add, seats[some], codes, values, left := iter(values), left)
 
 
 class ColumnContents(Contents):
@@ -382,6 +385,11 @@ class ColumnContents(Contents):
             kind: Any = self._operator.context.vertex.output_type
             results = pa.StructArray.from_arrays(columns, fields=list(kind.arrow_type))
         self._operator.emit(results, times)
+
+
+def _begin(integers: Ints) -> Mask:
+    """Returns which integers, at least one, differ from the one before."""
+    return np.append(True, integers[1:] != integers[:-1])
 
 
 def make_contents(
