@@ -41,14 +41,19 @@ class _RowType(type):
         return "Row"  # Python's message about an unknown attribute has the other name: see _make_class().
 
     def __call__(cls, /, *args: Any, **kwargs: Any) -> Row:
-        if args and kwargs:
+        key: tuple[str, ...] | int
+        fields: Any
+        if not kwargs:
+            key, fields = len(args), args
+        elif args:
             raise ValueError("Row takes positional or named fields, not both")
-        key: tuple[str, ...] | int = (*kwargs,) if kwargs else len(args)
+        else:
+            key, fields = tuple(kwargs), kwargs
         try:
-            return _makers[key](kwargs or args)
+            return _makers[key](fields)
         except KeyError:
             make = _makers[key] = _maker(key)
-            return make(kwargs or args)
+            return make(fields)
 
 
 _REMEMBERED = 1024
