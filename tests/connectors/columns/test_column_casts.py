@@ -173,7 +173,7 @@ def test_each_value_stays_what_it_is(data: st.DataObject) -> None:
     column = pa.array(values, there)
     if not fits(there, kind):
         with pytest.raises(TypeMismatchError) as caught:
-            cast_column("price", column, kind.arrow_type)
+            check_cast("price", there, kind.arrow_type, kind)
         assert all(part in str(caught.value) for part in ("'price'", str(there), str(kind), ": ", ". "))
         assert re.search(r"\. (Declare Types\..+map\(\)|Leave the column out)", str(caught.value))
         return
