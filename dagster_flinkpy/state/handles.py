@@ -264,12 +264,7 @@ class KeyedSnapshot(JsonRecord, error=CorruptMetadataError):
                 identity = (table.kind == "TIMER", table.name)
                 known = tables.setdefault(identity, replace(table, runs=()))
                 if known.schema != table.schema:
-                    raise StateSchemaError(
-                        f"state {table.name!r} has two schemas in one checkpoint: {describe_schema(known.schema)} and "
-                        f"{describe_schema(table.schema)}. Its subtasks declared it differently, so it can only be "
-                        "restored with its own parallelism. Declare the state in open(), and take another checkpoint "
-                        "first."
-                    )
+                    raise StateSchemaError(_two_schemas(known, table))
                 tables[identity] = replace(known, runs=known.runs + table.runs)
         return KeyedSnapshot(key_groups, tuple(tables.values()))
 
@@ -297,6 +292,19 @@ class OperatorStateHandle(JsonRecord, omit_defaults=True):
     """Type information as JSON: for the ``value`` of an element, or the ``key`` and ``value`` of an entry."""
     extra: Any = field(default_factory=dict)
     """Fields that this release does not know."""
+
+
+def _two_schemas(one: TableSnapshot, other: TableSnapshot) -> str:
+    if one.key != other.key:
+        what = f"keys of {describe_schema(one.key)} and of {describe_schema(other.key)}"
+        advice = "Start from a checkpoint in which all keys have one type, and give key_by() that key_type"
+    else:
+        what = f"two schemas: {describe_schema(one.schema)} and {describe_schema(other.schema)}"
+        advice = "Declare the state in open(), and take another checkpoint first"
+    return (
+        f"state {one.name!r} has in one checkpoint {what}. Its subtasks declared it differently, so it can only be "
+        f"restored with its own parallelism. {advice}."
+    )
 
 
 def describe_schema(types: Json) -> str:

@@ -77,7 +77,14 @@ def test_restrict_to_other_key_groups_is_nothing() -> None:
 
 def test_concat_refuses_two_schemas_of_one_state() -> None:
     pieces = [KeyedSnapshot(KeyGroupRange(i, i), (table(value=v),)) for i, v in enumerate([LONG, {"type": "INT"}])]
-    with pytest.raises(StateSchemaError, match=r"'s'.*LONG.*INT"):
+    with pytest.raises(StateSchemaError, match=r"'s'.*two schemas: VALUE of Types.LONG\(\) and VALUE of Types.INT"):
+        KeyedSnapshot.concat(pieces, KeyGroupRange(0, 1))
+
+
+def test_concat_names_two_types_of_keys() -> None:
+    tables = [replace(table(), key=key) for key in (LONG, {"type": "BOOLEAN"})]
+    pieces = [KeyedSnapshot(KeyGroupRange(i, i), (each,)) for i, each in enumerate(tables)]
+    with pytest.raises(StateSchemaError, match=r"keys of Types.LONG\(\) and of Types.BOOLEAN\(\)\. .*that key_type"):
         KeyedSnapshot.concat(pieces, KeyGroupRange(0, 1))
 
 

@@ -176,5 +176,6 @@ def _same_keys(one: KeyColumn, other: KeyColumn) -> bool:
 def _refused(source: str, operator: str, why: str) -> RestoreError:
     return RestoreError(
         f"the checkpoint contains in-flight data from operator {source!r} to {operator!r}, {why}. First run the old "
-        "program up to a checkpoint without: with unaligned=False, and until its functions have selected all records."
+        "program, with enable_unaligned_checkpoints(False), up to a checkpoint that has none; what a function has not "
+        "selected is in flight, too"
     )
