@@ -218,9 +218,8 @@ class CheckpointCoordinator:
         pending = PendingCheckpoint(stimulus.checkpoint_id, request, stimulus.now_ms, self._plan)
         self._pending[pending.checkpoint_id] = pending
         self.statistics.record(pending.stats(stimulus.now_ms, CheckpointStatus.IN_PROGRESS))
-        instructions: list[Instruction] = [
-            ArmTimeout(pending.checkpoint_id, stimulus.now_ms + to_millis(self._config.timeout))
-        ]
+        expires_ms = stimulus.now_ms + to_millis(self._config.timeout)
+        instructions: list[Instruction] = [ArmTimeout(pending.checkpoint_id, expires_ms)]
         if self._plan.coordinators:
             instructions.append(SnapshotCoordinators(pending.checkpoint_id, self._plan.coordinators))
         if pending.stage is Stage.TRIGGERING:
@@ -272,10 +271,7 @@ class CheckpointCoordinator:
         """Starts the first queued request that can be started."""
         instructions: list[Instruction] = []
         while chosen := self._decider.choose(
-            now_ms,
-            pending=len(self._pending),
-            triggering=self.triggering,
-            last_completion_ms=self._last_completion_ms,
+            now_ms, pending=len(self._pending), triggering=self.triggering, last_completion_ms=self._last_completion_ms
         ):
             if isinstance(chosen, Dropped):
                 instructions.append(self._reject(chosen))
@@ -337,7 +333,7 @@ class CheckpointCoordinator:
         self._files.give_up()
         for late in self._late.values():
             self._files.discard(late.files())
-        instructions += self._cancel_late()
+        instructions += map(CancelSparkJob, self._late)
         self._late.clear()
         return instructions
 
@@ -432,18 +428,14 @@ class CheckpointCoordinator:
         """
         if self._pending:
             return []  # it has a timeout of its own
-        reason = CheckpointFailureReason.CHECKPOINT_EXPIRED
         self.statistics.record_failure()
-        if not self._failures.failed(None, late.request, reason):
+        if not self._failures.failed(None, late.request, CheckpointFailureReason.CHECKPOINT_EXPIRED):
             return []
-        oldest = min(self._late)
-        answers = self._late[oldest].answers
-        message = f"no checkpoint is possible: {answers} checkpoint {oldest}, which has expired{self._tolerance}"
-        return [*self._cancel_late(), FailJob(oldest, reason, message)]
-
-    def _cancel_late(self) -> list[Instruction]:
-        """Tasks of any of them may hang, and nothing takes over from it any more."""
-        return [CancelSparkJob(number) for number in self._late]
+        n = min(self._late)
+        message = (
+            f"no checkpoint is possible: {self._late[n].answers} checkpoint {n}, which has expired{self._tolerance}"
+        )
+        return [*map(CancelSparkJob, self._late), FailJob(n, CheckpointFailureReason.CHECKPOINT_EXPIRED, message)]
 
     # --- completing ---------------------------------------------------------------------------------------------------
 
@@ -561,8 +553,8 @@ class CheckpointCoordinator:
         instructions.append(NotifyAborted(self._job_id, pending.checkpoint_id, self._fencing_token, reason, tolerated))
         if failed:
             message = f"checkpoint {pending.checkpoint_id} failed: {detail or reason.value}{self._tolerance}"
-            late = [] if self._pending else self._cancel_late()
-            return [*instructions, *late, FailJob(pending.checkpoint_id, reason, message)]
+            instructions += [] if self._pending else map(CancelSparkJob, self._late)  # nothing takes over from them
+            return [*instructions, FailJob(pending.checkpoint_id, reason, message)]
         if not promote:
             return instructions
         more_recent = any(other.trigger_ms >= pending.trigger_ms for other in self._pending.values())
