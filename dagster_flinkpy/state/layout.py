@@ -260,19 +260,18 @@ def sort_order(sort_keys: SortKeys, identity: list[pa.Array[Any]]) -> Indices:
 
 def sort_identities(sort_keys: SortKeys, identity: list[pa.Array[Any]]) -> tuple[Indices, Mask]:
     """Returns the order of :func:`sort_order`, and which rows, in it, have another identity than the one before."""
-    # order: int64, a permutation. ordered: uint64, ascending. wrong, tied: bool, by place in order. alike: distinct
-    # sort keys, ascending. rows: rows with these sort keys, ascending.
+    # order: int64, a permutation. ordered: uint64, ascending. starts, wrong, tied: bool, by place in order. alike:
+    # distinct sort keys, ascending. rows: rows with these sort keys, ascending.
     is_merge = np.count_nonzero(sort_keys[1:] < sort_keys[:-1]) < _FEW_RUNS
     order = np.argsort(sort_keys, kind="stable" if is_merge else None)  # Each is several times faster on its rows.
     ordered = sort_keys[order]
-    wrong = ordered[1:] == ordered[:-1]
-    starts = starts_of(order, sort_keys, identity)
-    if is_merge:
-        wrong &= starts[1:]  # Rows of one identity are in order.
+    starts, wrong = _compare(order, ordered, identity)
+    if not is_merge:
+        wrong[1:] = ordered[1:] == ordered[:-1]  # Rows of one identity may be, too.
     if not wrong.any():
         return order, starts
-    # Only rows that share their sort key need to be compared by column.
-    alike = np.unique(ordered[1:][wrong])
+    # Only rows that share their sort key with one in the wrong place need to be sorted by column.
+    alike = np.unique(ordered[wrong])
     ends = np.zeros(len(order) + 1, dtype=np.int64)
     ends[np.searchsorted(ordered, alike)] = 1
     ends[np.searchsorted(ordered, alike, side="right")] -= 1
@@ -283,27 +282,49 @@ def sort_identities(sort_keys: SortKeys, identity: list[pa.Array[Any]]) -> tuple
     names = [str(i) for i in range(len(columns))]
     ranks = pc.sort_indices(pa.table(columns, names=names), sort_keys=[(name, "ascending") for name in names])
     order[tied] = rows[ranks.to_numpy()]
-    return order, starts_of(order, sort_keys, identity)
+    starts[tied] = starts_of(order[tied], sort_keys, identity)
+    return order, starts
 
 
 def starts_of(order: Indices, sort_keys: SortKeys, identity: list[pa.Array[Any]]) -> Mask:
     """Returns which rows, in an order by sort key, have another identity than the one before."""
-    # starts, tied: bool, by place in order, and compared, which chooses places. ordered: uint64, ascending.
-    # apart: bool, one a compared row.
-    starts = np.ones(len(order), dtype=np.bool_)
-    ordered = sort_keys[order]
+    return _compare(order, sort_keys[order], identity)[0]
+
+
+def _compare(order: Indices, ordered: SortKeys, identity: list[pa.Array[Any]]) -> tuple[Mask, Mask]:
+    """Compares each row, in an order by sort key, with the one before.
+
+    Args:
+        order: The rows.
+        ordered: Their sort keys.
+        identity: The identity columns, not in order.
+
+    Returns:
+        Which rows have another identity, and which have the same sort key and an identity that sorts before.
+    """
+    # starts, wrong, tied: bool, by place in order, and compared, which chooses places. equal, after: bool, one a
+    # compared row but the first.
+    starts, wrong = np.ones(len(order), dtype=np.bool_), np.zeros(len(order), dtype=np.bool_)
     tied = np.append(np.zeros(1, dtype=np.bool_), ordered[1:] == ordered[:-1])[: len(order)]
-    if ties := np.count_nonzero(tied):
-        compared: Any = slice(None)
-        if _MANY_TIES * ties < len(order):
-            compared = tied.copy()
-            compared[:-1] |= tied[1:]
-        rows = pa.array(order[compared])
-        columns = [column.take(rows) for column in identity]
-        apart = ~tied[compared]
-        apart[1:] |= ~equal_rows([each[1:] for each in columns], [each[:-1] for each in columns])
-        starts[compared] = apart
-    return starts
+    if not (ties := np.count_nonzero(tied)):
+        return starts, wrong
+    compared: Any = slice(None)
+    if _MANY_TIES * ties < len(order):
+        compared = tied.copy()
+        compared[:-1] |= tied[1:]
+    rows = pa.array(order[compared])
+    equal, after = tied[compared][1:].copy(), np.zeros(len(rows) - 1, dtype=np.bool_)
+    for leaf in (leaf for column in identity for leaf in _leaves(column.take(rows))):
+        before, now = leaf[:-1], leaf[1:]
+        greater, same = pc.fill_null(pc.greater(before, now), False), pc.fill_null(pc.equal(before, now), False)
+        if leaf.null_count:  # which are last
+            greater = pc.or_(greater, pc.and_not(before.is_null(), now.is_null()))
+            same = pc.or_(same, pc.and_(before.is_null(), now.is_null()))
+        after |= equal & greater.to_numpy(zero_copy_only=False)
+        equal &= same.to_numpy(zero_copy_only=False)
+    starts[compared] = np.append(True, ~equal)
+    wrong[compared] = np.append(False, after)
+    return starts, wrong
 
 
 def sorted_rows(layout: TableLayout, table: pa.Table) -> pa.Table:
