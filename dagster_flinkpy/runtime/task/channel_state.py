@@ -163,7 +163,7 @@ def _check_keys(edge: JobEdge, batch: StreamBatch) -> None:
     except Exception as e:
         raise _refused(edge.source, edge.target, f"to which the program gives no key: {e}") from e
     if sent is None or not _same_keys(sent, now):
-        raise _refused(edge.source, edge.target, "to which the program gives other keys")
+        raise _refused(edge.source, edge.target, "to which the program gives other keys, perhaps others each time")
 
 
 def _same_keys(one: KeyColumn, other: KeyColumn) -> bool:
