@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -97,6 +97,9 @@ class KafkaEnumerator(OpenEnumerator[OpenRanges]):
             self._next = self._initial(source.starting, found)
             self._looked = now
         if source.stopping is not None:
+            if self._looked is None:
+                self._change_topics(self._next)
+                self._looked = now
             if not self._stops:
                 self._stops = self._initial(source.stopping, set(self._next))
             return self._next
@@ -120,6 +123,23 @@ class KafkaEnumerator(OpenEnumerator[OpenRanges]):
                 )
             _log.warning("%s is no longer read: it was deleted, or the source has other topics now", shown(each))
             del positions[each]
+
+    def _change_topics(self, positions: _Offsets) -> None:
+        """Follows a program that names other topics or partitions than before. Else a bounded input has no new ones."""
+        source = self._source
+        if source.topic_pattern is not None:
+            return
+        found, topics = self._lookup.partitions(), {each.topic for each in positions}
+        for each in sorted(positions):
+            if each.topic not in source.topics and each not in source.partitions:
+                _log.warning("%s is no longer read: the source has other topics now", shown(each))
+                del positions[each]
+                self._stops.pop(each, None)
+        if new := {each for each in found - positions.keys() if source.partitions or each.topic not in topics}:
+            self._progress(f"Kafka: the source also reads {', '.join(map(shown, sorted(new)[:3]))} now")
+            positions.update(self._initial(source.starting, new))
+            if self._stops and source.stopping is not None:
+                self._stops.update(self._initial(source.stopping, new))
 
     def _initial(self, where: KafkaOffsetsInitializer, partitions: set[KafkaTopicPartition]) -> _Offsets:
         whens = {"earliest": BEGINNING, "latest": END, "timestamp": where.timestamp_ms}
@@ -165,6 +185,14 @@ class KafkaEnumerator(OpenEnumerator[OpenRanges]):
         sizes = {each: max(bytes_per_offset(self._source, each, positions[each], n), 1) for each, n in taken.items()}
         shares = share(most_bytes, {each: int(count * sizes[each]) + 1 for each, count in taken.items()})
         return {each: min(max(int(size / sizes[each]), 1), taken[each]) for each, size in shares.items()}
+
+    def unread(self) -> Sequence[str]:
+        source, known = self._source, self._next
+        if known is None:
+            return super().unread()
+        topics = {each.topic for each in known}
+        new = [shown(each) for each in sorted(source.partitions) if each not in known]
+        return [*super().unread(), *(each for each in source.topics if each not in topics), *new]
 
     def lag(self) -> SourceLag | None:
         return None if self._left is None else SourceLag(records=self._left)

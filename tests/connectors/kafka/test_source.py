@@ -254,6 +254,38 @@ def test_a_bounded_source_ends_where_the_topic_ended(topic: Topic) -> None:
     assert (plan(enumerator), enumerator.unread()) == ({}, [])
 
 
+@pytest.mark.parametrize("by", ["topics", "partitions"])
+def test_a_bounded_source_reads_the_topics_that_it_names_now(topic: Topic, kafka: str, by: str) -> None:
+    """A new one was never read, and nobody said so; one that was left out was read on."""
+    other, third = Topic(kafka), Topic(kafka)
+    for each in (topic, other, third):
+        each.send(b"a", b"b")
+
+    def source(*topics: Topic) -> KafkaSource:
+        given = builder(topic).set_bounded(LATEST)
+        if by == "topics":
+            return given.set_topics(*(each.name for each in topics)).build()
+        given._source.topics = ()
+        return given.set_partitions({TP(each.name, 0) for each in topics}).build()
+
+    def read_by(enumerator: KafkaEnumerator) -> set[tuple[str, int, int]]:
+        (splits,) = enumerator.plan_epoch(1)
+        enumerator.on_epoch_read([each.advanced(each.properties["end"], finished=True) for each in splits])
+        return {(each.properties["topic"], each.offset, each.properties["end"]) for each in splits}
+
+    first = source(topic, other)
+    first.max_records_per_epoch = 2
+    enumerator = KafkaEnumerator(first, None)
+    assert read_by(enumerator) == {(topic.name, 0, 1), (other.name, 0, 1)}
+    third.send(b"c")
+    enumerator = restored(source(other, third), enumerator)
+    assert read_by(enumerator) == {(other.name, 1, 2), (third.name, 0, 3)}
+    assert enumerator.exhausted and not enumerator.unread()
+    # Its end has been told, so nothing can follow.
+    name = topic.name if by == "topics" else f"{topic.name}-0"
+    assert restored(source(topic, other), enumerator).unread() == [name]
+
+
 def test_a_bounded_source_without_records_ends_at_once(topic: Topic) -> None:
     enumerator = builder(topic).set_bounded(LATEST).build().create_enumerator(None)
     assert (plan(enumerator), enumerator.exhausted) == ({}, True)
