@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import compress, repeat
 from typing import Any
 
@@ -16,10 +16,12 @@ from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.state.number_values import NumberValues
 
 __all__ = [
+    "CACHED",
     "CellColumn",
     "Cells",
     "FixedColumn",
     "Mask",
+    "NumberColumn",
     "ObjectColumn",
     "SharedColumn",
     "StructColumn",
@@ -39,6 +41,8 @@ _DENSE = 4
 """If at least one of so many values is read, in order, it costs less to go through all than to look up each."""
 _SPARSE = 16
 """If less than one of so many integers is there, a hash table costs less than an array with a place for each."""
+CACHED = 4096
+"""So many values, and what is made of them, are in the processor's cache at a time."""
 _MERGED, _MERGED_BYTES = 4, 64 << 20
 """If at least one of four rows is read at once, merging chunks of up to so many bytes costs less than reading each."""
 
@@ -308,41 +312,53 @@ class ObjectColumn(CellColumn):
         return self.valid[cells]
 
 
-class SharedColumn(ObjectColumn):
-    """Python values, each of which several cells may share, such as windows of a key that have the same records.
+class NumberColumn(ObjectColumn):
+    """Python values; numbers, and tuples and rows of numbers, become objects only when they are needed.
 
-    Numbers, and tuples and rows of them, become objects when they are needed, because the objects of many keys are not
-    in the processor's cache. That ends with the first value that would not come back as it was.
+    The objects of many keys are not in the processor's cache. Those of a part of a batch are, until they are numbers
+    again. That ends with the first value that would not come back as it was.
     """
 
     def __init__(self, kind: TypeInformation) -> None:
         super().__init__(kind)
-        self.values.append(None)  # The place of cells without a value.
         self._numbers = NumberValues(kind) if NumberValues.fits(kind) else None  # By place, instead of `values`.
-        self._places: Cells = np.zeros(0, dtype=np.int64)  # By cell.
-        self._sharers: Cells = np.zeros(1, dtype=np.int64)  # By place: how many cells have it.
-        self._free: list[int] = []  # Places that no cell has.
 
     def grow(self, cells: int) -> None:
-        self._places, self.valid = grown(self._places, cells, 0), grown(self.valid, cells, 0)
+        super().grow(cells)
+        if self._numbers is not None:
+            self._numbers.grow(cells)
 
     def get(self, cells: Cells) -> list[Any]:
-        return self.held(self._places[cells])
+        return super().get(self.places(cells)) if self._numbers is None else self._numbers.get(self.places(cells))
 
     def get_one(self, cell: int) -> Any:
-        return self.held(self._places[cell : cell + 1])[0]
+        return self.get(np.array([cell]))[0]
 
     def places(self, cells: Cells) -> Cells:
         """Returns the place of each cell."""
-        return self._places[cells]
+        return cells
 
-    def held(self, places: Cells) -> list[Any]:
-        """Returns the values at some places, as they are."""
-        if self._numbers is not None:
-            return self._numbers.get(places)
-        return list(map(self.values.__getitem__, places.tolist()))
+    def changing(self, places: Cells, of: Cells) -> Iterator[tuple[slice, list[Any], list[int]]]:
+        """Yields what some places hold, a cache full at a time; what it is changed to counts.
 
-    def hold(self, places: Cells, values: Sequence[Any]) -> None:
+        Args:
+            places: Distinct places.
+            of: The position of a place, for each value that is to be added.
+
+        Yields:
+            A slice of the values that are to be added, what is held, and for each of these values a position in it.
+        """
+        for first in range(0, len(of), CACHED):
+            part = slice(first, first + CACHED)
+            if self._numbers is None:
+                yield part, self.values, places[of[part]].tolist()
+                continue
+            some, codes = numbered(of[part], len(places))
+            held = self._numbers.get(places[some])
+            yield part, held, codes.tolist()
+            self._hold(places[some], held)
+
+    def _hold(self, places: Cells, values: Sequence[Any]) -> None:
         """Sets the values at some places, as they are; if a place repeats, its last value counts."""
         if self._numbers is not None:
             if self._numbers.put(places, values):
@@ -355,14 +371,60 @@ class SharedColumn(ObjectColumn):
     def _make_objects(self) -> None:
         """Keeps all values in :attr:`values` from now on."""
         if self._numbers is not None:
-            self.values[:] = self.held(np.arange(len(self.values)))
+            self.values[:] = self._numbers.get(np.arange(len(self.values)))
             self._numbers = None
 
     def alone(self, cells: Cells) -> Cells:
         self._make_objects()
-        return self._alone(cells)
+        return self._apart(cells)
 
-    def _alone(self, cells: Cells) -> Cells:
+    def _apart(self, cells: Cells) -> Cells:
+        """Returns a place for each cell that no other cell shares."""
+        return cells
+
+    def sync(self, cells: Cells) -> None:
+        if self._numbers is None:
+            super().sync(cells)
+        else:
+            self.valid[cells] = self._numbers.has(self.places(cells))
+
+    def put_each(self, cells: Cells, values: Sequence[Any]) -> None:
+        self.valid[cells] = [value is not None for value in values]
+        self._hold(self._apart(cells), values)
+
+    def drop(self, cells: Cells) -> None:
+        if self._numbers is None:
+            super().drop(cells)
+        else:
+            self.valid[cells] = False
+            self._numbers.drop(cells)
+
+    def keep(self, cells: Cells) -> None:
+        if self._numbers is not None:
+            self._numbers.keep(cells)
+            self.values[len(cells) :] = []
+            self.valid = self.valid[cells]
+        else:
+            super().keep(cells)
+
+
+class SharedColumn(NumberColumn):
+    """Python values, each of which several cells may share, such as windows of a key that have the same records."""
+
+    def __init__(self, kind: TypeInformation) -> None:
+        super().__init__(kind)
+        self.values.append(None)  # The place of cells without a value.
+        self._places: Cells = np.zeros(0, dtype=np.int64)  # By cell.
+        self._sharers: Cells = np.zeros(1, dtype=np.int64)  # By place: how many cells have it.
+        self._free: list[int] = []  # Places that no cell has.
+
+    def grow(self, cells: int) -> None:
+        self._places, self.valid = grown(self._places, cells, 0), grown(self.valid, cells, 0)
+
+    def places(self, cells: Cells) -> Cells:
+        return self._places[cells]
+
+    def _apart(self, cells: Cells) -> Cells:
         distinct, codes = numbered(cells, len(self._places))
         return self.divide(distinct, np.arange(len(distinct)), self._places[distinct])[codes]
 
@@ -396,19 +458,9 @@ class SharedColumn(ObjectColumn):
         if self._numbers is not None:
             self._numbers.copy(fresh, former)
         else:
-            self.hold(fresh, list(map(whole_copy, self.held(former))))
+            self._hold(fresh, list(map(whole_copy, map(self.values.__getitem__, former.tolist()))))
         self._leave(former, counts[left])
         return places
-
-    def sync(self, cells: Cells) -> None:
-        if self._numbers is None:
-            super().sync(cells)
-        else:
-            self.valid[cells] = self._numbers.has(self._places[cells])
-
-    def put_each(self, cells: Cells, values: Sequence[Any]) -> None:
-        self.valid[cells] = [value is not None for value in values]
-        self.hold(self._alone(cells), values)
 
     def drop(self, cells: Cells) -> None:
         self.valid[cells] = False

@@ -95,6 +95,10 @@ class NumberValues:
         """Sets the values at some places to those at others."""
         self._words[places] = self._words.take(others, axis=0)
 
+    def drop(self, places: npt.NDArray[np.int64]) -> None:
+        """Forgets the values at some places."""
+        self._words[places, 0] = 0
+
     def has(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Returns at which places there is a value."""
         held: npt.NDArray[np.bool_] = self._words[places, 0] != 0

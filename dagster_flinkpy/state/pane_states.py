@@ -9,14 +9,10 @@ import numpy as np
 
 from dagster_flinkpy.common.copies import unchanging_types
 from dagster_flinkpy.state.cell_table import CellTable
-from dagster_flinkpy.state.columns import Cells
+from dagster_flinkpy.state.columns import CACHED, Cells
 from dagster_flinkpy.state.value_folds import ValueFold
 
 __all__ = ["PaneState"]
-
-
-CACHED = 4096
-"""So many values, and what is made of them, are in the processor's cache at a time."""
 
 
 class PaneState:
@@ -49,19 +45,9 @@ class PaneState:
         self._fold.add_each(self.table.keys, self.table.column.values, seats, places, values)
         self.table.mark(cells)
 
-    def add_at(self, places: Cells, seats: Sequence[int], of: Cells, values: Iterable[Any]) -> None:
-        """Adds values, in order, to what cells hold at some distinct places. The cells must be marked.
-
-        Args:
-            places: The places.
-            seats: The seat of each value, which becomes the current key.
-            of: The position of the place of each value.
-            values: Values that nobody else has.
-        """
-        column = self.table.column
-        held = column.held(places)
-        self._fold.add_each(self.table.keys, held, seats, of.tolist(), values)
-        column.hold(places, held)
+    def add_to(self, held: list[Any], seats: Sequence[int], places: Sequence[int], values: Iterable[Any]) -> None:
+        """Adds values, in order, to what is held at some places, which may repeat. The cells must be marked."""
+        self._fold.add_each(self.table.keys, held, seats, places, values)
 
     def get_each(self, seats: Sequence[int], cells: Cells, *, last: bool = False) -> Iterator[Any]:
         """Yields the result of each cell, or None, while its seat is the current key.

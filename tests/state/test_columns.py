@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_flinkpy.common.typeinfo import Types
-from dagster_flinkpy.state.columns import SharedColumn, VariableColumn, make_column
+from dagster_flinkpy.state.columns import NumberColumn, SharedColumn, VariableColumn, make_column
 
 STRUCT = pa.struct([pa.field("n", pa.int32()), pa.field("s", pa.string()), pa.field("f", pa.float64())])
 PAIR = Types.TUPLE([Types.LONG(), Types.DOUBLE()])
@@ -99,10 +99,10 @@ def test_cells_that_share_a_value_against_a_dict(data):
 
 
 @given(data=st.data())
-def test_numbers_that_cells_share_against_a_dict(data):
-    """Pairs of numbers until one has another kind of number."""
+def test_numbers_against_a_dict(data):
+    """Pairs of numbers, which cells may share, until one has another kind of number."""
     number = st.one_of(st.integers(-9, 9), data.draw(st.sampled_from([st.integers(-9, 9), st.sampled_from(ODD)])))
-    column, model, size = SharedColumn(PAIR), {}, 0
+    column, model, size = data.draw(st.sampled_from([NumberColumn, SharedColumn]))(PAIR), {}, 0
     for _ in range(data.draw(st.integers(1, 12))):
         size += data.draw(st.integers(0, 3))
         column.grow(size)
@@ -111,9 +111,10 @@ def test_numbers_that_cells_share_against_a_dict(data):
         match data.draw(st.sampled_from(["set", "drop", "keep", "put", "alone"])) if len(some) else "nothing":
             case "set":
                 known, parts = np.unique(column.places(some), return_inverse=True)
-                places = column.divide(some, parts, known)
-                column.hold(places, [value] * len(places))
-                assert repr(column.held(places)) == repr([value] * len(places))
+                places = column.divide(some, parts, known) if isinstance(column, SharedColumn) else known
+                for _, held, at in column.changing(places, np.append(parts, 0)):
+                    for place in at:
+                        held[place] = value
                 column.sync(some)
                 model.update(dict.fromkeys(some.tolist(), value))
             case "drop":

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from dagster_flinkpy.common.copies import ALONE, copied, keeper, plain_row, unchanging_types
 from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
@@ -33,9 +34,11 @@ from dagster_flinkpy.runtime.operators.runtime_context import TaskRuntimeContext
 from dagster_flinkpy.runtime.operators.stream_operator import OperatorSnapshot, StreamOperator, called
 from dagster_flinkpy.runtime.shuffle.batch import KeyColumn, StreamBatch, each_int
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
+from dagster_flinkpy.state.columns import NumberColumn
 from dagster_flinkpy.state.files.cache import RunCache
 from dagster_flinkpy.state.files.compaction import TURNS
 from dagster_flinkpy.state.keys import TouchedKeys, hash_keys
+from dagster_flinkpy.state.layout import distinct_rows
 from dagster_flinkpy.state.stored_names import EVENT_TIMERS, PROCESSING_TIMERS, ROLLING
 from dagster_flinkpy.state.timers.timer_queue import TimerQueue
 
@@ -288,29 +291,37 @@ class ReduceOperator(KeyedOperator):
         super().__init__(context)
         self.functions = (spec.function,)
         self._reduce = as_callable(spec.function, ReduceFunction, "reduce")
-        self._final_only = spec.final_only
-        self._state: Any = self.backend.get_state(ValueStateDescriptor(ROLLING, spec.type_info))
+        self._final_only, self._keep = spec.final_only, keeper(spec.type_info)
+        self._table = self.backend.get_cells(ValueStateDescriptor(ROLLING, spec.type_info), column=NumberColumn)
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
-        records = zip(self.seats(batch), batch.each_value(), strict=True)
-        keys, table = self.backend.key_context, self._state.table
-        reduce, held, changed, keep = self._reduce, table.values, table.changed, keeper(table.value_type)
+        seats, table, values = touch_keys(self.backend, self.bind(batch)), self._table, iter(batch.each_value())
+        self.backend.key_context.seat = None  # an error before the first record has no key
+        table.reserve()
+        first, codes = distinct_rows(pa.array(seats))
+        for part, held, places in table.column.changing(seats[first], codes):
+            self._reduce_each(held, zip(seats[part].tolist(), places, values, strict=False))
+        table.mark(seats)
+        if not self._final_only:
+            self.collector.flush_at(batch.timestamps)
+
+    def _reduce_each(self, held: list[Any], records: Iterable[tuple[int, int, Any]]) -> None:
+        """Reduces records: the seat, the place in what is held, and the value of each."""
+        keys, reduce, keep = self.backend.key_context, self._reduce, self._keep
         # A function may change the value that state has, so what is sent is a copy, or its fields alone.
         output_type, collector, sends = self.context.vertex.output_type, self.collector, not self._final_only
         unchanging, row = unchanging_types(output_type), plain_row(output_type)
         fields_of, take = collector.fields_of, collector.fields.extend
         value: Any = UNKNOWN
         try:
-            for keys.seat, value in records:
-                seat = keys.seat
-                before = held[seat]
+            for keys.seat, place, value in records:
+                before = held[place]
                 reduced = value if before is None else reduce(before, value)
                 plain = type(reduced) is row
                 if keep is not None and not (plain and (before is None or getrefcount(reduced) <= ALONE)):
                     reduced = keep(reduced, before, value)
                     plain = type(reduced) is row
-                held[seat] = reduced
-                changed[seat] = True
+                held[place] = reduced
                 if sends:
                     if plain:
                         take(fields_of(reduced))
@@ -320,10 +331,8 @@ class ReduceOperator(KeyedOperator):
                     self.timers.register(MAX_WATERMARK)
         except USER_EXCEPTIONS as e:
             raise self.user_error(e, "reduce()", key=keys.current_key(), value=value) from e
-        if sends:
-            collector.flush_at(batch.timestamps)
 
     def on_watermark(self, watermark: int) -> None:
         for timestamp, _, _ in self.due(watermark, event_time=True):
-            self.collector.collect((self._state.value(),), timestamp)
+            self.collector.collect((self._table.column.get_one(self.backend.key_context.seat),), timestamp)
         self.collector.flush()

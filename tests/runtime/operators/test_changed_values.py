@@ -94,6 +94,62 @@ def test_a_running_reduction_sends_each_value_as_it_was(
         assert [(row[0], row[-1]) for row in rows] == sums(given_records), function
 
 
+def halved(one: Any, other: Any) -> Any:
+    """Returns numbers, one of which may be an int for a float; the next call shows it."""
+    last = 2 if other[2] > 7 else other[2] / 2
+    return one[0], (31 * one[1] + other[1]) % 1_000_003 + (type(one[2]) is int), last
+
+
+def halved_in_place(one: Any, other: Any) -> Any:
+    one[0:3] = halved(one, other)
+    other.total = -1
+    return one
+
+
+NUMBERS = Types.ROW_NAMED(["key", "total", "last"], [Types.LONG(), Types.LONG(), Types.DOUBLE()])
+HALVED = {
+    "in place": halved_in_place,
+    "by position": lambda one, other: Row(*halved(one, other)),
+    "by name": lambda one, other: NUMBERS.row(*halved(one, other)),
+    "tuple": halved,
+}
+
+
+@pytest.mark.parametrize("function", HALVED.values(), ids=HALVED)
+@given(
+    given_records=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=20),
+    odd=st.booleans(),
+    batch_size=st.integers(1, 20),
+    cached=st.integers(1, 5),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(15))
+def test_a_running_reduction_of_numbers_sees_each_as_it_was(
+    tmp_path_factory: Any,
+    function: Any,
+    given_records: list[tuple[int, int, int]],
+    odd: bool,
+    batch_size: int,
+    cached: int,
+) -> None:
+    def to_numbers(event: Any) -> Any:
+        return Row(ord(event[0]), event[2], event[1] * 1.0 if odd else min(event[1], 7) * 1.0)
+
+    given_events = [(chr(key), time, value) for key, time, value in given_records]
+    totals: dict[int, Any] = {}
+    expected = []
+    for event in given_events:
+        key, total, last = to_numbers(event)
+        totals[key] = halved(totals[key], (key, total, last)) if key in totals else (key, total, last)
+        expected.append(tuple(totals[key]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dagster_flinkpy.state.columns.CACHED", cached)
+        stream = events(environment(), given_events, batch_size=batch_size)
+        rows = collect_all(
+            stream.map(to_numbers, NUMBERS).key_by("key").reduce(function), tmp_path_factory.mktemp("run")
+        )
+    assert list(map(tuple, rows)) == expected
+
+
 def test_a_reduction_to_another_type_is_refused(tmp_path: Path) -> None:
     stream = events(environment(), [("a", 1, 1), ("a", 2, 2)]).map(lambda e: Row(*e), EXACT)
     with pytest.raises(TypeMismatchError, match=r"field 'value'.*'x'"):

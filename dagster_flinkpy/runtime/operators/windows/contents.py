@@ -23,8 +23,8 @@ from dagster_flinkpy.runtime.operators.grouped_rows import IntegerOverflowError
 from dagster_flinkpy.runtime.operators.windows.window_operator import Ints, WindowOperator
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 from dagster_flinkpy.state.cell_table import CellTable
-from dagster_flinkpy.state.columns import ObjectColumn, SharedColumn, numbered
-from dagster_flinkpy.state.pane_states import CACHED, PaneState
+from dagster_flinkpy.state.columns import ObjectColumn, SharedColumn
+from dagster_flinkpy.state.pane_states import PaneState
 from dagster_flinkpy.state.session_table import SessionTable
 from dagster_flinkpy.state.value_folds import fold_values
 
@@ -307,11 +307,9 @@ class SharedContents(RecordContents):
         numbers = np.arange(len(of)) + np.repeat(firsts - np.cumsum(counts) + counts, counts)
         arrival = np.argsort(order[numbers].astype(np.min_scalar_type(len(order))), kind="stable")
         pairs, of = begins[numbers[arrival]], of[arrival]
-        for first in range(0, len(of), CACHED):
-            some = pairs[first : first + CACHED]
-            parts, codes = numbered(of[first : first + CACHED], len(places))
-            add, values = partial(self._state.add_at, places[parts]), self._values(rows[some])
-            self._add(add, seats[some], codes, values, left := iter(values), left)
+        for part, held, at in self.table.column.changing(places, of):
+            add, values = partial(self._state.add_to, held), self._values(rows[pairs[part]])
+            self._add(add, seats[pairs[part]], at, values, left := iter(values), left)
 
 
 class ColumnContents(Contents):
