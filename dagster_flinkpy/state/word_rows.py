@@ -6,7 +6,7 @@ Java say little about some keys: with ids of 0 to n, n * n pairs share 32 * n of
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -175,60 +175,70 @@ def distinct_words(words: Words, rows: int) -> tuple[Integers, Integers]:
     """Returns the first row of each distinct value, and for each row the number of its value among these."""
     # codes: int64, one a row, not dense. first: rows, ascending. numbers: by code, in the end the place in first.
     everything = np.arange(rows)
+    ranges = {position: (int(word.min()), int(word.max())) for position, word in words.items() if rows}
     # A word that all rows have, such as a common prefix, tells none of them apart.
-    words = {position: word for position, word in words.items() if rows and word.min() != word.max()}
-    codes = _codes(words, rows)
+    ranges = {position: (least, most) for position, (least, most) in ranges.items() if least < most}
+    words = {position: words[position] for position in ranges}
+    codes = _codes(words, ranges, rows)
     if codes is None:
         codes = _owners(words, _hashes(words, rows))
         first = np.flatnonzero(codes == everything)
         numbers = np.empty(rows, dtype=np.int64)
     else:
-        numbers = np.empty(int(codes.max()) + 1, dtype=np.int64)
+        numbers = np.empty(int(codes.max(initial=-1)) + 1, dtype=np.int64)
         numbers[codes[::-1]] = everything[::-1]  # The last write wins.
         first = np.flatnonzero(numbers[codes] == everything)
     numbers[codes[first]] = everything[: len(first)]
     return first, numbers[codes]
 
 
-def _codes(words: Words, rows: int) -> Integers | None:
+def _codes(words: Words, ranges: Mapping[int, tuple[int, int]], rows: int) -> Integers | None:
     """Returns small numbers that are equal where words are, which saves hashing; None if they would not be small."""
-    codes, size = np.zeros(rows, dtype=np.int64), 1
-    for word in words.values() if rows else ():
-        least, most = int(word.min()), int(word.max())
+    size = 1
+    for least, most in ranges.values():
         size *= most - least + 1
         if size > 4 * rows:
             return None
-        if most > least:
-            codes = codes * (most - least + 1) + (word - least)
-    return codes if rows else None
+    codes = np.zeros(rows, dtype=np.int64)
+    for position, (least, most) in ranges.items():
+        codes = codes * (most - least + 1) + (words[position] - least)
+    return codes
 
 
 def _owners(words: Words, hashes: npt.NDArray[np.uint64]) -> Integers:
     """Returns the first row with the same words as each row."""
-    # rows: int64, ascending: those without an owner; hashes, places: one a row of them. first: by place, a row. others:
-    # places in rows.
-    owners = np.empty(len(hashes), dtype=np.int64)
-    rows = np.arange(len(hashes))
+    # rows: int64, ascending: those without an owner. words, hashes, found: one a row of them. left: positions in rows.
+    owners, left = _claimed(words, hashes)
+    rows = left
     while len(rows):
-        bits = max(len(rows).bit_length() + 1, _LEAST_BITS)
-        places = (hashes >> np.uint64(64 - bits)).view(np.int64)
-        first = np.empty(1 << bits, dtype=np.int64)
-        first[places[::-1]] = rows[::-1]  # the last write wins
-        others = []
-        for start in range(0, len(rows), _BLOCK):
-            here = rows[start : start + _BLOCK]
-            found = first[places[start : start + _BLOCK]]
-            same = np.ones(len(here), dtype=np.bool_)
-            for word in words.values():
-                same &= word[found] == word[here]
-            owners[here] = found
-            others.append(np.flatnonzero(~same) + start)
-        # Others share their place with another value before them. The first row of each place is done.
-        left = np.concatenate(others)
-        rows, hashes = rows[left], hashes[left] * _MIX
+        words = {position: word[left] for position, word in words.items()}
+        hashes = hashes[left] * _MIX
         hashes ^= hashes >> _HALF
         hashes *= _AGAIN
+        found, left = _claimed(words, hashes)
+        owners[rows] = rows[found]
+        rows = rows[left]
     return owners
+
+
+def _claimed(words: Words, hashes: npt.NDArray[np.uint64]) -> tuple[Integers, Integers]:
+    """Returns for each row the first one with its place in a table, and the rows that have other words than that."""
+    # places, found: int64, one a row. first: int32, by place, a row. others: rows, ascending.
+    rows = len(hashes)
+    bits = max(rows.bit_length() + 1, _LEAST_BITS)
+    places = (hashes >> np.uint64(64 - bits)).view(np.int64)
+    first = np.empty(1 << bits, dtype=np.int32)
+    first[places[::-1]] = np.arange(rows, dtype=np.int32)[::-1]  # the last write wins
+    found, others = np.empty(rows, dtype=np.int64), list[Integers]()
+    for start in range(0, rows, _BLOCK):
+        block = slice(start, start + _BLOCK)
+        found[block] = first[places[block]]
+        here = found[block]
+        same = np.True_
+        for word in words.values():
+            same = same & (word.take(here) == word[block])
+        others.append(np.flatnonzero(~same) + start)
+    return found, np.concatenate(others)
 
 
 class RowIndex:
