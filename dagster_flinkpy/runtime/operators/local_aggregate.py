@@ -184,9 +184,9 @@ class LocalAggregate:
 
     def _release(self) -> list[StreamBatch]:
         assert self._key_type is not None
-        batches = []
+        batches, per_key = [], self._slices is None and self._gap is None
         for keys, accumulators, times, lasts in self._combined:
-            held = KeyColumn(self._key_type, keys, hash_keys(self._key_type, keys))
+            held = KeyColumn(self._key_type, keys, hash_keys(self._key_type, keys), seldom_repeat=per_key)
             kind = self._fold.state_type
             if self._gap is not None:
                 kind = Types.TUPLE([kind, Types.LONG()])

@@ -38,6 +38,8 @@ class KeyColumn:
     hashes: np.ndarray[Any, np.dtype[np.int32]]
     encoded: pa.DictionaryArray | None = None
     """The column as a dictionary, if keys repeat. It has each key once, in order of appearance, and no other."""
+    seldom_repeat: bool = False
+    """Whether it does not pay to look for keys that repeat."""
 
 
 class StreamBatch:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
 
-from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
 from dagster_flinkpy.runtime.shuffle.batch import KeyColumn
 from dagster_flinkpy.runtime.shuffle.key_columns import key_of_fields
 from dagster_flinkpy.state.keys import hash_keys
@@ -35,13 +36,12 @@ class KeyDictionary:
         """Returns what to send for the records of a keyed edge."""
         if records.num_rows < ROWS:
             return records
-        names, values = records.schema.names, records.column("value")
-        field = None if "key" in names else json.loads(records.schema.metadata[b"key_fields"])
-        if isinstance(field, list) or values.null_count:
+        metadata, values = records.schema.metadata, records.column("value")
+        if not _is_text(metadata[b"key_type"]) or b"seldom_repeat" in metadata or values.null_count:
             return records
+        names = records.schema.names
+        field = None if "key" in names else json.loads(metadata[b"key_fields"])
         keys = records.column("key") if field is None else key_of_fields(values, field)
-        if not pa.types.is_string(keys.type):
-            return records
         if self._rests:
             self._rests -= 1
             return records
@@ -54,7 +54,12 @@ class KeyDictionary:
             columns["key"] = encoded
         else:
             columns["value"] = _with_field(values, field, encoded)
-        return pa.RecordBatch.from_pydict(columns, metadata=records.schema.metadata)
+        return pa.RecordBatch.from_pydict(columns, metadata=metadata)
+
+
+@lru_cache(maxsize=256)
+def _is_text(key_type: bytes) -> bool:
+    return bool(pa.types.is_string(type_from_json(json.loads(key_type)).arrow_type))
 
 
 def keys_of(batch: pa.RecordBatch, key_type: TypeInformation) -> tuple[pa.Array[Any], KeyColumn]:

@@ -167,6 +167,8 @@ class RecordWriter:
             else:
                 keys = self.keys(batch, key_column)
             metadata["key_type"] = json.dumps(keys.type_info.to_json())
+            if keys.seldom_repeat:
+                metadata["seldom_repeat"] = "1"
             if isinstance(selector, str | tuple) and batch.type_info == self.edge.type_info:
                 metadata["key_fields"] = json.dumps(field_positions(batch.type_info, selector))
             else:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.datastream.program.job_graph import JobEdge, PartitionerKind, StreamPartitioner
 from dagster_flinkpy.key_hashes import java_hash_code
 from dagster_flinkpy.runtime.shuffle import key_dictionary
-from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
+from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, KeyColumn, StreamBatch
 from dagster_flinkpy.runtime.shuffle.record_writer import RecordWriter
 from dagster_flinkpy.runtime.shuffle.wire import TaskOutput, decode_buffer, rows_of
 
@@ -77,12 +78,36 @@ def test_keys_that_do_not_repeat_are_sent_as_they_are() -> None:
 def test_buffers_rest_after_one_whose_keys_did_not_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_dictionary, "RESTS", 2)
     dictionary = key_dictionary.KeyDictionary()
-
-    def encodes(names: list[str]) -> bool:
-        metadata = {"key_type": "", "key_fields": "1"}
-        hashes = pa.array(np.zeros(len(names), dtype=np.int32))
-        columns = {"value": RECORD.to_arrow(list(enumerate(names))), "hash": hashes}
-        return "hash" not in dictionary.encode(pa.RecordBatch.from_pydict(columns, metadata=metadata)).schema.names
-
     few, many = ["a"] * 1000, [str(i) for i in range(1000)]
-    assert [encodes(names) for names in (few, few, many, few, few, few)] == [True, True, False, False, False, True]
+    found = [encodes(dictionary, names) for names in (few, few, many, few, few, few)]
+    assert found == [True, True, False, False, False, True]
+
+
+def encodes(dictionary: key_dictionary.KeyDictionary, names: list[str], **metadata: str) -> bool:
+    metadata = {"key_type": json.dumps(Types.STRING().to_json()), "key_fields": "1", **metadata}
+    hashes = pa.array(np.zeros(len(names), dtype=np.int32))
+    columns = {"value": RECORD.to_arrow(list(enumerate(names))), "hash": hashes}
+    return "hash" not in dictionary.encode(pa.RecordBatch.from_pydict(columns, metadata=metadata)).schema.names
+
+
+def test_keys_that_seldom_repeat_are_not_looked_at() -> None:
+    """Nor do buffers rest after them."""
+    dictionary, names = key_dictionary.KeyDictionary(), [str(i) for i in range(1000)]
+    assert not encodes(dictionary, names, seldom_repeat="1")
+    assert encodes(dictionary, ["a"] * 1000)
+
+
+@pytest.mark.parametrize("seldom", [False, True])
+def test_who_emits_keys_says_whether_they_seldom_repeat(seldom: bool) -> None:
+    keys = pa.array(["a"] * key_dictionary.ROWS)
+    hashes = np.full(len(keys), java_hash_code("a"), dtype=np.int32)
+    partitioner, output = StreamPartitioner(PartitionerKind.HASH, "name"), TaskOutput()
+    writer = RecordWriter(JobEdge(0, "before", "behind", 0, partitioner, RECORD), 0, 1, 128, output)
+    column = KeyColumn(Types.STRING(), keys, hashes, seldom_repeat=seldom)
+    sums, times = pa.array(range(len(keys))), np.zeros(len(keys), dtype=np.int64)
+    writer.emit(StreamBatch(Types.LONG(), times, column=sums, keys=column, combined=True))
+    writer.flush()
+    (row,) = (row for batch in output.drain() for row in rows_of(batch))
+    found = decode_buffer(row.payload, RECORD).keys
+    assert found is not None and found.column.equals(keys) and found.hashes.tolist() == hashes.tolist()
+    assert (found.encoded is None) == seldom
