@@ -54,8 +54,8 @@ def assets_from(instance: DagsterInstance) -> Iterator[None]:
 class MaterializationEnumerator(SplitEnumerator):
     """Assigns each new materialization, as described at `AssetSource`.
 
-    State: the number of the newest event that was seen, the numbers and times of it and of others shortly before it,
-    the data version of each partition that was assigned, and the splits that are not read yet.
+    State: the asset; the number of the newest event that was seen, the numbers and times of it and of others shortly
+    before it, the data version of each partition that was assigned, and the splits that are not read yet.
 
     Numbers tell what is new, as long as the log is the same. If it has none of the events that were seen, the asset was
     wiped, or the job has moved to another instance, where numbers begin anew: then what is younger is new.
@@ -76,6 +76,8 @@ class MaterializationEnumerator(SplitEnumerator):
         self._left = 0
         """How many materializations were not planned."""
         if restored is not None:
+            if (asset := restored.get("asset", [*source.asset_key])) != [*source.asset_key]:
+                raise ValueError(f"it is of asset {asset}, but the source reads {[*source.asset_key]}")
             self._after = position_field(restored, "after", int) if restored.get("after") is not None else None
             seen = position_field(restored, "seen", list)
             self._seen = dict(zip(seen, restored.get("times") or [None] * len(seen), strict=True))
@@ -205,6 +207,7 @@ class MaterializationEnumerator(SplitEnumerator):
 
     def snapshot_state(self) -> Json:
         return {
+            "asset": [*self._source.asset_key],
             "after": self._after,
             "seen": sorted(self._seen),
             "times": [self._seen[number] for number in sorted(self._seen)],

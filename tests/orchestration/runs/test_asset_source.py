@@ -253,11 +253,24 @@ def test_a_wiped_asset_is_read_on(shop: Orders) -> None:
         shop.plan()
 
 
-def test_the_state_of_an_older_version_has_no_times(shop: Orders) -> None:
+def test_a_position_in_one_asset_is_none_in_another(shop: Orders) -> None:
+    """What the other one had been materialized before was never read, and nobody said so."""
+    shop.instance.report_runless_asset_event(AssetMaterialization(["shop", "others"], metadata={"n": 1}))
+    shop.add()
+    assert shop.read() == [(None, None)]
+    state = shop.enumerator.snapshot_state()
+    others = AssetSource(["shop", "others"], lambda m: [(1, m.run_id)], ROW, bounded=False)
+    with pytest.raises(
+        ValueError, match=r"it is of asset \['shop', 'orders'\], but the source reads \['shop', 'others'\]"
+    ):
+        others.create_enumerator(state)
+
+
+def test_the_state_of_an_older_version_has_no_times_and_no_asset(shop: Orders) -> None:
     shop.add("a", "1")
     shop.read()
     state = shop.enumerator.snapshot_state()
-    del state["times"]
+    del state["times"], state["asset"]
     shop.enumerator = shop.create(state)
     assert shop.read() == []
     shop.add("b", "1")
