@@ -17,6 +17,7 @@ from dagster_flinkpy.connectors.postgres.committer import LedgerCommitter, Prepa
 from dagster_flinkpy.connectors.postgres.session import Session
 from dagster_flinkpy.connectors.postgres.writer import PostgresStagingWriter, PreparingWriter
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitterInitContext
+from dagster_flinkpy.errors import RestoreError
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.connectors.postgres.sinks import Database
 from tests.examples import examples
@@ -131,4 +132,32 @@ def test_every_record_is_in_the_table_once_wherever_the_job_dies(
     assert database.rows("key, time, value") == sorted(expected)
     sink.create_committer(CommitterInitContext("job", "sink", 2**62, EVENT)).abort_lingering([])
     assert (database.prepared(), database.staged()) == (0, 0)
+    database.sql("DROP SCHEMA {} CASCADE")
+
+
+def test_rows_that_a_job_has_yet_to_commit_do_not_go_into_another_table(postgres: str, tmp_path: Path) -> None:
+    """A job died before it committed, and its next version writes elsewhere: that table got the rows."""
+    database = Database(postgres, tmp_path / "staging")
+    for name in "ab":
+        database.sql(f"CREATE TABLE {{}}.{name} (key text, time bigint, value bigint)")
+
+    def attempt(name: str) -> HarnessAttempt:
+        env = environment(1)
+        sink = PostgresSink(database.conninfo, f"{database.schema}.{name}", str(tmp_path / "staging"))
+        events(env, RECORDS, per_epoch=3).sink_to(sink).uid("sink")
+        return HarnessAttempt(env.get_job_graph(), tmp_path)
+
+    with pytest.raises(Crash), dying((LedgerCommitter, "commit"), "before", [1]), attempt("a") as first:
+        first.run_epoch()
+    refused = (
+        r"sink 'sink' has written to postgresql://.*\.a .*is not known to be committed, and .* writes to .*\.b now"
+    )
+    with pytest.raises(RestoreError, match=refused), attempt("b"):
+        pass
+    with attempt("a"):
+        pass
+    with attempt("b") as last:
+        last.run_epoch()
+    for name in "ab":
+        assert database.sql(f"SELECT count(*) FROM {{}}.{name}") == [(3,)]
     database.sql("DROP SCHEMA {} CASCADE")

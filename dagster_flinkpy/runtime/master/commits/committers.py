@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar
+from urllib.parse import urlsplit
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.recomputation import REPLACES, TO_REPLACE, Recomputation, ReplacedRows
@@ -51,6 +52,7 @@ class Committers:
         spark = None if session is None else session.open
         self._watchdog, self._job_id = watchdog, job_id
         self._sinks = {v.uid for v in graph.vertices if isinstance(v.spec, SinkSpec)}
+        self._targets = {v.uid: v.spec.sink.uri() or "" for v in graph.vertices if isinstance(v.spec, SinkSpec)}
         self._committers: dict[str, Committer] = {
             v.uid: v.spec.sink.create_committer(
                 CommitterInitContext(job_id, v.uid, fencing_token, v.output_type, spark, ancestors)
@@ -126,6 +128,28 @@ class Committers:
                 raise ConfigurationError(
                     f"sink {uid!r} ({type(committer).__qualname__}) cannot be written by partition: it has no "
                     "replace_partition method, which is needed to run a partition again"
+                )
+
+    def check_targets(self, metadata: CheckpointMetadata) -> None:
+        """Checks that sinks write where their rows of a checkpoint belong, which may still be to commit.
+
+        Where rows are staged in the target itself, they would not be found. A server may have another address.
+
+        Raises:
+            RestoreError: One writes to another table or topic now.
+        """
+        for uid in self._committers:
+            stored, target = metadata.operator(uid), self._targets[uid]
+            if stored is None or stored.program is None or not any(each.committables for each in stored.subtasks):
+                continue
+            before, folders = stored.program.writes_to, stored.program.folders
+            elsewhere = urlsplit(before).path != urlsplit(target).path
+            if before and target and elsewhere and before.partition("#")[0] not in folders:
+                raise RestoreError(
+                    f"what sink {uid!r} has written to {before} up to checkpoint {metadata.checkpoint_id} is not known "
+                    f"to be committed, and the program writes to {target} now. Run the program that writes there once "
+                    "more, which commits it. Or give the new sink another uid, and leave the old one's rows behind "
+                    "with allow_non_restored_state"
                 )
 
     def commit(self, metadata: CheckpointMetadata) -> int:

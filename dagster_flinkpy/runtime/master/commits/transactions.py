@@ -53,7 +53,7 @@ class Transactions:
             CommitRefusedError: A sink does not take it, or no longer has what was committed.
             CommittableLostError: It is gone.
             RestoreError: It is of a sink that the program does not have, and the run restores something else or
-                nothing.
+                nothing. Or it is of a sink that writes to another table or topic now.
             HeadLostError: There was nothing of the job in the store, but a sink has committed its checkpoints. Or HEAD
                 is older than what was committed.
         """
@@ -71,6 +71,7 @@ class Transactions:
             own = {uid: number for uid, number in prepared.items() if uid in self.committers.uids}
             if self._restore.path is not None or self._restore.start_empty:
                 self._check_left_behind(latest, prepared.keys() - own.keys())
+            self.committers.check_targets(latest)
             try:
                 committed = sum(own.values()) - commit(latest)
                 if own == prepared:  # the program may no longer have a sink
