@@ -338,25 +338,26 @@ class NumberColumn(ObjectColumn):
         """Returns the place of each cell."""
         return cells
 
-    def changing(self, places: Cells, of: Cells) -> Iterator[tuple[slice, list[Any], list[int]]]:
+    def changing(self, places: Cells, of: Cells | None = None) -> Iterator[tuple[slice, list[Any], list[int]]]:
         """Yields what some places hold, a cache full at a time; what it is changed to counts.
 
         Args:
-            places: Distinct places.
-            of: The position of a place, for each value that is to be added.
+            places: The place for each value that is to be added; if ``of`` is given, distinct places.
+            of: For each value that is to be added, the position of its place.
 
         Yields:
             A slice of the values that are to be added, what is held, and for each of these values a position in it.
         """
-        for first in range(0, len(of), CACHED):
+        for first in range(0, len(places if of is None else of), CACHED):
             part = slice(first, first + CACHED)
             if self._numbers is None:
-                yield part, self.values, places[of[part]].tolist()
+                yield part, self.values, (places[part] if of is None else places[of[part]]).tolist()
                 continue
-            some, codes = numbered(of[part], len(places))
-            held = self._numbers.get(places[some])
+            some, codes = numbered(places[part]) if of is None else numbered(of[part], len(places))
+            some = some if of is None else places[some]
+            held = self._numbers.get(some)
             yield part, held, codes.tolist()
-            self._hold(places[some], held)
+            self._hold(some, held)
 
     def _hold(self, places: Cells, values: Sequence[Any]) -> None:
         """Sets the values at some places, as they are; if a place repeats, its last value counts."""

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from dagster_flinkpy.common.copies import ALONE, copied, keeper, plain_row, unchanging_types
 from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
@@ -38,7 +37,6 @@ from dagster_flinkpy.state.columns import NumberColumn
 from dagster_flinkpy.state.files.cache import RunCache
 from dagster_flinkpy.state.files.compaction import TURNS
 from dagster_flinkpy.state.keys import TouchedKeys, hash_keys
-from dagster_flinkpy.state.layout import distinct_rows
 from dagster_flinkpy.state.stored_names import EVENT_TIMERS, PROCESSING_TIMERS, ROLLING
 from dagster_flinkpy.state.timers.timer_queue import TimerQueue
 
@@ -298,8 +296,7 @@ class ReduceOperator(KeyedOperator):
         seats, table, values = touch_keys(self.backend, self.bind(batch)), self._table, iter(batch.each_value())
         self.backend.key_context.seat = None  # an error before the first record has no key
         table.reserve()
-        first, codes = distinct_rows(pa.array(seats))
-        for part, held, places in table.column.changing(seats[first], codes):
+        for part, held, places in table.column.changing(seats):
             self._reduce_each(held, zip(seats[part].tolist(), places, values, strict=False))
         table.mark(seats)
         if not self._final_only:
