@@ -111,7 +111,7 @@ def test_a_length_that_is_too_great_allocates_nothing(part: str, tmp_path: Path)
             read_all(tmp_path / "sp", "values-hashmap-canonical", declared=True)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        assert peak < 4_000_000, at  # what Python itself needs here; the length would be 2 GB
+        assert peak < 64_000_000, at  # modules and threads of earlier tests need some, too; the length would be 2 GB
 
 
 def test_a_path_that_leads_out_of_the_savepoint_is_refused(tmp_path: Path) -> None:
