@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import compress, repeat
 from typing import Any
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from dagster_flinkpy.common.copies import whole_copy
 from dagster_flinkpy.common.typeinfo import TypeInformation
-from dagster_flinkpy.state.number_values import NumberValues
+from dagster_flinkpy.state.number_values import Numbers, NumberValues
 
 __all__ = [
     "CACHED",
@@ -338,12 +338,16 @@ class NumberColumn(ObjectColumn):
         """Returns the place of each cell."""
         return cells
 
-    def changing(self, places: Cells, of: Cells | None = None) -> Iterator[tuple[slice, list[Any], list[int]]]:
+    def changing(
+        self, places: Cells, of: Cells | None = None, numbers: Callable[[slice], Numbers | None] = lambda part: None
+    ) -> Iterator[tuple[slice, list[Any], list[int]]]:
         """Yields what some places hold, a cache full at a time; what it is changed to counts.
 
         Args:
             places: The place for each value that is to be added; if ``of`` is given, distinct places.
             of: For each value that is to be added, the position of its place.
+            numbers: Returns the :meth:`numbers` that each value of a slice has made of its place; or None if what is
+                held says it. Only without ``of``. Default: it says it.
 
         Yields:
             A slice of the values that are to be added, what is held, and for each of these values a position in it.
@@ -357,7 +361,15 @@ class NumberColumn(ObjectColumn):
             some = some if of is None else places[some]
             held = self._numbers.get(some)
             yield part, held, codes.tolist()
-            self._hold(some, held)
+            changed = numbers(part)
+            if changed is None:
+                self._hold(some, held)
+            else:
+                self._numbers.put_numbers(places[part], changed)
+
+    def numbers(self, columns: Sequence[Sequence[Any]]) -> Numbers | None:
+        """Returns columns, one a field, as arrays; None if a value would not come back as it is."""
+        return None if self._numbers is None else self._numbers.numbers(columns)
 
     def _hold(self, places: Cells, values: Sequence[Any]) -> None:
         """Sets the values at some places, as they are; if a place repeats, its last value counts."""

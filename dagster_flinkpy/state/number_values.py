@@ -12,7 +12,10 @@ import numpy.typing as npt
 from dagster_flinkpy.common.typeinfo import BasicTypeInfo, RowTypeInfo, TupleTypeInfo, TypeInformation
 from dagster_flinkpy.common.types import row_class, rows_of
 
-__all__ = ["NumberValues"]
+__all__ = ["NumberValues", "Numbers"]
+
+Numbers = list[npt.NDArray[Any]]
+"""int64 or float64, one a field: the values of that field."""
 
 _INT, _FLOAT = (int, np.dtype(np.int64)), (float, np.dtype(np.float64))
 _KINDS = {"BYTE": _INT, "SHORT": _INT, "INT": _INT, "LONG": _INT, "DOUBLE": _FLOAT}
@@ -77,19 +80,30 @@ class NumberValues:
         """
         columns = [values]
         if self._class is not None:
-            if set(map(type, values)) - {self._class} or set(map(len, values)) - {len(self._fields)}:
+            if set(map(type, values)) - {self._class}:
+                return False
+            if self._class is tuple and set(map(len, values)) - {len(self._fields)}:
                 return False
             columns = [list(map(get, values)) for get in self._getters]
+        numbers = self.numbers(columns)
+        if numbers is not None:
+            self.put_numbers(places, numbers)
+        return numbers is not None
+
+    def numbers(self, columns: Sequence[Sequence[Any]]) -> Numbers | None:
+        """Returns columns, one a field, as arrays; None if a value would not come back as it is."""
         if any(set(map(type, column)) - {kind} for column, (kind, _) in zip(columns, self._fields, strict=True)):
-            return False
+            return None
         try:
-            numbers = [np.fromiter(c, dtype, len(c)) for c, (_, dtype) in zip(columns, self._fields, strict=True)]
+            return [np.fromiter(c, dtype, len(c)) for c, (_, dtype) in zip(columns, self._fields, strict=True)]
         except OverflowError:
-            return False
+            return None
+
+    def put_numbers(self, places: npt.NDArray[np.int64], numbers: Numbers) -> None:
+        """Sets the values at some places to those whose fields are :meth:`numbers`."""
         self._words[places, 0] = 1
         for i, column in enumerate(numbers, start=1):
             self._words[places, i] = column.view(np.int64)
-        return True
 
     def copy(self, places: npt.NDArray[np.int64], others: npt.NDArray[np.int64]) -> None:
         """Sets the values at some places to those at others."""

@@ -143,14 +143,26 @@ class Collector:
                 times.clear()
                 self._send(tag, timestamps)
 
-    def flush_at(self, timestamps: npt.NDArray[np.int64]) -> None:
-        """Sends the records of the main output, which were taken without their timestamps."""
-        if len(timestamps):
-            self._send(None, timestamps)
+    def flush_at(self, timestamps: npt.NDArray[np.int64], columns: Sequence[Any] | None = None) -> None:
+        """Sends the records of the main output, which were taken without their timestamps.
 
-    def _send(self, tag: str | None, timestamps: npt.NDArray[np.int64]) -> None:
+        Args:
+            timestamps: The timestamp of each.
+            columns: Their :meth:`columns_from` 0, such as in arrays. Default: as lists.
+        """
+        if len(timestamps):
+            self._send(None, timestamps, columns)
+
+    def columns_from(self, first: int) -> list[list[Any]] | None:
+        """Returns the fields of the rows from one on, in columns; None if there are other records, too, or no rows."""
+        if self._main or not self.fields:
+            return None
+        width = len(cast("RowTypeInfo", self._types[None]).field_types)
+        return [self.fields[first * width + i :: width] for i in range(width)]
+
+    def _send(self, tag: str | None, timestamps: npt.NDArray[np.int64], columns: Sequence[Any] | None = None) -> None:
         kind, producer = self._types[tag], self._context.vertex.uid
-        column = self._take_column() if tag is None and self.fields else None
+        column = self._take_column(columns) if tag is None and self.fields else None
         if column is not None:
             batch = StreamBatch(kind, timestamps, column=column, producer=producer)
         else:
@@ -159,13 +171,12 @@ class Collector:
             values.clear()
         self._context.emit(tag, batch)
 
-    def _take_column(self) -> pa.Array | None:
+    def _take_column(self, columns: Sequence[Any] | None) -> pa.Array | None:
         """Returns the rows as a column, or None if there are other records, too, or a field has another type."""
-        kind = cast("RowTypeInfo", self._types[None])
-        if not self._main:
-            width = len(kind.field_types)
+        columns = columns or self.columns_from(0)
+        if columns is not None:
             with suppress(TypeMismatchError):  # whoever reads the rows raises it
-                column = kind.of_columns([self.fields[i::width] for i in range(width)])
+                column = cast("RowTypeInfo", self._types[None]).of_columns(columns)
                 self.fields.clear()
                 return column
         self._make_rows()

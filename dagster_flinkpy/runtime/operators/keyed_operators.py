@@ -37,6 +37,7 @@ from dagster_flinkpy.state.columns import NumberColumn
 from dagster_flinkpy.state.files.cache import RunCache
 from dagster_flinkpy.state.files.compaction import TURNS
 from dagster_flinkpy.state.keys import TouchedKeys, hash_keys
+from dagster_flinkpy.state.number_values import Numbers
 from dagster_flinkpy.state.stored_names import EVENT_TIMERS, PROCESSING_TIMERS, ROLLING
 from dagster_flinkpy.state.timers.timer_queue import TimerQueue
 
@@ -295,12 +296,21 @@ class ReduceOperator(KeyedOperator):
     def process(self, input_index: int, batch: StreamBatch) -> None:
         seats, table, values = touch_keys(self.backend, self.bind(batch)), self._table, iter(batch.each_value())
         self.backend.key_context.seat = None  # an error before the first record has no key
+        sent: list[Numbers | None] = []
+
+        def numbers(part: slice) -> Numbers | None:
+            """Returns what was sent for a part: what it has made of the state, in the columns that are sent."""
+            columns = self.collector.columns_from(part.start)
+            sent.append(None if columns is None else table.column.numbers(columns))
+            return sent[-1]
+
         table.reserve()
-        for part, held, places in table.column.changing(seats):
+        for part, held, places in table.column.changing(seats, numbers=numbers):
             self._reduce_each(held, zip(seats[part].tolist(), places, values, strict=False))
         table.mark(seats)
         if not self._final_only:
-            self.collector.flush_at(batch.timestamps)
+            whole = [] if None in sent else [np.concatenate(parts) for parts in zip(*sent, strict=True)]
+            self.collector.flush_at(batch.timestamps, whole)
 
     def _reduce_each(self, held: list[Any], records: Iterable[tuple[int, int, Any]]) -> None:
         """Reduces records: the seat, the place in what is held, and the value of each."""

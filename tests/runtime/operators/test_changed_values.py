@@ -156,6 +156,13 @@ def test_a_reduction_to_another_type_is_refused(tmp_path: Path) -> None:
         collect_all(stream.key_by("key").reduce(lambda a, b: Row("a", 1, "x")).uid("reduced"), tmp_path)
 
 
+def test_a_reduction_that_leaves_the_range_of_a_number_is_refused(tmp_path: Path) -> None:
+    kind = Types.ROW_NAMED(["key", "total"], [Types.LONG(), Types.INT()])
+    stream = events(environment(), [("a", 1, 2**30), ("a", 2, 2**30)]).map(lambda e: kind.row(1, e[2]), kind)
+    with pytest.raises(TypeMismatchError, match=r"'reduced'.*field 'total'.*INT.*2147483648 is int, out of its range"):
+        collect_all(stream.key_by("key").reduce(lambda a, b: kind.row(1, a.total + b.total)).uid("reduced"), tmp_path)
+
+
 class OwnTrigger(EventTimeTrigger):
     """Keeps the operator from using its fast form."""
 
