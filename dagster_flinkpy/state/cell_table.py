@@ -13,7 +13,7 @@ import pyarrow as pa
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.state.cell_numbers import CellNumbers, NamespacedCells, PairCells
-from dagster_flinkpy.state.columns import Cells, Mask, ObjectColumn, grown, make_column
+from dagster_flinkpy.state.columns import Cells, Mask, NumberColumn, ObjectColumn, grown, make_column
 from dagster_flinkpy.state.files.runs import Found
 from dagster_flinkpy.state.keys import KeySeats
 from dagster_flinkpy.state.layout import distinct_rows
@@ -331,7 +331,10 @@ class CellTable(OverlayTable):
         assert self.value_type is not None
         if not isinstance(self.column, ObjectColumn):
             return {"value": self.column.take(cells)}
-        columns = {"value": self._to_arrow(self.value_type, self.column.get(cells), self._seats(cells))}
+        value = self.column.column(cells) if isinstance(self.column, NumberColumn) else None
+        if value is None:
+            value = self._to_arrow(self.value_type, self.column.get(cells), self._seats(cells))
+        columns = {"value": value}
         if self.expires is not None:
             times = list(map(self.expires.__getitem__, cells.tolist()))
             columns["expires_at"] = pa.array(times, type=pa.int64())

@@ -367,6 +367,10 @@ class NumberColumn(ObjectColumn):
             else:
                 self._numbers.put_numbers(places[part], changed)
 
+    def column(self, cells: Cells) -> pa.Array[Any] | None:
+        """Returns the values of some cells as a column, if that needs no objects."""
+        return None if self._numbers is None else self._numbers.column(self.places(cells))
+
     def numbers(self, columns: Sequence[Sequence[Any]]) -> Numbers | None:
         """Returns columns, one a field, as arrays; None if a value would not come back as it is."""
         return None if self._numbers is None else self._numbers.numbers(columns)
@@ -476,10 +480,12 @@ class SharedColumn(NumberColumn):
         return places
 
     def drop(self, cells: Cells) -> None:
-        self.valid[cells] = False
-        cells = numbered(cells, len(self._places))[0]
-        self._leave(self._places[cells], np.ones(len(cells), dtype=np.int64))
+        # Of a cell that repeats, the last position stays, which is where it is counted.
+        places, positions = self._places[cells], np.arange(len(cells))
+        self.valid[cells], self._places[cells] = False, positions
+        places = places[self._places[cells] == positions]
         self._places[cells] = 0
+        self._leave(places, np.ones(len(places), dtype=np.int64))
 
     def keep(self, cells: Cells) -> None:
         places, self._places = numbered(np.append(0, self._places[cells]), len(self.values))

@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from dagster_flinkpy.common.typeinfo import BasicTypeInfo, RowTypeInfo, TupleTypeInfo, TypeInformation
 from dagster_flinkpy.common.types import row_class, rows_of
+from dagster_flinkpy.errors import TypeMismatchError
 
 __all__ = ["NumberValues", "Numbers"]
 
@@ -31,6 +34,7 @@ class NumberValues:
 
     def __init__(self, kind: TypeInformation) -> None:
         fields = _fields(kind)
+        self._kind: Any = kind
         self._fields = [_KINDS[field.name] for field in fields]
         # int64: a row for each place, which has a 1 in front if there is a value. So a value is in one line of the
         # processor's cache.
@@ -70,6 +74,16 @@ class NumberValues:
         for i in np.flatnonzero(words[:, 0] == 0).tolist():
             values[i] = None
         return values
+
+    def column(self, places: npt.NDArray[np.int64]) -> pa.Array[Any] | None:
+        """Returns the values at some places as a column, null where there is none; None if one is out of range."""
+        words = self._words.take(places, axis=0)
+        columns = [words[:, i].view(dtype) for i, (_, dtype) in enumerate(self._fields, start=1)]
+        try:
+            column = self._kind.to_arrow(columns[0]) if self._class is None else self._kind.of_columns(columns)
+        except TypeMismatchError:  # whoever makes a column of the objects raises it
+            return None
+        return pc.if_else(pa.array(words[:, 0] != 0), column, pa.scalar(None, column.type))
 
     def put(self, places: npt.NDArray[np.int64], values: Sequence[Any]) -> bool:
         """Sets the values at some places; returns False, and does nothing, if one would not come back as it is.

@@ -42,6 +42,9 @@ def test_values_come_back_as_they_were(kind: Any, puts: list[tuple[int, int, flo
     asked = np.array([*range(10), 0])
     assert list(map(repr, values.get(asked))) == [repr(model.get(place)) for place in asked.tolist()]
     assert values.has(asked).tolist() == [place in model for place in asked.tolist()]
+    column = values.column(asked)
+    assert column is not None and column.type == kind.arrow_type
+    assert list(map(repr, kind.from_arrow(column))) == [repr(model.get(place)) for place in asked.tolist()]
 
 
 @pytest.mark.parametrize(
@@ -72,6 +75,15 @@ def test_what_would_come_back_as_something_else_is_refused(kind: Any, value: Any
     assert values.put(np.array([0, 1]), [good, good])
     assert not values.put(np.array([0, 1]), [good, value])
     assert values.get(np.array([0, 1])) == [good, good]
+
+
+@pytest.mark.parametrize(("kind", "value"), [(Types.INT(), 2**31), (Types.TUPLE([LONG, Types.BYTE()]), (0, 128))])
+def test_what_is_out_of_range_comes_back_but_not_as_a_column(kind: Any, value: Any) -> None:
+    values = NumberValues(kind)
+    values.grow(1)
+    assert values.put(np.array([0]), [value])
+    assert values.get(np.array([0])) == [value]
+    assert values.column(np.array([0])) is None
 
 
 @pytest.mark.parametrize(
