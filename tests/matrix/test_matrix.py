@@ -65,6 +65,13 @@ def test_how_a_job_is_run_changes_neither_what_comes_out_nor_what_is_late(case: 
 # Both sources are in one task: each may stop amid a split, and no reader waits for that of the other one.
 @example(case=(_UNITED, Settings(live=True, sources=Sources.STOPPED)))
 @example(case=(_UNITED, Settings(live=True, sources=Sources.READERS)))
+# A reader that has read all is idle until its source ends. One window is still held by a subtask that is idle, too.
+@example(
+    case=(
+        Program((Input((((), (("c", 80, 0),)),)),), Path_.DIRECT, (Leg.TWICE,)),
+        Settings(parallelism=2, unaligned=True, live=True, task_slots=1, sources=Sources.READERS),
+    )
+)
 # One source sends to two inputs. The one that is not selected must not hold up the other one.
 @example(
     case=(

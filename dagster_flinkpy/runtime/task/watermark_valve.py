@@ -29,7 +29,10 @@ class _Origin:
 
     def advance(self, epoch: int) -> None:
         counting = [w for c, w in self.watermarks.items() if self.idle.get(c, BEFORE - 1) < epoch]
-        self.reached = max(self.reached, min(counting) if counting else max(self.watermarks.values()))
+        reached = min(counting) if counting else max(self.watermarks.values())
+        if reached == MAX_WATERMARK:  # it ends in each channel: one that is idle has yet to hear of it
+            reached = max((w for w in self.watermarks.values() if w != MAX_WATERMARK), default=MAX_WATERMARK)
+        self.reached = max(self.reached, reached)
 
 
 class WatermarkValve(Generic[C]):
@@ -49,6 +52,8 @@ class WatermarkValve(Generic[C]):
       reports that it is idle in that epoch, too. So the order in which channels are read
       makes no difference.
     - A channel that becomes active again counts at once, even if it is behind the gate. The gate then waits for it.
+    - An origin has ended when it has in all channels, idle ones, too. A sender that is idle may hold windows, which
+      fire when it hears of the end: their results would be late.
 
     Args:
         channels: All channels of all inputs, each with the origins that send through it. All start active, without a

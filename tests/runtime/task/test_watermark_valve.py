@@ -199,3 +199,14 @@ def test_an_origin_that_is_not_known_is_ignored() -> None:
     valve = WatermarkValve({"a": ["a"]})
     assert not valve.on_watermark("a", "removed", 7, 0) and not valve.on_status("a", "removed", True, 0)
     assert valve.on_watermark("a", "a", 3, 0)
+
+
+def test_a_source_has_ended_when_it_has_in_all_channels_idle_ones_too() -> None:
+    valve = WatermarkValve({"a": ["source"], "b": ["source"]})
+    for channel in "ab":
+        valve.on_watermark(channel, "source", 59, 0)
+        valve.on_status(channel, "source", True, 0)
+    assert not valve.on_watermark("a", "source", MAX_WATERMARK, 0), "b may have windows, which fire at the end"
+    assert (valve.watermark, valve.idle_in("source", 0)) == (59, False)
+    valve.on_watermark("b", "source", MAX_WATERMARK, 0)
+    assert valve.watermark == MAX_WATERMARK
