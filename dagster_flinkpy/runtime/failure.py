@@ -177,11 +177,7 @@ def unsupported(what: str, reason: str) -> UnsupportedEnvironmentError:
 
 
 class TaskError(Exception):
-    """Fails a Spark task, and takes an error of this library to the driver as data, in the text that Spark passes on.
-
-    Args:
-        data: The error as JSON, on one line.
-    """
+    """Fails a Spark task, and takes an error of this library to the driver, as a line of JSON that Spark passes on."""
 
 
 @contextmanager

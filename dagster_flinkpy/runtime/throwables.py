@@ -69,11 +69,7 @@ def throwable_type(error: BaseException | type[BaseException]) -> ThrowableType:
 
 
 def fails_always(error: BaseException) -> bool:
-    """Returns whether a user function that raised an error raises it whenever it is tried.
-
-    Args:
-        error: The error, where it was raised. An interruption counts, because somebody wants the process to end.
-    """
+    """Returns whether a user function raises an error whenever it is tried; an interruption ends it for good, too."""
     return isinstance(error, (*_FUNCTION, KeyboardInterrupt)) or refused_by_spark(error, _FUNCTION)
 
 

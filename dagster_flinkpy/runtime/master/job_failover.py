@@ -52,12 +52,7 @@ E = TypeVar("E", bound=BaseException)
 
 
 def diagnosed(error: E, latest: CheckpointMetadata | None) -> E | NamedSegmentLostError:
-    """Returns an error that says whether a restart can help, if a segment is gone.
-
-    Args:
-        error: The error.
-        latest: The checkpoint to which a restart would go back; None for empty state.
-    """
+    """Returns an error that says whether a restart from the latest checkpoint can help, if a segment is gone."""
     if latest is None or not isinstance(error, SegmentLostError) or isinstance(error, NamedSegmentLostError):
         return error
     lost = f"{EXCHANGE_FOLDER}/{error.edge}/{error.key}"

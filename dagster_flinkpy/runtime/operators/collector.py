@@ -144,12 +144,7 @@ class Collector:
                 self._send(tag, timestamps)
 
     def flush_at(self, timestamps: npt.NDArray[np.int64], columns: Sequence[Any] | None = None) -> None:
-        """Sends the records of the main output, which were taken without their timestamps.
-
-        Args:
-            timestamps: The timestamp of each.
-            columns: Their :meth:`columns_from` 0, such as in arrays. Default: as lists.
-        """
+        """Sends the records of the main output, taken without timestamps; ``columns`` may be their fields in arrays."""
         if len(timestamps):
             self._send(None, timestamps, columns)
 

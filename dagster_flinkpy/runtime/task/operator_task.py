@@ -169,13 +169,9 @@ class OperatorTask:
     # --- the gate ----------------------------------------------------------------------------------------------------
 
     def receive(self, channel: Channel, kind: Kind, value: Any, epoch: int) -> None:
-        """Takes an element of a channel.
+        """Takes an element of a channel, which has delivered so many barriers before (``epoch``).
 
-        Args:
-            channel: The channel.
-            kind: Kind of the element.
-            value: Its payload. From an operator of the same task, the decoded payload.
-            epoch: How many barriers the channel has delivered to this task before it.
+        The payload is encoded, unless it comes from an operator of the same task.
         """
         self.handle(Element(channel, (kind, value, epoch)))
 
