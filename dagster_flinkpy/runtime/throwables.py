@@ -69,7 +69,10 @@ def throwable_type(error: BaseException | type[BaseException]) -> ThrowableType:
 
 
 def fails_always(error: BaseException) -> bool:
-    """Returns whether a user function raises an error whenever it is tried; an interruption ends it for good, too."""
+    """Returns whether a user function that raised an error raises it whenever it is tried.
+
+    An interruption counts, because somebody wants the process to end.
+    """
     return isinstance(error, (*_FUNCTION, KeyboardInterrupt)) or refused_by_spark(error, _FUNCTION)
 
 
