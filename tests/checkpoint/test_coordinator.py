@@ -118,6 +118,10 @@ def test_tasks_that_run_again_acknowledge_once_more() -> None:
     assert it.collecting == ()
     with pytest.raises(CheckpointError, match="checkpoint 1 is WRITING_METADATA, not COLLECTING"):
         it.handle(TasksRestarted(5, (1,), (SOURCE,)))
+    for stimulus in (MetadataWritten(6, 1), HeadReplaced(7, 1), CommitFinished(8, 1)):
+        it.handle(stimulus)
+    (stats,) = it.statistics.history
+    assert stats.state_bytes == sum(each.state_bytes for states in write.states.values() for each in states) > 0
 
 
 def test_completed_checkpoints_over_the_retained_number_are_dropped() -> None:
@@ -131,6 +135,7 @@ def test_what_was_retained_before_a_restore_is_dropped_too() -> None:
     coordinator = CheckpointCoordinator(
         JOB, TOKEN, PLAN, CoordinatorConfig(num_retained=1), restored=metadata(8), retained=(7, 8)
     )
+    assert coordinator.statistics.counts.restored == 1
     coordinator.handle(JobStatusChanged(0, True))
     assert complete(coordinator, 10, 9) == [notify_subsumed(8), DropSubsumed((7, 8))]
 
@@ -335,6 +340,8 @@ def test_a_request_without_an_id_is_rejected_and_the_next_one_tried() -> None:
         FailJob(None, reason, "no id is available for a checkpoint: timed out (more than 1 in a row)"),
     ]
     assert coordinator.statistics.counts.failed == 2
+    with pytest.raises(CheckpointError, match="nothing asked for one"):
+        coordinator.handle(TriggerFailed(4, "timed out"))
 
 
 def test_an_id_that_cannot_be_had_after_shutdown_changes_nothing() -> None:

@@ -429,6 +429,7 @@ def test_if_nobody_knows_whether_head_moved_the_job_fails_and_nothing_is_aborted
     assert coordinator.handle(MetadataWriteFailed(4, 1, unknown_outcome=True, cause="timed out")) == [
         FailJob(1, REASON.FINALIZE_CHECKPOINT_FAILURE, "it is unknown whether checkpoint 1 is complete: timed out")
     ]
+    assert coordinator.statistics.counts.failed == 1
     assert coordinator.handle(Shutdown(5)) == []
 
 

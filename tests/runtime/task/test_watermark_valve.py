@@ -210,3 +210,17 @@ def test_a_source_has_ended_when_it_has_in_all_channels_idle_ones_too() -> None:
     assert (valve.watermark, valve.idle_in("source", 0)) == (59, False)
     valve.on_watermark("b", "source", MAX_WATERMARK, 0)
     assert valve.watermark == MAX_WATERMARK
+
+
+def test_a_channel_is_silent_once_all_its_origins_have_ended_or_are_idle_in_the_epoch() -> None:
+    valve = WatermarkValve({"a": ("x", "y"), "b": ("x",)})
+    assert not valve.is_silent("a")
+    valve.on_watermark("a", "x", MAX_WATERMARK, 0)
+    assert not valve.is_silent("a"), "y goes on"
+    valve.on_status("a", "y", True, 0)
+    assert valve.is_silent("a")
+    assert not valve.is_silent("b"), "x has not ended there"
+    valve.on_watermark("b", "x", 7, 1)
+    assert not valve.is_silent("a"), "y is idle in the epoch before"
+    valve.on_status("a", "y", True, 1)
+    assert valve.is_silent("a")
