@@ -179,7 +179,10 @@ PLACES = {
     for key, group in zip(KEYS, groups_of(Types.STRING(), KEYS).tolist(), strict=True)
 }
 CHANGE = st.tuples(
-    st.sampled_from(KEYS), st.integers(0, 3), st.integers(0, 12), st.sampled_from([True, True, True, False])
+    st.sampled_from(KEYS),
+    st.integers(0, 3),
+    st.integers(0, 12),
+    st.sampled_from(["register", "register", "register", "delete", "delete one that is there"]),
 )
 STEP = st.tuples(st.lists(CHANGE, max_size=8), st.integers(0, 12), st.lists(CHANGE, max_size=6), st.booleans())
 
@@ -202,7 +205,11 @@ def test_timers_fire_like_those_of_a_sorted_set(
     timers = backend.get_timers("t", kind)
     model: set[tuple[int, Any, Any]] = set()
 
-    def change(key: str, window: int, time: int, register: bool) -> None:
+    def change(key: str, window: int, time: int, what: str) -> None:
+        register = what == "register"
+        if what == "delete one that is there" and model:
+            time, (_, _, key), namespace = sorted(model)[time % len(model)]
+            window = namespace[0] if namespaces else window
         backend.set_current_key(key)
         if namespaces:
             timers.set_current_namespace((window, 9))
