@@ -56,3 +56,13 @@ def test_the_first_barrier_at_which_nothing_is_in_flight_can_be_chosen() -> None
         history = history.grown([output(number, segments)], number, 0, RETAIN, settled=settled)
     assert history.choices == [3]
     assert history.since(3) == ()
+
+
+def test_nothing_is_taken_since_a_checkpoint_whose_rows_were_replaced() -> None:
+    history = EdgeHistory()
+    for number in range(1, 5):
+        history = history.grown([output(number, 1)], number, 0, RETAIN, settled=True)
+    replaced = history.replaced_since(2)
+    assert replaced.choices == [1, 2]
+    assert (replaced.since(2), replaced.since(3)) == (replaced.outputs[2:], None)
+    assert history.replaced_since(0).choices == []

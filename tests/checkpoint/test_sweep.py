@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dagster_flinkpy.checkpoint import sweep as sweep_module
+from dagster_flinkpy.checkpoint.forks.job_disposal import mark_disposed
 from dagster_flinkpy.checkpoint.head import HEAD_KEY
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind
 from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
@@ -165,13 +166,23 @@ def test_a_checkpoint_that_is_subsumed_meanwhile_is_no_error(job: Job, monkeypat
         if not loaded:
             loaded.append(which)
             job.epoch("b", drop=1)
+            job.age()
         return load(self, which)
 
     monkeypatch.setattr(CompletedCheckpointStore, "load", slow)
-    job.age()
     sweep(job.objects, HOUR)
     monkeypatch.undo()
     assert job.needed() <= job.names()
+
+
+def test_a_disposal_that_was_cut_short_is_finished(job: Job) -> None:
+    job.epoch("a")
+    assert mark_disposed(job.objects, job.store.begin_attempt("dispose", 1, timedelta(0), take_over=True))
+    before = job.names()
+    sweep(job.objects, HOUR, dry_run=True)
+    assert job.names() == before
+    sweep(job.objects, HOUR)
+    assert job.names() == set()
 
 
 def test_nothing_is_swept_when_nobody_knows_what_is_needed(job: Job, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,7 +58,8 @@ def again(rows: list[InFlightRow], width: int) -> list[InFlightRow]:
     return [replace(row, rescaled=[*row.rescaled, (subtask, width)]) for subtask in range(width) for row in rows]
 
 
-@given(st.sampled_from([KEYED, CUSTOM, *OTHERS]), st.lists(st.integers(0, 99), unique=True), widths, widths, widths)
+@pytest.mark.parametrize("partitioner", [KEYED, CUSTOM, *OTHERS], ids=lambda each: each.kind.name)
+@given(st.lists(st.integers(0, 99), unique=True), widths, widths, widths)
 def test_each_record_is_taken_once(
     partitioner: StreamPartitioner, numbers: list[int], before: int, width: int, later: int
 ) -> None:
