@@ -19,7 +19,7 @@ from dagster_flinkpy.connectors.sources.declared_source import RowSource, names_
 from dagster_flinkpy.connectors.sources.input_files import input_files, reading
 from dagster_flinkpy.connectors.sources.known_files import KnownFiles, check_unchanged, some_of, version_of
 from dagster_flinkpy.connectors.sources.open_splits import OpenSplits, RowMeter
-from dagster_flinkpy.connectors.sources.parquet_rows import open_parquet, rows_between
+from dagster_flinkpy.connectors.sources.parquet_rows import open_parquet, rows_from
 from dagster_flinkpy.connectors.sources.split_enumerators import OpenEnumerator
 from dagster_flinkpy.datastream.connectors.base import Json, SourceLag, SourceSplit, SplitEnumerator, position_field
 from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
@@ -196,28 +196,28 @@ class ParquetSource(RowSource, PartitionedSource):
         return _ParquetEnumerator(self, restored)
 
     def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
-        store, key, row_type = self.location.open(), _file_of(split), self.produced_type
-        size, version = split.properties["size"], split.properties["version"]
+        store, key = self.location.open(), _file_of(split)
         with reading(f"{store.url}/{key}"):
-            check_unchanged(store, key, size, version)
-            with open_parquet(store, key, size, _footer(self.location, key, size, version)) as file:
-                self._check_columns(file.schema_arrow, row_type)
-                first, stop = split.properties.get("row_groups", (0, file.num_row_groups))
-                yield from self._batches(file, row_type, range(first, stop), split)
+            check_unchanged(store, key, split.properties["size"], split.properties["version"])
+        yield from self.resumed(split, self._rows)
 
-    def _batches(
-        self, file: pq.ParquetFile, row_type: RowTypeInfo, groups: range, split: SourceSplit
-    ) -> Iterator[tuple[pa.Array, int]]:
-        """Reads some row groups, from the offset of the split, a row of them, up to its stop."""
+    def _rows(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
+        """Reads the row groups of a split, from its offset, a row of them, to their end."""
         from dagster_flinkpy.connectors.columns.column_casts import cast_rows
 
-        offset = split.offset
-        rows_there = sum(file.metadata.row_group(group).num_rows for group in groups)
-        if offset > rows_there:
-            raise SourceReadError(f"{offset} rows were read already, but there are only {rows_there}")
-        stop, names = split.properties.get("stop", rows_there), row_type.field_names
-        for rows, position in rows_between(file, groups, names, self.batch_rows, offset, stop):
-            yield cast_rows(rows, row_type), position
+        store, key, row_type, offset = self.location.open(), _file_of(split), self.produced_type, split.offset
+        size, version = split.properties["size"], split.properties["version"]
+        with (
+            reading(f"{store.url}/{key}"),
+            open_parquet(store, key, size, _footer(self.location, key, size, version)) as file,
+        ):
+            self._check_columns(file.schema_arrow, row_type)
+            groups = range(*split.properties.get("row_groups", (0, file.num_row_groups)))
+            rows_there = sum(file.metadata.row_group(group).num_rows for group in groups)
+            if offset > rows_there:
+                raise SourceReadError(f"{offset} rows were read already, but there are only {rows_there}")
+            for rows, position in rows_from(file, groups, row_type.field_names, self.batch_rows, offset):
+                yield cast_rows(rows, row_type), position
 
     def _check_columns(self, schema: pa.Schema, row_type: RowTypeInfo) -> None:
         from dagster_flinkpy.connectors.columns.column_casts import check_cast

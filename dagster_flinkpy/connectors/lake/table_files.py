@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,7 +15,7 @@ from dagster_flinkpy.connectors.columns.column_casts import cast_column
 from dagster_flinkpy.connectors.columns.text_values import from_text, moment_of
 from dagster_flinkpy.connectors.lake.table_source import TableSource
 from dagster_flinkpy.connectors.sources.input_files import reading
-from dagster_flinkpy.connectors.sources.parquet_rows import open_parquet, rows_between
+from dagster_flinkpy.connectors.sources.parquet_rows import open_parquet, rows_from
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.errors import InputChangedError, ObjectNotFoundError
 
@@ -27,7 +28,14 @@ _KINDS = {"-": {"delete": "-D", "update_preimage": "-U"}, "+": {"insert": "+I", 
 
 
 def read_table_file(source: TableSource, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
-    """Reads a data file from the split's offset on.
+    """Reads a data file from the split's offset to its stop."""
+    is_change = split.properties.get("kind") in _KINDS
+    for column, position in source.resumed(split, partial(_rows, source)):
+        yield column.filter(column.field("row_kind").is_valid()) if is_change else column, position
+
+
+def _rows(source: TableSource, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
+    """Reads a data file from the split's offset to its end.
 
     A column has the name that it has in the table, or, if both have ids, the id. A column that the file does not have
     has the file's partition value, or is null.
@@ -37,10 +45,8 @@ def read_table_file(source: TableSource, split: SourceSplit) -> Iterator[tuple[p
         columns = _columns(file.schema_arrow, split)
         there = [columns[name] for name in source.table_type.field_names if name in columns]
         there += [_CHANGE] if split.properties.get("kind") in _KINDS else []
-        groups, stop = range(file.num_row_groups), split.properties.get("stop", file.metadata.num_rows)
-        for rows, position in rows_between(file, groups, there, source.batch_rows, split.offset, stop):
-            if len(column := _struct(source, split, rows, columns)):
-                yield column, position
+        for rows, position in rows_from(file, range(file.num_row_groups), there, source.batch_rows, split.offset):
+            yield _struct(source, split, rows, columns), position
 
 
 def table_row_type(source: TableSource) -> RowTypeInfo:
@@ -145,5 +151,4 @@ def _struct(source: TableSource, split: SourceSplit, rows: pa.RecordBatch, colum
         changes = rows.column(_CHANGE).to_pylist() if kind in _KINDS else []
         kinds = [_KINDS[kind].get(each) for each in changes] or [kind] * rows.num_rows
         arrays += [pa.array(kinds, pa.string()), pa.repeat(version, rows.num_rows)]
-    column = pa.StructArray.from_arrays(arrays, fields=list(source.produced_type.arrow_type))
-    return column if kind not in _KINDS else column.filter(column.field("row_kind").is_valid())
+    return pa.StructArray.from_arrays(arrays, fields=list(source.produced_type.arrow_type))

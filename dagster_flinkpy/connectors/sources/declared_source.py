@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from dagster_flinkpy.common.arguments import check_argument
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation, Types
+from dagster_flinkpy.connectors.sources.open_splits import ResumedRows
 from dagster_flinkpy.datastream.connectors.base import Json, Source, SourceSplit, SplitEnumerator
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.errors import ConfigurationError
@@ -55,6 +56,19 @@ class RowSource(DeclaredSource):
     _added: Mapping[str, TypeInformation] = {}
     """Columns that the source adds to them."""
     _when_added: ClassVar[str] = ""
+    _resumed: ResumedRows | None = None
+    """Keeps rows from one epoch to the next, if this is the source of a subtask."""
+
+    def for_subtask(self) -> Self:
+        own = copy.copy(self)
+        own._resumed = ResumedRows()
+        return own
+
+    def resumed(
+        self, split: SourceSplit, read: Callable[[SourceSplit], Iterator[tuple[pa.Array, int]]]
+    ) -> Iterator[tuple[pa.Array, int]]:
+        """Yields the rows of a split up to its stop; see :meth:`ResumedRows.read`."""
+        return (self._resumed or ResumedRows()).read(split, read)
 
     def _declare(self, row_type: RowTypeInfo | None) -> None:
         call = f"row_type of {type(self).__name__}()"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from dagster_flinkpy.datastream.connectors.base import Json, SourceLag, SourceSplit, position_field
 from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 
-__all__ = ["OpenRanges", "OpenSplits", "Quantity", "RowMeter", "SplitMeter"]
+__all__ = ["OpenRanges", "OpenSplits", "Quantity", "ResumedRows", "RowMeter", "SplitMeter"]
 
 _STOP = "stop"
 
@@ -188,8 +189,7 @@ class OpenSplits:
             if stop is None:
                 self._splits.pop(number, None)
             else:
-                properties = {name: value for name, value in split.properties.items() if name != _STOP}
-                self._splits[number] = SourceSplit(split.split_id, properties, stop)
+                self._splits[number] = SourceSplit(split.split_id, _without_stop(split), stop)
                 self.rest = True
 
     def left(self) -> list[SourceSplit]:
@@ -255,6 +255,38 @@ class OpenRanges(dict[Any, SourceSplit]):
     def to_json(self) -> Json:
         """Returns the ranges as a part of a position."""
         return {"open": [split.to_json() for split in self.values()]}
+
+
+class ResumedRows:
+    """Reads splits whose offset is a number of rows. What comes after the stop of one waits for the epoch after."""
+
+    def __init__(self) -> None:
+        self._rest: tuple[SourceSplit, Iterator[tuple[Any, int]]] | None = None
+
+    def read(
+        self, split: SourceSplit, read: Callable[[SourceSplit], Iterator[tuple[Any, int]]]
+    ) -> Iterator[tuple[Any, int]]:
+        """Yields columns of rows, with the offsets after them, up to the stop of a split.
+
+        Args:
+            split: The split.
+            read: Yields the rows of a split from its offset to its end.
+        """
+        stop, rest, self._rest = split.properties.get(_STOP), self._rest, None
+        whole = replace(split, properties=_without_stop(split))
+        rows = rest[1] if rest is not None and rest[0] == whole else read(whole)
+        for column, end in rows:
+            if stop is not None and end >= stop:
+                count = len(column) - (end - stop)
+                after = rows if end == stop else chain([(column.slice(count), end)], rows)
+                self._rest = whole.advanced(stop, finished=False), after
+                yield column.slice(0, count), stop
+                return
+            yield column, end
+
+
+def _without_stop(split: SourceSplit) -> Json:
+    return {name: value for name, value in split.properties.items() if name != _STOP}
 
 
 def _least(one: Quantity, other: Quantity) -> Quantity:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-__all__ = ["open_parquet", "rows_between"]
+__all__ = ["open_parquet", "rows_from"]
 
 
 def open_parquet(store: ObjectStore, key: str, size: int, footer: pq.FileMetaData | None = None) -> pq.ParquetFile:
@@ -23,21 +23,17 @@ def open_parquet(store: ObjectStore, key: str, size: int, footer: pq.FileMetaDat
     return pq.ParquetFile(file, metadata=footer, pre_buffer=True, coerce_int96_timestamp_unit="us")
 
 
-def rows_between(
-    file: pq.ParquetFile, groups: Iterable[int], columns: Sequence[str], batch_rows: int, offset: int, stop: int
+def rows_from(
+    file: pq.ParquetFile, groups: Iterable[int], columns: Sequence[str], batch_rows: int, offset: int
 ) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """Yields rows of some row groups, between two offsets that count over these, with the offset after them."""
+    """Yields rows of some row groups, from an offset that counts over these, with the offset after them."""
     end = 0
     for group in groups:
         start, end = end, end + file.metadata.row_group(group).num_rows
         if end <= offset:
             continue
-        if start >= stop:
-            return
         # One row group at a time, because Arrow keeps what it has fetched until the next call.
         for batch in file.iter_batches(batch_rows, row_groups=[group], columns=list(columns)):
-            rows = batch.slice(min(max(offset - start, 0), batch.num_rows))
             start += batch.num_rows
-            rows = rows.slice(0, max(rows.num_rows - max(start - stop, 0), 0))
-            if rows.num_rows:
-                yield rows, min(start, stop)
+            if start > offset:
+                yield batch.slice(max(batch.num_rows - (start - offset), 0)), start

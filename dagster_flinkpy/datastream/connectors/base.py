@@ -290,6 +290,10 @@ class Source(ABC):
             SourceReadError: The input cannot be read; the message names it.
         """
 
+    def for_subtask(self) -> Source:
+        """Returns the source that one subtask reads. It may keep something from split to split. Default: itself."""
+        return self
+
     def continuous(self) -> Source:
         """Returns the source for a job that Dagster runs repeatedly. It never ends, unless declared bounded.
 

@@ -29,7 +29,7 @@ class SourceOperator(StreamOperator):
 
     def __init__(self, context: OperatorContext, spec: SourceSpec) -> None:
         super().__init__(context)
-        self._source = spec.source
+        self._source = spec.source.for_subtask()
         self._idle_timeout = spec.watermark_strategy.idle_timeout
         self._makes_watermarks = spec.watermark_strategy.max_out_of_orderness is not None
         self._strategy = spec.watermark_strategy
