@@ -81,7 +81,7 @@ def encode_run(
     sink = io.BytesIO()
     row_groups: list[Json] = []
     encodings = _encodings(stored)
-    writer = pq.ParquetWriter(sink, schema, compression="zstd", write_page_index=True, **encodings)
+    writer = pq.ParquetWriter(sink, schema, write_page_index=True, **encodings)
     offset = sink.tell()
     for start, stop in _row_group_bounds(groups):
         writer.write_table(stored.slice(start, stop - start), row_group_size=stop - start)
@@ -121,23 +121,24 @@ def _encodings(table: pa.Table) -> Mapping[str, Any]:
     """Returns how to encode the columns: integers by their differences, others with dictionaries if they repeat.
 
     Integers such as sums and keys seldom repeat, so dictionaries are useless for them. Differences take half the time
-    and half the bytes.
+    and half the bytes; zstd makes them a hundredth smaller for a third of the time.
     """
-    integers = _integers_of(table.schema.remove_metadata())
+    kinds = _kinds_of(table.schema.remove_metadata())
+    integers = [path for path, kind in kinds.items() if kind in ("INT32", "INT64")]
     return {
+        "compression": {path: "none" if path in integers else "zstd" for path in kinds},
         "column_encoding": dict.fromkeys(integers, "DELTA_BINARY_PACKED"),
         "use_dictionary": repeating(table, besides=integers),
     }
 
 
 @lru_cache(maxsize=64)
-def _integers_of(schema: pa.Schema) -> list[str]:
-    """Returns the paths of the columns of integers in a file."""
+def _kinds_of(schema: pa.Schema) -> Mapping[str, str]:
+    """Returns the physical types of the columns in a file, by their paths."""
     sink = io.BytesIO()
     pq.write_table(schema.empty_table(), sink)
     leaves = pq.ParquetFile(sink).schema
-    kinds = {leaves.column(i).path: leaves.column(i).physical_type for i in range(len(leaves))}
-    return [path for path, kind in kinds.items() if kind in ("INT32", "INT64")]
+    return {leaves.column(i).path: leaves.column(i).physical_type for i in range(len(leaves))}
 
 
 def inline(handle: RunHandle, data: bytes) -> RunHandle:
