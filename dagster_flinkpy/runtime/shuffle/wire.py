@@ -47,6 +47,7 @@ __all__ = [
     "encode_batch",
     "encode_buffer",
     "encode_element",
+    "read_buffer",
     "rows_of",
 ]
 
@@ -271,12 +272,11 @@ def decode_event(kind: Kind, payload: bytes) -> tuple[str, int | bool]:
 
 def decode_buffer(payload: pa.Buffer, type_info: TypeInformation) -> StreamBatch:
     """Decodes the records of a BUFFER row, with their keys if the edge is keyed; also those that were combined."""
-    return _decode(_read(payload), type_info)
+    return _decode(read_buffer(payload), type_info)
 
 
-def decode_buffers(payloads: Sequence[pa.Buffer], type_info: TypeInformation) -> Iterator[StreamBatch]:
-    """Decodes BUFFER rows like :func:`decode_buffer`, and joins those that follow each other and have one format."""
-    read = [_read(payload) for payload in payloads]
+def decode_buffers(read: Sequence[pa.RecordBatch], type_info: TypeInformation) -> Iterator[StreamBatch]:
+    """Decodes what :func:`read_buffer` has returned. Buffers that follow each other and have one format are joined."""
     start = 0
     for i in range(1, len(read) + 1):
         if i == len(read) or not read[i].schema.equals(read[start].schema, check_metadata=True):
@@ -284,7 +284,8 @@ def decode_buffers(payloads: Sequence[pa.Buffer], type_info: TypeInformation) ->
             start = i
 
 
-def _read(payload: pa.Buffer) -> pa.RecordBatch:
+def read_buffer(payload: pa.Buffer) -> pa.RecordBatch:
+    """Returns the columns of a BUFFER row, without copying them."""
     size = _PREFIX_BYTES + int.from_bytes(payload[4:_PREFIX_BYTES], "little")
     schema = _schema_of(payload[:size].to_pybytes()) if size <= _MOST_SCHEMA_BYTES else None
     if schema is not None:

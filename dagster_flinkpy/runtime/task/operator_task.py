@@ -31,7 +31,7 @@ from dagster_flinkpy.runtime.operators.stream_operator import StreamOperator
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 from dagster_flinkpy.runtime.shuffle.channel_selectors import upstream_subtasks
 from dagster_flinkpy.runtime.shuffle.record_writer import BUFFER_SIZE
-from dagster_flinkpy.runtime.shuffle.wire import Kind, decode_buffers, decode_event, encode_batch, encode_element
+from dagster_flinkpy.runtime.shuffle.wire import Kind, decode_buffers, decode_event, encode_element, read_buffer
 from dagster_flinkpy.runtime.task.acknowledgement import Acknowledgement
 from dagster_flinkpy.runtime.task.barrier_handlers import (
     Abort,
@@ -60,8 +60,8 @@ from dagster_flinkpy.runtime.task.watermark_valve import BEFORE, WatermarkValve
 
 __all__ = ["Cancelled", "OperatorTask"]
 
-_JOINED_SIZE = BUFFER_SIZE // 2
-"""The size of small buffers that are processed together, in bytes."""
+_JOINED_SIZE, _JOINED_ROWS = 4 * BUFFER_SIZE, 16_384
+"""Buffers of fewer bytes and records are processed together: each batch has a cost, and barriers wait for its end."""
 
 Channel = tuple[int, int]
 """Id of the edge and index of the upstream subtask."""
@@ -112,9 +112,9 @@ class OperatorTask:
         """Origins that were reported downstream as idle until the next barrier."""
         self._metrics = OperatorIOMetrics()
         self._shuffled = {e.id for e in self._edges.values() if not graph.is_chained(e)}
-        self._held: list[tuple[JobEdge, pa.Buffer]] = []
+        self._held: list[tuple[JobEdge, pa.RecordBatch]] = []
         """Buffers of one edge that are processed with the next ones."""
-        self._held_bytes = 0
+        self._held_bytes = self._held_rows = 0
         self._consumed: dict[int, dict[str, str]] = {}
         """Digests of the consumed output, by checkpoint and ``uid/subtask`` of the upstream subtask."""
         self._taken: dict[int, tuple[Acknowledgement, ChannelStateWriter]] = {}
@@ -306,7 +306,7 @@ class OperatorTask:
         edge = self._edges[channel[0]]
         if kind is Kind.BUFFER:
             self._metrics.bytes_in += value.size
-            for batch in decode_buffers([value], edge.type_info):
+            for batch in decode_buffers([read_buffer(value)], edge.type_info):
                 batch.producer = edge.source
                 self._task.count.add(len(batch))
                 selected.put(edge.input_index, Waiting(channel, kind, batch, epoch))
@@ -334,9 +334,10 @@ class OperatorTask:
         """Takes a buffer. Small ones, as many senders send, wait for those that follow, and are processed as one."""
         if self._held and self._held[0][0] is not edge:
             self.process_held()
-        self._held.append((edge, payload))
+        self._held.append((edge, read_buffer(payload)))
         self._held_bytes += payload.size
-        if self._held_bytes >= _JOINED_SIZE:
+        self._held_rows += self._held[-1][1].num_rows
+        if self._held_bytes >= _JOINED_SIZE or self._held_rows >= _JOINED_ROWS:
             self.process_held()
 
     @property
@@ -348,11 +349,11 @@ class OperatorTask:
         """Processes the buffers that wait for others."""
         if not self._held:
             return
-        edge, payloads = self._held[0][0], [payload for _, payload in self._held]
+        edge, read = self._held[0][0], [columns for _, columns in self._held]
         if edge.id in self._shuffled:
             self._metrics.bytes_in += self._held_bytes
-        self._held, self._held_bytes = [], 0
-        for batch in decode_buffers(payloads, edge.type_info):
+        self._held, self._held_bytes, self._held_rows = [], 0, 0
+        for batch in decode_buffers(read, edge.type_info):
             batch.producer = edge.source
             self._task.count.add(len(batch))
             self._on_records(edge.input_index, batch)
@@ -501,7 +502,7 @@ class OperatorTask:
         )
         channel_state = ChannelStateWriter(self._job.job_storage.open, self._job.writer_of(checkpoint_id))
         for each in self._selected.left() if self._selected is not None else ():
-            payload = encode_batch(each.value.slice(each.read, len(each.value)))
+            payload = encode_element(Kind.BUFFER, each.value.slice(each.read, len(each.value)))
             channel_state.add(InFlightRow(self._edges[each.channel[0]], each.channel[1], Kind.BUFFER, payload))
         marked_ms = {} if self.outputs else self._metrics.latency.take_marked()
         uploads = self.context.state.uploads(state.operator_state_files())

@@ -23,7 +23,7 @@ from tests.runtime.programs import environment, event_time, events
 EVENTS = [("abc"[i % 3], i, i) for i in range(64)]
 
 
-def counts(folder: Path, joined: int) -> set[int]:
+def counts(folder: Path, joined: int, rows: int = operator_task._JOINED_ROWS) -> set[int]:
     """Returns how many records a function of batches gets at once: four senders send four to each of four subtasks."""
 
     def count(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -31,6 +31,7 @@ def counts(folder: Path, joined: int) -> set[int]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(operator_task, "_JOINED_SIZE", joined)
+        patch.setattr(operator_task, "_JOINED_ROWS", rows)
         stream = events(environment(4), EVENTS, strategy=WatermarkStrategy.no_watermarks())
         return set(collect_all(stream.rebalance().map_batch(count, Types.LONG()), folder))
 
@@ -38,6 +39,7 @@ def counts(folder: Path, joined: int) -> set[int]:
 def test_small_buffers_of_all_senders_are_processed_together(tmp_path: Path) -> None:
     assert counts(tmp_path / "one by one", 0) == {4}
     assert counts(tmp_path / "together", operator_task._JOINED_SIZE) == {16}
+    assert counts(tmp_path / "few records", operator_task._JOINED_SIZE, 8) == {8}, "barriers wait for a batch"
 
 
 class History(KeyedProcessFunction):
