@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
 
 __all__ = ["main"]
 
@@ -24,6 +25,7 @@ def main() -> None:
     """Runs until Spark closes standard input."""
     from pyspark import daemon
 
+    os.environ.setdefault("MIMALLOC_PURGE_DECOMMITS", "0")  # Arrow's free memory stays until the system needs it
     for name in _MODULES:
         importlib.import_module(name)
     gc.collect()

@@ -44,7 +44,6 @@ __all__ = [
     "decode_buffer",
     "decode_buffers",
     "decode_event",
-    "encode_batch",
     "encode_buffer",
     "encode_element",
     "read_buffer",
@@ -241,21 +240,16 @@ def _write(batch: pa.RecordBatch, sink: pa.NativeFile) -> None:
         writer.write_batch(batch)
 
 
-def encode_batch(batch: StreamBatch) -> pa.Buffer:
-    """Encodes records, with their keys, as the payload of a BUFFER row."""
-    columns, metadata = {"value": batch.column, "timestamp": pa.array(batch.timestamps)}, dict[bytes, bytes]()
-    if (keys := batch.keys) is not None:
-        columns |= {"key": keys.column, "hash": pa.array(keys.hashes)}
-        metadata[b"key_type"] = json.dumps(keys.type_info.to_json()).encode()
-    return encode_buffer(pa.RecordBatch.from_pydict(columns, metadata=metadata))
-
-
 def encode_element(kind: Kind, value: Any) -> Any:
-    """Encodes an element for the shuffle or for channel state."""
+    """Encodes an element for the shuffle or for channel state, records with their keys."""
     if isinstance(value, pa.Buffer):
         return value
     if kind is Kind.BUFFER:
-        return encode_batch(value)
+        columns, metadata = {"value": value.column, "timestamp": pa.array(value.timestamps)}, dict[bytes, bytes]()
+        if (keys := value.keys) is not None:
+            columns |= {"key": keys.column, "hash": pa.array(keys.hashes)}
+            metadata[b"key_type"] = json.dumps(keys.type_info.to_json()).encode()
+        return encode_buffer(pa.RecordBatch.from_pydict(columns, metadata=metadata))
     origin, value = value
     if kind is Kind.WATERMARK:
         return value.to_bytes(_WATERMARK_BYTES, "big", signed=True) + origin.encode()

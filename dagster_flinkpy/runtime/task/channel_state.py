@@ -22,7 +22,7 @@ from dagster_flinkpy.key_hashes import key_groups_of_hashes, operator_indexes
 from dagster_flinkpy.runtime.shuffle.batch import KeyColumn, StreamBatch
 from dagster_flinkpy.runtime.shuffle.channel_selectors import CustomSelector
 from dagster_flinkpy.runtime.shuffle.key_columns import key_column
-from dagster_flinkpy.runtime.shuffle.wire import decode_buffer, encode_batch
+from dagster_flinkpy.runtime.shuffle.wire import Kind, decode_buffer, encode_element
 from dagster_flinkpy.state.files.operator_state import read_partitions, write_partitions
 from dagster_flinkpy.state.files.transfers import Uploads
 from dagster_flinkpy.storage import ObjectStore
@@ -152,7 +152,7 @@ def own_records(row: InFlightRow, subtask: int, parallelism: int, max_parallelis
     own = batch if keep.all() else batch.filter(keep, keys=True)
     if edge.partitioner.kind is PartitionerKind.HASH:
         _check_keys(edge, own)
-    return row.payload if own is batch else encode_batch(own)
+    return row.payload if own is batch else encode_element(Kind.BUFFER, own)
 
 
 def _check_keys(edge: JobEdge, batch: StreamBatch) -> None:
