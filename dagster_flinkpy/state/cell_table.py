@@ -38,6 +38,7 @@ class CellTable(OverlayTable):
         column: What holds Python values; None if values are in columns of numbers and bytes. Default: one each.
     """
 
+    exact = True
     column: Any
     """The values, a ``CellColumn``. Cells that are written in place must be marked with :meth:`mark`."""
 

@@ -25,6 +25,8 @@ class MapTable(CellTable):
     ``values`` has the entries of each cell that are in storage, or None. Only the methods write to it.
     """
 
+    exact = False
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         assert self.map_key_type is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +50,8 @@ class OverlayTable(ABC):
     layout: TableLayout
     """Set, like ``runs``, by :meth:`bind`."""
     runs: Runs
+    exact: ClassVar[bool] = False
+    """Whether it knows what storage has, so that each of its tombstones hides a row."""
 
     def __init__(
         self,
@@ -88,7 +90,7 @@ class OverlayTable(ABC):
         self.layout = TableLayout(
             self.name, self.kind, key_type, self.namespace_type, self.map_key_type, self.value_type, self.ttl
         )
-        self.runs = Runs(self.layout, self._handles, self._files)
+        self.runs = Runs(self.layout, self._handles, self._files, exact=self.exact)
 
     def restore(self, handles: Sequence[RunHandle]) -> None:
         """Replaces the restored runs. Call it before :meth:`bind`."""

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
@@ -15,6 +16,7 @@ from dagster_flinkpy.key_hashes import key_groups_of_hashes
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
 from dagster_flinkpy.state.columns import ObjectColumn, SharedColumn
 from dagster_flinkpy.state.files.cache import RunCache
+from dagster_flinkpy.state.files.runs import Runs
 from dagster_flinkpy.state.handles import KeyedSnapshot
 from dagster_flinkpy.state.keys import hash_keys
 from dagster_flinkpy.state.pane_states import PaneState
@@ -24,6 +26,21 @@ from dagster_flinkpy.storage.local import LocalObjectStore
 MAX_PARALLELISM = 16
 HASHMAP = {"overlay_rows": sys.maxsize, "one_run": True}
 """The options of the backend that is called ``hashmap``."""
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _tombstones_of_exact_tables() -> Iterator[None]:
+    """Each tombstone of a table that says so hides a row."""
+    append = Runs.append
+
+    def checked(runs: Runs, delta: pa.Table | None) -> None:
+        if runs._exact and delta is not None:
+            assert len(runs._without_idle_tombstones(delta)) == len(delta)
+        append(runs, delta)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Runs, "append", checked)
+        yield
 
 
 @pytest.fixture

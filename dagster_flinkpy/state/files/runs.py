@@ -184,10 +184,14 @@ class Runs:
         layout: The layout of the table.
         handles: The handles of the runs, oldest first.
         files: Where the runs are kept.
+        exact: Whether each tombstone that is added hides a row. Default: unknown, so it is looked for.
     """
 
-    def __init__(self, layout: TableLayout, handles: Sequence[RunHandle], files: RunFiles) -> None:
+    def __init__(
+        self, layout: TableLayout, handles: Sequence[RunHandle], files: RunFiles, *, exact: bool = False
+    ) -> None:
         self.layout = layout
+        self._exact = exact
         self._files = files
         self._runs: list[tuple[RunHandle, Run | None]] = [(handle, None) for handle in handles]
         self._added: Run | None = None
@@ -292,7 +296,7 @@ class Runs:
             delta: Rows with ``local_schema`` or ``append_schema``, one per identity, in any order. None for no change.
         """
         if delta is not None:
-            delta = self._without_idle_tombstones(delta)
+            delta = delta if self._exact else self._without_idle_tombstones(delta)
             if not self._runs and APPEND in delta.column_names:
                 delta = delta.drop_columns(APPEND)  # There is nothing to append to.
             delta = self._with_inline(sorted_rows(self.layout, delta)) if len(delta) else None

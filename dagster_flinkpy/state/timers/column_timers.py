@@ -31,6 +31,7 @@ class ColumnTimers(TimerTable[tuple[int, Any, Cells]]):
     time, namespace, and the seats in the order of their key groups and hashes. Nothing else deletes them.
     """
 
+    exact = True
     namespace_type: TypeInformation
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
