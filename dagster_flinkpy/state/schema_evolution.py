@@ -8,6 +8,8 @@ earlier releases stored as ``Types.BIG_DEC()`` may become any decimal.
 from __future__ import annotations
 
 import itertools
+import json
+import re
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -15,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from dagster_flinkpy.common.arrow_columns import with_elements
-from dagster_flinkpy.common.basic_type_info import StoredBigDecTypeInfo
+from dagster_flinkpy.common.basic_type_info import BIG_DEC_JSON, StoredBigDecTypeInfo
 from dagster_flinkpy.common.decimals import as_stored_before
 from dagster_flinkpy.common.typeinfo import (
     BasicTypeInfo,
@@ -29,7 +31,7 @@ from dagster_flinkpy.common.typeinfo import (
 )
 from dagster_flinkpy.errors import StateSchemaError
 
-__all__ = ["ALLOWED", "can_evolve", "describe_evolution", "evolve", "stored_key_type", "upgraded"]
+__all__ = ["ALLOWED", "can_evolve", "describe_evolution", "evolve", "read_alike", "stored_key_type", "upgraded"]
 
 ALLOWED = (
     "a named row may gain and lose fields, and numbers may become wider (INT to LONG, FLOAT to DOUBLE, DECIMAL(9, 2) "
@@ -83,6 +85,23 @@ def can_evolve(stored: TypeInformation, declared: TypeInformation) -> bool:
             stored.value_type, declared.value_type
         )
     return False
+
+
+def read_alike(stored: Any, declared: TypeInformation) -> bool:
+    """Returns whether what was stored is read as what it was, if both types have the same Arrow type.
+
+    Pickled values are bytes, and ``Types.BIG_DEC()`` is text, in Arrow.
+
+    Args:
+        stored: The type of the stored values as JSON.
+        declared: The type with which they are read.
+    """
+    return _hidden(stored) == _hidden(declared.to_json())
+
+
+def _hidden(description: Any) -> list[str]:
+    """Returns the parts of a type that have the Arrow type of another one, sorted: fields may change their order."""
+    return sorted(re.findall(f'"type": "(PICKLED_BYTE_ARRAY|{BIG_DEC_JSON})"', json.dumps(description)))
 
 
 def describe_evolution(stored: TypeInformation, declared: TypeInformation, name: str = "") -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -17,7 +18,7 @@ import pyarrow as pa
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.recomputation import Recomputation
-from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation
+from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation, type_from_json
 from dagster_flinkpy.datastream.connectors.base import Json, SourceSplit
 from dagster_flinkpy.datastream.connectors.spark import SparkTransform
 from dagster_flinkpy.datastream.operator_specs import (
@@ -28,7 +29,7 @@ from dagster_flinkpy.datastream.operator_specs import (
 )
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import InputTypeError, ObjectNotFoundError, SegmentLostError, SourceReadError, StorageError
-from dagster_flinkpy.state.schema_evolution import upgraded
+from dagster_flinkpy.state.schema_evolution import read_alike, upgraded
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
 from dagster_flinkpy.storage.ranged_file import RangedFile
 
@@ -46,6 +47,7 @@ __all__ = [
 SEGMENT_BYTES = 32 << 20
 """A segment is written with one request, so a task that dies leaves no open upload."""
 _BUFFER_BYTES = 1 << 20
+_OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
 
 
 def open_segments(location: Any, uid: str) -> ObjectStore:
@@ -80,8 +82,8 @@ class SegmentWriter:
 
     def __init__(self, store: ObjectStore, name: str, type_info: TypeInformation) -> None:
         self._store, self._name = store, name
-        self._schema = pa.schema([("value", type_info.arrow_type), ("timestamp", pa.int64())])
-        self._options = pa.ipc.IpcWriteOptions(compression="zstd")
+        fields, metadata = [("value", type_info.arrow_type), ("timestamp", pa.int64())], json.dumps(type_info.to_json())
+        self._schema = pa.schema(fields, metadata={b"type": metadata})
         self._segments: list[Json] = []
         self._rows = 0
 
@@ -89,7 +91,7 @@ class SegmentWriter:
         """Takes records and their event times in milliseconds."""
         if not self._rows:
             self._buffer = pa.BufferOutputStream()
-            self._stream = pa.ipc.new_stream(self._buffer, self._schema, options=self._options)
+            self._stream = pa.ipc.new_stream(self._buffer, self._schema, options=_OPTIONS)
         self._stream.write_batch(pa.RecordBatch.from_arrays([values, timestamps], schema=self._schema))
         self._rows += len(values)
         if self._buffer.tell() >= SEGMENT_BYTES:
@@ -116,13 +118,9 @@ class SegmentWriter:
 
 
 def deal_out(name: str, segments: Sequence[Json], watermark: int | None, parallelism: int) -> list[SourceSplit]:
-    """Returns a split for each subtask, with all segments of some writers in their order.
+    """Returns a split for each subtask that reads, with all segments of some writers in their order.
 
-    Args:
-        name: Prefix of the split ids.
-        segments: The segments, each with the writer's ``subtask``, ``key``, ``bytes`` and ``rows``.
-        watermark: The watermark after the segments.
-        parallelism: Number of subtasks that read.
+    ``name`` is the prefix of the split ids, and ``watermark`` the one after the segments.
     """
     shares = [[s for s in segments if s["subtask"] % parallelism == subtask] for subtask in range(parallelism)]
     return [
@@ -150,6 +148,9 @@ def read_segments(
                 value = in_order(value, type_info.field_names, folder)
             if value.type != type_info.arrow_type:
                 raise _other_records(folder, f"of the type {value.type}", str(type_info))
+            kept = json.loads((batch.schema.metadata or {}).get(b"type", "null"))
+            if kept is not None and not read_alike(kept, type_info):
+                raise _other_records(folder, f"of {type_from_json(kept)}", str(type_info))
             yield pa.StructArray.from_arrays([value, batch.column("timestamp")], ["value", "timestamp"]), offset
 
 
@@ -203,11 +204,7 @@ def check_retained(
 def read_segment(store: ObjectStore, folder: str, segment: Json, below: str = "") -> Iterator[pa.RecordBatch]:
     """Reads the batches of a segment, with columns ``value`` and ``timestamp``.
 
-    Args:
-        store: The folder of the writer, or a store that contains it.
-        folder: The name of the folder.
-        segment: The segment, with ``key`` and ``bytes``.
-        below: Where the folder is in the store, with a slash at the end. Default: it is the store.
+    ``store`` is the writer's folder, or has it at ``below``, which ends with a slash. ``folder`` is its name.
 
     Raises:
         SegmentLostError: It does not exist.

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
 from dagster_flinkpy.datastream.program.job_graph import JobEdge, PartitionerKind
 from dagster_flinkpy.errors import RestoreError
 from dagster_flinkpy.key_hashes import key_groups_of_hashes, operator_indexes
@@ -25,6 +26,7 @@ from dagster_flinkpy.runtime.shuffle.key_columns import key_column
 from dagster_flinkpy.runtime.shuffle.wire import Kind, decode_buffer, encode_element
 from dagster_flinkpy.state.files.operator_state import read_partitions, write_partitions
 from dagster_flinkpy.state.files.transfers import Uploads
+from dagster_flinkpy.state.schema_evolution import read_alike
 from dagster_flinkpy.storage import ObjectStore
 
 __all__ = ["ChannelStateWriter", "InFlightRow", "own_records", "read_channel_state"]
@@ -65,6 +67,7 @@ class ChannelStateWriter:
         self._open_store, self._written_by = open_store, written_by
         self._rows: list[tuple[Any, ...]] = []
         self._bytes = 0
+        self._types = dict[tuple[str, int, str | None], TypeInformation]()
         self._parts: list[Json] = []
         self._uploads = Uploads()
 
@@ -76,7 +79,9 @@ class ChannelStateWriter:
     def add(self, row: InFlightRow) -> None:
         """Adds a row."""
         edge, payload = row.edge, bytes(row.payload)
-        self._rows.append((edge.source, edge.input_index, edge.side_output, row.channel, int(row.kind), payload))
+        sent = (edge.source, edge.input_index, edge.side_output)
+        self._types[sent] = edge.type_info
+        self._rows.append((*sent, row.channel, int(row.kind), payload))
         self._bytes += len(payload)
         if self._bytes >= _PART_BYTES:
             self._finish()
@@ -91,7 +96,9 @@ class ChannelStateWriter:
         columns = [pa.array(c, type=f.type) for c, f in zip(zip(*self._rows, strict=True), _SCHEMA, strict=True)]
         table = pa.Table.from_arrays(columns, schema=_SCHEMA)
         store, written_by, uploads = self._open_store(), self._written_by, self._uploads
-        self._parts += write_partitions(table, store, split=False, written_by=written_by, uploads=uploads)
+        parts = write_partitions(table, store, split=False, written_by=written_by, uploads=uploads)
+        types = [[*sent, type_info.to_json()] for sent, type_info in self._types.items()]
+        self._parts += [{**part, "types": types} for part in parts]
         self._rows, self._bytes = [], 0
 
 
@@ -101,29 +108,25 @@ def read_channel_state(
     """Reads in-flight rows in their order.
 
     Raises:
-        RestoreError: The program no longer has the edge of a row.
+        RestoreError: The program no longer has the edge of a row, or reads its records as other values.
         CorruptStateError: A file is missing or damaged.
     """
     known = {(e.source, e.input_index, e.side_output): e for e in edges}
     for part in parts:
         table = read_partitions([part], _SCHEMA, store, f"the in-flight data of operator {operator!r}")
-        columns = [table.column(i).to_pylist() for i in range(5)]
-        payloads = table.column(5)
-        for i, (source, input_index, side_output, channel, kind) in enumerate(zip(*columns, strict=True)):
-            edge = known.get((source, input_index, side_output))
+        *columns, payloads = table.columns
+        types = {tuple(sent): kept for *sent, kept in part.get("types", ())}
+        for i, (*sent, channel, kind) in enumerate(zip(*(each.to_pylist() for each in columns), strict=True)):
+            edge, kept = known.get(tuple(sent)), types.get(tuple(sent))
             if edge is None:
-                raise _refused(source, operator, "but the program no longer connects them")
+                raise _refused(sent[0], operator, "but the program no longer connects them")
+            if kept is not None and not read_alike(kept, edge.type_info):
+                raise _refused(sent[0], operator, f"with records of {type_from_json(kept)}, now {edge.type_info}")
             yield InFlightRow(edge, channel, kind, payloads[i].as_buffer(), part.get("rescaled", ()))
 
 
 def own_records(row: InFlightRow, subtask: int, parallelism: int, max_parallelism: int) -> pa.Buffer | None:
-    """Returns the records of a row that are for a subtask, or None if none are.
-
-    Args:
-        row: A row with records.
-        subtask: The subtask, to which all of the row was given.
-        parallelism: How many subtasks there are now.
-        max_parallelism: Number of key groups.
+    """Returns the records of a row that are for a subtask, to which all of it was given, or None if none are.
 
     Raises:
         RestoreError: The program has other records there, or other keys of them.

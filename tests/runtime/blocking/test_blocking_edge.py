@@ -12,16 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dagster_flinkpy.common import Row
 from dagster_flinkpy.common.decimals import as_stored_before
 from dagster_flinkpy.common.time import Time
-from dagster_flinkpy.common.typeinfo import Types
+from dagster_flinkpy.common.typeinfo import TypeInformation, Types
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
 from dagster_flinkpy.datastream import DataStream, OutputTag, ProcessFunction, TumblingEventTimeWindows
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.datastream.connectors.blocking_edge import BlockingEdgeSource
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
-from dagster_flinkpy.errors import JobGraphError, RestoreError, SegmentLostError, StorageError
+from dagster_flinkpy.errors import InputTypeError, JobGraphError, RestoreError, SegmentLostError, StorageError
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeOutput
+from dagster_flinkpy.runtime.blocking.segments import SegmentWriter
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
@@ -285,3 +287,28 @@ def test_segments_with_decimals_of_an_earlier_release_are_read(tmp_path: Path) -
     source = BlockingEdgeSource("up", kind, location=StorageLocation(str(tmp_path)))
     ((batch, offset),) = source.read(SourceSplit("1-0", {"segments": [segment]}))
     assert (kind.from_arrow(batch.field("value")), offset) == ([(1, Decimal("2.5"))], 1)
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (Types.PICKLED_BYTE_ARRAY(), Types.PRIMITIVE_ARRAY(Types.BYTE())),
+        (Types.PRIMITIVE_ARRAY(Types.BYTE()), Types.PICKLED_BYTE_ARRAY()),
+        (Types.BIG_DEC(), Types.STRING()),
+        (Types.STRING(), Types.BIG_DEC()),
+    ],
+)
+def test_kept_records_are_not_read_as_another_type_that_is_the_same_in_arrow(
+    tmp_path: Path, before: TypeInformation, now: TypeInformation
+) -> None:
+    named = [Types.ROW_NAMED(["n", "value"], [Types.LONG(), kind]) for kind in (before, now)]
+    other_order = Types.ROW_NAMED(["value", "n"], [before, Types.LONG()])
+    writer = SegmentWriter(StorageLocation(str(tmp_path)).child("up").open(), "s", named[0])
+    value = {"BIG_DEC": Decimal("1.5"), "STRING": "1.5"}.get(getattr(before, "name", ""), b"1.5")
+    writer.write(named[0].to_arrow([Row(n=1, value=value)]), pa.array([7]))
+    split = SourceSplit("1-0", {"segments": writer.finish()})
+    location = StorageLocation(str(tmp_path))
+    ((batch, _),) = BlockingEdgeSource("up", other_order, location=location).read(split)
+    assert other_order.from_arrow(batch.field("value")) == [Row(value=value, n=1)]
+    with pytest.raises(InputTypeError, match=r"the blocking edge after 'up' has kept records of .*recompute 'up', too"):
+        list(BlockingEdgeSource("up", named[1], location=location).read(split))

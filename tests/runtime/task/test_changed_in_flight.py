@@ -18,7 +18,16 @@ from tests.runtime.programs import EVENT, Calls, environment, events
 UNALIGNED = {"checkpointing": CoordinatorConfig(unaligned=True)}
 FEW, MANY = [("k0", 0, 1000)] * 10, [(f"k{i % 5}", i, i + 1000) for i in range(400)]
 SWAPPED = Types.ROW_NAMED(["key", "value", "time"], [Types.STRING(), Types.LONG(), Types.LONG()])
+AS_BYTES, PICKLED = (
+    Types.ROW_NAMED(["key", "value", "time"], [Types.STRING(), Types.LONG(), kind])
+    for kind in (Types.PRIMITIVE_ARRAY(Types.BYTE()), Types.PICKLED_BYTE_ARRAY())
+)
 OUT = Types.TUPLE([Types.STRING(), Types.LONG()])
+
+
+def made(row: Row, kind: TypeInformation) -> Row:
+    fields = row.as_dict()
+    return Row(**fields | ({"time": str(row.time).encode()} if kind in (AS_BYTES, PICKLED) else {}))
 
 
 def program(key: Any, kind: TypeInformation = EVENT, parallelism: int = 2) -> JobGraph:
@@ -26,11 +35,11 @@ def program(key: Any, kind: TypeInformation = EVENT, parallelism: int = 2) -> Jo
     env = environment(parallelism)
     sources = [events(env, FEW, uid="few", per_epoch=5), events(env, MANY, uid="many", per_epoch=200, batch_size=20)]
     few, many = (
-        each.set_parallelism(1).map(lambda row: Row(**row.as_dict()), kind).set_parallelism(1).uid(f"from_{i}")
+        each.set_parallelism(1).map(lambda row: made(row, kind), kind).set_parallelism(1).uid(f"from_{i}")
         for i, each in enumerate(sources)
     )
     rows = few.union(many).key_by(key, Types.STRING())
-    keys = Calls(lambda row, context: [(context.get_current_key(), row.time)])
+    keys = Calls(lambda row, context: [(context.get_current_key(), int(row.time))])
     return collect_graph(rows.process(keys, OUT).uid("keys"))
 
 
@@ -76,3 +85,14 @@ def test_a_selector_that_gives_the_same_keys_is_accepted(tmp_path: Path, paralle
     first = run(program("key"), tmp_path)
     second = run(program(by_key, parallelism=parallelism), tmp_path)
     assert sorted(first + second) == sorted((key, time) for key, time, _ in FEW + MANY)
+
+
+@pytest.mark.parametrize("parallelism", [2, 3])
+@pytest.mark.parametrize(("before", "now"), [(PICKLED, AS_BYTES), (AS_BYTES, PICKLED)])
+def test_pickled_records_in_flight_are_not_read_as_bytes(
+    tmp_path: Path, before: TypeInformation, now: TypeInformation, parallelism: int
+) -> None:
+    """Both have one type in Arrow: a function would have had the pickle, or bytes of a user would have been run."""
+    run(program("key", before), tmp_path)
+    with pytest.raises(RestoreError, match=r"in-flight data .* to 'keys', with records of .*, now .*First run the old"):
+        run(program("key", now, parallelism), tmp_path)
