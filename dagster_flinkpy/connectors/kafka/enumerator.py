@@ -35,7 +35,7 @@ class KafkaEnumerator(OpenEnumerator[OpenRanges]):
     """Assigns ranges of offsets. They are fixed when they are assigned.
 
     State: the next offset of each partition, the offsets at which partitions end if the input ends, the ranges that are
-    not read to their end, and whether the input has ended.
+    not read to their end, whether the input has ended, and the pattern of the topics.
     """
 
     def __init__(
@@ -52,6 +52,9 @@ class KafkaEnumerator(OpenEnumerator[OpenRanges]):
         self._left: int | None = None
         """Offsets that the last plan did not assign."""
         self._snapshots: dict[int, _Offsets] = {}
+        self._by_pattern = source.topic_pattern is not None
+        self._same_pattern = True
+        """Whether the topics were found by the pattern of the program; earlier releases have not stored it."""
         if restored is not None:
             self._restore(restored)
 
@@ -59,6 +62,7 @@ class KafkaEnumerator(OpenEnumerator[OpenRanges]):
         if restored.get("next") is not None:
             self._next = _from_json(position_field(restored, "next", list))
         self._stops = _from_json(position_field(restored, "stops", list))
+        self._same_pattern = restored.get("pattern", self._source.topic_pattern) == self._source.topic_pattern
         self._restore_open(restored)
 
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
@@ -127,11 +131,13 @@ class KafkaEnumerator(OpenEnumerator[OpenRanges]):
     def _change_topics(self, positions: _Offsets) -> None:
         """Follows a program that names other topics or partitions than before. Else a bounded input has no new ones."""
         source = self._source
-        if source.topic_pattern is not None:
+        if self._by_pattern and self._same_pattern:
             return
+        self._same_pattern = True
         found, topics = self._lookup.partitions(), {each.topic for each in positions}
+        named = {each.topic for each in found} if self._by_pattern else source.topics
         for each in sorted(positions):
-            if each.topic not in source.topics and each not in source.partitions:
+            if each.topic not in named and each not in source.partitions:
                 _log.warning("%s is no longer read: the source has other topics now", shown(each))
                 del positions[each]
                 self._stops.pop(each, None)
@@ -192,7 +198,10 @@ class KafkaEnumerator(OpenEnumerator[OpenRanges]):
             return super().unread()
         topics = {each.topic for each in known}
         new = [shown(each) for each in sorted(source.partitions) if each not in known]
-        return [*super().unread(), *(each for each in source.topics if each not in topics), *new]
+        named = source.topics
+        if self._by_pattern and not self._same_pattern:
+            named = tuple(sorted({each.topic for each in self._lookup.partitions()}))
+        return [*super().unread(), *(each for each in named if each not in topics), *new]
 
     def lag(self) -> SourceLag | None:
         return None if self._left is None else SourceLag(records=self._left)
@@ -201,6 +210,7 @@ class KafkaEnumerator(OpenEnumerator[OpenRanges]):
         return {
             "next": None if self._next is None else _to_json(self._next),
             "stops": _to_json(self._stops),
+            "pattern": self._source.topic_pattern,
             **super().snapshot_state(),
         }
 

@@ -254,7 +254,7 @@ def test_a_bounded_source_ends_where_the_topic_ended(topic: Topic) -> None:
     assert (plan(enumerator), enumerator.unread()) == ({}, [])
 
 
-@pytest.mark.parametrize("by", ["topics", "partitions"])
+@pytest.mark.parametrize("by", ["topics", "partitions", "pattern"])
 def test_a_bounded_source_reads_the_topics_that_it_names_now(topic: Topic, kafka: str, by: str) -> None:
     """A new one was never read, and nobody said so; one that was left out was read on."""
     other, third = Topic(kafka), Topic(kafka)
@@ -266,6 +266,8 @@ def test_a_bounded_source_reads_the_topics_that_it_names_now(topic: Topic, kafka
         if by == "topics":
             return given.set_topics(*(each.name for each in topics)).build()
         given._source.topics = ()
+        if by == "pattern":
+            return given.set_topic_pattern("|".join(each.name for each in topics)).build()
         return given.set_partitions({TP(each.name, 0) for each in topics}).build()
 
     def read_by(enumerator: KafkaEnumerator) -> set[tuple[str, int, int]]:
@@ -282,8 +284,24 @@ def test_a_bounded_source_reads_the_topics_that_it_names_now(topic: Topic, kafka
     assert read_by(enumerator) == {(other.name, 1, 2), (third.name, 0, 3)}
     assert enumerator.exhausted and not enumerator.unread()
     # Its end has been told, so nothing can follow.
-    name = topic.name if by == "topics" else f"{topic.name}-0"
+    name = f"{topic.name}-0" if by == "partitions" else topic.name
     assert restored(source(topic, other), enumerator).unread() == [name]
+
+
+def test_a_pattern_that_stays_finds_no_new_topics_in_a_bounded_input(topic: Topic, kafka: str) -> None:
+    """Also if the position is of an earlier release, which has not stored the pattern."""
+    topic.send(b"a", b"b")
+    given = builder(topic).set_topics().set_topic_pattern(f"{topic.name}(-more)?").set_bounded(LATEST).build()
+    given.max_records_per_epoch = 1
+    enumerator = KafkaEnumerator(given, None)
+    plan(enumerator)
+    before = {name: value for name, value in enumerator.snapshot_state().items() if name != "pattern"}
+    more = Topic(kafka, name=f"{topic.name}-more")
+    more.send(b"c")
+    for position in (enumerator.snapshot_state(), before):
+        again = KafkaEnumerator(given, position)
+        assert {each.properties["topic"] for splits in again.plan_epoch(1) for each in splits} == {topic.name}
+        assert again.unread() == []
 
 
 def test_a_bounded_source_without_records_ends_at_once(topic: Topic) -> None:
