@@ -56,13 +56,7 @@ class DeliveryGuarantee(Enum):
 
 
 def position_field(position: Json, name: str, kind: type[T], *, least: int = 0) -> T:
-    """Returns a part of a stored source position.
-
-    Args:
-        position: The position.
-        name: The name of the part.
-        kind: The type of the part.
-        least: The least allowed number.
+    """Returns a part of a stored source position; a number is at least ``least``.
 
     Raises:
         ValueError: It is missing, has another type, or is too small.
