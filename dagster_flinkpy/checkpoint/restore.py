@@ -69,8 +69,6 @@ class RestorePlan:
     checkpoint_id: int
     operators: Mapping[str, OperatorAssignment]
     """Assignments by uid, in the order of the job's operators."""
-    skipped: tuple[str, ...] = ()
-    """Uids whose state is left behind (``allow_non_restored_state``)."""
 
     @property
     def inputs(self) -> dict[tuple[str, int], SubtaskState]:
@@ -102,7 +100,7 @@ def assign(
     assignments = {
         spec.uid: _restored(spec, stored[spec.uid], what) if spec.uid in stored else _empty(spec) for spec in operators
     }
-    return RestorePlan(metadata.checkpoint_id, assignments, skipped)
+    return RestorePlan(metadata.checkpoint_id, assignments)
 
 
 def restore_targets(graph: JobGraph) -> list[RestoreTarget]:

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from itertools import islice
 
-from dagster_flinkpy.checkpoint.checkpoint_entry import EntryStatus
 from dagster_flinkpy.checkpoint.forks.job_disposal import finish_disposal, tidy_claims
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME
 from dagster_flinkpy.checkpoint.needed_files import needed_files
 from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER
 from dagster_flinkpy.checkpoint.requests import REQUESTS_FOLDER
 from dagster_flinkpy.checkpoint.savepoints.stored_savepoints import list_savepoints
-from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.traces import SAVEPOINT_PREFIX, SHARED_FOLDER
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.storage.object_store import ObjectInfo, ObjectStore
@@ -32,8 +30,6 @@ class SweepResult:
 
     files: int = 0
     bytes: int = 0
-    checkpoints: tuple[int, ...] = ()
-    """Ids of the deleted checkpoints, which were never completed or are subsumed."""
 
 
 def sweep(
@@ -78,12 +74,6 @@ def sweep(
     kept, named = needed_files(store)
     orphans = _Orphans(store, before, dry_run, on_deleted)
     folders = {f"chk-{checkpoint_id}/" for checkpoint_id in kept}
-    stale = (
-        entry.checkpoint_id
-        for entry in CompletedCheckpointStore(store).list_checkpoints()
-        if entry.status is EntryStatus.ORPHAN and entry.last_modified < before
-    )
-    checkpoints = tuple(sorted(set(stale) - kept))
     # Files are deleted before the metadata, which still shows after a crash that they were orphans of a checkpoint.
     orphans.delete(info for info in store.list(SHARED_FOLDER) if info.key not in named)
     orphans.delete(info for info in store.list(f"{EXCHANGE_FOLDER}/") if info.key not in named)
@@ -97,7 +87,7 @@ def sweep(
     orphans.delete(info for info in store.list(REQUESTS_FOLDER) if info.key.endswith("/answer"))
     if not dry_run:
         finish_disposal(store)
-    return SweepResult(orphans.files, orphans.bytes, checkpoints)
+    return SweepResult(orphans.files, orphans.bytes)
 
 
 def old_savepoints(store: ObjectStore, age: timedelta, *, keep: int = 1, now: datetime | None = None) -> list[str]:
