@@ -20,7 +20,7 @@ from dagster_flinkpy.common.clock import current_millis, epoch_millis, to_millis
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
 from dagster_flinkpy.orchestration.runs.runs_of_job import CHECKPOINT_TAG, active_runs, runs_on
-from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget, flink_targets
+from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget, flink_targets, tick_result
 from dagster_flinkpy.orchestration.sensors.waiting_look import WaitingLook
 from dagster_flinkpy.storage import StorageLocation
 
@@ -182,9 +182,7 @@ def build_checkpoint_sensor(
                 reasons.append(reason)
             else:
                 requests.append(_request(target, context.instance, status, job.name))
-        if requests:
-            return SensorResult(run_requests=requests, cursor=str(asked))
-        return SensorResult(skip_reason=" ".join(reasons), cursor=str(asked))
+        return tick_result(context, requests, reasons, str(asked))
 
     return checkpoint_sensor
 

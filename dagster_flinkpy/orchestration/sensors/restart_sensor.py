@@ -37,7 +37,7 @@ from dagster_flinkpy.orchestration.dagster_internals import (
 from dagster_flinkpy.orchestration.failure import retry_is_pointless
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
 from dagster_flinkpy.orchestration.runs.runs_of_job import FIRST_TRY_TAG, RESTART_TAG, first_try, recent_runs
-from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget, flink_targets
+from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget, flink_targets, tick_result
 
 if TYPE_CHECKING:
     from dagster_flinkpy.common.restart_strategies import RestartStrategy
@@ -183,7 +183,7 @@ def build_restart_sensor(
                 requests.append(restart_request(context.instance, target, answer, job.name))
             else:
                 reasons.append(answer)
-        return SensorResult(run_requests=requests) if requests else SensorResult(skip_reason=" ".join(reasons))
+        return tick_result(context, requests, reasons)
 
     return restart_sensor
 

@@ -29,7 +29,7 @@ from dagster_flinkpy.orchestration.sensors.restart_sensor import (
     next_restart,
     restart_request,
 )
-from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget, flink_targets
+from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget, flink_targets, tick_result
 from dagster_flinkpy.storage import StorageLocation
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def build_supervising_sensor(
                 requests.append(answer)
             else:
                 reasons.append(answer)
-        return SensorResult(run_requests=requests) if requests else SensorResult(skip_reason=" ".join(reasons))
+        return tick_result(context, requests, reasons)
 
     return supervising_sensor
 

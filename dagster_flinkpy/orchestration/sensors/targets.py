@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from dagster import AssetKey, AssetsDefinition
+from dagster import AssetKey, AssetsDefinition, RunRequest, SensorEvaluationContext, SensorResult
 
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.dagster_internals import UnresolvedAssetJobDefinition
@@ -14,7 +14,7 @@ from dagster_flinkpy.orchestration.flink_job import FlinkJob, dagster_name
 from dagster_flinkpy.orchestration.job_assets import asset_job, job_of
 from dagster_flinkpy.orchestration.metadata_set import FlinkMetadataSet
 
-__all__ = ["FlinkTarget", "flink_targets"]
+__all__ = ["FlinkTarget", "flink_targets", "tick_result"]
 
 
 @dataclass(frozen=True)
@@ -69,3 +69,21 @@ def _target(assets: AssetsDefinition, builder: str) -> FlinkTarget:
     min_pause = timedelta(milliseconds=declared[0].checkpoint_min_pause_ms or 0)
     partitioned = assets.partitions_def is not None
     return FlinkTarget(job_id, tuple(assets.keys), interval, min_pause, partitioned, job_of(assets))
+
+
+def tick_result(
+    context: SensorEvaluationContext, requests: Sequence[RunRequest], reasons: Sequence[str], cursor: str | None = None
+) -> SensorResult:
+    """Returns the result of a tick. Dagster shows why a tick is skipped; if others get runs, the tick's log says it.
+
+    Args:
+        context: The context of the tick.
+        requests: The runs to start.
+        reasons: Why the other jobs get no run, in words for people.
+        cursor: What the next tick is told. Default: nothing.
+    """
+    if not requests:
+        return SensorResult(skip_reason=" ".join(reasons), cursor=cursor)
+    for reason in reasons:
+        context.log.info(reason)
+    return SensorResult(run_requests=requests, cursor=cursor)

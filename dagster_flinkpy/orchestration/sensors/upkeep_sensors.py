@@ -29,7 +29,7 @@ from dagster_flinkpy.orchestration.dagster_internals import WILL_RETRY_TAG, Unre
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
 from dagster_flinkpy.orchestration.run_config import SavepointConfig, SweepConfig
 from dagster_flinkpy.orchestration.runs.runs_of_job import SAVEPOINT_TAG, active_runs, runs_on
-from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget, flink_targets
+from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget, flink_targets, tick_result
 
 if TYPE_CHECKING:
     from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
@@ -124,7 +124,7 @@ def build_savepoint_sensor(
             tags = _savepoint_of(target, latest.checkpoint_id)
             what = f"of-{latest.checkpoint_id}-{1 + context.instance.get_runs_count(RunsFilter(tags=tags))}"
             requests.append(_request(target, by_name, "savepoint", what, config or SavepointConfig(), tags))
-        return _result(requests, reasons, cursor)
+        return tick_result(context, requests, reasons, str(cursor))
 
     return savepoint_sensor
 
@@ -191,7 +191,7 @@ def build_retention_sensor(
                 continue
             cursor.jobs[target.job_id] = {"at_ms": now_ms}
             requests.append(_request(target, by_name, "sweep", f"at-{now_ms}", config or SweepConfig(), {}))
-        return _result(requests, reasons, cursor)
+        return tick_result(context, requests, reasons, str(cursor))
 
     return retention_sensor
 
@@ -319,9 +319,3 @@ def _request(
     return RunRequest(
         run_key=f"{target.job_id}-{verb}-{what}", job_name=job.name, run_config=run_config, tags={**job.tags, **tags}
     )
-
-
-def _result(requests: list[RunRequest], reasons: list[str], cursor: _Cursor) -> SensorResult:
-    if requests:
-        return SensorResult(run_requests=requests, cursor=str(cursor))
-    return SensorResult(skip_reason=" ".join(reasons), cursor=str(cursor))

@@ -253,13 +253,14 @@ def test_a_damaged_head_fails_the_tick(tmp_path: Path, tick: Any, assets: list[A
         tick(build_checkpoint_sensor(assets, interval=MINUTE))
 
 
-def test_each_job_has_its_own_checkpoints(tmp_path: Path, tick: Any) -> None:
+def test_each_job_has_its_own_checkpoints(tmp_path: Path, tick: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assets = [a for name in "ab" for a in flink_assets(parts(tmp_path / "tables", name), name=f"both.{name}")]
     sensor = build_checkpoint_sensor(assets, name="trigger", interval=MINUTE)
     complete(tmp_path, 2, job="both.a", ago=timedelta(0))
     complete(tmp_path, 4, job="both.b")
     [request] = tick(sensor).run_requests
     assert (request.run_key, request.job_name) == ("both.b-5-1", "both_b_checkpoint")
+    assert "Job both.a: the next checkpoint is due in" in capsys.readouterr().err  # a tick with a run has no reason
     complete(tmp_path, 5, job="both.b", end=True)
     assert "both.a: the next" in tick(sensor).skip_message
     assert "both.b is finished" in tick(sensor).skip_message
