@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from weakref import WeakKeyDictionary
@@ -31,17 +31,13 @@ def job_of(assets: AssetsDefinition) -> FlinkJob | None:
     return _jobs.get(assets.node_def)
 
 
-def asset_job(job_id: str, keys: Iterable[AssetKey], suffix: str, description: str) -> UnresolvedAssetJobDefinition:
-    """Returns the asset job ``{job}_{suffix}``, with the checks of the assets. Its runs have the tag of the job."""
-    return _asset_job(job_id, tuple(sorted(keys)), suffix, description)
-
-
 @lru_cache(None)
-def _asset_job(job_id: str, keys: tuple[AssetKey, ...], suffix: str, description: str) -> UnresolvedAssetJobDefinition:
+def asset_job(job_id: str, keys: frozenset[AssetKey], suffix: str, description: str) -> UnresolvedAssetJobDefinition:
+    """Returns the asset job ``{job}_{suffix}``, with the checks of the assets. Its runs have the tag of the job."""
     # A sensor and a list of jobs may both have it. Dagster takes two of one name only if they are the same object.
     return define_asset_job(
         f"{dagster_name(job_id)}_{suffix}",
-        AssetSelection.assets(*keys),
+        AssetSelection.assets(*sorted(keys)),
         description=description,
         tags={JOB_TAG: job_id},
     )

@@ -101,7 +101,8 @@ def build_flink_jobs(
         return job_assets(program, name=prefix, show=show, translator=translator)
 
     operations = JobOperations(program, assets, spark_resource_key, checkpoint_storage_resource_key)
-    checkpoint = asset_job(program.job_id, assets().keys, "checkpoint", f"Takes a checkpoint of job {program.job_id}.")
+    keys = frozenset(assets().keys)
+    checkpoint = asset_job(program.job_id, keys, "checkpoint", f"Takes a checkpoint of job {program.job_id}.")
     return [checkpoint, *_jobs_of(operations)]
 
 
@@ -195,7 +196,10 @@ def _jobs_of(operations: JobOperations) -> list[JobDefinition]:
         ),
         build("stop", f"stop_{name}", StopConfig, operations.stop, f"Stops job {job_id} with a savepoint."),
         *_jobs_of_versions(operations),
-        *_jobs_beside(operations, savepoint_of_job),
+        # The runs of these do not work on the job.
+        *_jobs_on_savepoints(operations, savepoint_of_job),
+        *_jobs_on_forks(operations),
+        *_upkeep_jobs(operations),
     ]
 
 
@@ -217,11 +221,6 @@ def _jobs_of_versions(operations: JobOperations) -> list[JobDefinition]:
             f"Brings job {job_id} back to this version of the program, whose state the switch has kept.",
         ),
     ]
-
-
-def _jobs_beside(operations: JobOperations, savepoint_of_job: Mapping[str, str]) -> list[JobDefinition]:
-    """Builds the jobs whose runs do not work on the job."""
-    return [*_jobs_on_savepoints(operations, savepoint_of_job), *_jobs_on_forks(operations), *_upkeep_jobs(operations)]
 
 
 def _jobs_on_savepoints(operations: JobOperations, savepoint_of_job: Mapping[str, str]) -> list[JobDefinition]:

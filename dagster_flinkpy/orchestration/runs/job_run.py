@@ -80,7 +80,8 @@ class JobRun:
                 f"these are materialized as well: {_names(others)}."
             )
         outside = {dep.asset_key for spec in specs.values() for dep in spec.deps} - own
-        return JobRun(context, assets, {key: _input_tags(context.instance, key) for key in outside})
+        latest = context.instance.get_latest_data_version_record
+        return JobRun(context, assets, {key: _tags_of(key, latest(key)) for key in outside})
 
     @property
     def owner(self) -> str:
@@ -176,10 +177,6 @@ class JobRun:
                 tags[get_input_data_version_tag(dep.asset_key)] = version.value
                 tags[get_input_event_pointer_tag(dep.asset_key)] = newest
         return tags
-
-
-def _input_tags(instance: DagsterInstance, key: AssetKey) -> dict[str, str]:
-    return _tags_of(key, instance.get_latest_data_version_record(key))
 
 
 def _newest(instance: DagsterInstance, key: AssetKey, before: float) -> EventLogRecord | None:

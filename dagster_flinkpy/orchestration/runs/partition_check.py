@@ -62,7 +62,7 @@ def partition_results(
                 metadata=_metadata(stale),
             )
         else:
-            _record(context, asset, stale)
+            record_partitions(context, [asset], stale)
 
 
 def record_partitions(
@@ -70,20 +70,16 @@ def record_partitions(
 ) -> None:
     """Records the check in a run that fails. Takes the arguments of `partition_results`."""
     for asset in assets:
-        _record(context, asset, stale)
-
-
-def _record(context: AssetExecutionContext, asset: AssetKey, stale: Sequence[PartitionEnd]) -> None:
-    context.log_event(
-        AssetCheckEvaluation(
-            asset_key=asset,
-            check_name=PARTITIONS_UP_TO_DATE,
-            passed=not stale,
-            severity=AssetCheckSeverity.WARN,
-            description=_description(stale),
-            metadata=_metadata(stale),
+        context.log_event(
+            AssetCheckEvaluation(
+                asset_key=asset,
+                check_name=PARTITIONS_UP_TO_DATE,
+                passed=not stale,
+                severity=AssetCheckSeverity.WARN,
+                description=_description(stale),
+                metadata=_metadata(stale),
+            )
         )
-    )
 
 
 def _description(stale: Sequence[PartitionEnd]) -> str:

@@ -39,7 +39,7 @@ class FlinkTarget:
 
     def asset_job(self, suffix: str, description: str) -> UnresolvedAssetJobDefinition:
         """Builds the asset job ``{job}_{suffix}``, with the checks of the assets."""
-        return asset_job(self.job_id, self.keys, suffix, description)
+        return asset_job(self.job_id, frozenset(self.keys), suffix, description)
 
 
 def flink_targets(assets: AssetsDefinition | Sequence[AssetsDefinition], *, builder: str) -> list[FlinkTarget]:
