@@ -1,7 +1,7 @@
 """The Dagster jobs for everything besides checkpoints: savepoints, restores, cleanup and a look into the state."""
 
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import partial
 from typing import Any, get_type_hints
 
 from dagster import Config, JobDefinition, OpExecutionContext, job, op
@@ -11,7 +11,7 @@ from dagster_flinkpy.orchestration.dagster_internals import UnresolvedAssetJobDe
 from dagster_flinkpy.orchestration.definitions.shown_operators import Show
 from dagster_flinkpy.orchestration.definitions.translator import FlinkTranslator, job_assets
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG, Environment
-from dagster_flinkpy.orchestration.job_assets import JobAssets, asset_job, is_internal
+from dagster_flinkpy.orchestration.job_assets import asset_job, is_internal
 from dagster_flinkpy.orchestration.run_config import (
     DisposeConfig,
     ForkConfig,
@@ -95,70 +95,60 @@ def build_flink_jobs(
             )
     """
     program, prefix = job_of_deployment(env, name, fork_in_branches=fork_in_branches)
-
-    @cache
-    def assets() -> JobAssets:
-        return job_assets(program, name=prefix, show=show, translator=translator)
-
-    operations = JobOperations(program, assets, spark_resource_key, checkpoint_storage_resource_key)
-    keys = frozenset(assets().keys)
-    checkpoint = asset_job(program.job_id, keys, "checkpoint", f"Takes a checkpoint of job {program.job_id}.")
+    assets = job_assets(program, name=prefix, show=show, translator=translator)
+    operations = JobOperations(assets, spark_resource_key, checkpoint_storage_resource_key)
+    keys, text = frozenset(assets.keys), f"Takes a checkpoint of job {program.job_id}."
+    checkpoint = asset_job(program.job_id, keys, "checkpoint", text)
     return [checkpoint, *_jobs_of(operations)]
 
 
-class _Jobs:
-    """Builds the jobs that work on a program's state. Each is one step."""
+def _build(
+    operations: JobOperations,
+    verb: str,
+    step_name: str,
+    config: type[Config],
+    perform: Callable[[OpExecutionContext, Any], Any],
+    description: str,
+    *,
+    attempt: bool = True,
+    spark: bool = False,
+    example: Mapping[str, Any] | None = None,
+) -> JobDefinition:
+    """Builds a job that works on a program's state. It is one step.
 
-    def __init__(self, operations: JobOperations) -> None:
-        self._operations = operations
-        self._name = operations.job.dagster_name
+    Args:
+        operations: What the jobs of the program do.
+        verb: The last part of its name.
+        step_name: The name of its step.
+        config: What its step is told.
+        perform: What its step does.
+        description: What it is for.
+        attempt: Whether its run works on the job. No other run waits for one that does not. Default: True.
+        spark: Whether its step needs Spark although its run does not work on the job. Default: False.
+        example: The config with which the launchpad opens. Default: none.
+    """
 
-    def build(
-        self,
-        verb: str,
-        step_name: str,
-        config: type[Config],
-        perform: Callable[[OpExecutionContext, Any], Any],
-        description: str,
-        *,
-        attempt: bool = True,
-        spark: bool = False,
-        example: Mapping[str, Any] | None = None,
-    ) -> JobDefinition:
-        """Builds a job.
+    def function(context: OpExecutionContext, config: Config) -> Any:
+        return perform(context, config)
 
-        Args:
-            verb: The last part of its name.
-            step_name: The name of its step.
-            config: What its step is told.
-            perform: What its step does.
-            description: What it is for.
-            attempt: Whether its run works on the job. No other run waits for one that does not. Default: True.
-            spark: Whether its step needs Spark although its run does not work on the job. Default: False.
-            example: The config with which the launchpad opens. Default: none.
-        """
+    # Dagster reads the config and the output of a step from the annotations of its function.
+    output = get_type_hints(perform)["return"]
+    function.__annotations__.update({"config": config, "return": output})
+    keys = {operations.storage_key, *([operations.spark_key] if attempt or spark else [])}
+    tags = {JOB_TAG: operations.job.job_id} if attempt else {}
+    step = op(name=step_name, required_resource_keys=keys, tags=tags)(function)
+    shown = {"ops": {step_name: {"config": dict(example or {})}}}
 
-        def function(context: OpExecutionContext, config: Config) -> Any:
-            return perform(context, config)
+    @job(name=f"{operations.job.dagster_name}_{verb}", description=description, tags=tags, config=shown)
+    def only() -> None:
+        step()
 
-        # Dagster reads the config and the output of a step from the annotations of its function.
-        output = get_type_hints(perform)["return"]
-        function.__annotations__.update({"config": config, "return": output})
-        keys = {self._operations.storage_key, *([self._operations.spark_key] if attempt or spark else [])}
-        tags = {JOB_TAG: self._operations.job.job_id} if attempt else {}
-        step = op(name=step_name, required_resource_keys=keys, tags=tags)(function)
-        shown = {"ops": {step_name: {"config": dict(example or {})}}}
-
-        @job(name=f"{self._name}_{verb}", description=description, tags=tags, config=shown)
-        def only() -> None:
-            step()
-
-        return only
+    return only
 
 
 def _jobs_of(operations: JobOperations) -> list[JobDefinition]:
     job_id, name = operations.job.job_id, operations.job.dagster_name
-    build = _Jobs(operations).build
+    build = partial(_build, operations)
     vertices, savepoint_of_job = operations.job.graph.vertices, {"savepoint_path": f"savepoint-{job_id}-"}
     return [
         build(
@@ -204,7 +194,7 @@ def _jobs_of(operations: JobOperations) -> list[JobDefinition]:
 
 
 def _jobs_of_versions(operations: JobOperations) -> list[JobDefinition]:
-    build, job_id, name = _Jobs(operations).build, operations.job.job_id, operations.job.dagster_name
+    build, job_id, name = partial(_build, operations), operations.job.job_id, operations.job.dagster_name
     return [
         build(
             "switch",
@@ -224,7 +214,7 @@ def _jobs_of_versions(operations: JobOperations) -> list[JobDefinition]:
 
 
 def _jobs_on_savepoints(operations: JobOperations, savepoint_of_job: Mapping[str, str]) -> list[JobDefinition]:
-    build, job_id, name = _Jobs(operations).build, operations.job.job_id, operations.job.dagster_name
+    build, job_id, name = partial(_build, operations), operations.job.job_id, operations.job.dagster_name
     return [
         build(
             "import",
@@ -250,7 +240,7 @@ def _jobs_on_savepoints(operations: JobOperations, savepoint_of_job: Mapping[str
 
 
 def _jobs_on_forks(operations: JobOperations) -> list[JobDefinition]:
-    build, job_id, name = _Jobs(operations).build, operations.job.job_id, operations.job.dagster_name
+    build, job_id, name = partial(_build, operations), operations.job.job_id, operations.job.dagster_name
     return [
         build(
             "fork",
@@ -276,7 +266,7 @@ def _jobs_on_forks(operations: JobOperations) -> list[JobDefinition]:
 
 
 def _upkeep_jobs(operations: JobOperations) -> list[JobDefinition]:
-    build = _Jobs(operations).build
+    build = partial(_build, operations)
     job_id, name, graph = operations.job.job_id, operations.job.dagster_name, operations.job.graph
     with_state = (v.uid for v in graph.vertices if v.spec.keeps_state and graph.inputs(v.uid) and not is_internal(v))
     return [

@@ -57,18 +57,16 @@ class JobOperations:
     these record what was done as an observation of each asset.
     """
 
-    job: FlinkJob
-    assets_of: Callable[[], JobAssets]
-    """Returns the job's assets. Only runs need them, so definitions do not compute them."""
+    assets: JobAssets
     spark_key: str
     """Key of the `SparkResource`."""
     storage_key: str
     """Key of the `CheckpointStorageResource`."""
 
     @property
-    def assets(self) -> JobAssets:
-        """The job's assets."""
-        return self.assets_of()
+    def job(self) -> FlinkJob:
+        """The job."""
+        return self.assets.job
 
     def take_savepoint(self, context: OpExecutionContext, config: SavepointConfig) -> str:
         """Keeps a checkpoint as a savepoint, and returns its path: the next one of a running job, or the last one."""
