@@ -31,6 +31,7 @@ from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Mailbox, Threa
 from dagster_flinkpy.runtime.master.results import EpochResults
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.storage import StorageLocation
+from tests.runtime.idle_lease_keeper import IdleLeaseKeeper
 from tests.runtime.state_rules import check_after_each_stimulus
 
 check_after_each_stimulus()
@@ -208,8 +209,8 @@ class HarnessAttempt(JobAttempt):
     def _create_mailbox(self) -> Mailbox:
         return ThreadMailbox() if self._threads else InlineMailbox()
 
-    def _create_lease_keeper(self) -> None:
-        """Tests let attempts take over from each other, with clocks of their own."""
+    def _create_lease_keeper(self) -> IdleLeaseKeeper:
+        return IdleLeaseKeeper(self.config.checkpointing.timeout)
 
     def _on_spark(self, job: EpochJob, *open_epoch: OpenEpoch) -> Sequence[WireRow]:
         job = replace(job, clock=self._clock)

@@ -36,6 +36,7 @@ from dagster_flinkpy.runtime.master.regions.region_epoch import Acknowledged
 from dagster_flinkpy.runtime.master.regions.region_runner import RegionEnded
 from dagster_flinkpy.runtime.master.regions.region_state import RegionState
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
+from tests.runtime.idle_lease_keeper import IdleLeaseKeeper
 from tests.runtime.state_rules import check_state
 from tests.simulation.bucket import URL
 from tests.simulation.edges import segment_lost
@@ -150,8 +151,8 @@ class SimulatedAttempt(JobAttempt):
     def _create_mailbox(self) -> Mailbox:
         return _ActorMailbox(self._world, self._name)
 
-    def _create_lease_keeper(self) -> None:
-        """The world knows no such thread. Attempts take over from each other whenever they want."""
+    def _create_lease_keeper(self) -> IdleLeaseKeeper:
+        return IdleLeaseKeeper(self.config.checkpointing.timeout)
 
     def _on_spark(self, job: EpochJob, open_epoch: OpenEpoch | None = None) -> Sequence[WireRow]:
         world = self._world

@@ -36,17 +36,19 @@ class DeployedJob:
     master: JobMaster
 
     def read_partition(self, partition: TimePartition) -> None:
-        """Lets the next epoch read a time partition.
+        """Lets the next epoch read all of a time partition.
 
         Raises:
             ConfigurationError: A source or sink does not know partitions.
         """
         self.desk.requests.partitioned = True
         self.transactions.committers.check_partitioned()
-        self.regions.read_partition(partition)
+        for planner in self.regions.planners:
+            planner.read_partition(partition)
         self.contents.partition = partition
 
     def end_partition(self) -> None:
         """A checkpoint that reads no partition, such as the one that stops the job, must not replace its rows."""
-        self.regions.end_partition()
+        for planner in self.regions.planners:
+            planner.partition = None
         self.contents.partition = None

@@ -37,7 +37,6 @@ __all__ = [
     "FailoverConfig",
     "FailoverStrategy",
     "FailureHandlingResult",
-    "LocalRestartAllStrategy",
     "RegionFailure",
     "RestartAllStrategy",
     "RestartIndividualStrategy",
@@ -105,13 +104,6 @@ class RestartAllStrategy(FailoverStrategy):
         return {}
 
 
-class LocalRestartAllStrategy(RestartAllStrategy):
-    """Restarts all (``LocalRestartAllStrategy``, whose tasks prefer the machines that they ran on).
-
-    Spark decides where tasks run. A task uses the local copies of state files that are there, after each restart.
-    """
-
-
 class RestartPipelinedRegionStrategy(FailoverStrategy):
     """Restarts the region that failed, and others as necessary (Flink: ``RestartPipelinedRegionFailoverStrategy``).
 
@@ -150,7 +142,7 @@ class RestartIndividualStrategy(RestartPipelinedRegionStrategy):
 
 _STRATEGIES: Mapping[str, type[FailoverStrategy]] = {
     "full": RestartAllStrategy,
-    "full-local": LocalRestartAllStrategy,
+    "full-local": RestartAllStrategy,  # Flink: LocalRestartAllStrategy, whose tasks prefer where they ran
     "region": RestartPipelinedRegionStrategy,
     "individual": RestartIndividualStrategy,
 }

@@ -71,8 +71,6 @@ __all__ = ["JobAttempt", "JobConfig"]
 
 _LEASE = timedelta(seconds=15)
 """How long another run waits for one that has died. The lease is renewed when less than half of it is left."""
-_LEASE_MARGIN = timedelta(minutes=1)
-"""Where no thread renews it, the lease lasts this much longer than the checkpoint timeout."""
 _LINE_CHARACTERS = 2_000
 
 
@@ -175,7 +173,6 @@ class JobAttempt(AttemptRuns):
         self._spark = SharedSession(config.spark, self._progress)
         self._exchange = self._create_exchange(graph)
         self._keeper = self._create_lease_keeper()
-        self._lease = config.checkpointing.timeout + _LEASE_MARGIN if self._keeper is None else _LEASE
         self._watchdog = Watchdog(config.checkpointing.timeout)
         self._hooks = MasterHooks(config.checkpointing.master_hooks, self._watchdog)
         self._mailbox = self._create_mailbox()
@@ -203,7 +200,7 @@ class JobAttempt(AttemptRuns):
             self._watchdog.close()
             raise
         try:
-            self._keep_lease()
+            self._keeper.keep(self._store, self._attempt)
             self._begin()
         except BaseException:
             self._end()
@@ -224,16 +221,12 @@ class JobAttempt(AttemptRuns):
         return self._store.begin_attempt(
             self._owner,
             _now(),
-            self._lease,
+            self._keeper.lease,
             start_over=self._start_over,
             led_by=self._led_by,
             after=after,
             take_over=self._takes_over,
         )
-
-    def _keep_lease(self) -> None:
-        if self._keeper is not None:
-            self._keeper.keep(self._store, self._attempt)
 
     def _begin(self) -> None:
         former = self._attempt.former
@@ -268,7 +261,7 @@ class JobAttempt(AttemptRuns):
             self._folders,
         )
         self._desk = RequestDesk(
-            self._store, self._attempt, self._watchdog, self._savepoints, self._lease, _now, self._progress
+            self._store, self._attempt, self._watchdog, self._savepoints, self._keeper.lease, _now, self._progress
         )
         statistics = self._watchdog.run("loading the statistics", self._store.load_statistics, self._attempt)
         self._deploy(self.restored, statistics)
@@ -398,7 +391,7 @@ class JobAttempt(AttemptRuns):
             self._watchdog,
             self._hooks,
             self._transactions,
-            self._lease,
+            self._keeper.lease,
             self.config.partition_retention,
             self._started_from,
             _now,
@@ -418,7 +411,7 @@ class JobAttempt(AttemptRuns):
             lambda region: self._deployed.regions.planners[region].coordinators,
         )
 
-    def _create_lease_keeper(self) -> LeaseKeeper | None:
+    def _create_lease_keeper(self) -> LeaseKeeper:
         return LeaseKeeper(_LEASE, _now)
 
     def _create_mailbox(self) -> Mailbox:
@@ -480,8 +473,7 @@ class JobAttempt(AttemptRuns):
 
     def _end(self) -> None:
         self._mailbox.close()
-        if self._keeper is not None:
-            self._keeper.close()
+        self._keeper.close()
         self._reporter.close()
         self._hooks.close()
         with suppress(FlinkPyError):  # a lease that is not released expires
@@ -536,7 +528,8 @@ class JobAttempt(AttemptRuns):
             SourceReadError: Input cannot be listed.
         """
         if self.finished and not self.stopped:
-            self._deployed.regions.refuse_input_after_end()
+            for planner in self._deployed.regions.planners:
+                planner.splits.refuse_input_after_end(all_ended=True)
 
     def _rescale(self, parallelism: int) -> None:
         kept, self._restore.parallelism = self._restore.parallelism, parallelism
@@ -551,7 +544,7 @@ class JobAttempt(AttemptRuns):
         latest, tokens = self._attempt.latest, self._reporter.tokens
         self._start_over = self._start_over and (latest is None or latest.fencing_token not in tokens)
         self._attempt = self._watchdog.run("restarting the job", self._take_over, self._attempt)
-        self._keep_lease()
+        self._keeper.keep(self._store, self._attempt)
         self._reporter.save_statistics()  # those of the attempt that has failed
         latest = self._attempt.latest  # it may be the one of which it was not known whether HEAD names it
         if latest is not None and latest.fencing_token in tokens:
@@ -575,7 +568,7 @@ class JobAttempt(AttemptRuns):
     def _create_metadata(self, write: WriteMetadata) -> CheckpointMetadata:
         deployed, stopped = self._deployed, True if self._stopping or self.stopped else None
         written = [each for region in deployed.master.state.regions for each in region.outputs[write.checkpoint_id]]
-        ended = deployed.regions.end_with(write.checkpoint_id)
+        ended = all(planner.ended[write.checkpoint_id] for planner in deployed.regions.planners)
         properties = {**self._restore.properties, STOPPED: stopped}
         return deployed.contents.metadata(write, written, ended=ended, properties=properties)
 

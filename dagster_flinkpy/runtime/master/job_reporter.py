@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -23,13 +23,13 @@ from dagster_flinkpy.common.job_status import JobStatus
 from dagster_flinkpy.errors import FencedError, FlinkPyError
 from dagster_flinkpy.runtime.master.deployed_job import DeployedJob
 from dagster_flinkpy.runtime.master.epoch_request import Completion
-from dagster_flinkpy.runtime.master.execution_graph import ExecutionGraph, ExecutionJobVertex
+from dagster_flinkpy.runtime.master.execution_graph import ExecutionJobVertex
 from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.runtime.master.mailbox import Lane, Mailbox
 from dagster_flinkpy.runtime.master.metric_reporters import MetricReporters
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 
-__all__ = ["JobReporter", "execution_report"]
+__all__ = ["JobReporter"]
 
 _INTERVAL_MS = 10_000
 _HISTORY = 16
@@ -146,7 +146,9 @@ class JobReporter:
             restarts=graph.restarts,
             checkpoint_id=None if latest is None else latest.checkpoint_id,
         )
-        return execution_report(graph, run, self._deployed().regions.inputs)
+        inputs = self._deployed().regions.inputs
+        vertices = tuple(_vertex(each, inputs[each.uid]) for region in graph.regions for each in region)
+        return ExecutionReport(run, vertices, tuple(graph.failures))
 
     # --- its checkpoints ---------------------------------------------------------------------------------------------
 
@@ -174,14 +176,6 @@ class JobReporter:
         sinks, statistics = set(self._deployed().transactions.committers.uids), self._statistics()
         self._metrics.report(completion.metadata, statistics)
         return completed_epoch(completion.metadata, self._url, completion.duration_ms, sinks, statistics)
-
-
-def execution_report(
-    graph: ExecutionGraph, run: RunReport, inputs: Mapping[str, tuple[InputReport, ...]]
-) -> ExecutionReport:
-    """Returns the report of an execution graph."""
-    vertices = (_vertex(each, inputs[each.uid]) for region in graph.regions for each in region)
-    return ExecutionReport(run, tuple(vertices), tuple(graph.failures))
 
 
 def _vertex(vertex: ExecutionJobVertex, inputs: tuple[InputReport, ...]) -> VertexReport:

@@ -59,7 +59,9 @@ class LeaseKeeper:
     """
 
     def __init__(self, lease: timedelta, now: Callable[[], int]) -> None:
-        self._lease, self._now = lease, now
+        self.lease = lease
+        """How long the leadership lasts without another renewal."""
+        self._now = now
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -73,10 +75,10 @@ class LeaseKeeper:
         self._thread.start()
 
     def _run(self, store: CompletedCheckpointStore, attempt: Attempt, closed: threading.Event) -> None:
-        while not closed.wait(self._lease.total_seconds() / 6):
+        while not closed.wait(self.lease.total_seconds() / 6):
             try:
                 with suppress(StorageError):
-                    store.renew(attempt, self._lease, self._now())
+                    store.renew(attempt, self.lease, self._now())
             except FencedError:
                 return
 
@@ -84,4 +86,4 @@ class LeaseKeeper:
         """Ends the thread, after a renewal that is under way."""
         self._closed.set()
         if self._thread is not None:
-            self._thread.join(self._lease.total_seconds())
+            self._thread.join(self.lease.total_seconds())

@@ -40,7 +40,6 @@ from dagster_flinkpy.runtime.master.failover import (
     ExecutionFailureHandler,
     FailoverConfig,
     FailoverStrategy,
-    LocalRestartAllStrategy,
     RegionFailure,
     RestartAllStrategy,
     RestartIndividualStrategy,
@@ -152,7 +151,6 @@ def test_restarts_are_closed(data: st.DataObject) -> None:
 def test_restart_all_goes_back_to_the_last_completed_checkpoint() -> None:
     failure = RegionFailure(0, 1, {})
     assert RestartAllStrategy().plan(CHAIN, failure) == {}
-    assert LocalRestartAllStrategy().plan(CHAIN, failure) == {}
     assert RestartIndividualStrategy().retries_tasks
     assert RestartIndividualStrategy().plan(CHAIN, failure)
 
@@ -177,7 +175,7 @@ def test_local_restart_all_warns_that_spark_places_tasks() -> None:
     options = Configuration().set_string("jobmanager.execution.failover-strategy", "full-local")
     no_effect._warned_of.clear()
     with pytest.warns(NoEffectWarning, match="Spark decides where tasks run"):
-        assert type(failover_strategy_of(options)) is LocalRestartAllStrategy
+        assert type(failover_strategy_of(options)) is RestartAllStrategy
 
 
 def test_an_unknown_strategy_is_refused() -> None:

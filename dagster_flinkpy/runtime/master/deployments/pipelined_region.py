@@ -127,11 +127,7 @@ class _Deployment:
         body = pickle.dumps(epoch, protocol=5)
         self.missing_requests, self.reading = self.number_of_sources, epoch.checkpoint_id
         self.stops, self.watermarks = {}, {}
-        self.say(frame("begin", body, deployment=self.id))
-
-    def stop_reading(self) -> None:
-        """Tells the sources to stop amid the part that they are reading, where they can."""
-        self.say(frame("stop_reading", deployment=self.id))
+        self.say("begin", body)
 
     def hear(self, subtask: int, message: dict[str, Any]) -> None:
         """Takes a request for the next part, with how far sources are; or what a reader says."""
@@ -155,7 +151,9 @@ class _Deployment:
         slot = self.slots[self.places[uid, subtask]]
         slot.say(frame("event", deployment=self.id, uid=uid, subtask=subtask, event=event))
 
-    def say(self, message: bytes) -> None:
+    def say(self, kind: str, body: bytes = b"", **fields: Any) -> None:
+        """Sends all slots a message."""
+        message = frame(kind, body, deployment=self.id, **fields)
         for slot in self.slots.values():
             slot.say(message)
 
@@ -233,7 +231,7 @@ class PipelinedRegion:
         while not open_epoch.complete and not deployment.failed:
             self._wait(lambda: asked() or open_epoch.may_stop)
             if not asked():
-                deployment.stop_reading()
+                deployment.say("stop_reading")  # amid the part, where they can
                 self._wait(asked)
             if deployment.failed:
                 return
@@ -314,7 +312,7 @@ class PipelinedRegion:
         program = dump_job(replace(job, pipelined=True, counts=self._counts.__enter__().folder))
         locations = {name: slot.location for name, slot in slots.items()}
         where = [(uid, index, name) for (uid, index), name in places.items()]
-        deployment.say(frame("deploy", program, deployment=deployment.id, places=where, locations=locations))
+        deployment.say("deploy", program, places=where, locations=locations)
         try:
             self._wait(lambda: deployment.failed or deployment.running >= needed.keys())
             if deployment.cut_off:
@@ -377,7 +375,7 @@ class PipelinedRegion:
         if number is None:
             return
         if deployment is not None:
-            deployment.say(frame("notify", deployment=deployment.id, news=news, checkpoint_id=number))
+            deployment.say("notify", news=news, checkpoint_id=number)
         self.coordinators.on_notified(news, number)
 
     # --- the end -----------------------------------------------------------------------------------------------------
@@ -422,7 +420,7 @@ class PipelinedRegion:
         deployment = self._deployment
         if deployment is None:
             return
-        deployment.say(frame(kind, deployment=deployment.id, last=deployment.last))
+        deployment.say(kind, last=deployment.last)
 
         def late() -> list[Slot]:
             return [s for name, s in deployment.slots.items() if name not in deployment.ended and s.lost is None]

@@ -12,7 +12,6 @@ from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER
 from dagster_flinkpy.checkpoint.reports.execution_report import InputReport
 from dagster_flinkpy.checkpoint.restore import RestorePlan
 from dagster_flinkpy.datastream.connectors.base import SplitEnumeratorContext
-from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import CheckpointTimeoutError, FlinkPyError
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeSegments
@@ -28,7 +27,7 @@ __all__ = ["JobRegions"]
 
 
 class JobRegions:
-    """Creates the planners, sessions and runners of all regions."""
+    """Creates the planners and sessions of all regions."""
 
     def __init__(
         self,
@@ -121,24 +120,6 @@ class JobRegions:
         with suppress(CheckpointTimeoutError):  # the next attempt deletes what remains
             self._watchdog.run("deleting segments that were read", self._segments.discard_read, written, named)
 
-    def end_with(self, checkpoint_id: int) -> bool:
-        """Returns whether all input of the job ends with a checkpoint that is not complete yet."""
-        return all(planner.ended[checkpoint_id] for planner in self.planners)
-
-    def read_partition(self, partition: TimePartition) -> None:
-        """Restricts the sources to a time partition; the next epoch reads all of it.
-
-        Raises:
-            ConfigurationError: A source cannot be read by partition.
-        """
-        for planner in self.planners:
-            planner.read_partition(partition)
-
-    def end_partition(self) -> None:
-        """Ends what :meth:`read_partition` has begun: the next epoch belongs to no partition."""
-        for planner in self.planners:
-            planner.partition = None
-
     def close(self) -> None:
         """Closes the enumerators and the coordinators. One that raises is not heard: all is committed."""
         for planner in self.planners:
@@ -146,12 +127,3 @@ class JobRegions:
                 self._watchdog.run("closing sources", planner.splits.close)
             with suppress(FlinkPyError):
                 planner.coordinators.close()
-
-    def refuse_input_after_end(self) -> None:
-        """Checks that no source has input that came after the end of all input.
-
-        Raises:
-            InputAfterEndError: A source has such input.
-        """
-        for planner in self.planners:
-            planner.splits.refuse_input_after_end(all_ended=True)
