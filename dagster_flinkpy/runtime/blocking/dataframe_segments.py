@@ -7,7 +7,7 @@ result of the Spark job are read.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -82,11 +82,7 @@ def write_on_driver(frame: DataFrame, target: PartsTarget) -> list[Json]:
     Raises:
         PySparkException: The Spark job failed.
     """
-    writer = SegmentWriter(target.location.open(), f"{target.prefix}{0:06d}.{uuid.uuid4().hex}", target.type_info)
-    for batch in to_arrow(frame).to_batches():
-        if batch.num_rows:
-            writer.write(*_records(target, batch))
-    return [{"subtask": 0, **segment} for segment in writer.finish()]
+    return [{"subtask": 0, **segment} for segment in _store(target, 0, to_arrow(frame).to_batches())]
 
 
 def read_on_driver(
@@ -116,15 +112,20 @@ def _write_partition(target: PartsTarget, batches: Iterator[pa.RecordBatch]) -> 
     context = TaskContext.get()
     assert context is not None
     partition = context.partitionId()
-    name = f"{target.prefix}{partition:06d}.{uuid.uuid4().hex}"
     with reported():
         check_shared(target.location.parent.parent)
-        writer = SegmentWriter(target.location.open(), name, target.type_info)
-        for batch in batches:
-            if batch.num_rows:
-                writer.write(*_records(target, batch))
-        parts = [{"partition": partition, "number": i, **part} for i, part in enumerate(writer.finish())]
+        segments = _store(target, partition, batches)
+    parts = [{"partition": partition, "number": i, **segment} for i, segment in enumerate(segments)]
     yield pa.RecordBatch.from_pylist(parts, schema=_PART_SCHEMA)
+
+
+def _store(target: PartsTarget, partition: int, batches: Iterable[pa.RecordBatch]) -> list[Json]:
+    name = f"{target.prefix}{partition:06d}.{uuid.uuid4().hex}"
+    writer = SegmentWriter(target.location.open(), name, target.type_info)
+    for batch in batches:
+        if batch.num_rows:
+            writer.write(*_records(target, batch))
+    return writer.finish()
 
 
 def _records(target: PartsTarget, batch: pa.RecordBatch) -> tuple[pa.StructArray, pa.Array]:

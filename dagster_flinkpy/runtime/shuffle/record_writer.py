@@ -28,7 +28,15 @@ from dagster_flinkpy.runtime.shuffle.channel_selectors import (
 )
 from dagster_flinkpy.runtime.shuffle.key_columns import field_positions, key_column
 from dagster_flinkpy.runtime.shuffle.key_dictionary import KeyDictionary
-from dagster_flinkpy.runtime.shuffle.wire import AFTER_STATIC, SEQ_BITS, Kind, RowOutput, encode_buffer, encode_element
+from dagster_flinkpy.runtime.shuffle.wire import (
+    AFTER_STATIC,
+    SEQ_BITS,
+    Kind,
+    RowOutput,
+    encode_buffer,
+    encode_element,
+    joined,
+)
 
 __all__ = ["BUFFER_SIZE", "NETWORK_MEMORY", "BufferPool", "RecordWriter"]
 
@@ -249,12 +257,9 @@ class RecordWriter:
         size = self._pool.release(self, lane)
         self._pending[lane] = []
         # Key types come from the records, so a change of type starts a new buffer.
-        start = 0
-        for i in range(1, len(pending) + 1):
-            if i == len(pending) or not pending[i].schema.equals(pending[start].schema, check_metadata=True):
-                records = pa.concat_batches(pending[start:i]) if i > start + 1 else pending[start]
-                self._send(lane, records, size if i - start == len(pending) else records.nbytes)
-                start = i
+        parts = list(joined(pending))
+        for records in parts:
+            self._send(lane, records, size if len(parts) == 1 else records.nbytes)
 
     def _send(self, lane: int, records: pa.RecordBatch, size: int) -> None:
         """Sends buffers of about 1 MiB; a larger record gets its own buffer."""

@@ -46,6 +46,7 @@ __all__ = [
     "decode_event",
     "encode_buffer",
     "encode_element",
+    "joined",
     "read_buffer",
     "rows_of",
 ]
@@ -271,10 +272,16 @@ def decode_buffer(payload: pa.Buffer, type_info: TypeInformation) -> StreamBatch
 
 def decode_buffers(read: Sequence[pa.RecordBatch], type_info: TypeInformation) -> Iterator[StreamBatch]:
     """Decodes what :func:`read_buffer` has returned. Buffers that follow each other and have one format are joined."""
+    for batch in joined(read):
+        yield _decode(batch, type_info)
+
+
+def joined(batches: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Joins record batches that follow each other and have one schema, with its metadata."""
     start = 0
-    for i in range(1, len(read) + 1):
-        if i == len(read) or not read[i].schema.equals(read[start].schema, check_metadata=True):
-            yield _decode(pa.concat_batches(read[start:i]) if i > start + 1 else read[start], type_info)
+    for i in range(1, len(batches) + 1):
+        if i == len(batches) or not batches[i].schema.equals(batches[start].schema, check_metadata=True):
+            yield pa.concat_batches(batches[start:i]) if i > start + 1 else batches[start]
             start = i
 
 

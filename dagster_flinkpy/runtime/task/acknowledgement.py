@@ -31,16 +31,18 @@ class Acknowledgement:
     started: int = field(default_factory=time.perf_counter_ns)
 
     @property
+    def _futures(self) -> tuple[Future[Any], ...]:
+        return (*self.uploads, *(() if self.keyed is None else self.keyed.waits_for))
+
+    @property
     def left(self) -> list[Future[Any]]:
         """What it waits for. When that is done, there may be more."""
-        keyed = () if self.keyed is None else self.keyed.waits_for
-        return [each for each in (*self.uploads, *keyed) if not each.done()]
+        return [each for each in self._futures if not each.done()]
 
     @property
     def error(self) -> BaseException | None:
         """Why the snapshot has failed, when nothing is left."""
-        keyed = () if self.keyed is None else self.keyed.waits_for
-        errors = (each.exception() for each in (*self.uploads, *keyed))
+        errors = (each.exception() for each in self._futures)
         return next((error for error in errors if error is not None), None)
 
     def wait(self) -> None:

@@ -245,7 +245,7 @@ class SingleCheckpointBarrierHandler(BarrierHandler):
                 return
             aborted = self._pending
             if aborted:
-                self._abort(self._current, CheckpointFailureReason.CHECKPOINT_DECLINED_SUBSUMED, actions)
+                self._abort(CheckpointFailureReason.CHECKPOINT_DECLINED_SUBSUMED, actions)
             self._current = checkpoint_id
             if aborted:
                 self._unblock(actions, first=event)
@@ -272,9 +272,9 @@ class SingleCheckpointBarrierHandler(BarrierHandler):
         if checkpoint_id < self._current or checkpoint_id <= self._finished:
             return
         if self._pending and checkpoint_id > self._current:
-            self._abort(self._current, CheckpointFailureReason.CHECKPOINT_DECLINED_SUBSUMED, actions)
+            self._abort(CheckpointFailureReason.CHECKPOINT_DECLINED_SUBSUMED, actions)
         self._current = checkpoint_id
-        self._abort(checkpoint_id, CheckpointFailureReason.CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER, actions)
+        self._abort(CheckpointFailureReason.CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER, actions)
         self._unblock(actions)
 
     @property
@@ -286,8 +286,8 @@ class SingleCheckpointBarrierHandler(BarrierHandler):
         self._taken = True
         actions.append(Snapshot(self._current))
 
-    def _abort(self, checkpoint_id: int, reason: CheckpointFailureReason, actions: list[Action]) -> None:
-        actions.append(Abort(checkpoint_id, reason))
+    def _abort(self, reason: CheckpointFailureReason, actions: list[Action]) -> None:
+        actions.append(Abort(self._current, reason))
         self._end()
 
     def _end(self) -> None:
@@ -350,11 +350,7 @@ class CheckpointBarrierTracker(BarrierHandler):
             raise CheckpointError(f"channel {channel} delivered barrier {checkpoint_id} twice")
         arrived.add(channel)
         if arrived == self._channels:
-            return [
-                *self._end(checkpoint_id, CheckpointFailureReason.CHECKPOINT_DECLINED_SUBSUMED),
-                Snapshot(checkpoint_id),
-                Complete(checkpoint_id),
-            ]
+            return [*self._end(checkpoint_id), Snapshot(checkpoint_id), Complete(checkpoint_id)]
         if len(self._pending) > _MAX_TRACKED:
             oldest = min(self._pending)
             del self._pending[oldest]
@@ -366,15 +362,12 @@ class CheckpointBarrierTracker(BarrierHandler):
         if checkpoint_id <= self._finished:
             return []
         reason = CheckpointFailureReason.CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER
-        return [
-            *self._end(checkpoint_id, CheckpointFailureReason.CHECKPOINT_DECLINED_SUBSUMED),
-            Abort(checkpoint_id, reason),
-        ]
+        return [*self._end(checkpoint_id), Abort(checkpoint_id, reason)]
 
-    def _end(self, checkpoint_id: int, reason: CheckpointFailureReason) -> list[Action]:
+    def _end(self, checkpoint_id: int) -> list[Action]:
         """Ends a checkpoint, and aborts all older ones."""
         older = [i for i in self._pending if i < checkpoint_id]
         for i in (*older, checkpoint_id):
             self._pending.pop(i, None)
         self._finished = checkpoint_id
-        return [Abort(i, reason) for i in sorted(older)]
+        return [Abort(i, CheckpointFailureReason.CHECKPOINT_DECLINED_SUBSUMED) for i in sorted(older)]
