@@ -8,7 +8,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import suppress
 from datetime import timedelta
 from types import FrameType
@@ -133,6 +133,4 @@ class Watchdog:
 
     @staticmethod
     def _await(done: Future[Any], seconds: float) -> None:
-        finished = threading.Event()
-        done.add_done_callback(lambda _: finished.set())
-        finished.wait(seconds)
+        wait([done], seconds)

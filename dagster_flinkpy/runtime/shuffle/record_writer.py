@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -41,6 +41,7 @@ from dagster_flinkpy.runtime.shuffle.wire import (
 __all__ = ["BUFFER_SIZE", "NETWORK_MEMORY", "BufferPool", "RecordWriter"]
 
 K = TypeVar("K")
+P = ParamSpec("P")
 
 BUFFER_SIZE = 1 << 20
 """The size at which a buffer is sent, in bytes."""
@@ -186,7 +187,8 @@ class RecordWriter:
                 groups = key_groups_of_hashes(keys.hashes, self._max_parallelism)
                 targets = operator_indexes(groups, self._max_parallelism, self._width)
         elif self._selector is not None:
-            targets = self._select(self._selector, batch)
+            what = f"partition_custom in front of operator {self.edge.target!r}"
+            targets = self._call(what, self._selector.select, batch)
         records = pa.RecordBatch.from_pydict(columns, metadata=metadata)
         if targets is None or (targets == targets[0]).all():
             self._append(next(iter(self._lanes)) if targets is None else int(targets[0]), records)
@@ -197,21 +199,17 @@ class RecordWriter:
         """Returns the keys of a batch; an error names the operator behind the edge."""
         name = f"key_by in front of operator {self.edge.target!r}"
         try:
-            return compute(self.edge.partitioner, batch)
+            return self._call(name, compute, self.edge.partitioner, batch)
         except (UnsupportedKeyTypeError, TypeMismatchError) as e:
             raise type(e)(f"{name}: {e}") from e
-        except FlinkPyError:
-            raise
-        except USER_EXCEPTIONS as e:
-            raise user_error(e, what=name, operator=self.edge.source, subtask=self._subtask) from e
 
-    def _select(self, selector: ChannelSelector, batch: StreamBatch) -> np.ndarray[Any, Any]:
+    def _call(self, what: str, function: Callable[P, K], *args: P.args, **kwargs: P.kwargs) -> K:
+        """Calls what may call a function of the user."""
         try:
-            return selector.select(batch)
+            return function(*args, **kwargs)
         except FlinkPyError:
             raise
         except USER_EXCEPTIONS as e:
-            what = f"partition_custom in front of operator {self.edge.target!r}"
             raise user_error(e, what=what, operator=self.edge.source, subtask=self._subtask) from e
 
     def _split(self, records: pa.RecordBatch, targets: np.ndarray[Any, Any]) -> None:

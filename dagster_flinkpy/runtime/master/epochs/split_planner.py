@@ -206,9 +206,8 @@ class SplitPlanner:
                 with _asked(uid):
                     names = enumerator.unread()
             if names:
-                more = f" and {len(names) - 3} more" if len(names) > 3 else ""
                 raise InputAfterEndError(
-                    f"source {uid!r} has input that came after its end: {', '.join(names[:3])}{more}. A source that "
+                    f"source {uid!r} has input that came after its end: {_first_of(names)}. A source that "
                     "has ended stays ended, because event time is over and all windows and timers have fired. To read "
                     "this input, start from a checkpoint or savepoint from before the end (restore_from), or from "
                     "empty state (start_empty, or another checkpoint directory). A source of flink_assets() never "
@@ -275,9 +274,12 @@ class SplitPlanner:
                 s.split_id for (source, _), splits in sorted(epoch.splits.items()) if source == uid for s in splits
             ]
             names = [name for name in names if name]
-            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-            parts.append(f"{uid}: {shown or 'nothing to read'}")
+            parts.append(f"{uid}: {_first_of(names) or 'nothing to read'}")
         return "; ".join(parts)
+
+
+def _first_of(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _asked(uid: str) -> AbstractContextManager[None]:
