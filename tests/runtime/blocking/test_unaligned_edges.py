@@ -28,13 +28,14 @@ from dagster_flinkpy.datastream.program.job_graph import JobGraph
 from dagster_flinkpy.errors import NamedSegmentLostError, RestoreError, UserFunctionError
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
-from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Lane, Mailbox, ThreadMailbox
+from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Lane, Mailbox
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.state_processor import dispose_job, fork_job
 from dagster_flinkpy.storage import StorageLocation
 from tests.examples import examples
 from tests.runtime import in_flight_v1
 from tests.runtime.harness import HarnessAttempt
+from tests.runtime.master.test_regions import Watched
 from tests.runtime.programs import COUNTED, EVENT, CountPerKey, FolderSink, environment, events
 from tests.waiting import LIMIT
 
@@ -79,27 +80,6 @@ def named(metadata: CheckpointMetadata | None) -> list[str]:
     return sorted(path for operator in metadata.operators for path in operator.segments())
 
 
-class Watched(HarnessAttempt):
-    """Notes region and checkpoint of its Spark jobs. Before a job, something may be done once."""
-
-    def __init__(self, *args: Any, before: dict[Any, Callable[[], object]] | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.before, self.jobs = before or {}, []
-
-    jobs: list[tuple[int, int]]
-
-    def _on_spark(self, job: EpochJob) -> list[WireRow]:
-        run = job.region, job.checkpoint_id
-        self.jobs.append(run)
-        self.before.pop(run, lambda: None)()
-        return super()._on_spark(job)
-
-
-class Threaded(Watched):
-    def _create_mailbox(self) -> Mailbox:
-        return ThreadMailbox()
-
-
 def test_a_checkpoint_completes_although_nobody_has_read_the_edge(tmp_path: Path) -> None:
     graph, sink = program(tmp_path)
     with HarnessAttempt(graph, tmp_path, config=options()) as attempt:
@@ -140,7 +120,9 @@ def test_both_regions_run_an_epoch_at_the_same_time(tmp_path: Path) -> None:
     # The second region has its first Spark job in any case. Whether it has another one before the end depends on how
     # much of the edge was written when that job was planned.
     meet = threading.Barrier(2, timeout=LIMIT)
-    with Threaded(graph, tmp_path, config=options(), before={(0, 2): meet.wait, (1, 1): meet.wait}) as attempt:
+    with Watched(
+        graph, tmp_path, threads=True, config=options(), before={(0, 2): meet.wait, (1, 1): meet.wait}
+    ) as attempt:
         assert [epoch.checkpoint_id for epoch in attempt.run_epochs()] == [1, 2, 3]
     assert in_any_order(sink.rows()) == expected(tmp_path)
 

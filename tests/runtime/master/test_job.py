@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,12 @@ def pipeline(records: list[tuple[str, int, int]], per_epoch: int | None, paralle
     )
 
 
+def timed(steps: list[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
+    """Returns records with their times, of steps with the pauses before them."""
+    times = accumulate(pause for _, pause, _ in steps)
+    return [(key, time, value) for (key, _, value), time in zip(steps, times, strict=True)]
+
+
 steps = st.lists(st.tuples(st.sampled_from("abcde"), st.integers(0, 15), st.integers(-9, 9)), min_size=1, max_size=30)
 
 
@@ -105,10 +112,7 @@ def test_epochs_and_rescales_change_no_output(
     live: bool,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    time, records = 0, []
-    for key, pause, value in steps:
-        time += pause
-        records.append((key, time, value))
+    records = timed(steps)
     straight = run_job(pipeline(records, None, 1), tmp_path_factory.mktemp("straight"))
     graph = pipeline(records, per_epoch, parallelism)
     folder, order = tmp_path_factory.mktemp("rescaled"), random_order(seed)
@@ -145,10 +149,7 @@ def test_barriers_and_unaligned_checkpoints_change_no_output(
     live: bool,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    time, records = 0, []
-    for key, pause, value in steps:
-        time += pause
-        records.append((key, time, value))
+    records = timed(steps)
     straight = run_job(pipeline(records, None, 1), tmp_path_factory.mktemp("straight"))
     graph, folder, rows = pipeline(records, 4, parallelism), tmp_path_factory.mktemp("barriers"), []
     config = {"checkpointing": CoordinatorConfig(unaligned=unaligned)}

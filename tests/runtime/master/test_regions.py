@@ -24,7 +24,6 @@ from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.errors import RestoreError, UserFunctionError
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
-from dagster_flinkpy.runtime.master.mailbox import Mailbox, ThreadMailbox
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt
@@ -77,14 +76,9 @@ class Watched(HarnessAttempt):
         return super()._on_spark(job)
 
 
-class Threaded(Watched):
-    def _create_mailbox(self) -> Mailbox:
-        return ThreadMailbox()
-
-
 def test_a_region_runs_the_next_epoch_while_the_one_behind_it_runs_this_one(tmp_path: Path) -> None:
     graph, sink = program(tmp_path)
-    with Threaded(graph, tmp_path) as attempt:
+    with Watched(graph, tmp_path, threads=True) as attempt:
         attempt.before[1, 1] = lambda: attempt.began[0, 2].wait(LIMIT) or pytest.fail("region 0 waits for region 1")
         assert [epoch.checkpoint_id for epoch in attempt.run_epochs()] == [1, 2, 3]
     assert sink.rows() == expected(tmp_path)
@@ -96,7 +90,7 @@ def test_no_region_runs_further_ahead_than_allowed(tmp_path: Path, ahead: int) -
     graph, _ = program(tmp_path, per_epoch=2)
     seen: list[list[Run]] = []
     config = {"checkpointing": CoordinatorConfig(max_concurrent=ahead)}
-    with Threaded(graph, tmp_path, config=config) as attempt:
+    with Watched(graph, tmp_path, threads=True, config=config) as attempt:
 
         def look() -> None:
             assert attempt.began[0, ahead + 1].wait(LIMIT)
@@ -119,7 +113,7 @@ def test_a_checkpoint_completes_although_the_next_epoch_fails_in_an_earlier_regi
         raise UserFunctionError("broken")
 
     completed: list[int] = []
-    with pytest.raises(UserFunctionError, match="broken"), Threaded(graph, tmp_path) as attempt:
+    with pytest.raises(UserFunctionError, match="broken"), Watched(graph, tmp_path, threads=True) as attempt:
         attempt.before.update({(0, 2): fail, (1, 1): lambda: failed.wait(LIMIT)})
         completed.extend(epoch.checkpoint_id for epoch in attempt.run_epochs())
     assert (completed, sink.staged()) == ([1], [])
@@ -217,9 +211,8 @@ def test_a_lost_segment_restarts_its_producer_and_who_has_read_it(
 def test_what_the_producer_has_done_since_is_done_again(tmp_path: Path) -> None:
     graph, sinks = branches(tmp_path)
     home = {v.uid: number for number, region in enumerate(graph.regions()) for v in region.vertices}
-    with Threaded(
-        graph, tmp_path, config={**restarting(), "checkpointing": CoordinatorConfig(max_concurrent=2)}
-    ) as job:
+    config = {**restarting(), "checkpointing": CoordinatorConfig(max_concurrent=2)}
+    with Watched(graph, tmp_path, threads=True, config=config) as job:
 
         def late() -> None:
             for number in (2, 3):

@@ -76,17 +76,12 @@ def fails(monkeypatch: pytest.MonkeyPatch, method: str, numbers: Iterable[int], 
     monkeypatch.setattr(CompletedCheckpointStore, method, step)
 
 
-class Threaded(HarnessAttempt):
-    def _create_mailbox(self) -> Mailbox:
-        return ThreadMailbox()
-
-
 ERRORS = {"certain": ConfigurationError("too large"), "unknown": StorageError("503")}
 
 
 @pytest.mark.parametrize(
-    ("bad", "regions", "mailbox", "error"),
-    pairs([[1], [2, 3], [5], [4, 5]], [False, True], [HarnessAttempt, Threaded], list(ERRORS)),
+    ("bad", "regions", "threads", "error"),
+    pairs([[1], [2, 3], [5], [4, 5]], [False, True], [False, True], list(ERRORS)),
     ids=str,
 )
 def test_the_next_checkpoint_commits_the_rows_of_both(
@@ -94,12 +89,12 @@ def test_the_next_checkpoint_commits_the_rows_of_both(
     monkeypatch: pytest.MonkeyPatch,
     bad: list[int],
     regions: bool,
-    mailbox: type[HarnessAttempt],
+    threads: bool,
     error: str,
 ) -> None:
     graph, sink = program(tmp_path, regions=regions)
     fails(monkeypatch, "write_metadata", bad, ERRORS[error])
-    with mailbox(graph, tmp_path, config=tolerating(2)) as attempt:
+    with HarnessAttempt(graph, tmp_path, threads=threads, config=tolerating(2)) as attempt:
         done = [epoch.checkpoint_id for epoch in attempt.run_epochs()]
     last = 6 if 5 in bad else 5
     assert done == [n for n in range(1, last + 1) if n not in bad]

@@ -227,19 +227,21 @@ def test_whoever_is_first_the_outcome_is_the_same(
             assert ("in_pool_usage" in state.metrics) is (task.uid == "count")
 
 
+def counting(folder: Path) -> EpochJob:
+    """Returns the job of a program that counts events by key, with all of its input in the first epoch."""
+    graph = collect_graph(events(environment(2), RECORDS).key_by("key").process(CountPerKey(), COUNTED).uid("count"))
+    source = graph.vertex("events").spec.source
+    splits = {("events", i): tuple(each) for i, each in enumerate(source.create_enumerator(None).plan_epoch(2))}
+    return replace(make_job(graph, folder, inputs={}), epoch=EpochInput(1, splits))
+
+
 @pytest.mark.parametrize("cancelled", [False, True])
 def test_credits_for_a_slot_that_is_gone_end_the_deployment_and_not_the_slot(
     cancelled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dagster_flinkpy.runtime.slot.deployment.CREDIT", 1)
     monkeypatch.setattr("dagster_flinkpy.runtime.shuffle.record_writer.BUFFER_SIZE", 1)
-    graph = collect_graph(events(environment(2), RECORDS).key_by("key").process(CountPerKey(), COUNTED).uid("count"))
-    (source,) = (v for v in graph.vertices if v.uid == "events")
-    splits = {
-        ("events", i): tuple(each) for i, each in enumerate(source.spec.source.create_enumerator(None).plan_epoch(2))
-    }
-    job = replace(make_job(graph, tmp_path, inputs={}), epoch=EpochInput(1, splits))
-    slots = Slots(job, [])
+    slots = Slots(counting(tmp_path), [])
     first, second = slots.names
     slots.begin(first)
     for _ in range(10):
@@ -262,13 +264,7 @@ def test_a_source_that_waits_for_room_is_back_pressured_whatever_else_the_slot_d
 ) -> None:
     monkeypatch.setattr("dagster_flinkpy.runtime.slot.deployment.CREDIT", 1)
     monkeypatch.setattr("dagster_flinkpy.runtime.shuffle.record_writer.BUFFER_SIZE", 1)
-    graph = collect_graph(events(environment(2), RECORDS).key_by("key").process(CountPerKey(), COUNTED).uid("count"))
-    (source,) = (v for v in graph.vertices if v.uid == "events")
-    splits = {
-        ("events", i): tuple(each) for i, each in enumerate(source.spec.source.create_enumerator(None).plan_epoch(2))
-    }
-    job = replace(make_job(graph, tmp_path, inputs={}), epoch=EpochInput(1, splits))
-    slots = Slots(job, [])
+    slots = Slots(counting(tmp_path), [])
     first = slots._slots[slots.names[0]]
     task = next(task for task in first.tasks.values() if task.stage == 0)
     slots.begin(slots.names[0])
