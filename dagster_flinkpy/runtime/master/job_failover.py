@@ -131,10 +131,7 @@ class JobFailover:
             says what to do.
         """
         self.graph.fail(region.number, error, ended.task)
-        begun = {uid: number for each in regions for uid, number in each.begun.items()}
-        lost = region.written_in(error) if isinstance(error, SegmentLostError) else {}
-        failure = RegionFailure(region.number, ended.checkpoint_id, begun, lost)
-        found = self._handler.handle(error, failure, self._now())
+        found = self._handler.handle(error, self._failure(region, ended, error, regions), self._now())
         epochs = found.plan or {}
         if why := self._unavailable(epochs, regions, collecting):
             self._progress(f"regions {_numbers(epochs)} cannot restart without the others: {why}")
@@ -148,6 +145,13 @@ class JobFailover:
             what = f"regions {_numbers(epochs)} run all epochs from checkpoint {min(epochs.values())} on"
         _log.warning("%s; %s again: %s", _what(error), what, found.reason)
         return epochs
+
+    def _failure(
+        self, region: RegionState, ended: RegionEnded, error: FlinkPyError, regions: Sequence[RegionState]
+    ) -> RegionFailure:
+        begun = {uid: number for each in regions for uid, number in each.begun.items()}
+        lost = region.written_in(error) if isinstance(error, SegmentLostError) else {}
+        return RegionFailure(region.number, ended.checkpoint_id, begun, lost)
 
     def _unavailable(
         self, epochs: Mapping[int, int], regions: Sequence[RegionState], collecting: Collection[int]

@@ -61,12 +61,15 @@ class Threaded(HarnessAttempt):
     """An attempt whose lanes are threads. ``jobs`` has what its Spark jobs were; commits and Spark jobs can be held."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, threads=True, **options)
+        super().__init__(*args, **options)
         self.jobs: list[int] = []
         self.commits: list[int] = []
         self.began: dict[int, threading.Event] = {}
         self.before_job: dict[int, Callable[[], object]] = {}
         self.before_commit: dict[int, Callable[[], object]] = {}
+
+    def _create_mailbox(self) -> Mailbox:
+        return ThreadMailbox()
 
     def _on_spark(self, job: EpochJob) -> list[WireRow]:
         self.jobs.append(job.checkpoint_id)

@@ -189,8 +189,13 @@ def test_a_job_that_is_terminated_waits_for_a_savepoint_that_appears(tmp_path: P
 def test_a_caller_that_is_interrupted_leaves_a_savepoint_that_may_appear(
     tmp_path: Path, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dagster_flinkpy.runtime.master.watchdog._GRACE_SECONDS", 0)
-    monkeypatch.setattr(Watchdog.interrupt, "__defaults__", (0,))
+    interrupt = Watchdog.interrupt
+
+    def interrupt_soon(watchdog: Watchdog) -> None:
+        """Gives only the savepoint no time. Another step of the attempt may be about to end."""
+        interrupt(watchdog, LIMIT if watchdog is attempt._watchdog else 0)
+
+    monkeypatch.setattr(Watchdog, "interrupt", interrupt_soon)
     hanging.at = "_metadata"
     with pytest.raises(KeyboardInterrupt), Beside(tmp_path, hanging) as attempt:
         attempt.ask()
