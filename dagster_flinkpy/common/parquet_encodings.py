@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-__all__ = ["repeating"]
+__all__ = ["REPEATING", "leaves_of", "repeating"]
 
+REPEATING = 0.5
+"""Up to this share of different values, a dictionary serves a column."""
 _SAMPLE = 8192
-"""Number of rows that are looked at."""
 
 
-def repeating(table: pa.Table, besides: Collection[str] = ()) -> list[str]:
+def leaves_of(table: pa.Table, rows: int = _SAMPLE) -> Mapping[str, tuple[str, float]]:
+    """Returns the physical types of the columns in a Parquet file, and which share of the first values are different.
+
+    Args:
+        table: The first rows of the file.
+        rows: Number of rows that are looked at. Default: 8192.
+
+    Returns:
+        Both by the path of the column.
+    """
+    sample = table.slice(0, rows)
+    leaves = (leaf for column in sample.columns for leaf in _leaves(column.combine_chunks()))
+    kinds = _kinds(table.schema.remove_metadata())
+    return {
+        path: (kind, len(leaf.unique()) / max(len(leaf), 1))
+        for (path, kind), leaf in zip(kinds.items(), leaves, strict=True)
+    }
+
+
+def repeating(table: pa.Table) -> list[str]:
     """Returns the columns that dictionaries serve, by their paths in a Parquet file.
 
     They are those of which at most half of the first values are different. For others dictionaries take two to four
@@ -24,24 +44,17 @@ def repeating(table: pa.Table, besides: Collection[str] = ()) -> list[str]:
 
     Args:
         table: The first rows of the file.
-        besides: Columns that are encoded otherwise, by their paths.
     """
-    sample = table.slice(0, _SAMPLE)
-    leaves = (leaf for column in sample.columns for leaf in _leaves(column.combine_chunks()))
-    return [
-        path
-        for path, leaf in zip(_paths(table.schema.remove_metadata()), leaves, strict=True)
-        if path not in besides and len(leaf.unique()) <= len(leaf) // 2
-    ]
+    return [path for path, (_, share) in leaves_of(table).items() if share <= REPEATING]
 
 
 @lru_cache(maxsize=64)
-def _paths(schema: pa.Schema) -> tuple[str, ...]:
-    """Returns the paths of all leaves."""
+def _kinds(schema: pa.Schema) -> Mapping[str, str]:
+    """Returns the physical types of all leaves by their paths."""
     sink = io.BytesIO()
     pq.write_table(schema.empty_table(), sink)
     leaves = pq.ParquetFile(sink).schema
-    return tuple(leaves.column(i).path for i in range(len(leaves)))
+    return {leaves.column(i).path: leaves.column(i).physical_type for i in range(len(leaves))}
 
 
 def _leaves(column: pa.Array) -> Iterator[pa.Array]:

@@ -154,6 +154,24 @@ def test_integers_are_stored_as_differences(counting: CountingStore) -> None:
     assert encoded == {"key_group", "key_hash", "key", "value"}
 
 
+def test_integers_that_repeat_are_compressed() -> None:
+    layout = TableLayout("v", "VALUE", Types.LONG(), Types.LONG(), value_type=Types.LONG())
+    plain = sorted_table(5_000)
+    windows = plain.take(pa.array(np.repeat(np.arange(5_000), 4)))
+    windows = windows.append_column("namespace", pa.array(1_700_000_000_000 + np.tile(np.arange(4), 5_000) * 3_600_000))
+    columns, sizes = list[dict[str, str]](), list[int]()
+    for own, table in ((LAYOUT, plain), (layout, windows.select(layout.local_schema.names))):
+        data, _ = encode_run(own, table.cast(own.local_schema), ALL)
+        group = pq.ParquetFile(pa.BufferReader(data)).metadata.row_group(0)
+        found = [group.column(i) for i in range(group.num_columns)]
+        columns.append({each.path_in_schema: each.compression for each in found})
+        sizes.append(len(data))
+    plain_ones = {path for path, compression in columns[0].items() if compression == "UNCOMPRESSED"}
+    assert plain_ones == {"key_hash", "key", "value"}
+    assert {*columns[1].values()} == {"ZSTD"}
+    assert sizes[1] < 2 * sizes[0], "four windows of a key have the same key and hash"
+
+
 def test_only_texts_and_floats_that_repeat_have_dictionaries(counting: CountingStore) -> None:
     fields = ["distinct", "few", "number", "same"]
     kind = Types.ROW_NAMED(fields, [Types.STRING(), Types.STRING(), Types.DOUBLE(), Types.DOUBLE()])

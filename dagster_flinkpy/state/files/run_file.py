@@ -16,7 +16,6 @@ import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dagster_flinkpy.common.parquet_encodings import repeating
+from dagster_flinkpy.common.parquet_encodings import REPEATING, leaves_of
 from dagster_flinkpy.errors import CorruptStateError, ObjectNotFoundError, PreconditionFailedError
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state.files.state_files import state_file
@@ -46,6 +45,11 @@ __all__ = ["as_file", "clip_rows", "encode_run", "inline", "read_columns", "read
 
 ROW_GROUP_ROWS = 32_768
 """After this many rows, a row group ends at the next key group, or at once if the key group is larger."""
+
+_SAMPLE = 2048
+"""After this many rows, it is known how to encode a column."""
+_DISTINCT = 0.9
+"""From this share of different values on, integers are not compressed."""
 
 WHOLE_BELOW = 65_536
 """Smaller files, in bytes, are read completely even if only a part is needed: one request instead of two."""
@@ -121,24 +125,15 @@ def _encodings(table: pa.Table) -> Mapping[str, Any]:
     """Returns how to encode the columns: integers by their differences, others with dictionaries if they repeat.
 
     Integers such as sums and keys seldom repeat, so dictionaries are useless for them. Differences take half the time
-    and half the bytes; zstd makes them a hundredth smaller for a third of the time.
+    and half the bytes. If all of them are different, zstd makes them a hundredth smaller for a third of the time.
     """
-    kinds = _kinds_of(table.schema.remove_metadata())
-    integers = [path for path, kind in kinds.items() if kind in ("INT32", "INT64")]
+    leaves = leaves_of(table, _SAMPLE)
+    integers = {path: share for path, (kind, share) in leaves.items() if kind in ("INT32", "INT64")}
     return {
-        "compression": {path: "none" if path in integers else "zstd" for path in kinds},
+        "compression": {path: "none" if integers.get(path, 0) > _DISTINCT else "zstd" for path in leaves},
         "column_encoding": dict.fromkeys(integers, "DELTA_BINARY_PACKED"),
-        "use_dictionary": repeating(table, besides=integers),
+        "use_dictionary": [p for p, (_, share) in leaves.items() if p not in integers and share <= REPEATING],
     }
-
-
-@lru_cache(maxsize=64)
-def _kinds_of(schema: pa.Schema) -> Mapping[str, str]:
-    """Returns the physical types of the columns in a file, by their paths."""
-    sink = io.BytesIO()
-    pq.write_table(schema.empty_table(), sink)
-    leaves = pq.ParquetFile(sink).schema
-    return {leaves.column(i).path: leaves.column(i).physical_type for i in range(len(leaves))}
 
 
 def inline(handle: RunHandle, data: bytes) -> RunHandle:
