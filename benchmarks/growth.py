@@ -162,7 +162,7 @@ class Epoch:
     cpu_seconds: float
     """Of all processes."""
     worker_anonymous: int
-    """Peak bytes of the Python worker that needed most, without pages of files."""
+    """Peak bytes of the Python worker that needed most, without pages of files and those that it has freed."""
     read: int
     """Bytes that the Python workers have read from files, but for those that are mapped."""
     stored: int
@@ -275,7 +275,9 @@ def _anonymous_memory() -> Iterator[list[int]]:
 
     def look() -> None:
         while not over.wait(0.05):
-            peaks.extend(_status(each, "RssAnon") for each in _processes() if _kind(each) == "worker")
+            for each in _processes():
+                if _kind(each) == "worker" and _status(each, "RssAnon") > peaks[-1]:
+                    peaks.append(max(peaks[-1], _anonymous(each)))  # takes longer
 
     watcher = threading.Thread(target=look)
     watcher.start()
@@ -317,6 +319,16 @@ def _status(process: psutil.Process, name: str) -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:")), 0)
+
+
+def _anonymous(process: psutil.Process) -> int:
+    """Returns the bytes of a process in pages without a file, but for those that the system may take back at once."""
+    try:
+        lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    sizes = {line.partition(":")[0]: int(line.split()[1]) << 10 for line in lines[1:]}
+    return sizes["Anonymous"] - sizes["LazyFree"]
 
 
 @contextmanager
