@@ -30,10 +30,11 @@ from dagster_flinkpy.connectors import ParquetSink, ParquetSource
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import SplitEnumerator
 from dagster_flinkpy.datastream.window import TumblingEventTimeWindows, TumblingProcessingTimeWindows
-from dagster_flinkpy.errors import SourceReadError
+from dagster_flinkpy.errors import CheckpointTimeoutError, SourceReadError
 from dagster_flinkpy.orchestration import build_checkpoint_sensor, flink_assets
 from dagster_flinkpy.orchestration.sensors import waiting_input, waiting_look
 from dagster_flinkpy.runtime.master import job as job_loop
+from dagster_flinkpy.runtime.master import watchdog
 from dagster_flinkpy.storage import StorageLocation, lease
 from tests.runtime.harness import run_rows
 
@@ -231,6 +232,31 @@ def test_event_time_of_idle_sources_is_work_once(deployment: Deployment) -> None
     assert deployment.tick() is None, "the next epoch has only idle sources"
     assert deployment.run().success
     assert deployment.tick() == NOTHING
+
+
+def test_jobs_whose_sources_hang_share_the_time_of_a_tick(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1000.0]
+
+    class Hanging:
+        def __init__(self, most: timedelta) -> None:
+            self._most = most
+
+        def run(self, *_: object) -> None:
+            clock[0] += self._most.total_seconds()
+            raise CheckpointTimeoutError("no answer")
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(watchdog, "Watchdog", Hanging)
+    monkeypatch.setattr(waiting_look.time, "monotonic", lambda: clock[0])
+    jobs = [each for i in range(9) for each in flink_assets(deployment.program, name=f"job{i}")]
+    resources = {"checkpoint_storage": deployment.resources["checkpoint_storage"]}
+    sensor = build_checkpoint_sensor(jobs, interval=timedelta(seconds=1))
+    tick = sensor.evaluate_tick(build_sensor_context(deployment.instance, resources=resources))
+    assert len(tick.run_requests or ()) == 9
+    assert clock[0] < 1060
 
 
 def test_a_source_that_cannot_say_counts_as_having_input(

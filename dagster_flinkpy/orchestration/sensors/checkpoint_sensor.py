@@ -21,7 +21,7 @@ from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
 from dagster_flinkpy.orchestration.runs.runs_of_job import CHECKPOINT_TAG, active_runs, runs_on
 from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget, flink_targets, tick_result
-from dagster_flinkpy.orchestration.sensors.waiting_look import WaitingLook
+from dagster_flinkpy.orchestration.sensors.waiting_look import LookTime, WaitingLook
 from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["CheckpointPolicy", "JobAtTick", "build_checkpoint_sensor", "reason_to_wait"]
@@ -116,7 +116,7 @@ def build_checkpoint_sensor(
     requests a run of the asset job ``{job}_checkpoint``, unless the input has ended, the interval or pause has not
     passed, a run is working on the job, or there is nothing to do: no source has input after the last checkpoint, no
     processing-time timer is due, nobody asks the job for anything, and the checkpoint is committed. A source that
-    cannot say in 10 seconds whether it has input counts as having some.
+    cannot say in 10 seconds whether it has input counts as having some; jobs of one sensor share 45 seconds.
 
     The run key is ``{job}-{checkpoint id}-{attempt}``: a failed checkpoint is tried again at the next interval, as
     another attempt.
@@ -171,14 +171,15 @@ def build_checkpoint_sensor(
         from dagster_flinkpy.orchestration.sensors.checkpoint_requests import CheckpointRequests
 
         asked = CheckpointRequests(context.cursor, f"Dagster sensor {sensor_name}")
-        requests, reasons = [], []
+        requests, reasons, time = [], [], LookTime(len(targets))
         for target, job in zip(targets, jobs, strict=True):
+            most = time.share()
             status = _status(target, context.instance, storage)
             if reason := reason_to_wait(status, policies[target.job_id], current_millis()):
                 reasons.append(reason)
             elif status.runs_on is not None:
                 reasons.append(asked.ask(storage.child(target.job_id), target.job_id, status.runs_on))
-            elif reason := looks[target.job_id].reason_to_wait(storage.child(target.job_id), context.instance):
+            elif reason := looks[target.job_id].reason_to_wait(storage.child(target.job_id), context.instance, most):
                 reasons.append(reason)
             else:
                 requests.append(_request(target, context.instance, status, job.name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -17,10 +18,26 @@ from dagster_flinkpy.storage import StorageLocation
 if TYPE_CHECKING:
     from dagster_flinkpy.orchestration.sensors.waiting_input import WaitingInput
 
-__all__ = ["WaitingLook"]
+__all__ = ["LookTime", "WaitingLook"]
 
-_TIMEOUT = timedelta(seconds=10)
-"""Dagster gives a tick 60 seconds."""
+_TIMEOUT, _ALL = timedelta(seconds=10), timedelta(seconds=45)
+"""The most time for one job, and for all of a tick. Dagster gives a tick 60 seconds."""
+
+
+class LookTime:
+    """The time that is left in a tick, divided among the jobs that it has yet to look at.
+
+    Args:
+        jobs: How many jobs the tick may look at.
+    """
+
+    def __init__(self, jobs: int) -> None:
+        self._until, self._jobs = time.monotonic() + _ALL.total_seconds(), jobs
+
+    def share(self) -> timedelta:
+        """Returns how long the next job may take."""
+        left, self._jobs = max(self._until - time.monotonic(), 0.0) / self._jobs, self._jobs - 1
+        return min(timedelta(seconds=left), _TIMEOUT)
 
 
 class WaitingLook:
@@ -40,18 +57,19 @@ class WaitingLook:
 
         return None if self._target.job is None else WaitingInput(self._target.job.graph)
 
-    def reason_to_wait(self, job: StorageLocation, instance: DagsterInstance) -> str | None:
+    def reason_to_wait(self, job: StorageLocation, instance: DagsterInstance, most: timedelta) -> str | None:
         """Returns why no run is started; None if it has something to do, or nobody can tell: then the run says why.
 
         Args:
             job: The job's prefix.
             instance: Where assets that sources read are recorded.
+            most: How long it may take. Sources that take longer count as having something.
         """
         from dagster_flinkpy.runtime.master.watchdog import Watchdog
 
         if self._input is None:
             return None
-        watchdog, now_ms = Watchdog(_TIMEOUT), current_millis()
+        watchdog, now_ms = Watchdog(most), current_millis()
         try:
             with assets_from(instance):
                 found = watchdog.run("asking the sources for input", self._input.find, job, now_ms)
