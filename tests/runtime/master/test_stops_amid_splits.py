@@ -311,14 +311,15 @@ class Waits(ParquetSource):
 
 
 def test_a_parquet_file_is_read_up_to_each_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    count, stop_reading = 200_000, pipelined_region._Deployment.stop_reading
+    count, say = 200_000, pipelined_region._Deployment.say
 
-    def told(deployment: Any) -> None:
-        stop_reading(deployment)
-        STOPS.append(deployment)
+    def told(deployment: Any, what: str, *args: Any, **fields: Any) -> None:
+        say(deployment, what, *args, **fields)
+        if what == "stop_reading":
+            STOPS.append(deployment)
 
     STOPS.clear()
-    monkeypatch.setattr(pipelined_region._Deployment, "stop_reading", told)
+    monkeypatch.setattr(pipelined_region._Deployment, "say", told)
     (tmp_path / "in").mkdir()
     pq.write_table(pa.table({"n": pa.array(range(count), pa.int64())}), tmp_path / "in" / "a.parquet")
     source = Waits(str(tmp_path / "in"), row_type=Types.ROW_NAMED(["n"], [Types.LONG()]), batch_rows=1000)
