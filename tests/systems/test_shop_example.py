@@ -39,7 +39,13 @@ def shop(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(JobAttempt, "_on_spark", on_harness)
     monkeypatch.setenv("SHOP_HOME", str(project))
     monkeypatch.syspath_prepend(str(project / "src"))
+    forget()  # another test may have imported a module of this name, such as one of a page of the documentation
     yield import_module("shop.definitions").defs
+    forget()
+
+
+def forget() -> None:
+    """Forgets the modules of the example."""
     for module in [name for name in sys.modules if name.partition(".")[0] == "shop"]:
         del sys.modules[module]
 
