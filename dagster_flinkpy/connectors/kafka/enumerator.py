@@ -53,8 +53,8 @@ class KafkaEnumerator(OpenEnumerator[OpenRanges]):
         """Offsets that the last plan did not assign."""
         self._snapshots: dict[int, _Offsets] = {}
         self._by_pattern = source.topic_pattern is not None
-        self._same_pattern = True
-        """Whether the topics were found by the pattern of the program; earlier releases have not stored it."""
+        self._pattern = source.topic_pattern
+        """The pattern by which the topics were found; earlier releases have not stored it."""
         if restored is not None:
             self._restore(restored)
 
@@ -62,7 +62,7 @@ class KafkaEnumerator(OpenEnumerator[OpenRanges]):
         if restored.get("next") is not None:
             self._next = _from_json(position_field(restored, "next", list))
         self._stops = _from_json(position_field(restored, "stops", list))
-        self._same_pattern = restored.get("pattern", self._source.topic_pattern) == self._source.topic_pattern
+        self._pattern = restored.get("pattern", self._pattern)
         self._restore_open(restored)
 
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
@@ -131,9 +131,9 @@ class KafkaEnumerator(OpenEnumerator[OpenRanges]):
     def _change_topics(self, positions: _Offsets) -> None:
         """Follows a program that names other topics or partitions than before. Else a bounded input has no new ones."""
         source = self._source
-        if self._by_pattern and self._same_pattern:
+        if self._by_pattern and self._pattern == source.topic_pattern:
             return
-        self._same_pattern = True
+        self._pattern = source.topic_pattern
         found, topics = self._lookup.partitions(), {each.topic for each in positions}
         named = {each.topic for each in found} if self._by_pattern else source.topics
         for each in sorted(positions):
@@ -199,7 +199,7 @@ class KafkaEnumerator(OpenEnumerator[OpenRanges]):
         topics = {each.topic for each in known}
         new = [shown(each) for each in sorted(source.partitions) if each not in known]
         named = source.topics
-        if self._by_pattern and not self._same_pattern:
+        if self._by_pattern and self._pattern != source.topic_pattern:
             named = tuple(sorted({each.topic for each in self._lookup.partitions()}))
         return [*super().unread(), *(each for each in named if each not in topics), *new]
 
@@ -210,7 +210,7 @@ class KafkaEnumerator(OpenEnumerator[OpenRanges]):
         return {
             "next": None if self._next is None else _to_json(self._next),
             "stops": _to_json(self._stops),
-            "pattern": self._source.topic_pattern,
+            "pattern": self._pattern,
             **super().snapshot_state(),
         }
 
