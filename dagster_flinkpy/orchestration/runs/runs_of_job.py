@@ -26,7 +26,9 @@ __all__ = [
     "RESTART_TAG",
     "SAVEPOINT_TAG",
     "active_runs",
+    "cut_short",
     "first_try",
+    "goes_on",
     "recent_runs",
     "refuse_other_location",
     "runs_at_work",
@@ -148,8 +150,8 @@ def runs_at_work(instance: DagsterInstance, job_id: str, asset_keys: Collection[
     return [record for record in records if works_on(instance, record.dagster_run, job_id, asset_keys)]
 
 
-def runs_on(run: DagsterRun, step: str) -> bool:
-    """Returns whether a run is at work that takes checkpoints until it is told otherwise.
+def goes_on(run: DagsterRun, step: str) -> bool:
+    """Returns whether the config of a run says that it takes checkpoints until it is told otherwise.
 
     Args:
         run: The run.
@@ -158,7 +160,36 @@ def runs_on(run: DagsterRun, step: str) -> bool:
     config: Any = run.run_config
     for part in ("ops", step, "config"):
         config = config.get(part) or {}
-    return run.status == DagsterRunStatus.STARTED and config.get("epochs") == 0
+    return bool(config.get("epochs") == 0)
+
+
+def runs_on(run: DagsterRun, step: str) -> bool:
+    """Returns whether a run is at work that takes checkpoints until it is told otherwise.
+
+    Args:
+        run: The run.
+        step: Name of the job's step.
+    """
+    return run.status == DagsterRunStatus.STARTED and goes_on(run, step)
+
+
+def cut_short(instance: DagsterInstance, run: DagsterRun, step: str) -> bool:
+    """Returns whether Dagster ended a run at its time limit, ``dagster/max_runtime``, before a step had succeeded.
+
+    Args:
+        instance: Where the run is recorded.
+        run: The run, which has failed.
+        step: Name of the job's step.
+    """
+    kinds = {DagsterEventType.RUN_CANCELING, DagsterEventType.STEP_SUCCESS}
+    for record in instance.get_records_for_run(run.run_id, of_type=kinds).records:  # as they were stored
+        event = record.event_log_entry.get_dagster_event()
+        if event.event_type == DagsterEventType.STEP_SUCCESS and event.step_key == step:
+            return False
+        # Nothing but its text tells this end from a failure: see Dagster's `check_run_timeout`.
+        if event.event_type == DagsterEventType.RUN_CANCELING and "exceeding maximum runtime" in (event.message or ""):
+            return True
+    return False
 
 
 def refuse_other_location(

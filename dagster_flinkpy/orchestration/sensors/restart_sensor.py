@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -36,7 +36,14 @@ from dagster_flinkpy.orchestration.dagster_internals import (
 )
 from dagster_flinkpy.orchestration.failure import retry_is_pointless
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
-from dagster_flinkpy.orchestration.runs.runs_of_job import FIRST_TRY_TAG, RESTART_TAG, first_try, recent_runs
+from dagster_flinkpy.orchestration.runs.runs_of_job import (
+    FIRST_TRY_TAG,
+    RESTART_TAG,
+    cut_short,
+    first_try,
+    goes_on,
+    recent_runs,
+)
 from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget, flink_targets, tick_result
 
 if TYPE_CHECKING:
@@ -47,6 +54,7 @@ __all__ = [
     "Restart",
     "build_restart_sensor",
     "default_strategy",
+    "ended_as_planned",
     "hopeless_error",
     "next_restart",
     "restart_request",
@@ -75,6 +83,7 @@ def next_restart(
     now_ms: int,
     *,
     hopeless: str | None,
+    planned: Callable[[DagsterRun], bool],
     waits_for: str | None = None,
 ) -> Restart | str:
     """Decides whether to restart a job. Returns the restart, or why there is none.
@@ -85,6 +94,7 @@ def next_restart(
         strategy: The restart strategy.
         now_ms: Milliseconds since 1970.
         hopeless: Why another run would not help, if the newest one has found that out.
+        planned: Whether a run that has failed went on until its time limit, which is no failure.
         waits_for: The job in which the newest run failed before it reached this one.
     """
     job = f"Job {target.job_id}"
@@ -102,8 +112,10 @@ def next_restart(
         )
     if hopeless is not None:
         return f"{job}: run {_short(last)} failed with {hopeless}."
+    if planned(last):
+        return Restart(last, f"run {_short(last)} went on until its time limit")
     # The jitter depends on the run, so that each tick gives the same answer.
-    decision = strategy.decide(_failures(runs, strategy), random=random.Random(last.run_id).random)
+    decision = strategy.decide(_failures(runs, strategy, planned), random=random.Random(last.run_id).random)
     if not decision.restart:
         return f"{job} has failed for good: {decision.reason}. Start it by hand to reset the strategy."
     if now_ms < decision.at_ms:
@@ -123,10 +135,12 @@ def build_restart_sensor(
 
     The new run has the config and the partitions of the failed run, and continues from the last completed checkpoint.
     The strategy counts the failures since somebody last started the job by hand, which corresponds to submitting the
-    job in Flink; `FixedDelayRestart` also starts counting anew after a run that succeeded. A savepoint, restore or
-    rescale that fails does not count as a failure of the job. There is no restart if it could not help: the state does
-    not fit, the configuration is wrong, or a newer run has fenced this one. There is none either if the program sets a
-    restart strategy, which acts inside its runs, and it has given up. A canceled run stays canceled.
+    job in Flink; `FixedDelayRestart` also starts counting anew after a run that succeeded. A run that goes on
+    (``epochs: 0``) and that ``dagster/max_runtime`` ends counts as one that succeeded, and is started again at once. A
+    savepoint, restore or rescale that fails does not count as a failure of the job. There is no restart if it could not
+    help: the state does not fit, the configuration is wrong, or a newer run has fenced this one. There is none either
+    if the program sets a restart strategy, which acts inside its runs, and it has given up. A canceled run stays
+    canceled.
 
     If a run has several jobs, only those whose step did not succeed are restarted. A job that the run did not reach,
     because another job failed first, is restarted when that job has recovered.
@@ -176,6 +190,7 @@ def build_restart_sensor(
                 chosen,
                 current_millis(),
                 hopeless=hopeless_error(context.instance, history) if history.failed else None,
+                planned=ended_as_planned(context.instance, target),
                 waits_for=failed[0] if failed and not history.reached else None,
             )
             if isinstance(answer, Restart):
@@ -196,15 +211,17 @@ def default_strategy() -> RestartStrategy:
     return ExponentialDelayRestart()
 
 
-def _failures(runs: Sequence[RunRecord], strategy: RestartStrategy) -> list[int]:
+def _failures(runs: Sequence[RunRecord], strategy: RestartStrategy, planned: Callable[[DagsterRun], bool]) -> list[int]:
     """Returns when the runs since the last start by hand failed, oldest first."""
 
     def newest_first() -> Iterator[int]:
         for record in runs:
             run = record.dagster_run
-            if run.status == DagsterRunStatus.SUCCESS and strategy.success_ends_series:
+            failed = run.status == DagsterRunStatus.FAILURE and not planned(run)
+            ended_well = run.status in (DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE) and not failed
+            if ended_well and strategy.success_ends_series:
                 return
-            if run.status == DagsterRunStatus.FAILURE:
+            if failed:
                 yield _milliseconds(record)
             if JOB_TAG not in run.tags or SENSOR_NAME_TAG not in run.tags:
                 return
@@ -239,11 +256,23 @@ class JobHistory:
         # The run may have several jobs, each as a step.
         steps = {step.step_key: step.status for step in instance.get_run_step_stats(last.run_id)}
         mine = steps.get(target.dagster_name)
-        if mine == StepEventStatus.SUCCESS:
+        # A step that is terminated ends without an error, too.
+        if mine == StepEventStatus.SUCCESS and not cut_short(instance, last, target.dagster_name):
             done = runs[0]._replace(dagster_run=last.with_status(DagsterRunStatus.SUCCESS))
             return JobHistory(target, [done, *runs[1:]])
-        reached = mine in (StepEventStatus.FAILURE, StepEventStatus.IN_PROGRESS)
+        reached = mine in (StepEventStatus.SUCCESS, StepEventStatus.FAILURE, StepEventStatus.IN_PROGRESS)
         return JobHistory(target, runs, reached or StepEventStatus.FAILURE not in steps.values())
+
+
+def ended_as_planned(instance: DagsterInstance, target: FlinkTarget) -> Callable[[DagsterRun], bool]:
+    """Returns a function that says whether a run that has failed was to go on, and did until its time limit.
+
+    Args:
+        instance: Where runs are recorded.
+        target: The job.
+    """
+    step = target.dagster_name
+    return lambda run: goes_on(run, step) and cut_short(instance, run, step)
 
 
 def hopeless_error(instance: DagsterInstance, history: JobHistory) -> str | None:

@@ -25,6 +25,7 @@ from dagster_flinkpy.orchestration.runs.runs_of_job import active_runs
 from dagster_flinkpy.orchestration.sensors.restart_sensor import (
     JobHistory,
     default_strategy,
+    ended_as_planned,
     hopeless_error,
     next_restart,
     restart_request,
@@ -51,9 +52,10 @@ def build_supervising_sensor(
 ) -> SensorDefinition:
     """Builds a sensor that keeps a job running: it starts the job whenever no run works on it.
 
-    After a failure it waits as long as the restart strategy says, and starts the run again with its config and
-    partitions, like `build_restart_sensor`, whose place it takes: a job has one of the two sensors. Both start the
-    Dagster job ``{job}_restart``, so Dagster refuses a code location that has both.
+    After a failure it waits as long as the restart strategy says, and starts the run again with its config, like
+    `build_restart_sensor`, whose place it takes: a job has one of the two sensors. Both start the Dagster job
+    ``{job}_restart``, so Dagster refuses a code location that has both. A run that ``dagster/max_runtime`` ends has not
+    failed, and is started again at once.
 
     It starts no run if the job was stopped with a savepoint, if its input has ended, if its last run was canceled, or
     if the strategy or the error forbids another attempt. A restore, or a start by hand, makes it start the job again.
@@ -149,8 +151,14 @@ def _start(
     history = JobHistory.of(instance, target)
     last = history.runs[0].dagster_run if history.runs else None
     if history.failed:
-        hopeless = hopeless_error(instance, history)
-        answer = next_restart(target, history.runs, strategy or default_strategy(), current_millis(), hopeless=hopeless)
+        answer = next_restart(
+            target,
+            history.runs,
+            strategy or default_strategy(),
+            current_millis(),
+            hopeless=hopeless_error(instance, history),
+            planned=ended_as_planned(instance, target),
+        )
         return answer if isinstance(answer, str) else restart_request(instance, target, answer, job_name)
     if last is not None and last.status == DagsterRunStatus.CANCELED:
         return f"Job {target.job_id}: run {last.run_id} was canceled. Start it by hand."

@@ -77,7 +77,7 @@ def by_hand(ago_s: float, status: DagsterRunStatus) -> RunRecord:
 
 
 def answer(strategy: RestartStrategy, *newest_first: RunRecord, hopeless: str | None = None) -> Restart | str:
-    return next_restart(WORDS, newest_first, strategy, NOW, hopeless=hopeless)
+    return next_restart(WORDS, newest_first, strategy, NOW, hopeless=hopeless, planned=lambda run: False)
 
 
 @pytest.mark.parametrize(

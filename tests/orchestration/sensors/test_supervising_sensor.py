@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import logging
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,8 @@ import pytest
 from dagster import (
     AssetKey,
     AssetsDefinition,
+    DagsterEvent,
+    DagsterEventType,
     DagsterInstance,
     DagsterInvalidDefinitionError,
     DagsterRunStatus,
@@ -16,7 +20,9 @@ from dagster import (
     RunRequest,
     build_sensor_context,
 )
+from dagster._core.execution.plan.objects import StepSuccessData
 from dagster._core.test_utils import create_run_for_test
+from dagster._daemon.monitoring.run_monitoring import check_run_timeout
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind, CheckpointMetadata
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
@@ -38,8 +44,10 @@ from dagster_flinkpy.orchestration import (
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
 from dagster_flinkpy.orchestration.runs.runs_of_job import RESTART_TAG
 from tests.orchestration.programs import word_count
+from tests.orchestration.sensors.test_restart_sensor import plan
 
 WORDS = {JOB_TAG: "words", "dagster/sensor_name": "words_supervising_sensor"}
+MAX_RUNTIME = "dagster/max_runtime"
 FAILED, SUCCESS, CANCELED = DagsterRunStatus.FAILURE, DagsterRunStatus.SUCCESS, DagsterRunStatus.CANCELED
 
 
@@ -92,10 +100,10 @@ def words(tmp_path: Path, instance: DagsterInstance) -> Supervised:
 
 
 def test_a_job_that_has_never_run_is_started(words: Supervised) -> None:
-    request = words.tick(tags={"dagster/max_runtime": "3600"})
+    request = words.tick(tags={MAX_RUNTIME: "3600"})
     assert isinstance(request, RunRequest)
     assert (request.run_key, request.job_name) == ("words-start-after-none", "words_restart")
-    assert request.tags[JOB_TAG] == "words" and request.tags["dagster/max_runtime"] == "3600"
+    assert request.tags[JOB_TAG] == "words" and request.tags[MAX_RUNTIME] == "3600"
     assert request.run_config["ops"]["words"]["config"]["epochs"] == 0
 
 
@@ -116,15 +124,61 @@ def test_a_run_at_work_is_left_alone(words: Supervised, status: DagsterRunStatus
 
 def test_a_failed_run_is_started_again_as_the_strategy_says(words: Supervised) -> None:
     config = {"ops": {"words": {"config": {"epochs": 0, "parallelism": 3}}}}
-    failed = words.ran(FAILED, run_config=config, tags={**WORDS, "dagster/max_runtime": "60", "dagster/run_key": "x"})
+    failed = words.ran(FAILED, run_config=config, tags={**WORDS, MAX_RUNTIME: "60", "dagster/run_key": "x"})
     assert "in " in str(words.tick(strategy=FixedDelayRestart(3, timedelta(hours=1))))
     request = words.tick(strategy=FixedDelayRestart(1, timedelta(0)))
     assert isinstance(request, RunRequest)
     assert request.run_config == config
     assert request.tags[RESTART_TAG] == failed
-    assert request.tags["dagster/max_runtime"] == "60", "or the next run would never end"
+    assert request.tags[MAX_RUNTIME] == "60", "or the next run would never end"
     assert "dagster/run_key" not in request.tags
     assert "failed for good" in str(words.tick(strategy=NoRestart()))
+
+
+def at_time_limit(words: Supervised, *, by_hand: bool = False, **kwargs: Any) -> str:
+    """Lets Dagster itself end a run that has gone on for too long."""
+    config = {"ops": {"words": {"config": {"epochs": kwargs.pop("epochs", 0)}}}}
+    tags = {} if by_hand else WORDS
+    options = {"asset_selection": frozenset(words.assets[0].keys)} if by_hand else {}
+    run_id = words.ran(DagsterRunStatus.STARTED, run_config=config, tags={**tags, MAX_RUNTIME: "60"}, **options)
+    if by_hand:
+        plan(words.instance, words.assets[0], DagsterRunStatus.STARTED, words.instance.get_run_by_id(run_id))
+    record = words.instance.get_run_record_by_id(run_id)
+    assert record is not None
+    check_run_timeout(words.instance, record._replace(start_time=time.time() - 61), logging.getLogger(), 0.0)
+    run = words.instance.get_run_by_id(run_id)
+    assert run is not None and run.status == FAILED
+    return run_id
+
+
+def test_the_end_of_a_run_at_its_time_limit_is_no_failure(words: Supervised) -> None:
+    hour = FixedDelayRestart(1, timedelta(hours=1))
+    for _ in range(4):
+        ended = at_time_limit(words)
+    for strategy in (hour, NoRestart()):
+        request = words.tick(strategy=strategy)
+        assert isinstance(request, RunRequest), "at once"
+        assert (request.tags[RESTART_TAG], request.tags[MAX_RUNTIME]) == (ended, "60")
+    words.ran(FAILED)
+    assert "restart 1 of 1 after 3600 s, in " in str(words.tick(strategy=hour))
+    words.ran(FAILED)
+    assert "failed for good" in str(words.tick(strategy=hour))
+
+
+def test_a_run_that_was_to_end_by_itself_has_failed_at_its_time_limit(words: Supervised) -> None:
+    at_time_limit(words, epochs=3)
+    assert "in " in str(words.tick(strategy=FixedDelayRestart(1, timedelta(hours=1))))
+
+
+def test_a_run_from_the_ui_goes_on_after_its_time_limit_although_its_step_has_no_error(words: Supervised) -> None:
+    ended = at_time_limit(words, by_hand=True)
+    (run,) = words.instance.get_runs()
+    untyped: Any = StepSuccessData
+    for kind, data in ((DagsterEventType.STEP_START, None), (DagsterEventType.STEP_SUCCESS, untyped(duration_ms=1.0))):
+        event = DagsterEvent(kind.value, run.job_name, step_key="words", event_specific_data=data)
+        words.instance.report_dagster_event(event, ended)
+    request = words.tick(strategy=NoRestart())
+    assert isinstance(request, RunRequest) and request.tags[RESTART_TAG] == ended
 
 
 def test_a_canceled_run_stays_canceled(words: Supervised) -> None:
