@@ -30,7 +30,8 @@ from dagster_flinkpy.storage import StorageLocation
 __all__ = ["Restore"]
 
 _RESTORED_BY = "restored_by"
-"""Property of a checkpoint: the run that restored a savepoint or an older checkpoint, and then completed this one."""
+"""Property of a checkpoint: the run that restored a savepoint or an older checkpoint, or started from empty state, and
+then completed this one."""
 
 
 @dataclass
@@ -52,7 +53,7 @@ class Restore:
     allow_pickled_state: bool
     """Whether a savepoint outside the job's prefix may contain pickled state."""
     run_id: str | None
-    """The run that restores the path; all its tries have the same id."""
+    """The run that restores the path, or starts from empty state; all its tries have the same id."""
     progress: Callable[[str], None]
     """Takes one-line progress messages."""
     recomputation: Recomputation | None = None
@@ -63,17 +64,18 @@ class Restore:
     """A savepoint that the job owns now, and deletes once it has completed a checkpoint."""
 
     def __post_init__(self) -> None:
-        self._restored_by = None if self.path is None else self.run_id
+        self._restored_by = None if self.path is None and not self.start_empty else self.run_id
 
     def skip_if_restored(self, latest: CheckpointMetadata | None) -> None:
-        """Ignores the path if an earlier try of the run has restored it and completed the latest checkpoint."""
+        """Continues from the latest checkpoint if an earlier try of the run has started anew and completed it."""
         if (
             latest is not None
             and self._restored_by is not None
             and latest.properties.get(_RESTORED_BY) == self._restored_by
         ):
-            self.progress(f"{self.path} was restored by an earlier try; this one continues from there")
-            self.path = None
+            done = "started from empty state" if self.path is None else f"restored {self.path}"
+            self.progress(f"an earlier try of this run has {done}; this one continues from there")
+            self.path, self.start_empty = None, False
 
     def continue_run(self) -> None:
         """Lets the next attempt of the same run start from the latest checkpoint, which the run has completed."""

@@ -101,8 +101,8 @@ class JobAttempt(AttemptRuns):
             it can run code here.
         recomputation: Which operators start empty, and read their input again. Default: none.
         run_id: Identifies the run; all its tries have the same one. Once a try has completed a checkpoint, later tries
-            continue from there. They neither restore ``restore_from`` again, which would commit the same rows twice,
-            nor read a DataFrame again.
+            continue from there. They neither restore ``restore_from`` nor start from empty state again, which would
+            commit the same rows twice, nor read a DataFrame again.
         require_uids: Whether stateful operators must have a uid. Not needed if the state is thrown away afterwards.
         on_progress: Takes one-line progress messages.
         on_log: Takes what user functions log and print on the workers. Default: logs and prints it in this process.

@@ -193,6 +193,23 @@ def test_a_run_that_is_tried_again_restores_once(tmp_path: Path) -> None:
         assert attempt.restored.checkpoint_id == 1
 
 
+def test_a_run_that_is_tried_again_starts_from_empty_state_once(tmp_path: Path) -> None:
+    run = {"start_empty": True, "run_id": "run"}
+    poisoned, _ = sunk(tmp_path, fail_at(200))
+    with HarnessAttempt(poisoned, tmp_path, **run) as attempt:
+        attempt.run_epoch()
+        attempt.run_epoch()
+        with pytest.raises(UserFunctionError):
+            attempt.run_epoch()
+    graph, sink = sunk(tmp_path)
+    with HarnessAttempt(graph, tmp_path, **run) as attempt:
+        while not attempt.finished:
+            attempt.run_epoch()
+    assert sink.rows() == sorted(RECORDS)
+    with HarnessAttempt(graph, tmp_path, start_empty=True, run_id="another run") as attempt:
+        assert attempt.restored is None
+
+
 # --- two attempts at once ---------------------------------------------------------------------------------------------
 
 
