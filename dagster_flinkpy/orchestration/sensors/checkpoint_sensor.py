@@ -171,19 +171,20 @@ def build_checkpoint_sensor(
         from dagster_flinkpy.orchestration.sensors.checkpoint_requests import CheckpointRequests
 
         asked = CheckpointRequests(context.cursor, f"Dagster sensor {sensor_name}")
-        requests, reasons, time = [], [], LookTime(len(targets))
-        for target, job in zip(targets, jobs, strict=True):
+        time, job_names = LookTime(len(targets)), {t.job_id: job.name for t, job in zip(targets, jobs, strict=True)}
+
+        def decide(target: FlinkTarget) -> RunRequest | str:
             most = time.share()
             status = _status(target, context.instance, storage)
             if reason := reason_to_wait(status, policies[target.job_id], current_millis()):
-                reasons.append(reason)
-            elif status.runs_on is not None:
-                reasons.append(asked.ask(storage.child(target.job_id), target.job_id, status.runs_on))
-            elif reason := looks[target.job_id].reason_to_wait(storage.child(target.job_id), context.instance, most):
-                reasons.append(reason)
-            else:
-                requests.append(_request(target, context.instance, status, job.name))
-        return tick_result(context, requests, reasons, str(asked))
+                return reason
+            if status.runs_on is not None:
+                return asked.ask(storage.child(target.job_id), target.job_id, status.runs_on)
+            if reason := looks[target.job_id].reason_to_wait(storage.child(target.job_id), context.instance, most):
+                return reason
+            return _request(target, context.instance, status, job_names[target.job_id])
+
+        return tick_result(context, targets, decide, asked)
 
     return checkpoint_sensor
 

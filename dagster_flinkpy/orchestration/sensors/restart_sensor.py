@@ -179,11 +179,13 @@ def build_restart_sensor(
         description="Restarts each job whose last run failed, according to the restart strategy.",
     )
     def restart_sensor(context: SensorEvaluationContext) -> SensorResult:
-        requests, reasons = [], []
         chosen = strategy or default_strategy()
-        histories = [JobHistory.of(context.instance, target) for target in targets]
-        failed = [history.target.job_id for history in histories if history.failed]
-        for history, target, job in zip(histories, targets, jobs, strict=True):
+        histories = {target.job_id: JobHistory.of(context.instance, target) for target in targets}
+        failed = [job_id for job_id, history in histories.items() if history.failed]
+        job_names = {target.job_id: job.name for target, job in zip(targets, jobs, strict=True)}
+
+        def decide(target: FlinkTarget) -> RunRequest | str:
+            history = histories[target.job_id]
             answer = next_restart(
                 target,
                 history.runs,
@@ -193,12 +195,12 @@ def build_restart_sensor(
                 planned=ended_as_planned(context.instance, target),
                 waits_for=failed[0] if failed and not history.reached else None,
             )
-            if isinstance(answer, Restart):
-                context.log.info(f"Job {target.job_id}: {answer.reason}")
-                requests.append(restart_request(context.instance, target, answer, job.name))
-            else:
-                reasons.append(answer)
-        return tick_result(context, requests, reasons)
+            if isinstance(answer, str):
+                return answer
+            context.log.info(f"Job {target.job_id}: {answer.reason}")
+            return restart_request(context.instance, target, answer, job_names[target.job_id])
+
+        return tick_result(context, targets, decide)
 
     return restart_sensor
 

@@ -107,15 +107,14 @@ def build_supervising_sensor(
     )
     def supervising_sensor(context: SensorEvaluationContext) -> SensorResult:
         storage = getattr(context.resources, checkpoint_storage_resource_key).location()
-        requests, reasons = [], []
-        for target, job in zip(targets, jobs, strict=True):
-            reason = _reason_to_leave(target, context.instance, storage.child(target.job_id))
-            answer = reason or _start(target, context.instance, strategy, job.name, config, tags or {})
-            if isinstance(answer, RunRequest):
-                requests.append(answer)
-            else:
-                reasons.append(answer)
-        return tick_result(context, requests, reasons)
+        job_names = {target.job_id: job.name for target, job in zip(targets, jobs, strict=True)}
+
+        def decide(target: FlinkTarget) -> RunRequest | str:
+            if reason := _reason_to_leave(target, context.instance, storage.child(target.job_id)):
+                return reason
+            return _start(target, context.instance, strategy, job_names[target.job_id], config, tags or {})
+
+        return tick_result(context, targets, decide)
 
     return supervising_sensor
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
 from dagster import AssetKey, AssetsDefinition, RunRequest, SensorEvaluationContext, SensorResult
 
-from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.errors import ConfigurationError, add_note, message_of
 from dagster_flinkpy.orchestration.dagster_internals import UnresolvedAssetJobDefinition
 from dagster_flinkpy.orchestration.flink_job import FlinkJob, dagster_name
 from dagster_flinkpy.orchestration.job_assets import asset_job, job_of
@@ -72,18 +72,45 @@ def _target(assets: AssetsDefinition, builder: str) -> FlinkTarget:
 
 
 def tick_result(
-    context: SensorEvaluationContext, requests: Sequence[RunRequest], reasons: Sequence[str], cursor: str | None = None
+    context: SensorEvaluationContext,
+    targets: Sequence[FlinkTarget],
+    decide: Callable[[FlinkTarget], RunRequest | str],
+    cursor: object = None,
 ) -> SensorResult:
-    """Returns the result of a tick. Dagster shows why a tick is skipped; if others get runs, the tick's log says it.
+    """Decides about each job, and returns the result of the tick.
+
+    Dagster shows why a tick is skipped; if others get runs, the tick's log says it. A job about which nothing can be
+    decided does not keep the others from their runs. Its error is in the tick's log, and a tick that does nothing for
+    the others fails with it.
 
     Args:
         context: The context of the tick.
-        requests: The runs to start.
-        reasons: Why the other jobs get no run, in words for people.
-        cursor: What the next tick is told. Default: nothing.
+        targets: The jobs.
+        decide: Returns the run to start for a job, or why there is none, in words for people.
+        cursor: Its text is what the next tick is told. Default: nothing.
+
+    Raises:
+        Exception: What `decide` has raised, if there is nothing else to do.
     """
+    before = str(cursor)
+    requests, reasons, errors = list[RunRequest](), list[str](), list[Exception]()
+    for target in targets:
+        try:
+            decided = decide(target)
+        except Exception as error:  # also those of conditions that users write
+            errors.append(error)
+            decided = f"Job {target.job_id}: {type(error).__name__}: {message_of(error)}"
+            context.log.error(decided)
+        if isinstance(decided, RunRequest):
+            requests.append(decided)
+        else:
+            reasons.append(decided)
+    if errors and not requests and str(cursor) == before:  # a tick that fails forgets its cursor
+        add_note(errors[0], " ".join(reasons))
+        raise errors[0]
+    told = None if cursor is None else str(cursor)
     if not requests:
-        return SensorResult(skip_reason=" ".join(reasons), cursor=cursor)
+        return SensorResult(skip_reason=" ".join(reasons), cursor=told)
     for reason in reasons:
         context.log.info(reason)
-    return SensorResult(run_requests=requests, cursor=cursor)
+    return SensorResult(run_requests=requests, cursor=told)

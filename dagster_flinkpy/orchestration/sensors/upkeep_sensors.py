@@ -106,25 +106,23 @@ def build_savepoint_sensor(
 
         storage = getattr(context.resources, checkpoint_storage_resource_key).location()
         cursor, now_ms = _Cursor.parse(context.cursor), current_millis()
-        requests, reasons = [], []
-        for target in targets:
+
+        def decide(target: FlinkTarget) -> RunRequest | str:
             latest = CompletedCheckpointStore(storage.child(target.job_id).open()).latest()
             asked = _AskedSavepoint.find(context.instance, target, latest, cursor.jobs.get(target.job_id))
-            reason = _no_savepoint(target, latest, asked, interval, condition, now_ms)
+            if reason := _no_savepoint(target, latest, asked, interval, condition, now_ms):
+                return reason
             found = active_runs(context.instance, target.job_id, target.keys)
-            runs = [run for run in found if not runs_on(run, target.dagster_name)]
-            if reason is None and runs:
-                reason = f"Job {target.job_id}: run {runs[0].run_id} is still working on it."
-            if reason is not None:
-                reasons.append(reason)
-                continue
+            if runs := [run for run in found if not runs_on(run, target.dagster_name)]:
+                return f"Job {target.job_id}: run {runs[0].run_id} is still working on it."
             assert latest is not None
             tries = 1 + (asked.tries if asked is not None and asked.is_to_be_tried_again else 0)
-            cursor.jobs[target.job_id] = {"checkpoint_id": latest.checkpoint_id, "at_ms": now_ms, "tries": tries}
             tags = _savepoint_of(target, latest.checkpoint_id)
             what = f"of-{latest.checkpoint_id}-{1 + context.instance.get_runs_count(RunsFilter(tags=tags))}"
-            requests.append(_request(target, by_name, "savepoint", what, config or SavepointConfig(), tags))
-        return tick_result(context, requests, reasons, str(cursor))
+            cursor.jobs[target.job_id] = {"checkpoint_id": latest.checkpoint_id, "at_ms": now_ms, "tries": tries}
+            return _request(target, by_name, "savepoint", what, config or SavepointConfig(), tags)
+
+        return tick_result(context, targets, decide, cursor)
 
     return savepoint_sensor
 
@@ -182,16 +180,16 @@ def build_retention_sensor(
     )
     def retention_sensor(context: SensorEvaluationContext) -> SensorResult:
         cursor, now_ms = _Cursor.parse(context.cursor), current_millis()
-        requests, reasons = [], []
-        for target in targets:
+
+        def decide(target: FlinkTarget) -> RunRequest | str:
             last = cursor.jobs.get(target.job_id)
             left = None if last is None else _left(last["at_ms"], interval, now_ms)
             if left is not None:
-                reasons.append(f"Job {target.job_id}: the next sweep is due in {left}.")
-                continue
+                return f"Job {target.job_id}: the next sweep is due in {left}."
             cursor.jobs[target.job_id] = {"at_ms": now_ms}
-            requests.append(_request(target, by_name, "sweep", f"at-{now_ms}", config or SweepConfig(), {}))
-        return tick_result(context, requests, reasons, str(cursor))
+            return _request(target, by_name, "sweep", f"at-{now_ms}", config or SweepConfig(), {})
+
+        return tick_result(context, targets, decide, cursor)
 
     return retention_sensor
 

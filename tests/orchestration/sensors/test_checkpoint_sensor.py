@@ -266,6 +266,47 @@ def test_each_job_has_its_own_checkpoints(tmp_path: Path, tick: Any, capsys: pyt
     assert "both.b is finished" in tick(sensor).skip_message
 
 
+def test_a_job_whose_store_has_an_error_does_not_keep_others_from_their_runs(
+    tmp_path: Path, tick: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assets = [a for name in "ab" for a in flink_assets(parts(tmp_path / "tables", name), name=f"both.{name}")]
+    sensor = build_checkpoint_sensor(assets, name="trigger", interval=MINUTE)
+    complete(tmp_path, 2, job="both.a")
+    complete(tmp_path, 4, job="both.b")
+    (tmp_path / "checkpoints/both.a/HEAD").write_text("{")
+    [request] = tick(sensor).run_requests
+    assert request.run_key == "both.b-5-1"
+    assert "Job both.a: CorruptMetadataError: " in capsys.readouterr().err
+    complete(tmp_path, 5, job="both.b", end=True)
+    with pytest.raises(CorruptMetadataError, match=r"both\.a/HEAD") as raised:
+        tick(sensor)
+    assert "Job both.b is finished" in "".join(raised.value.__notes__)
+
+
+def test_a_job_that_was_asked_for_a_checkpoint_beside_an_error_is_not_asked_again(
+    tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any]
+) -> None:
+    assets = [a for name in "ab" for a in flink_assets(parts(tmp_path / "tables", name), name=f"both.{name}")]
+    sensor = build_checkpoint_sensor(assets, name="trigger", interval=MINUTE)
+    complete(tmp_path, 2, job="both.a")
+    (tmp_path / "checkpoints/both.a/HEAD").write_text("{")
+    runs_on = {"ops": {"both_b": {"config": {"epochs": 0}}}}
+    run = create_run_for_test(instance, tags={JOB_TAG: "both.b"}, status=DagsterRunStatus.STARTED, run_config=runs_on)
+    storage = {"checkpoint_storage": resources["checkpoint_storage"]}
+    store = CompletedCheckpointStore(storage["checkpoint_storage"].location().child("both.b").open())
+    store.begin_attempt("the run", time.time_ns() // 1_000_000, timedelta(hours=1), led_by=run.run_id)
+
+    def evaluate(cursor: str | None) -> SensorExecutionData:
+        return sensor.evaluate_tick(build_sensor_context(instance, cursor=cursor, resources=storage))
+
+    first = evaluate(None)
+    assert f"Job both.b: run {run.run_id} is asked for a checkpoint." in (first.skip_message or "")
+    assert "Job both.a: CorruptMetadataError" in (first.skip_message or "")
+    with pytest.raises(CorruptMetadataError) as raised:
+        evaluate(first.cursor)
+    assert "was asked for a checkpoint" in "".join(raised.value.__notes__)
+
+
 def test_takes_the_interval_of_the_program(tmp_path: Path, tick: Any) -> None:
     env = word_count(tmp_path / "table", ["a"]).enable_checkpointing(5_000_000)
     sensor = build_checkpoint_sensor(flink_assets(env, name="words"))
