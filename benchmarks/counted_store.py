@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 
 from dagster_flinkpy.errors import ObjectNotFoundError, PreconditionFailedError
-from dagster_flinkpy.storage.object_store import ObjectInfo, ObjectStore, UploadedPart, UploadInfo, resolve_key
+from dagster_flinkpy.storage.object_store import ObjectInfo, ObjectStore, UploadedPart, UploadInfo
 
 _PAGE = 1_000
 """How many keys S3 lists, or deletes, in a request."""
@@ -29,14 +29,14 @@ class CountedStore(ObjectStore):
         """Bytes by kind: ``put`` and ``get``."""
 
     def child(self, prefix: str) -> CountedStore:
-        return CountedStore(resolve_key(self._prefix, prefix.rstrip("/")), self)
+        return CountedStore(_join(self._prefix, prefix.rstrip("/")), self)
 
     def beside(self, path: str) -> CountedStore:
-        return CountedStore(resolve_key(self._prefix.rpartition("/")[0], path), self)
+        return CountedStore(_join(self._prefix.rpartition("/")[0], path), self)
 
     def add(self, key: str, size: int) -> None:
         """Has a task write a state file."""
-        key = resolve_key(self._prefix, key)
+        key = _join(self._prefix, key)
         if key not in self.sizes:
             self.sizes[key] = size
 
@@ -46,7 +46,7 @@ class CountedStore(ObjectStore):
     def get(self, key: str) -> tuple[bytes, str]:
         self.requests["get"] += 1
         try:
-            data = self.objects[resolve_key(self._prefix, key)]
+            data = self.objects[_join(self._prefix, key)]
         except KeyError:
             raise ObjectNotFoundError(f"no object {key}") from None
         self.sent["get"] += len(data)
@@ -57,13 +57,13 @@ class CountedStore(ObjectStore):
 
     def head(self, key: str) -> ObjectInfo | None:
         self.requests["get"] += 1
-        path = resolve_key(self._prefix, key)
+        path = _join(self._prefix, key)
         data = self.objects.get(path)
         return None if data is None else ObjectInfo(key, len(data), _etag(data), _LONG_AGO)
 
     def put(self, key: str, data: bytes, *, if_none_match: bool = False, if_match: str | None = None) -> str:
         self.requests["put"] += 1
-        path = resolve_key(self._prefix, key)
+        path = _join(self._prefix, key)
         there = self.objects.get(path)
         if (if_none_match and there is not None) or (if_match is not None and (not there or _etag(there) != if_match)):
             raise PreconditionFailedError(f"the condition on {key} does not hold")
@@ -75,7 +75,7 @@ class CountedStore(ObjectStore):
         self.delete_many([key])
 
     def delete_many(self, keys: Iterable[str]) -> None:
-        gone = [resolve_key(self._prefix, key) for key in keys]
+        gone = [_join(self._prefix, key) for key in keys]
         self.requests["delete"] += -(-len(gone) // _PAGE)
         for path in gone:
             self.objects.pop(path, None)
@@ -116,3 +116,7 @@ class CountedStore(ObjectStore):
 
 def _etag(data: bytes) -> str:
     return hashlib.md5(data, usedforsecurity=False).hexdigest()
+
+
+def _join(prefix: str, path: str) -> str:
+    return f"{prefix}/{path}" if prefix else path

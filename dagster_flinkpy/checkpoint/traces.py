@@ -73,7 +73,7 @@ def head_of_job(store: ObjectStore) -> Head | None:
     raise head_lost(store, traces, "is missing" if found is None else "was lost")
 
 
-def head_lost(store: ObjectStore, traces: Traces, problem: str = "is missing") -> HeadLostError:
+def head_lost(store: ObjectStore, traces: Traces, problem: str) -> HeadLostError:
     """Returns the error for a lost ``HEAD``; its message says how to continue.
 
     Args:

@@ -73,15 +73,15 @@ def restore_drill(
     metadata: CheckpointMetadata,
     store: ObjectStore,
     *,
-    parallelism: Callable[[int], int] = lambda p: p + 1,
     on_read: Callable[[int], None] = lambda subtasks: None,
 ) -> DrillResult:
     """Assigns a checkpoint to another parallelism like a restore, and reads the keyed state of each new subtask.
 
+    An operator gets one subtask more, up to its max parallelism.
+
     Args:
         metadata: The metadata of the checkpoint or savepoint.
         store: The object store, rooted at the prefix that its paths are relative to.
-        parallelism: Maps the parallelism of an operator to another one, which is limited to the max parallelism.
         on_read: Called with the number of further subtasks that have been read, both before and after the change.
 
     Raises:
@@ -90,8 +90,7 @@ def restore_drill(
         CheckpointError: Rows would be lost or duplicated.
     """
     specs = [
-        RestoreTarget(o.uid, max(1, min(parallelism(o.parallelism), o.max_parallelism)), o.max_parallelism)
-        for o in metadata.operators
+        RestoreTarget(o.uid, min(o.parallelism + 1, o.max_parallelism), o.max_parallelism) for o in metadata.operators
     ]
     plan = assign(metadata, specs)
 

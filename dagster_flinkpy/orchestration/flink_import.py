@@ -81,14 +81,12 @@ def import_savepoint(
     )
 
 
-def import_targets(
-    graph: JobGraph, declared: Mapping[str, Iterable[StateDescriptor]] | None = None
-) -> list[ImportTarget]:
+def import_targets(graph: JobGraph, declared: Mapping[str, Iterable[StateDescriptor]] | None) -> list[ImportTarget]:
     """Returns the operators of a program with the state that they declare. Functions are opened in this process.
 
     Args:
         graph: The program.
-        declared: Descriptors of further state by uid. Default: none.
+        declared: Descriptors of further state by uid.
 
     Raises:
         UserFunctionError: A function cannot be opened here.

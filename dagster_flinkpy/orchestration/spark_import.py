@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from dagster_flinkpy.datastream.checkpointing.state_recovery import NonRestoredState
-from dagster_flinkpy.datastream.state import StateDescriptor
 from dagster_flinkpy.orchestration.flink_import import import_targets
 from dagster_flinkpy.orchestration.flink_job import Environment, flink_job
 from dagster_flinkpy.state_processor.import_report import ImportReport
@@ -27,7 +26,6 @@ def import_spark_checkpoint(
     target: StorageLocation,
     *,
     mapping: Mapping[str, str] | None = None,
-    declared: Mapping[str, Iterable[StateDescriptor]] | None = None,
     allow_non_restored_state: NonRestoredState = False,
     on_progress: Callable[[str], None] = lambda line: None,
 ) -> ImportReport:
@@ -44,8 +42,6 @@ def import_spark_checkpoint(
             ``UID`` or ``UID:STATE`` of the program, and from ``sources/N`` to the uid of a source. Default: variables
             of ``transformWithState``, and columns of aggregations, become state with their name; a query with one
             source goes on in a program with one.
-        declared: Descriptors of further state by uid: of state that functions do not ask for in ``open()``. Default:
-            none.
         allow_non_restored_state: Whether to leave behind state that cannot be imported: True for any, or the ids of
             Spark's operators, and ``sources/N``, whose state may be. Default: it is an error.
         on_progress: Receives one-line messages.
@@ -62,7 +58,7 @@ def import_spark_checkpoint(
     return import_spark_state(
         SparkCheckpoint(source, session),
         target,
-        import_targets(flink_job(program, "import").graph, declared),
+        import_targets(flink_job(program, "import").graph, None),
         mapping=mapping,
         allow_non_restored_state=allow_non_restored_state,
         on_progress=on_progress,

@@ -7,7 +7,6 @@ from dagster_flinkpy.storage.object_store import (
     UploadedPart,
     UploadInfo,
     check_relative,
-    resolve_key,
 )
 
 __all__ = [
@@ -17,6 +16,5 @@ __all__ = [
     "UploadInfo",
     "UploadedPart",
     "check_relative",
-    "resolve_key",
     "warn_if_relative",
 ]

@@ -105,8 +105,8 @@ def acquire(
     ttl: timedelta,
     now_ms: int,
     *,
-    above: int = 0,
-    led_by: str = "",
+    above: int,
+    led_by: str,
     after: Leader | None = None,
     take_over: bool = True,
 ) -> Leader:

@@ -20,7 +20,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import BinaryIO
 
-from dagster_flinkpy.common.clock import current_millis, datetime_of_millis
+from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.errors import (
     ConfigurationError,
     ObjectNotFoundError,
@@ -201,10 +201,7 @@ class LocalObjectStore(ObjectStore):
                 for name, uploads in _scan(Path(directory, HIDDEN, "uploads")):
                     key = Path(directory, name).relative_to(self._root).as_posix()
                     if key.startswith(prefix):
-                        found += [
-                            UploadInfo(key, upload.name, datetime_of_millis(int(upload.name.partition("-")[0])))
-                            for _, upload in _scan(Path(uploads.path))
-                        ]
+                        found += [UploadInfo(key, upload.name) for _, upload in _scan(Path(uploads.path))]
         return iter(sorted(found, key=lambda upload: (upload.key, upload.upload_id)))
 
     def child(self, prefix: str) -> LocalObjectStore:

@@ -20,7 +20,7 @@ from dagster_flinkpy.errors import (
 )
 from dagster_flinkpy.json_records import ArrayRecord
 
-__all__ = ["ObjectInfo", "ObjectStore", "UploadInfo", "UploadedPart", "check_prefix", "check_relative", "resolve_key"]
+__all__ = ["ObjectInfo", "ObjectStore", "UploadInfo", "UploadedPart", "check_prefix", "check_relative"]
 
 P = ParamSpec("P")
 _BAD_KEY = re.compile(r"[\\\x00-\x1f\ud800-\udc7f\udd00-\udfff]|(?:^|/)\.{0,2}(?:/|\Z)")
@@ -49,8 +49,6 @@ class UploadInfo:
     key: str
     """The key, relative to the root of the queried store."""
     upload_id: str
-    initiated: datetime
-    """When the upload began, with time zone."""
 
 
 class UploadedPart(ArrayRecord, frozen=True):
@@ -291,17 +289,3 @@ def check_prefix(prefix: str) -> str:
     """Returns ``prefix`` if keys can start with it: '', a folder with its slash, or the beginning of a name."""
     check_relative(prefix + "x")
     return prefix
-
-
-def resolve_key(base_prefix: str, relative: str) -> str:
-    """Joins a path read from metadata to the prefix it belongs to.
-
-    Args:
-        base_prefix: A prefix inside the store, with or without a slash at the end; '' is the root.
-        relative: The path in the metadata.
-
-    Raises:
-        PathEscapesPrefixError: ``relative`` could lead out of ``base_prefix``.
-    """
-    base = base_prefix.rstrip("/")
-    return f"{check_relative(base)}/{check_relative(relative)}" if base else check_relative(relative)

@@ -315,7 +315,7 @@ class S3ObjectStore(ObjectStore):
         with self._translated("s3:ListBucketMultipartUploads", prefix):
             for page in pages:
                 for found in page.get("Uploads", ()):
-                    yield UploadInfo(found["Key"].removeprefix(self._root), found["UploadId"], found["Initiated"])
+                    yield UploadInfo(found["Key"].removeprefix(self._root), found["UploadId"])
 
     def child(self, prefix: str) -> S3ObjectStore:
         """See ``ObjectStore``."""

@@ -124,11 +124,11 @@ def test_two_attempts_of_the_same_name_and_millisecond_differ(objects: Unreliabl
     class Race(LocalObjectStore):
         def put(self, key: str, data: bytes, *, if_none_match: bool = False, if_match: str | None = None) -> str:
             if not winners:
-                winners.append(lease.acquire(plain, "run", timedelta(minutes=1), NOW))
+                winners.append(lease.acquire(plain, "run", timedelta(minutes=1), NOW, above=0, led_by=""))
             return super().put(key, data, if_none_match=if_none_match, if_match=if_match)
 
     winners: list[lease.Leader] = []
-    loser = lease.acquire(Race(plain.url.removeprefix("file://")), "run", timedelta(minutes=1), NOW)
+    loser = lease.acquire(Race(plain.url.removeprefix("file://")), "run", timedelta(minutes=1), NOW, above=0, led_by="")
     assert (winners[0].token, loser.token) == (1, 2)
     with pytest.raises(FencedError):
         lease.check(plain, winners[0])

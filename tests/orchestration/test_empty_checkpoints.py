@@ -201,7 +201,7 @@ def test_no_input_no_run(deployment: Deployment) -> None:
 def test_a_checkpoint_that_is_not_known_to_be_committed_is_work(deployment: Deployment) -> None:
     assert deployment.run().success
     store = deployment.job.open()
-    leader = lease.acquire(store, "a run that dies", timedelta(0), 0)
+    leader = lease.acquire(store, "a run that dies", timedelta(0), 0, above=0, led_by="")
     lease.release(store, leader, committed=0)
     assert deployment.tick() is None
 
@@ -209,7 +209,9 @@ def test_a_checkpoint_that_is_not_known_to_be_committed_is_work(deployment: Depl
 def test_a_request_that_waits_is_work(deployment: Deployment) -> None:
     assert deployment.run().success
     store = deployment.job.open()
-    leader = lease.acquire(store, "a run that dies", timedelta(minutes=1), waiting_look.current_millis())
+    leader = lease.acquire(
+        store, "a run that dies", timedelta(minutes=1), waiting_look.current_millis(), above=0, led_by=""
+    )
     JobRequests(deployment.job, "a test").submit(Order(RequestKind.SAVEPOINT))
     lease.release(store, leader)
     assert deployment.tick() is None

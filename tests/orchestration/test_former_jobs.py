@@ -65,7 +65,7 @@ def test_the_message_says_how_to_join_them(tmp_path: Path, run: Any) -> None:
 def test_what_is_not_committed_would_be_lost_in_a_savepoint(tmp_path: Path, run: Any) -> None:
     run("both.a", "a")
     store = StorageLocation(str(tmp_path / "checkpoints/both.a")).open()
-    leader = lease.acquire(store, "dies before it commits", timedelta(0), 0)
+    leader = lease.acquire(store, "dies before it commits", timedelta(0), 0, above=0, led_by="")
     lease.release(store, leader, committed=0)
     refused = run("both", "a", "b")
     assert "name it after its job" in refused

@@ -15,7 +15,7 @@ from dagster_flinkpy.errors import (
     StorageError,
     UploadNotFoundError,
 )
-from dagster_flinkpy.storage.object_store import ObjectInfo, ObjectStore, UploadedPart, UploadInfo, resolve_key
+from dagster_flinkpy.storage.object_store import ObjectInfo, ObjectStore, UploadedPart, UploadInfo, check_relative
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -84,13 +84,13 @@ class SimulatedStore(ObjectStore):
         self._prefix = prefix.rstrip("/")
 
     def _key(self, key: str) -> str:
-        return resolve_key(self._prefix, key)
+        return f"{self._prefix}/{check_relative(key)}" if self._prefix else check_relative(key)
 
     def child(self, prefix: str) -> SimulatedStore:
         return SimulatedStore(self._world, self._key(prefix.rstrip("/")))
 
     def beside(self, path: str) -> SimulatedStore:
-        return SimulatedStore(self._world, resolve_key(self._prefix.rpartition("/")[0], path))
+        return SimulatedStore(self._world, f"{self._prefix.rpartition('/')[0]}/{check_relative(path)}".lstrip("/"))
 
     def probe(self) -> None:
         """Does nothing: the simulated store honours conditions."""
@@ -201,7 +201,7 @@ class SimulatedStore(ObjectStore):
 
         def names(before_ms: int | None) -> list[UploadInfo]:
             found = [
-                UploadInfo(upload.key[len(root) :], upload_id, _time(upload.initiated_ms))
+                UploadInfo(upload.key[len(root) :], upload_id)
                 for upload_id, upload in self._bucket.uploads.items()
                 if upload.key.startswith(root + prefix) and (before_ms is None or upload.initiated_ms < before_ms)
             ]

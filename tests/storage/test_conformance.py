@@ -312,7 +312,6 @@ def test_an_upload_is_invisible_until_complete(store: ObjectStore) -> None:
     assert list(store.list_folders()) == []
     (staged,) = store.list_uploads()
     assert (staged.key, staged.upload_id) == ("d/k", upload)
-    assert abs(datetime.now(timezone.utc) - staged.initiated) < timedelta(minutes=2)
 
     store.complete_upload("d/k", upload, [second, first])
     assert store.get("d/k")[0] == b"x" * PART + b"end"

@@ -368,7 +368,7 @@ def test_one_that_is_up_for_a_retry_is_not_waited_for(turns: Turns) -> None:
 
 def test_who_leads_the_job_is_waited_for_although_its_step_began_later(turns: Turns, clock: Clock) -> None:
     mine, younger = turns.run(), turns.run()
-    leader = lease.acquire(turns.store, "another run", timedelta(minutes=11), 10**14, led_by=younger.run_id)
+    leader = lease.acquire(turns.store, "another run", timedelta(minutes=11), 10**14, led_by=younger.run_id, above=0)
 
     def then() -> None:
         if clock.slept == 3:
@@ -416,7 +416,7 @@ def test_so_is_one_that_never_begins_but_not_while_one_before_it_works(
     waits = turns.backfill_run(KEYS[1], begun=False, status=DagsterRunStatus.NOT_STARTED)
     mine = turns.backfill_run(KEYS[2])
     now = time.time_ns() // 1_000_000
-    lease.acquire(turns.store, "another run", timedelta(seconds=200), now, led_by=at_work.run_id)
+    lease.acquire(turns.store, "another run", timedelta(seconds=200), now, led_by=at_work.run_id, above=0)
     with pytest.raises(
         RestoreError, match=f"whose run {waits.run_id} of this backfill does not begin: it is NOT_START"
     ):
