@@ -8,8 +8,6 @@ earlier releases stored as ``Types.BIG_DEC()`` may become any decimal.
 from __future__ import annotations
 
 import itertools
-import json
-import re
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -19,6 +17,7 @@ import pyarrow as pa
 from dagster_flinkpy.common.arrow_columns import with_elements
 from dagster_flinkpy.common.basic_type_info import BIG_DEC_JSON, StoredBigDecTypeInfo
 from dagster_flinkpy.common.decimals import as_stored_before
+from dagster_flinkpy.common.type_information import Json
 from dagster_flinkpy.common.typeinfo import (
     BasicTypeInfo,
     DecimalTypeInfo,
@@ -87,10 +86,10 @@ def can_evolve(stored: TypeInformation, declared: TypeInformation) -> bool:
     return False
 
 
-def read_alike(stored: Any, declared: TypeInformation) -> bool:
+def read_alike(stored: Json, declared: TypeInformation) -> bool:
     """Returns whether what was stored is read as what it was, if both types have the same Arrow type.
 
-    Pickled values are bytes, and ``Types.BIG_DEC()`` is text, in Arrow.
+    Pickled values are bytes, and ``Types.BIG_DEC()`` is text, in Arrow. Fields of rows may change their order.
 
     Args:
         stored: The type of the stored values as JSON.
@@ -99,9 +98,14 @@ def read_alike(stored: Any, declared: TypeInformation) -> bool:
     return _hidden(stored) == _hidden(declared.to_json())
 
 
-def _hidden(description: Any) -> list[str]:
-    """Returns the parts of a type that have the Arrow type of another one, sorted: fields may change their order."""
-    return sorted(re.findall(f'"type": "(PICKLED_BYTE_ARRAY|{BIG_DEC_JSON})"', json.dumps(description)))
+def _hidden(description: Json, path: str = "") -> list[tuple[str, str]]:
+    """Returns the parts of a type that have the Arrow type of another one, each with the names of what it is in."""
+    if description["type"] in ("PICKLED_BYTE_ARRAY", BIG_DEC_JSON):
+        return [(path, description["type"])]
+    fields = description.get("fields", ())
+    parts = dict(zip(description.get("names") or [f"f{i}" for i in range(len(fields))], fields, strict=True))
+    parts |= {name: description[name] for name in ("element", "key", "value") if name in description}
+    return sorted(found for name, part in parts.items() for found in _hidden(part, f"{path}/{name}"))
 
 
 def describe_evolution(stored: TypeInformation, declared: TypeInformation, name: str = "") -> list[str]:

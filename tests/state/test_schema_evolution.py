@@ -14,7 +14,7 @@ from dagster_flinkpy.errors import CorruptStateError, StateSchemaError
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state.handles import KeyedSnapshot
 from dagster_flinkpy.state.reader import read_table
-from dagster_flinkpy.state.schema_evolution import can_evolve, evolve
+from dagster_flinkpy.state.schema_evolution import can_evolve, evolve, read_alike
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.state.conftest import MakeBackend, touch
 
@@ -227,3 +227,26 @@ def test_state_that_is_restored_and_not_touched_has_the_new_type(make_backend: M
     unbound.get_state(ValueStateDescriptor("state", LONG))
     (table,) = unbound.snapshot().tables
     assert (table.value, table.runs[0].value_types) == (LONG.to_json(), (INT.to_json(),))
+
+
+PICKLED, BINARY, DECIMAL = Types.PICKLED_BYTE_ARRAY(), Types.PRIMITIVE_ARRAY(Types.BYTE()), Types.BIG_DEC()
+SWAPPED = named(a=BINARY, b=PICKLED)
+
+
+@pytest.mark.parametrize(
+    ("stored", "declared", "alike"),
+    [
+        (named(a=PICKLED, b=BINARY), named(a=PICKLED, b=BINARY), True),
+        (named(a=PICKLED, b=BINARY), named(b=BINARY, a=PICKLED), True),
+        (named(a=PICKLED, b=BINARY), SWAPPED, False),
+        (Types.LIST(named(a=PICKLED, b=BINARY)), Types.LIST(SWAPPED), False),
+        (Types.TUPLE([PICKLED, BINARY]), Types.ROW([PICKLED, BINARY]), True),
+        (Types.TUPLE([DECIMAL, STRING]), Types.TUPLE([STRING, DECIMAL]), False),
+        (Types.MAP(STRING, DECIMAL), Types.MAP(DECIMAL, STRING), False),
+        (Types.LIST(DECIMAL), Types.BASIC_ARRAY(DECIMAL), True),
+    ],
+)
+def test_what_has_one_arrow_type_is_told_apart_by_its_field(
+    stored: TypeInformation, declared: TypeInformation, alike: bool
+) -> None:
+    assert read_alike(stored.to_json(), declared) is alike

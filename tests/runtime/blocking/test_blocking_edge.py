@@ -312,3 +312,13 @@ def test_kept_records_are_not_read_as_another_type_that_is_the_same_in_arrow(
     assert other_order.from_arrow(batch.field("value")) == [Row(value=value, n=1)]
     with pytest.raises(InputTypeError, match=r"the blocking edge after 'up' has kept records of .*recompute 'up', too"):
         list(BlockingEdgeSource("up", named[1], location=location).read(split))
+
+
+def test_kept_records_are_not_read_with_the_types_of_two_fields_swapped(tmp_path: Path) -> None:
+    pickled, data = Types.PICKLED_BYTE_ARRAY(), Types.PRIMITIVE_ARRAY(Types.BYTE())
+    before, now = (Types.ROW_NAMED(["a", "b"], kinds) for kinds in ([pickled, data], [data, pickled]))
+    writer = SegmentWriter(StorageLocation(str(tmp_path)).child("up").open(), "s", before)
+    writer.write(before.to_arrow([Row(a={"x": 1}, b=b"1")]), pa.array([7]))
+    split = SourceSplit("1-0", {"segments": writer.finish()})
+    with pytest.raises(InputTypeError, match=r"the blocking edge after 'up' has kept records of"):
+        list(BlockingEdgeSource("up", now, location=StorageLocation(str(tmp_path))).read(split))
