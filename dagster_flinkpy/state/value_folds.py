@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from dagster_flinkpy.common.copies import copied, keeping, taker, taking
@@ -34,22 +34,13 @@ class ValueFold(ABC):
         """Returns what is held, None if nothing was, after a value was added which others may have, too."""
 
     @abstractmethod
-    def add_each(
-        self,
-        keys: TouchedKeys,
-        held: list[Any],
-        seats: Sequence[int],
-        places: Sequence[int],
-        values: Iterable[Any],
-    ) -> None:
+    def add_each(self, keys: TouchedKeys, held: list[Any], each: Iterable[tuple[int, int, Any]]) -> None:
         """Adds values, in order.
 
         Args:
             keys: The keys, of which each becomes the current one.
             held: What each place holds; changed.
-            seats: The seat of the key of each value.
-            places: The place of each value; may repeat.
-            values: Values that nobody else has.
+            each: The seat of the key, the place, which may repeat, and the value, which nobody else has.
         """
 
 
@@ -63,16 +54,9 @@ class _Reduced(ValueFold):
             value = self._take(value)
         return value if held is None else self.merge(held, value)
 
-    def add_each(
-        self,
-        keys: TouchedKeys,
-        held: list[Any],
-        seats: Sequence[int],
-        places: Sequence[int],
-        values: Iterable[Any],
-    ) -> None:
+    def add_each(self, keys: TouchedKeys, held: list[Any], each: Iterable[tuple[int, int, Any]]) -> None:
         reduce, name_fields = self.merge, self._name_fields
-        for keys.seat, place, value in zip(seats, places, values, strict=True):
+        for keys.seat, place, value in each:
             stored = held[place]
             held[place] = name_fields(value) if stored is None else reduce(stored, value)
 
@@ -87,16 +71,9 @@ class _Aggregated(ValueFold):
         held = self._create() if held is None else held
         return self._add(copied(value) if self._changes else value, held)
 
-    def add_each(
-        self,
-        keys: TouchedKeys,
-        held: list[Any],
-        seats: Sequence[int],
-        places: Sequence[int],
-        values: Iterable[Any],
-    ) -> None:
+    def add_each(self, keys: TouchedKeys, held: list[Any], each: Iterable[tuple[int, int, Any]]) -> None:
         add, create = self._add, self._create
-        for keys.seat, place, value in zip(seats, places, values, strict=True):
+        for keys.seat, place, value in each:
             stored = held[place]
             held[place] = add(value, create() if stored is None else stored)
 
@@ -108,15 +85,8 @@ class _Listed(ValueFold):
     def add(self, held: Any, value: Any) -> Any:
         return [value] if held is None else _extended(held, [value])
 
-    def add_each(
-        self,
-        keys: TouchedKeys,
-        held: list[Any],
-        seats: Sequence[int],
-        places: Sequence[int],
-        values: Iterable[Any],
-    ) -> None:
-        for keys.seat, place, value in zip(seats, places, values, strict=True):
+    def add_each(self, keys: TouchedKeys, held: list[Any], each: Iterable[tuple[int, int, Any]]) -> None:
+        for keys.seat, place, value in each:
             elements = held[place]
             if elements is None:
                 held[place] = [value]
